@@ -1,0 +1,1 @@
+"""What a service imports: TableClient and admin verbs."""

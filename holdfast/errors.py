@@ -1,0 +1,90 @@
+"""Every error a user can meet.
+
+HoldfastError
+├── ConfigError              a setting is unknown, malformed or contradicts another
+├── TopicError               a topic is missing or laid out so that state on it would be wrong
+├── DecodeError              the bytes of one record are not what the decoder expects (goes to quarantine)
+├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
+├── StateError               local or logged state is not what it must be
+│   ├── StoreError           a RocksDB store cannot be opened or written
+│   └── ChangelogError       a changelog does not fit: torn, foreign or newer
+├── FencedError              a newer owner of this partition exists; this one must stop writing
+├── BrokerError              Kafka could not be reached or refused, after all retries within the deadline
+├── QueryError               a table query could not be answered
+│   ├── NotReadyError        the owner is still restoring
+│   ├── MovedError           the partition has another owner and one redirect did not find it
+│   ├── OffsetTimeoutError   the owner did not reach the awaited offset in time
+│   ├── NoSuchTableError     no processor of that name in this application
+│   └── AccessError          the endpoint asks for a token or certificate that was not given
+└── DevBrokerError           the local development broker could not be set up or started
+"""
+
+from __future__ import annotations
+
+
+class HoldfastError(Exception):
+    """Base of every operating error; bugs are asserts."""
+
+
+class ConfigError(HoldfastError):
+    """A setting is unknown, malformed or contradicts another."""
+
+
+class TopicError(HoldfastError):
+    """A topic is missing or laid out so that state on it would be wrong."""
+
+
+class DecodeError(HoldfastError, ValueError):
+    """The bytes of one record are not what the decoder expects."""
+
+
+class FoldError(HoldfastError):
+    """A fold broke a rule of the framework."""
+
+
+class StateError(HoldfastError):
+    """Local or logged state is not what it must be."""
+
+
+class StoreError(StateError):
+    """A RocksDB store cannot be opened or written."""
+
+
+class ChangelogError(StateError):
+    """A changelog does not fit: torn, foreign or newer."""
+
+
+class FencedError(HoldfastError):
+    """A newer owner of this partition exists; this one must stop writing."""
+
+
+class BrokerError(HoldfastError):
+    """Kafka could not be reached or refused, after all retries within the deadline."""
+
+
+class QueryError(HoldfastError):
+    """A table query could not be answered."""
+
+
+class NotReadyError(QueryError):
+    """The owner is still restoring."""
+
+
+class MovedError(QueryError):
+    """The partition has another owner and one redirect did not find it."""
+
+
+class OffsetTimeoutError(QueryError):
+    """The owner did not reach the awaited offset in time."""
+
+
+class NoSuchTableError(QueryError):
+    """No processor of that name in this application."""
+
+
+class AccessError(QueryError):
+    """The endpoint asks for a token or certificate that was not given."""
+
+
+class DevBrokerError(HoldfastError):
+    """The local development broker could not be set up or started."""

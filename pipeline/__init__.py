@@ -1,0 +1,1 @@
+"""The Spark side: land, replay, verify. Heavy imports stay inside functions."""

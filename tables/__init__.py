@@ -1,0 +1,1 @@
+"""RocksDB tables with a changelog: store, transactional writer, restore, standbys."""
