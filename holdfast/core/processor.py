@@ -1,0 +1,90 @@
+"""What a user declares: a processor is a decoder, a fold and the type of a row. Nothing here runs anything."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any, Generic, Literal, TypeVar
+
+import msgspec
+
+from holdfast.core.rows import Rows
+from holdfast.errors import ConfigError
+
+E = TypeVar("E")
+R = TypeVar("R")
+
+Headers = tuple[tuple[str, bytes | None], ...]
+Input = Literal["value", "key", "headers", "offset"]
+
+_NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+class Emit(msgspec.Struct, frozen=True):
+    """One record a fold sends, in the same Kafka transaction as the rows it changed.
+
+    *partition* None leaves the choice to murmur2 of the key, as Java clients do.
+    """
+
+    topic: str
+    key: str | bytes | None = None
+    value: bytes | None = None
+    headers: Headers = ()
+    partition: int | None = None
+
+
+Emits = Iterable[Emit] | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Processor(Generic[E, R]):
+    """A named, versioned fold of one source topic into a table of rows.
+
+    *decode* gets the *inputs* of a record in that order (only its value unless told otherwise) and returns an event, or raises:
+    then the record goes to quarantine. *fold* gets the rows of the record's partition, the event and the partition's stream time
+    in ms (the highest append time so far); it changes rows and may return or yield what to emit. *on_wake* is called when stream
+    time passes a time set with `rows.wake_at`. All three must be pure: no clock, no chance, no input or output.
+
+    *route* tells queries in which source partition a row key lives, given the partition count; without it a query asks every
+    partition, since only the records' producer knows. `emits` names the topics the fold may emit to, so that they can be created.
+
+    Rows of another *version* are never read: each version has its own table and changelog, built from the log's beginning.
+    """
+
+    name: str
+    source: str
+    decode: Callable[..., E]
+    fold: Callable[[Rows[R], E, int], Emits]
+    row: Any
+    version: int = 1
+    inputs: tuple[Input, ...] = ("value",)
+    on_wake: Callable[[Rows[R], str, int], Emits] | None = None
+    route: Callable[[str, int], int] | None = None
+    emits: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not _NAME.fullmatch(self.name):
+            raise ConfigError(f"processor name {self.name!r}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name")
+        for topic in (self.source, *self.emits):
+            if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+                raise ConfigError(f"processor {self.name}: {topic!r} is not a valid Kafka topic name")
+        if self.version < 1:
+            raise ConfigError(f"processor {self.name}: version {self.version}; versions start at 1")
+        unknown = [name for name in self.inputs if name not in ("value", "key", "headers", "offset")]
+        if unknown or not self.inputs:
+            raise ConfigError(f"processor {self.name}: inputs {self.inputs}; choose from value, key, headers, offset")
+
+    @property
+    def table(self) -> str:
+        """Return the table's name: name and version, so that versions never share state."""
+        return f"{self.name}.v{self.version}"
+
+    def changelog(self, app: str) -> str:
+        """Return the changelog topic of this table in application *app* (Faust's naming)."""
+        return f"{app}-{self.table}-changelog"
+
+    def transactional_id(self, app: str, partition: int) -> str:
+        """Return the id whose epoch fences older owners; one per application, processor and partition."""
+        return f"{app}.{self.name}.{partition}"
