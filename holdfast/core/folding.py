@@ -130,7 +130,7 @@ class Folder(Generic[R]):
                 return
             except MemoryError:
                 raise
-            except Exception:
+            except Exception:  # noqa: BLE001  any failure of user code
                 self.rollback()
         yield from self._careful(fresh)
 
@@ -207,7 +207,7 @@ class Folder(Generic[R]):
             event = self.processor.decode(*inputs)
         except MemoryError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  any failure of user code
             self._refuse(offset, "decode", error)
             return
         self._attempt(rows, offset, "fold", lambda: self.processor.fold(rows, event, self.stream_ms))
@@ -223,7 +223,7 @@ class Folder(Generic[R]):
                 wake_key(key)
         except MemoryError:
             raise
-        except Exception as error:
+        except Exception as error:  # noqa: BLE001  any failure of user code
             rows.undo()
             self._refuse(offset, stage, error)
             return
