@@ -1,0 +1,339 @@
+"""Every setting of holdfast in one typed, frozen object, and where each value came from.
+
+A flag wins over the environment, the environment over the file, the file over the default:
+
+    holdfast --set web_port=7000 ...                 # flag
+    HOLDFAST_WEB_PORT=7000                           # environment; HOLDFAST_WEB_TOKEN_FILE=/run/token reads the value from a file
+    HOLDFAST_KAFKA__SASL_PASSWORD_FILE=/run/password # a Kafka property: upper case, dots to underscores
+    [holdfast]                                       # holdfast.toml
+    web_port = 7000
+    [kafka]
+    "security.protocol" = "SASL_SSL"                 # Kafka's own names, word for word
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import ipaddress
+import math
+import os
+import re
+import socket
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Literal, get_type_hints
+from urllib.parse import urlsplit
+
+from holdfast.config_sources import KAFKA, convert, find_file, read_layers
+from holdfast.errors import ConfigError
+from holdfast.kafka_properties import ALIASES, CONSUMER, MASK, PRODUCER, SHARED, KafkaProperties, check_name, check_value, is_secret
+from holdfast.security import Sasl, check_security, sasl_of, ssl_context_of
+
+if TYPE_CHECKING:
+    from ssl import SSLContext
+
+KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
+DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
+ClientConfig = dict[str, str | int | bool]
+
+_APP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
+_TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
+
+
+def _doc(doc: str, *, low: float | None = None, high: float = math.inf, secret: bool = False) -> dict[str, object]:
+    """Return a setting's meaning and, for numbers, its inclusive range."""
+    return {"doc": doc, "low": low, "high": high, "secret": secret}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SettingRow:
+    """One line of `describe`: secrets are masked, None is a value that is not set."""
+
+    name: str
+    value: str | int | float | bool | None
+    origin: str
+    doc: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Settings:
+    """What every part of holdfast is told; construct it directly in code, or with `load_settings` from the outside world.
+
+    Times are in seconds unless the name says otherwise, sizes in bytes. A Settings that exists is valid: contradictions are
+    ConfigErrors on construction.
+    """
+
+    app: str = field(default="holdfast", metadata=_doc("application id: consumer group, prefix of changelogs and transactional ids"))
+    kafka: Mapping[str, str] = field(default_factory=dict, metadata={"doc": "Kafka properties for every client"})
+    data_dir: Path = field(default=Path(".holdfast/data"), metadata=_doc("folder of the RocksDB stores; one per worker"))
+    instance_id: str | None = field(
+        default=None, metadata=_doc("static membership: a worker that returns under this id within the session keeps its partitions")
+    )
+    standbys: int = field(default=1, metadata=_doc("standby replicas of each table partition", low=0, high=100))
+    replication_factor: int = field(default=1, metadata=_doc("replicas of each topic that holdfast creates", low=1, high=100))
+    coordination_topic: str = field(default="__marshal", metadata=_doc("topic of claims and heartbeats"))
+    compat_view: bool = field(default=False, metadata=_doc("also fold claims as the Go library would, to compare"))
+
+    web_bind: str = field(default="127.0.0.1", metadata=_doc("address the web port listens on"))
+    web_port: int = field(default=6066, metadata=_doc("port of queries, health and metrics", low=1, high=65_535))
+    web_url: str | None = field(
+        default=None, metadata=_doc("URL under which other workers reach this one; default from bind address and port")
+    )
+    web_token: str | None = field(default=None, repr=False, metadata=_doc("shared secret asked of every query", secret=True))
+    web_tls_cert: Path | None = field(default=None, metadata=_doc("PEM certificate of the web port"))
+    web_tls_key: Path | None = field(default=None, metadata=_doc("PEM key of the web port"))
+    web_tls_ca: Path | None = field(default=None, metadata=_doc("PEM authorities of client certificates; turns mutual TLS on"))
+
+    session_timeout_s: float = field(default=10.0, metadata=_doc("a worker silent for this long loses its partitions", low=1, high=1_800))
+    heartbeat_interval_s: float = field(
+        default=0.0, metadata=_doc("group heartbeat; at most a third of the session, default 0.3 of it", low=0, high=600)
+    )
+    rebalance_timeout_s: float = field(default=60.0, metadata=_doc("longest a member may take to rejoin", low=1, high=3_600))
+    request_timeout_s: float = field(default=30.0, metadata=_doc("longest wait for one answer of a broker", low=1, high=300))
+    transaction_timeout_s: float = field(
+        default=15.0, metadata=_doc("the broker aborts a transaction left open for this long", low=1, high=900)
+    )
+    commit_timeout_s: float = field(default=30.0, metadata=_doc("longest wait for a commit, retries included", low=1, high=900))
+    stall_timeout_s: float = field(default=60.0, metadata=_doc("a worker without progress for this long exits", low=1, high=86_400))
+
+    linger_ms: int = field(default=10, metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000))
+    fetch_records: int = field(default=20_000, metadata=_doc("largest batch, in records", low=1, high=1_000_000))
+    fetch_bytes: int = field(default=8 * MIB, metadata=_doc("largest batch, in bytes; 8MiB is understood", low=64 * KIB, high=GIB))
+    inflight_bytes: int = field(default=16 * MIB, metadata=_doc("fetched and not yet applied, per worker", low=64 * KIB, high=16 * GIB))
+    store_cache_bytes: int = field(default=64 * MIB, metadata=_doc("RocksDB block cache, shared by all stores", low=MIB, high=1024 * GIB))
+    store_write_buffer_bytes: int = field(
+        default=64 * MIB, metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB)
+    )
+    cache_rows: int = field(default=200_000, metadata=_doc("decoded rows kept per worker", low=0, high=1_000_000_000))
+    loop: Literal["asyncio", "uvloop"] = field(default="asyncio", metadata=_doc("event loop of the worker"))
+
+    origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
+    """Where values came from, by setting name or "kafka.<property>"; filled by `load_settings`."""
+
+    def __post_init__(self) -> None:
+        names = ((name, check_name(name, self._place(f"kafka.{name}"))) for name in self.kafka)
+        given = {name: check_value(name, self.kafka[spelled], self._place(f"kafka.{name}")) for spelled, name in names}
+        given.setdefault("bootstrap.servers", DEFAULT_BOOTSTRAP_SERVERS)
+        object.__setattr__(self, "kafka", KafkaProperties(given))
+        object.__setattr__(self, "data_dir", Path(self.data_dir))
+        if self.heartbeat_interval_s == 0:
+            object.__setattr__(self, "heartbeat_interval_s", round(self.session_timeout_s * 0.3, 3))
+        if self.web_url is not None:
+            object.__setattr__(self, "web_url", self.web_url.rstrip("/"))
+        for check in _CHECKS:
+            check(self)
+
+    # What other parts ask for
+
+    @property
+    def bootstrap_servers(self) -> str:
+        """Return the brokers to begin with, as host:port,host:port."""
+        return self.kafka["bootstrap.servers"]
+
+    @property
+    def quarantine_topic(self) -> str:
+        """Return the topic of records that could not be decoded or folded."""
+        return f"{self.app}-quarantine"
+
+    @property
+    def workers_topic(self) -> str:
+        """Return the topic in which workers announce what they serve."""
+        return f"{self.app}-workers"
+
+    @property
+    def advertised_url(self) -> str:
+        """Return the URL other workers use for this one: `web_url`, else made from bind address and port."""
+        if self.web_url is not None:
+            return self.web_url
+        host = socket.gethostname() if _is_wildcard(self.web_bind) else self.web_bind
+        host = f"[{host}]" if ":" in host else host
+        return f"{'https' if self.web_tls_cert else 'http'}://{host}:{self.web_port}"
+
+    def client(self, **overrides: str | int | bool) -> ClientConfig:
+        """Return the configuration of a confluent-kafka client: the Kafka properties, a client.id, then *overrides*.
+
+        Properties that only producers (or only consumers) know are included when an override shows that this is one: say
+        `client(**{"transactional.id": ...})` or `client(**{"group.id": ...})`, or call `producer` and `consumer`.
+        """
+        settled = {ALIASES.get(name, name): value for name, value in overrides.items()}
+        wanted = (
+            SHARED | (PRODUCER if settled.keys() & _PRODUCER_ONLY else set()) | (CONSUMER if settled.keys() & _CONSUMER_ONLY else set())
+        )
+        return {"client.id": self.app} | {name: value for name, value in self.kafka.items() if name in wanted} | settled
+
+    def producer(self, **overrides: str | int | bool) -> ClientConfig:
+        """Return `client` with the properties that only producers know."""
+        return self.client() | {name: value for name, value in self.kafka.items() if name in PRODUCER} | overrides
+
+    def consumer(self, **overrides: str | int | bool) -> ClientConfig:
+        """Return `client` with the properties that only consumers know."""
+        return self.client() | {name: value for name, value in self.kafka.items() if name in CONSUMER} | overrides
+
+    def sasl(self) -> Sasl | None:
+        """Return how to authenticate to Kafka, None when it does not ask."""
+        return sasl_of(self.kafka)
+
+    def ssl_context(self) -> SSLContext | None:
+        """Return a TLS context equal to what librdkafka makes of the `ssl.*` properties, None without TLS; reads the PEM files."""
+        return ssl_context_of(self.kafka)
+
+    # What a person asks for
+
+    def origin(self, name: str) -> str:
+        """Return where a setting or "kafka.<property>" got its value: a flag, a variable, a file, or "default".
+
+        >>> Settings(web_port=7000).origin("web_port"), Settings().origin("web_port")
+        ('code', 'default')
+        """
+        if name in self.origins:
+            return self.origins[name]
+        if name.startswith(KAFKA):
+            default = DEFAULT_BOOTSTRAP_SERVERS if name == "kafka.bootstrap.servers" else None
+            return "default" if self.kafka.get(name.removeprefix(KAFKA)) == default else "code"
+        return "default" if getattr(self, name) == getattr(_DEFAULTS, name) else "code"
+
+    def describe(self) -> list[SettingRow]:
+        """Return every setting and every Kafka property that is set, secrets masked, in the order of declaration."""
+        rows = []
+        for declared in fields(self):
+            if declared.name in ("kafka", "origins"):
+                continue
+            value = getattr(self, declared.name)
+            if declared.metadata["secret"] and value is not None:
+                value = MASK
+            shown = str(value) if isinstance(value, Path) else value
+            rows.append(SettingRow(name=declared.name, value=shown, origin=self.origin(declared.name), doc=declared.metadata["doc"]))
+        for name, text in self.kafka.items():
+            shown = MASK if is_secret(name) else text
+            rows.append(SettingRow(name=f"kafka.{name}", value=shown, origin=self.origin(f"kafka.{name}"), doc="Kafka property"))
+        return rows
+
+    def _place(self, *names: str) -> str:
+        """Name settings with where they came from, to begin an error."""
+        return " and ".join(f"{name} ({origin})" if (origin := self.origins.get(name)) else name for name in names)
+
+
+_PRODUCER_ONLY = PRODUCER | {"transactional.id", "transaction.timeout.ms", "enable.idempotence", "linger.ms", "acks"}
+_CONSUMER_ONLY = CONSUMER | {"group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset", "enable.partition.eof"}
+
+
+def _check_ranges(settings: Settings) -> None:
+    for declared in fields(settings):
+        low = declared.metadata.get("low")
+        if low is None:
+            continue
+        high, value = declared.metadata["high"], getattr(settings, declared.name)
+        if isinstance(value, bool) or not isinstance(value, int | float):
+            raise ConfigError(f"{settings._place(declared.name)} must be a number, not {value!r}")
+        if not low <= value <= high:
+            raise ConfigError(f"{settings._place(declared.name)} is {value:g}; the range is {low:g} to {high:g}")
+
+
+def _check_names(settings: Settings) -> None:
+    if not _APP.fullmatch(settings.app):
+        raise ConfigError(
+            f"{settings._place('app')} is {settings.app!r}; use 1 to 100 letters, digits, '.', '_' or '-': it becomes part of topic names"
+        )
+    if not _TOPIC.fullmatch(settings.coordination_topic) or settings.coordination_topic in (".", ".."):
+        raise ConfigError(
+            f"{settings._place('coordination_topic')} is {settings.coordination_topic!r}, which is not a valid Kafka topic name"
+        )
+    if settings.instance_id is not None and not _TOPIC.fullmatch(settings.instance_id):
+        raise ConfigError(f"{settings._place('instance_id')} is {settings.instance_id!r}; use 1 to 249 letters, digits, '.', '_' or '-'")
+    if not all(part.strip() for part in settings.bootstrap_servers.split(",")):
+        raise ConfigError(f"{settings._place('kafka.bootstrap.servers')} is {settings.bootstrap_servers!r}; write host:port,host:port")
+
+
+def _check_times(settings: Settings) -> None:
+    for smaller, larger, why, factor in (
+        ("heartbeat_interval_s", "session_timeout_s", "a worker must be able to miss two heartbeats", 3),
+        ("session_timeout_s", "request_timeout_s", "a request may wait as long as a session", 1),
+        ("commit_timeout_s", "rebalance_timeout_s", "a rebalance waits for the commit in flight", 1),
+        ("commit_timeout_s", "stall_timeout_s", "one slow commit must not end a worker", 1),
+        ("fetch_bytes", "inflight_bytes", "one batch must fit", 1),
+    ):
+        small, large = getattr(settings, smaller), getattr(settings, larger)
+        if small * factor > large:
+            share = "a third of " if factor == 3 else ""
+            raise ConfigError(
+                f"{settings._place(smaller, larger)} are {small:g} and {large:g}: {smaller} may be at most {share}{larger}, since {why}"
+            )
+
+
+def _check_web(settings: Settings) -> None:
+    if (settings.web_tls_cert is None) != (settings.web_tls_key is None):
+        raise ConfigError("web_tls_cert and web_tls_key belong together: set both or none")
+    if settings.web_tls_ca is not None and settings.web_tls_cert is None:
+        raise ConfigError("web_tls_ca asks clients for certificates, which needs TLS: set web_tls_cert and web_tls_key too")
+    token = settings.web_token
+    if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
+        raise ConfigError(f"{settings._place('web_token')} must be visible ASCII without spaces: it travels in a header")
+    if not _is_loopback(settings.web_bind) and token is None and settings.web_tls_ca is None:
+        raise ConfigError(
+            f"{settings._place('web_bind')} is {settings.web_bind}, which others can reach: set web_token (best by HOLDFAST_WEB_TOKEN_FILE) "
+            "or mutual TLS (web_tls_cert, web_tls_key, web_tls_ca), or bind to 127.0.0.1"
+        )
+    if settings.web_url is not None:
+        parts = urlsplit(settings.web_url)
+        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query or parts.fragment:
+            raise ConfigError(f"{settings._place('web_url')} is {settings.web_url!r}; write http://host:port or https://host:port")
+
+
+def _check_loop(settings: Settings) -> None:
+    if settings.loop not in ("asyncio", "uvloop"):
+        raise ConfigError(f"{settings._place('loop')} is {settings.loop!r}; choose asyncio or uvloop")
+    if settings.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
+        raise ConfigError(f"{settings._place('loop')} is uvloop, which is not installed: `pip install uvloop` or use asyncio")
+
+
+def _check_kafka(settings: Settings) -> None:
+    check_security(settings.kafka)
+
+
+_CHECKS: tuple[Callable[[Settings], None], ...] = (_check_ranges, _check_names, _check_times, _check_web, _check_loop, _check_kafka)
+
+
+def _is_wildcard(host: str) -> bool:
+    return host in ("", "0.0.0.0", "::")
+
+
+def _is_loopback(host: str) -> bool:
+    """Tell whether only this machine can reach *host*; a name other than localhost could be anything.
+
+    >>> [_is_loopback(host) for host in ("127.0.0.1", "127.9.9.9", "::1", "localhost", "0.0.0.0", "::", "example.org")]
+    [True, True, True, True, False, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+_DEFAULTS = Settings()
+_DECLARED = {declared.name: declared for declared in fields(Settings) if declared.name not in ("kafka", "origins")}
+
+
+def load_settings(*, flags: Mapping[str, object], env: Mapping[str, str], file: Path | None) -> Settings:
+    """Return the settings these inputs amount to; nothing else is looked at.
+
+    Names in *flags* are settings ("web_port") or Kafka properties ("kafka.security.protocol"); None means the flag was not given.
+
+    >>> settings = load_settings(flags={"app": "shop"}, env={"HOLDFAST_APP": "other", "HOLDFAST_WEB_PORT": "7000"}, file=None)
+    >>> settings.app, settings.web_port, settings.origin("web_port")
+    ('shop', 7000, 'environment HOLDFAST_WEB_PORT')
+    """
+    layer = read_layers(_DECLARED, flags=flags, env=env, file=file)
+    types = get_type_hints(Settings)
+    values = {
+        name: convert(name, given, types[name], secret=_DECLARED[name].metadata["secret"])
+        for name, given in layer.items()
+        if not name.startswith(KAFKA)
+    }
+    kafka = {name.removeprefix(KAFKA): str(given.value) for name, given in layer.items() if name.startswith(KAFKA)}
+    return Settings(**values, kafka=kafka, origins={name: given.origin for name, given in layer.items()})
+
+
+def settings_from_environment(**flags: object) -> Settings:
+    """Return the settings of this process: *flags*, its environment, and the file that HOLDFAST_CONFIG or the current folder offers."""
+    return load_settings(flags=flags, env=os.environ, file=find_file(None, os.environ, Path.cwd()))

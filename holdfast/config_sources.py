@@ -1,0 +1,161 @@
+"""Reads flags, environment and file into one layer of named values, each with the place it came from. Knows names, not meanings."""
+
+from __future__ import annotations
+
+import re
+import tomllib
+from collections.abc import Collection, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from types import NoneType, UnionType
+from typing import Any, get_args
+
+import msgspec
+
+from holdfast.errors import ConfigError
+from holdfast.kafka_properties import check_name, check_value, env_names, suggest
+
+ENV_PREFIX = "HOLDFAST_"
+ENV_KAFKA_PREFIX = "HOLDFAST_KAFKA__"
+ENV_CONFIG = "HOLDFAST_CONFIG"
+RESERVED_ENV = ("HOLDFAST_CONFIG", "HOLDFAST_DEV_", "HOLDFAST_DEMO_", "HOLDFAST_TEST_", "HOLDFAST_BENCH_")
+"""Variables that are not settings: the file's name, and what the development broker, the demo, tests and benchmarks read."""
+
+DEFAULT_FILE = "holdfast.toml"
+KAFKA = "kafka."
+
+_UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
+_SIZE = re.compile(r"\s*(\d+)\s*(KiB|MiB|GiB)?\s*", re.IGNORECASE)
+
+
+@dataclass(frozen=True, slots=True)
+class Given:
+    """A value as it was written, and where."""
+
+    value: object
+    origin: str
+
+
+Layer = dict[str, Given]
+
+
+def find_file(flag: str | Path | None, env: Mapping[str, str], folder: Path) -> Path | None:
+    """Return the file to read: the flag's, else HOLDFAST_CONFIG's, else holdfast.toml in *folder* if there is one."""
+    named = flag or env.get(ENV_CONFIG)
+    if named:
+        return Path(named).expanduser()
+    found = folder / DEFAULT_FILE
+    return found if found.is_file() else None
+
+
+def read_layers(known: Collection[str], *, flags: Mapping[str, object], env: Mapping[str, str], file: Path | None) -> Layer:
+    """Return what was given, the strongest source winning; names are settings or "kafka.<property>". Unknown names are ConfigErrors."""
+    return {**_from_file(known, file), **_from_env(known, env), **_from_flags(known, flags)}
+
+
+def _from_flags(known: Collection[str], flags: Mapping[str, object]) -> Layer:
+    layer = {}
+    for name, value in flags.items():
+        if value is None:
+            continue
+        if name.startswith(KAFKA):
+            name, value = _kafka(name.removeprefix(KAFKA), value, f"flag {name}")
+        elif name not in known:
+            raise ConfigError(f"flag {name}: unknown setting{suggest(name, [*known])}")
+        layer[name] = Given(value, "flag")
+    return layer
+
+
+def _from_file(known: Collection[str], file: Path | None) -> Layer:
+    if file is None:
+        return {}
+    try:
+        document = tomllib.loads(file.read_text("utf-8"))
+    except OSError as error:
+        raise ConfigError(f"file {file}: cannot be read: {error.strerror}") from error
+    except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError
+        raise ConfigError(f"file {file}: is not valid TOML: {error}") from error
+    origin, layer = f"file {file}", {}
+    for table, content in document.items():
+        if table not in ("holdfast", "kafka"):
+            raise ConfigError(
+                f"{origin}: unknown table or key {table}{suggest(table, ['holdfast', 'kafka'])}; settings live in [holdfast], Kafka's own in [kafka]"
+            )
+        if not isinstance(content, dict):
+            raise ConfigError(f"{origin}: {table} must be a table: write [{table}]")
+        for name, value in _flat(content):
+            if table == "kafka":
+                name, value = _kafka(name, value, f"{origin} [kafka]")
+            elif name not in known:
+                raise ConfigError(f"{origin}: unknown setting {name} in [holdfast]{suggest(name, [*known])}")
+            layer[name] = Given(value, origin)
+    return layer
+
+
+def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:
+    """Yield dotted names: `sasl.username = "x"` without quotes is a nested table to TOML, and one property to everyone else."""
+    for name, value in table.items():
+        if isinstance(value, dict):
+            yield from _flat(value, f"{prefix}{name}.")
+        else:
+            yield f"{prefix}{name}", value
+
+
+def _from_env(known: Collection[str], env: Mapping[str, str]) -> Layer:
+    plain = env.get("KAFKA_BOOTSTRAP_SERVERS")
+    layer = {f"{KAFKA}bootstrap.servers": Given(plain, "environment KAFKA_BOOTSTRAP_SERVERS")} if plain else {}
+    spelled = {f"{ENV_PREFIX}{name.upper()}": name for name in known}
+    spelled |= {f"{ENV_KAFKA_PREFIX}{name}": f"{KAFKA}{prop}" for name, prop in env_names().items()}
+    for variable, text in sorted(env.items()):
+        if not variable.startswith(ENV_PREFIX) or variable.startswith(RESERVED_ENV) or not text:
+            continue  # an empty variable is how a compose file says "not set"
+        origin = f"environment {variable}"
+        name, direct = spelled.get(variable), variable
+        if name is None and variable.endswith("_FILE"):
+            direct = variable.removesuffix("_FILE")
+            name = spelled.get(direct)
+        if name is None:
+            raise ConfigError(f"{origin}: unknown setting{suggest(variable, [*spelled])}")
+        if direct != variable:
+            if env.get(direct):
+                raise ConfigError(f"{origin}: {direct} is set as well; keep one of them")
+            text = _secret(Path(text), origin)
+        if name.startswith(KAFKA):
+            name, text = _kafka(name.removeprefix(KAFKA), text, origin)
+        layer[name] = Given(text, origin)
+    return layer
+
+
+def _secret(path: Path, origin: str) -> str:
+    try:
+        text = path.read_text("utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"{origin}: cannot read {path}: {error}") from error
+    if not text:
+        raise ConfigError(f"{origin}: {path} is empty")
+    return text
+
+
+def _kafka(name: str, value: object, place: str) -> tuple[str, str]:
+    name = check_name(name, place)
+    return f"{KAFKA}{name}", check_value(name, value, place)
+
+
+def convert(name: str, given: Given, wanted: Any, *, secret: bool) -> Any:
+    """Return the value in the type the setting has; text from flags and environment is read as that type."""
+    value, options = given.value, get_args(wanted) if isinstance(wanted, UnionType) else (wanted,)
+    if value == "" and NoneType in options:
+        return None
+    if name.endswith("_bytes") and isinstance(value, str) and (size := _SIZE.fullmatch(value)):
+        value = int(size[1]) * _UNITS[(size[2] or "").upper()]
+    try:
+        return msgspec.convert(value, wanted, strict=False, dec_hook=_hook)
+    except (msgspec.ValidationError, ValueError) as error:
+        shown = "the value given" if secret else repr(given.value)
+        raise ConfigError(f"{given.origin}: {name} cannot be {shown}: {error}") from error
+
+
+def _hook(wanted: type, value: object) -> object:
+    if wanted is Path and isinstance(value, str) and value:
+        return Path(value).expanduser()
+    raise ValueError("Expected a path")
