@@ -1,0 +1,248 @@
+"""What a worker counts, and how Prometheus reads it.
+
+Counting is plain attribute arithmetic, once a transaction and never per record; all formatting is done when someone asks. What a
+replica knows itself (position, lag, rows) is read from it at that moment. No label ever holds a row's key or anything a stranger
+can choose.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+
+from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import choose_encoder
+from prometheus_client.registry import Collector
+
+from holdfast.agents.serving import UNKNOWN, Replica, Serving
+from holdfast.clock import Clock, system_clock
+
+COMMIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
+RESTORE_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
+QUERY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
+STALL_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
+STALL_PROBE_S = 0.1
+
+
+class Histogram:
+    """Counts of observations by upper bound, and their sum.
+
+    >>> histogram = Histogram((1.0, 2.0))
+    >>> for seconds in (0.5, 1.0, 3.0): histogram.observe(seconds)
+    >>> histogram.cumulative()
+    [('1.0', 2), ('2.0', 2), ('+Inf', 3)]
+    """
+
+    __slots__ = ("_bounds", "counts", "total")
+
+    def __init__(self, bounds: Sequence[float]) -> None:
+        self._bounds = tuple(bounds)
+        self.counts = [0] * (len(bounds) + 1)
+        self.total = 0.0
+
+    def observe(self, seconds: float) -> None:
+        self.counts[bisect_left(self._bounds, seconds)] += 1
+        self.total += seconds
+
+    def cumulative(self) -> list[tuple[str, int]]:
+        rows, count = [], 0
+        for bound, each in zip((*map(str, self._bounds), "+Inf"), self.counts, strict=True):
+            count += each
+            rows.append((bound, count))
+        return rows
+
+
+class TableMetrics:
+    """Times of one table on this worker."""
+
+    __slots__ = ("commit_s", "restore_s")
+
+    def __init__(self) -> None:
+        self.commit_s, self.restore_s = Histogram(COMMIT_BOUNDS_S), Histogram(RESTORE_BOUNDS_S)
+
+
+class PartitionMetrics:
+    """Counts of one table's partition on this worker since it started; they outlive losing the partition, since counters never go back."""
+
+    __slots__ = ("_table", "emitted", "quarantined", "records", "restored_records", "rows_written", "transactions")
+
+    def __init__(self, table: TableMetrics) -> None:
+        self._table = table
+        self.records = self.transactions = self.rows_written = self.emitted = self.quarantined = self.restored_records = 0
+
+    def committed(self, *, records: int, rows: int, emitted: int, quarantined: int, seconds: float) -> None:
+        """Count one transaction, once it is durable."""
+        self.records += records
+        self.transactions += 1
+        self.rows_written += rows
+        self.emitted += emitted
+        self.quarantined += quarantined
+        self._table.commit_s.observe(seconds)
+
+    def restored(self, *, records: int, seconds: float) -> None:
+        """Count one restore, once the partition is abreast of its changelog."""
+        self.restored_records += records
+        self._table.restore_s.observe(seconds)
+
+
+class Metrics:
+    """Everything one worker counts. Keep what `partition` returns; the other counters are attributes to add to."""
+
+    def __init__(self, app: str, clock: Clock = system_clock) -> None:
+        self.app, self._clock = app, clock
+        self._tables: dict[str, TableMetrics] = {}
+        self._partitions: dict[tuple[str, int], PartitionMetrics] = {}
+        self.rebalances = 0
+        self.fenced = 0
+        self.loop_stall_s = Histogram(STALL_BOUNDS_S)
+        self.queries: Counter[tuple[str, str, str]] = Counter()
+        self._query_s: dict[str, Histogram] = {}
+
+    def partition(self, table: str, partition: int) -> PartitionMetrics:
+        """Return the counters of a partition of *table* (its processor's name)."""
+        found = self._partitions.get((table, partition))
+        if found is None:
+            times = self._tables.setdefault(table, TableMetrics())
+            found = self._partitions[table, partition] = PartitionMetrics(times)
+        return found
+
+    def query(self, table: str, verb: str, outcome: str, seconds: float) -> None:
+        """Count one query; *table* must be a table's name or empty, never what a stranger asked for."""
+        self.queries[table, verb, outcome] += 1
+        histogram = self._query_s.get(verb)
+        if histogram is None:
+            histogram = self._query_s[verb] = Histogram(QUERY_BOUNDS_S)
+        histogram.observe(seconds)
+
+    async def watch_loop(self) -> None:
+        """Measure for ever by how much the event loop is late; run it as a task of whoever owns the loop."""
+        while True:
+            due_s = self._clock.monotonic_s() + STALL_PROBE_S
+            await asyncio.sleep(STALL_PROBE_S)
+            self.loop_stall_s.observe(max(0.0, self._clock.monotonic_s() - due_s))
+
+    # -- what a scrape shows
+
+    def counters(self) -> Iterator[Metric]:
+        """Yield what was counted by partition and for the whole worker."""
+        for name, text, attribute in (
+            ("records_folded", "Source records taken into committed state", "records"),
+            ("transactions", "Kafka transactions committed", "transactions"),
+            ("rows_written", "Rows put or deleted by committed transactions", "rows_written"),
+            ("records_emitted", "Records emitted by folds in committed transactions", "emitted"),
+            ("quarantined", "Records refused and set aside with their reason", "quarantined"),
+            ("restored_records", "Changelog records read by restores", "restored_records"),
+        ):
+            family = CounterMetricFamily(f"holdfast_{name}", text, labels=("table", "partition"))
+            for (table, partition), counts in self._partitions.items():
+                family.add_metric((table, str(partition)), getattr(counts, attribute))
+            yield family
+        yield CounterMetricFamily("holdfast_rebalances", "Assignments this worker has taken up", value=self.rebalances)
+        yield CounterMetricFamily("holdfast_fenced", "Partitions lost because a newer owner fenced this worker", value=self.fenced)
+        queries = CounterMetricFamily("holdfast_queries", "Answered and refused queries", labels=("table", "verb", "outcome"))
+        for labels, count in self.queries.items():
+            queries.add_metric(labels, count)
+        yield queries
+
+    def histograms(self) -> Iterator[Metric]:
+        """Yield the times."""
+        commit = [((table,), times.commit_s) for table, times in self._tables.items()]
+        restore = [((table,), times.restore_s) for table, times in self._tables.items()]
+        query = [((verb,), histogram) for verb, histogram in self._query_s.items()]
+        yield _histogram("commit_seconds", "From the end of folding a batch to its being readable", ("table",), commit)
+        yield _histogram("restore_seconds", "Restores of partitions", ("table",), restore)
+        yield _histogram("query_seconds", "Queries, waiting for an offset included", ("verb",), query)
+        yield _histogram("loop_stall_seconds", "By how much the event loop was late", (), [((), self.loop_stall_s)])
+
+    def exposition(self, serving: Serving, accept: str) -> tuple[bytes, str]:
+        """Return the page for a scraper that accepts *accept*, and its content type."""
+        registry = CollectorRegistry(auto_describe=False)
+        for collector in (ProcessCollector, GCCollector, PlatformCollector):
+            collector(registry=registry)
+        registry.register(_Page(self, serving, self._clock))
+        encoder, content_type = choose_encoder(accept)
+        return encoder(registry), content_type
+
+
+class _Page(Collector):
+    """All families of one scrape, the replicas' own state included."""
+
+    def __init__(self, metrics: Metrics, serving: Serving, clock: Clock) -> None:
+        self._metrics, self._serving, self._now_ms = metrics, serving, clock.now_ms()
+
+    def collect(self) -> Iterable[Metric]:
+        yield GaugeMetricFamily("holdfast_ready", "1 when every assigned partition is serving", value=int(self._serving.unready() is None))
+        replicas = [
+            replica
+            for table in self._serving.tables()
+            for partition in range(self._serving.partitions(table))
+            if (replica := self._serving.lookup(table, partition)) is not None
+        ]
+        yield from self._group(replicas)
+        yield from self._replicas(replicas)
+        yield from self._metrics.counters()
+        yield from self._metrics.histograms()
+
+    def _group(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
+        """The names of kafka_exporter. Several tables may fold one topic: the group is where the slowest of them is."""
+        labels = ("consumergroup", "topic", "partition")
+        offset = GaugeMetricFamily("kafka_consumergroup_current_offset", "Next source offset to fold", labels=labels)
+        lag = GaugeMetricFamily("kafka_consumergroup_lag", "Source records not yet folded", labels=labels)
+        slowest: dict[tuple[str, int], Replica] = {}
+        for replica in replicas:
+            place = (replica.processor.source, replica.partition)
+            if replica.active and (place not in slowest or replica.applied < slowest[place].applied):
+                slowest[place] = replica
+        for (topic, partition), replica in slowest.items():
+            values = (self._metrics.app, topic, str(partition))
+            offset.add_metric(values, replica.applied + 1)
+            if replica.source_end != UNKNOWN:
+                lag.add_metric(values, behind(replica))
+        yield offset
+        yield lag
+
+    def _replicas(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
+        labels = ("table", "partition", "role")
+        serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
+        applied = GaugeMetricFamily("holdfast_applied_offset", "Last source offset in the state, -1 for none", labels=labels)
+        stream = GaugeMetricFamily("holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels)
+        rows = GaugeMetricFamily("holdfast_rows", "Keys in the store, estimated", labels=labels)
+        lag = GaugeMetricFamily("holdfast_standby_lag", "Source records not yet in this standby", labels=labels[:2])
+        age = GaugeMetricFamily("holdfast_standby_age_seconds", "How old a standby's state may be at most", labels=labels[:2])
+        for replica in replicas:
+            place = (replica.processor.name, str(replica.partition))
+            labelled = (*place, "active" if replica.active else "standby")
+            serving.add_metric(labelled, int(replica.serving))
+            applied.add_metric(labelled, replica.applied)
+            stream.add_metric(labelled, replica.stream_ms if replica.stream_ms < 0 else replica.stream_ms / 1000)
+            rows.add_metric(labelled, replica.approximate_rows())
+            if not replica.active:
+                if replica.source_end != UNKNOWN:
+                    lag.add_metric(place, behind(replica))
+                if (age_ms := age_bound_ms(replica, self._now_ms)) is not None:
+                    age.add_metric(place, age_ms / 1000)
+        yield from (serving, applied, stream, rows, lag, age)
+
+
+def behind(replica: Replica) -> int:
+    """Return how many source offsets are not in the replica's state, as far as the source's end is known."""
+    return max(0, replica.source_end - replica.applied - 1)
+
+
+def age_bound_ms(replica: Replica, now_ms: int) -> int | None:
+    """Return the age in ms that the replica's state cannot exceed, None when nothing bounds it.
+
+    Its last record's append time bounds it too: whatever was appended before that is in the state.
+    """
+    known_ms = max(replica.current_ms, replica.stream_ms)
+    return None if known_ms < 0 else max(0, now_ms - known_ms)
+
+
+def _histogram(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Histogram]]) -> Metric:
+    family = HistogramMetricFamily(f"holdfast_{name}", text, labels=labels)
+    for values, histogram in rows:
+        family.add_metric(values, histogram.cumulative(), histogram.total)
+    return family

@@ -1,0 +1,95 @@
+"""What the web port and the metrics need to know of the partitions a worker holds. `agents/keeper.py` provides it.
+
+Everything here is called on the event loop, and nothing but `Replica.reached` waits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Protocol
+
+from holdfast.core.processor import Processor
+
+UNKNOWN = -1
+
+
+class Replica(Protocol):
+    """One partition of one table as this worker holds it now. Reads see committed state only."""
+
+    @property
+    def processor(self) -> Processor[Any, Any]: ...
+
+    @property
+    def partition(self) -> int: ...
+
+    @property
+    def active(self) -> bool:
+        """Return whether this worker folds the partition (else it is a standby)."""
+        ...
+
+    @property
+    def serving(self) -> bool:
+        """Return whether reads may be answered: False while restoring, and from the moment the partition may have another owner."""
+        ...
+
+    @property
+    def applied(self) -> int:
+        """Return the last source offset in the state, -1 for none. Reads that begin now reflect at least that."""
+        ...
+
+    @property
+    def stream_ms(self) -> int:
+        """Return the highest append time among the records in the state, -1 for none."""
+        ...
+
+    @property
+    def source_end(self) -> int:
+        """Return the next offset to be written at the source, as last heard from the broker; UNKNOWN (-1) before that."""
+        ...
+
+    @property
+    def current_ms(self) -> int:
+        """Return the latest time (this worker's clock, ms) at which the state is known to have held all that was committed.
+
+        For a standby: when the end of its changelog was last asked for, if it has since read up to that end. UNKNOWN (-1) when it never
+        has: then the append time of its last record is all that bounds its age. Not asked of an active replica.
+        """
+        ...
+
+    def get(self, key: str) -> bytes | None: ...
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]: ...
+
+    def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+        """Return up to *limit* rows with *prefix* and keys above *after*, in the order of the keys' UTF-8 bytes."""
+        ...
+
+    def approximate_rows(self) -> int: ...
+
+    async def reached(self, offset: int, timeout_s: float) -> bool:
+        """Wait until `applied` is at least *offset*; False when time ran out or the partition went away first."""
+        ...
+
+
+class Serving(Protocol):
+    """What this worker serves, and where the rest is."""
+
+    def tables(self) -> Mapping[str, Processor[Any, Any]]:
+        """Return every table of the application by its processor's name."""
+        ...
+
+    def partitions(self, table: str) -> int:
+        """Return how many partitions *table* (that is, its source) has; 0 while that is unknown."""
+        ...
+
+    def lookup(self, table: str, partition: int) -> Replica | None:
+        """Return what this worker holds of the partition now, active or standby."""
+        ...
+
+    def owner(self, table: str, partition: int) -> str | None:
+        """Return the URL of the worker that folds the partition, this one's own included, as far as this worker knows."""
+        ...
+
+    def unready(self) -> str | None:
+        """Return why some assigned partition is not serving; None when all are."""
+        ...

@@ -1,0 +1,185 @@
+"""What goes over the wire between a table's worker and whoever asks it: replies, refusals, limits, and how staleness is written.
+
+Bodies are MessagePack or JSON maps of the same shape. In MessagePack a row is its stored bytes, so that the asker decodes it with
+its own row type; in JSON it is rendered for people.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from datetime import timedelta
+from typing import Any, Literal
+
+import msgspec
+
+JSON, MSGPACK = "application/json", "application/msgpack"
+
+LIMIT_BODY_BYTES = 8 << 20
+LIMIT_REPLY_BYTES = 8 << 20
+LIMIT_KEYS = 10_000
+LIMIT_PAGE_ROWS = 10_000
+PAGE_ROWS = 1_000
+LIMIT_WAIT_MS = 60_000
+WAIT_MS = 10_000
+
+Role = Literal["active", "standby"]
+Reason = Literal[
+    "moved", "not_ready", "offset_timeout", "no_such_table", "no_token", "wrong_token", "forbidden", "malformed", "too_large", "failed"
+]
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True):
+    """What every reply tells: the answer reflects everything in *partition* up to source offset *as_of_offset*, perhaps more.
+
+    *stream_ms* is the highest append time among those records, -1 for none.
+    """
+
+    table: str
+    version: int
+    partition: int
+    role: Role
+    as_of_offset: int
+    stream_ms: int
+
+
+class RowReply(Reply, frozen=True, kw_only=True):
+    """One row. A missing row is an answer: *found* is False."""
+
+    key: str
+    found: bool
+    value: bytes | None
+
+
+class RowsReply(Reply, frozen=True, kw_only=True):
+    """Rows of the keys asked for, in that order, None for a missing one.
+
+    Fewer than asked for, and at least one, when the rest would not fit `LIMIT_REPLY_BYTES`: ask for the rest again.
+    """
+
+    values: list[bytes | None]
+
+
+class PageReply(Reply, frozen=True, kw_only=True):
+    """Rows in the order of their keys' UTF-8 bytes. *after* continues the scan; None when there is no more."""
+
+    rows: list[tuple[str, bytes]]
+    after: str | None
+
+
+class Keys(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body that asks for many rows."""
+
+    keys: list[str]
+
+
+class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that asks for a page of a scan; for prefixes and keys that do not fit a URL."""
+
+    prefix: str = ""
+    after: str | None = None
+    limit: int = PAGE_ROWS
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    """Why there is no answer, and what to do. *owner* is set when another worker has it."""
+
+    error: Reason
+    message: str
+    owner: str | None = None
+    retry_after_ms: int | None = None
+
+
+class Staleness(msgspec.Struct, frozen=True):
+    """How far behind a standby may be and still answer: in source offsets, or in ms, or both.
+
+    >>> Staleness.parse("250ms"), Staleness.parse("100"), Staleness.parse("100,250ms")
+    (Staleness(offsets=None, ms=250), Staleness(offsets=100, ms=None), Staleness(offsets=100, ms=250))
+    >>> str(Staleness.of(timedelta(seconds=2))), str(Staleness.of(50)), str(Staleness(offsets=1, ms=2))
+    ('2000ms', '50', '1,2ms')
+    """
+
+    offsets: int | None = None
+    ms: int | None = None
+
+    @classmethod
+    def parse(cls, text: str) -> Staleness:
+        """Read what `str` writes; raises ValueError with the accepted forms."""
+        match = _STALENESS.fullmatch(text)
+        if match is None:
+            raise ValueError(f"{text[:40]!r}; write 100 (offsets), 250ms, or 100,250ms")
+        offsets, ms = match[1] or match[3], match[2] or match[4]
+        return cls(int(offsets) if offsets else None, int(ms) if ms else None)
+
+    @classmethod
+    def of(cls, bound: Staleness | timedelta | int) -> Staleness:
+        """Return the bound a caller states: a time, or a number of source offsets."""
+        if isinstance(bound, timedelta):
+            bound = cls(ms=int(bound / timedelta(milliseconds=1)))
+        elif isinstance(bound, int):
+            bound = cls(offsets=bound)
+        if (bound.offsets or 0) < 0 or (bound.ms or 0) < 0 or bound == _UNBOUND:
+            raise ValueError(f"staleness {bound}: state a bound of 0 or more")
+        return bound
+
+    def __str__(self) -> str:
+        parts = ("" if self.offsets is None else f"{self.offsets}", "" if self.ms is None else f"{self.ms}ms")
+        return ",".join(part for part in parts if part)
+
+
+_STALENESS = re.compile(r"([0-9]{1,18})|([0-9]{1,18})ms|([0-9]{1,18}),([0-9]{1,18})ms")
+_UNBOUND = Staleness()
+
+
+class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """The partitions of one table that one worker says it holds."""
+
+    version: int
+    partitions: int
+    active: list[int] = []
+    standby: list[int] = []
+
+
+class WorkerClaims(msgspec.Struct, frozen=True, kw_only=True):
+    """The value of a worker's record on the workers topic (its key is *url*, a tombstone says it has left).
+
+    Written whenever the worker has opened what a rebalance gave it. Of two claims on an active partition, the higher *generation* is the newer.
+    """
+
+    url: str
+    generation: int
+    started_ms: int
+    at_ms: int
+    tables: Mapping[str, TableClaims] = {}
+
+
+encode = msgspec.msgpack.Encoder().encode
+encode_json = msgspec.json.Encoder(enc_hook=str).encode
+decode_keys = msgspec.msgpack.Decoder(Keys).decode
+decode_keys_json = msgspec.json.Decoder(Keys).decode
+decode_page = msgspec.msgpack.Decoder(Page).decode
+decode_page_json = msgspec.json.Decoder(Page).decode
+decode_rows_reply = msgspec.msgpack.Decoder(RowsReply).decode
+decode_page_reply = msgspec.msgpack.Decoder(PageReply).decode
+decode_refusal = msgspec.msgpack.Decoder(Refusal).decode
+decode_worker = msgspec.json.Decoder(WorkerClaims).decode
+
+
+def render(value: Any) -> Any:
+    """Return a row as JSON can show it: structs as objects even when they are stored as arrays, bytes as base64.
+
+    >>> class Point(msgspec.Struct, array_like=True, tag=True):
+    ...     x: int
+    ...     y: tuple[int, ...] = ()
+    >>> render({"at": Point(1, (2, 3))})
+    {'at': {'type': 'Point', 'x': 1, 'y': [2, 3]}}
+    """
+    if isinstance(value, msgspec.Struct):
+        shown = {field.encode_name: render(getattr(value, field.name)) for field in msgspec.structs.fields(value)}
+        config = value.__struct_config__
+        return shown if config.tag is None else {config.tag_field or "type": config.tag, **shown}
+    if isinstance(value, Mapping):
+        return {name if isinstance(name, str) else str(msgspec.to_builtins(name)): render(each) for name, each in value.items()}
+    if isinstance(value, list | tuple | set | frozenset):
+        return [render(each) for each in value]
+    return msgspec.to_builtins(value, enc_hook=str)
