@@ -4,6 +4,7 @@ HoldfastError
 ├── ConfigError              a setting is unknown, malformed or contradicts another
 ├── TopicError               a topic is missing or laid out so that state on it would be wrong
 ├── DecodeError              the bytes of one record are not what the decoder expects (goes to quarantine)
+│   └── FrameError           a value is not, or may not be written as, a frame of the coordination topic
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
@@ -16,6 +17,9 @@ HoldfastError
 │   ├── OffsetTimeoutError   the owner did not reach the awaited offset in time
 │   ├── NoSuchTableError     no processor of that name in this application
 │   └── AccessError          the endpoint asks for a token or certificate that was not given
+├── JarError                 the Java archives that Kafka and Spark run on could not be had
+│   ├── JarChecksumError     a fetched archive is not the one that the lock file names
+│   └── JavaMissingError     no JDK, or one that is too old
 └── DevBrokerError           the local development broker could not be set up or started
 """
 
@@ -36,6 +40,14 @@ class TopicError(HoldfastError):
 
 class DecodeError(HoldfastError, ValueError):
     """The bytes of one record are not what the decoder expects."""
+
+
+class FrameError(DecodeError):
+    """A value is not, or may not be written as, a frame of the coordination topic. *reason* is the class of error, *text* the whole story."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
 
 
 class FoldError(HoldfastError):
@@ -84,6 +96,18 @@ class NoSuchTableError(QueryError):
 
 class AccessError(QueryError):
     """The endpoint asks for a token or certificate that was not given."""
+
+
+class JarError(HoldfastError):
+    """The Java archives that Kafka and Spark run on could not be had."""
+
+
+class JarChecksumError(JarError):
+    """A fetched archive is not the one that the lock file names."""
+
+
+class JavaMissingError(JarError):
+    """No JDK, or one that is too old."""
 
 
 class DevBrokerError(HoldfastError):
