@@ -1,0 +1,131 @@
+"""The Faust application: `create_app` turns processors into agents and tables that fold exactly once."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import faust
+from faust.serializers import codecs
+from faust.transport.drivers import TRANSPORTS
+
+from holdfast.agents.credentials import broker_credentials
+from holdfast.agents.keeper import Keeper
+from holdfast.agents.metrics import Metrics
+from holdfast.agents.recovery import KeeperTables
+from holdfast.agents.watch import STUCK_EXIT_CODE, KeeperService, exit_within
+from holdfast.agents.web import WebService
+from holdfast.config import Settings, settings_from_environment
+from holdfast.core.processor import Processor
+from holdfast.errors import ConfigError
+
+logger = logging.getLogger(__name__)
+
+STREAM_BUFFER_EVENTS = 4096
+
+
+class AsIs(codecs.Codec):
+    """Hands on what the transport delivers; decoding belongs to the processor."""
+
+    def _loads(self, s: Any) -> Any:
+        return s
+
+    def _dumps(self, s: Any) -> Any:
+        return s
+
+
+codecs.register("holdfast", AsIs())
+TRANSPORTS.aliases["holdfast"] = "holdfast.agents.transport:BatchTransport"
+
+
+class Boot(faust.app.BootStrategy):  # type: ignore[misc]
+    """Faust's start order without its web server: ours answers from the start on, says whether it may, and asks for a token."""
+
+    enable_web = False
+
+
+class App(faust.App):  # type: ignore[misc]
+    """A Faust app whose tables are kept by a `Keeper`. Made by `create_app`."""
+
+    BootStrategy = Boot
+    settings: Settings
+    processors: dict[str, Processor[Any, Any]]
+    keeper: Keeper
+
+    def on_init_dependencies(self) -> Iterable[Any]:
+        self.metrics = Metrics(self.settings.app)
+        self.keeper = Keeper(self.settings, self.processors, self.metrics)
+        self.keeper.on_crash = self._leave
+        self.keeper.discard = lambda message: self.consumer.discard(message)
+        self.keeper.who_owns = self._who_owns
+        web = WebService(self.settings, self.keeper, self.metrics, loop=self.loop, beacon=self.beacon)
+        return [web, KeeperService(self.keeper, loop=self.loop, beacon=self.beacon), *super().on_init_dependencies()]
+
+    async def _leave(self, error: BaseException) -> None:
+        exit_within(self.settings.commit_timeout_s, STUCK_EXIT_CODE)
+        await self.crash(error)
+
+    async def stop(self) -> None:
+        exit_within(self.settings.commit_timeout_s + self.settings.rebalance_timeout_s, STUCK_EXIT_CODE)
+        await super().stop()
+
+    def _who_owns(self, table: str, partition: int) -> str | None:
+        topic = self.processors[table].changelog(self.settings.app)
+        for url, topics in self.assignor.tables_metadata().items():
+            if partition in topics.get(topic, ()):
+                return str(url)
+        return None
+
+
+def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | None = None) -> App:
+    """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
+
+    Settings come from the environment and `holdfast.toml` unless given. Nothing is contacted before the worker starts.
+    """
+    settings = settings_from_environment() if settings is None else settings
+    by_name = {processor.name: processor for processor in processors}
+    if len(by_name) != len(processors):
+        raise ConfigError(f"two processors share a name: {sorted(processor.name for processor in processors)}")
+    app = App(
+        settings.app,
+        broker="holdfast://" + settings.bootstrap_servers.replace(",", ";"),
+        broker_credentials=broker_credentials(settings),
+        datadir=str(settings.data_dir),
+        store="memory://",
+        TableManager=KeeperTables,
+        agent_supervisor="mode.CrashingSupervisor",
+        topic_allow_declare=False,
+        topic_disable_leader=True,
+        table_standby_replicas=settings.standbys,
+        consumer_auto_offset_reset="earliest",
+        consumer_group_instance_id=settings.instance_id,
+        consumer_max_fetch_size=1 << 16,
+        broker_session_timeout=settings.session_timeout_s,
+        broker_heartbeat_interval=settings.heartbeat_interval_s,
+        broker_request_timeout=max(settings.session_timeout_s + 1, settings.request_timeout_s),
+        broker_rebalance_timeout=settings.rebalance_timeout_s,
+        broker_commit_interval=1.0,
+        stream_buffer_maxsize=STREAM_BUFFER_EVENTS,
+        stream_recovery_delay=0.0,
+        canonical_url=settings.advertised_url,
+        web_enabled=False,
+        web_tables_enabled=False,
+        web_router_enabled=False,
+    )
+    app.settings, app.processors = settings, by_name
+    for processor in processors:
+        _declare(app, processor)
+    return app
+
+
+def _declare(app: App, processor: Processor[Any, Any]) -> None:
+    """Register one processor: its agent is the way in for batches, its table makes Faust co-partition changelog and standbys."""
+    source = app.topic(processor.source, key_serializer="holdfast", value_serializer="holdfast")
+    app.Table(processor.table, key_type=bytes, value_type=bytes)
+
+    async def fold(stream: Any) -> None:
+        async for event in stream.noack().events():
+            app.keeper.hand(processor.name, event)
+
+    app.agent(source, name=f"holdfast.{processor.name}", concurrency=1)(fold)

@@ -1,0 +1,163 @@
+"""Where records come from: one confluent-kafka consumer per worker, assigned exact positions, pulled from the event loop."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Mapping
+from concurrent.futures import Executor
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from holdfast.errors import BrokerError, TopicError
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+FEW_RECORDS = 500
+
+
+@dataclass(slots=True)
+class Fetched:
+    """Records of one partition as one fetch brought them. *first* is the position before it: nothing between it and the records exists."""
+
+    epoch: int
+    topic: str
+    partition: int
+    messages: list[Message]
+    first: int
+    last: int
+    size_bytes: int
+
+
+class Feed:
+    """Reads the source partitions this worker folds, from positions that come from the state, never from committed offsets.
+
+    librdkafka's own threads fetch ahead, within *queue_bytes* over all partitions. `fetch` is called from the event loop only; it
+    waits in a thread when nothing is queued. No record of an older assignment comes out after `assign`.
+    """
+
+    def __init__(self, client: Mapping[str, Any], group: str, executor: Executor, *, fetch_records: int, queue_bytes: int) -> None:
+        self._config = {
+            **client,
+            "group.id": f"{group}-feed",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "auto.offset.reset": "error",
+            "fetch.queue.backoff.ms": 5,
+            "fetch.wait.max.ms": 100,
+            "error_cb": self._on_error,
+        }
+        self._executor, self._fetch_records, self._queue_bytes = executor, fetch_records, queue_bytes
+        self._consumer: Consumer | None = None
+        self._polling: asyncio.Future[Message | None] | None = None
+        self._next: dict[Place, int] = {}
+        self.broker_down = False
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() == KafkaError._ALL_BROKERS_DOWN:
+            self.broker_down = True
+        logger.warning("source consumer", extra={"cause": error.str()})
+
+    async def assign(self, positions: Mapping[Place, int]) -> None:
+        """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else."""
+        if self._polling is not None:
+            # A poll begun before must end first: else it returns a record of the new position, which its caller throws away.
+            await asyncio.wait([self._polling])
+        old, self._consumer = self._consumer, None
+        if old is not None:
+            await asyncio.get_running_loop().run_in_executor(self._executor, old.close)
+        self._next = dict(positions)
+        if not positions:
+            return
+        # Memory of librdkafka's queues is a setting per partition; a new consumer is how to change it.
+        per_partition_kib = max(512, (self._queue_bytes >> 10) // len(positions))
+        self._consumer = Consumer(
+            {
+                **self._config,
+                "queued.max.messages.kbytes": per_partition_kib,
+                "queued.min.messages": 100_000,
+                "fetch.message.max.bytes": min(4 << 20, per_partition_kib << 10),
+            }
+        )
+        self._consumer.assign([TopicPartition(topic, number, offset or OFFSET_BEGINNING) for (topic, number), offset in positions.items()])
+
+    async def fetch(self, epoch: int, wait_s: float) -> list[Fetched]:
+        """Return what is there, one item per partition, at most the configured number of records; waits up to *wait_s* for the first."""
+        consumer = self._consumer
+        if consumer is None:
+            await asyncio.sleep(wait_s)
+            return []
+        messages = consumer.consume(self._fetch_records, 0)
+        if not messages:
+            self._polling = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._executor, consumer.poll, wait_s))
+            try:
+                first = await self._polling
+            finally:
+                self._polling = None
+            if first is None or consumer is not self._consumer:
+                return []
+            messages = [first, *consumer.consume(self._fetch_records - 1, 0)]
+        return self._sort(epoch, messages)
+
+    def _sort(self, epoch: int, messages: list[Message]) -> list[Fetched]:
+        by_place: dict[Place, list[Message]] = {}
+        for message in messages:
+            error = message.error()
+            if error is not None:
+                self._check(message, error)
+                continue
+            place = (message.topic(), message.partition())
+            try:
+                by_place[place].append(message)  # type: ignore[index]
+            except KeyError:
+                by_place[place] = [message]  # type: ignore[index]
+        if by_place:
+            self.broker_down = False
+        out = []
+        for place, found in by_place.items():
+            last = found[-1].offset() or 0
+            size = sum(map(len, found[:: max(1, len(found) // 64)])) * max(1, len(found) // 64)
+            out.append(Fetched(epoch, *place, found, self._next[place], last, size))
+            self._next[place] = last + 1
+        return out
+
+    def _check(self, message: Message, error: KafkaError) -> None:
+        where = f"{message.topic()} partition {message.partition()}"
+        if error.code() == KafkaError._AUTO_OFFSET_RESET:
+            place = (message.topic() or "", message.partition() or 0)
+            raise TopicError(
+                f"{where}: offset {self._next.get(place)} is not in the log any more (retention, or the topic was made again): records "
+                f"between the state's position and the log's start are lost. Delete the table's changelog and stores to fold what is left"
+            )
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+            raise TopicError(f"{where}: {error.str()}")
+        if error.fatal():
+            raise BrokerError(f"{where}: {error.str()}")
+        logger.warning("source partition", extra={"where": where, "cause": error.str()})
+
+    def ends(self) -> dict[Place, int]:
+        """Return the end of each partition's log, as far as librdkafka knows without asking the broker."""
+        out: dict[Place, int] = {}
+        if self._consumer is not None:
+            for place in self._next:
+                _, high = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
+                if high >= 0:
+                    out[place] = high
+        return out
+
+    async def probe(self) -> None:
+        """Ask whether the broker answers again, when the last word was that it does not."""
+        consumer = self._consumer
+        if consumer is not None:
+            try:
+                await asyncio.get_running_loop().run_in_executor(self._executor, lambda: consumer.list_topics(timeout=2))
+                self.broker_down = False
+            except KafkaException as error:
+                logger.warning("broker still unreachable", extra={"cause": error.args[0].str()})
+
+    async def close(self) -> None:
+        await self.assign({})

@@ -1,0 +1,376 @@
+"""What this worker owns: adopts partitions when Faust assigns them, gives them up when it revokes them, and serves their state."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+import threading
+import time
+from collections import Counter
+from collections.abc import Callable, Coroutine, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Producer
+
+from holdfast.agents.cluster import Cluster, survey
+from holdfast.agents.feed import Feed, Fetched, Place
+from holdfast.agents.metrics import Metrics
+from holdfast.agents.runner import Runner
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.processor import Processor
+from holdfast.errors import FencedError, HoldfastError
+from holdfast.tables.partition import UNKNOWN, Partition
+from holdfast.tables.restore import Follower, Interrupted, restore
+
+logger = logging.getLogger(__name__)
+
+Held = tuple[str, int]
+NOT_IN_GROUP = -1
+THREADS = 64
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """One assignment of the group: what this worker is to own and to stand by, by processor and partition."""
+
+    generation: int
+    active: frozenset[Held]
+    standby: frozenset[Held]
+
+
+@dataclass(slots=True)
+class Owned:
+    """An active partition with the generation it was last confirmed in."""
+
+    part: Partition
+    runner: Runner
+    generation: int = NOT_IN_GROUP
+
+
+class Keeper:
+    """Owns partitions, their runners, the feed and the standbys' follower. Lives on the event loop; blocking work goes to threads.
+
+    `epoch` counts revocations: whatever was fetched before one is void, since the position it came from may no longer be ours.
+    """
+
+    def __init__(self, settings: Settings, processors: Mapping[str, Processor[Any, Any]], metrics: Metrics) -> None:
+        self.settings, self.processors, self.metrics = settings, dict(processors), metrics
+        self._cluster: Cluster | None = None
+        self.linger_s = settings.linger_ms / 1000
+        self.commit_timeout_s = settings.commit_timeout_s
+        self.transaction_bytes = settings.fetch_bytes
+        self.quarantine_topic = settings.quarantine_topic
+        self.url = settings.advertised_url
+        self._loop = asyncio.get_running_loop()
+        self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast")
+        self._owned: dict[Held, Owned] = {}
+        self._standby: dict[Held, Partition] = {}
+        self._opening: dict[Held, Partition] = {}
+        self.epoch, self.generation, self.open = 0, NOT_IN_GROUP, False
+        self._interrupted = threading.Event()
+        self._adopting: asyncio.Task[None] | None = None
+        self._follower = Follower(settings.consumer(), settings.app)
+        self._announcer = Producer({**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000})
+        self._started_ms = system_clock.now_ms()
+        self._watches: set[asyncio.Task[None]] = set()
+        self._inflight_bytes, self.room = 0, asyncio.Event()
+        self.room.set()
+        self._readers = Counter(processor.source for processor in self.processors.values())
+        self.feed = Feed(
+            settings.consumer(), settings.app, self._pool, fetch_records=settings.fetch_records, queue_bytes=settings.fetch_bytes * 4
+        )
+        self._why_unready = "starting: reading the cluster's topics"
+        self.on_crash: Callable[[BaseException], Coroutine[Any, Any, None]] | None = None
+        self.discard: Callable[[Any], None] = lambda message: None
+        self.progress_s = time.monotonic()
+
+    async def start(self) -> None:
+        """Read what the cluster says of this application's topics; raises TopicError when state on them would be wrong."""
+        self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
+
+    @property
+    def cluster(self) -> Cluster:
+        assert self._cluster is not None, "start first"
+        return self._cluster
+
+    def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        return self._loop.run_in_executor(self._pool, call, *args)
+
+    def crash(self, error: BaseException) -> None:
+        """End the worker: something is wrong that only a restart (and perhaps a person) can cure."""
+        self._why_unready = f"stopping: {error}"
+        self.open = False
+        if self.on_crash is not None:
+            self._watch(self.on_crash(error))
+
+    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.ensure_future(work)
+        self._watches.add(task)
+        task.add_done_callback(self._watches.discard)
+
+    # -- ownership
+
+    def revoke(self) -> None:
+        """Void what was fetched and not yet begun. Called first of all when a rebalance starts, and on a stop; must not wait."""
+        self.open = False
+        self.epoch += 1
+        self._inflight_bytes = 0
+        self.room.set()
+        self._interrupted.set()
+        self._why_unready = "rebalancing"
+        self.metrics.rebalances += 1
+
+    async def adopt(self, plan: Plan) -> None:
+        """Make what this worker holds match *plan*; returns when every active partition is fenced, restored and ready to fold."""
+        if self._adopting is not None:  # its threads must end before the same stores are opened again
+            await asyncio.wait([self._adopting])
+        self._interrupted.clear()
+        self._adopting = asyncio.ensure_future(self._adopt(plan))
+        await asyncio.shield(self._adopting)
+
+    async def _adopt(self, plan: Plan) -> None:
+        started_s, self._why_unready = time.monotonic(), "restoring"
+        await self._quiet()
+        kept = self._kept(plan)
+        kept_names = sorted(kept)
+        await self.thread(self._follower.follow, [])
+        pool: dict[Held, Partition] = {**self._opening, **self._standby, **{k: v.part for k, v in self._owned.items() if k not in kept}}
+        self._owned, self._standby, self._opening = kept, {}, pool
+        await asyncio.gather(*(self.thread(part.stand_by) for part in pool.values()))
+        for held in [held for held in pool if held not in plan.active and held not in plan.standby]:
+            part = pool[held]
+            await self.thread(part.touch, system_clock.now_ms())
+            await self.thread(part.close)
+            del pool[held]
+        wanted = sorted((plan.active | plan.standby) - set(kept) - set(pool))
+        for held, part in zip(wanted, await asyncio.gather(*(self.thread(self._open, held) for held in wanted)), strict=True):
+            pool[held] = part
+        fresh = [pool[held] for held in sorted(plan.active - set(kept))]
+        await asyncio.gather(*(self.thread(part.fence, self.commit_timeout_s) for part in fresh))
+        settings = self.settings
+        records = await self.thread(restore, fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
+        if self._interrupted.is_set():
+            raise Interrupted
+        await asyncio.gather(*(self.thread(self._activate, part) for part in fresh))
+        for part in fresh:
+            held = (part.processor.name, part.partition)
+            self._owned[held] = Owned(part, Runner(self, part))
+            del pool[held]
+        for owned in self._owned.values():
+            owned.generation, owned.part.serving = plan.generation, True
+        self._standby, self._opening = {held: pool[held] for held in plan.standby}, {}
+        for part in self._standby.values():
+            part.serving = True
+        await self.thread(self._follower.follow, list(self._standby.values()))
+        self.generation = plan.generation
+        for part in fresh:
+            counts = self.metrics.partition(part.processor.name, part.partition)
+            counts.restored(records=part.restored_records, seconds=time.monotonic() - started_s)
+        logger.info(
+            "generation %d: kept %s, restored %s (%d records in %.2f s), standing by for %s",
+            plan.generation,
+            kept_names,
+            [(part.processor.name, part.partition) for part in fresh],
+            records,
+            time.monotonic() - started_s,
+            sorted(self._standby),
+        )
+
+    async def _quiet(self) -> None:
+        """Wait until no transaction is open; each ends by itself within the commit's deadline."""
+        jobs = [owned.runner.job for owned in self._owned.values() if owned.runner.job is not None]
+        if jobs:
+            await asyncio.wait(jobs)
+
+    def _kept(self, plan: Plan) -> dict[Held, Owned]:
+        """Return what stays open as it is: owned in the generation just before this one, and nothing unsettled.
+
+        A generation that jumped by more means this worker was out of the group for a while; another may have written since, so
+        it fences and restores again, though it may find the same partitions in its hands.
+        """
+        return {
+            held: owned
+            for held, owned in self._owned.items()
+            if held in plan.active and owned.generation in (plan.generation - 1, plan.generation) and owned.part.fenced_in
+        }
+
+    def _open(self, held: Held) -> Partition:
+        name, number = held
+        part = Partition(self.processors[name], number, self.cluster.environment, self._applied)
+        expired_ms = system_clock.now_ms() - self.cluster.environment.tombstones_kept_ms
+        if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
+            part.rebuild("it was away for longer than the changelog keeps tombstones: deletions may have been missed")
+        return part
+
+    def _activate(self, part: Partition) -> None:
+        part.touch(system_clock.now_ms())
+        part.activate()
+
+    def _applied(self, part: Partition) -> None:
+        self._loop.call_soon_threadsafe(part.wake_readers)
+
+    def positions(self) -> dict[Place, int]:
+        """Return where to read each source partition from: the lowest position of the processors that fold it."""
+        out: dict[Place, int] = {}
+        for (name, number), owned in self._owned.items():
+            place = (self.processors[name].source, number)
+            following = owned.part.applied + 1
+            out[place] = min(out.get(place, following), following)
+        return out
+
+    def opened(self) -> None:
+        """Let records flow: state and positions agree."""
+        self.open = True
+
+    def lost(self, part: Partition, epoch: int, error: FencedError) -> None:
+        """Stop answering for *part*: the broker refused its write. The group will say so too within a session, or this worker leaves."""
+        logger.warning("partition lost: %s", error)
+        part.lose()
+        self.metrics.fenced += 1
+        self._why_unready = f"{part.processor.name} partition {part.partition} has a newer owner"
+        self._owned[(part.processor.name, part.partition)].generation = NOT_IN_GROUP
+        self._watch(self._expect_rebalance(epoch, error))
+
+    async def _expect_rebalance(self, epoch: int, error: FencedError) -> None:
+        # The batch's epoch: the revocation often arrives before the refusal.
+        await asyncio.sleep(self.settings.session_timeout_s + 2)
+        if self.epoch == epoch:
+            self.crash(HoldfastError(f"{error}, and the group shows no change: another application uses this transactional id"))
+
+    # -- records
+
+    def owns(self, part: Partition, epoch: int) -> bool:
+        return epoch == self.epoch and part.fenced_in
+
+    def taken(self, fetched: Fetched) -> None:
+        """Count records handed to agents; the feed pauses while too many bytes are not yet committed."""
+        self._inflight_bytes += fetched.size_bytes * self._readers[fetched.topic]
+        if self._inflight_bytes >= self.settings.inflight_bytes:
+            self.room.clear()
+
+    def _released(self, fetched: Fetched) -> None:
+        self.progress_s = time.monotonic()
+        if fetched.epoch == self.epoch:
+            self._inflight_bytes -= fetched.size_bytes
+            if self._inflight_bytes < self.settings.inflight_bytes:
+                self.room.set()
+
+    def hand(self, processor: str, event: Any) -> None:
+        """Give one fetched event to its partition's runner. Never waits: an agent is only the way in."""
+        fetched: Fetched = event.value
+        owned = self._owned.get((processor, fetched.partition))
+        if owned is None or not self.owns(owned.part, fetched.epoch):
+            self.void(event)
+        else:
+            owned.runner.hand(event)
+
+    def void(self, event: Any) -> None:
+        """Drop an event that is not ours any more: neither folded nor acked, and nothing waits for it."""
+        self.discard(event.message)
+        self._released(event.value)
+
+    def done(self, event: Any) -> None:
+        """Ack an event whose records are durable."""
+        self._released(event.value)
+        event.ack()
+
+    @property
+    def busy(self) -> bool:
+        return self._inflight_bytes > 0
+
+    # -- serving (holdfast.agents.serving.Serving)
+
+    def tables(self) -> Mapping[str, Processor[Any, Any]]:
+        return self.processors
+
+    def lookup(self, table: str, partition: int) -> Partition | None:
+        owned = self._owned.get((table, partition))
+        return owned.part if owned is not None else self._standby.get((table, partition))
+
+    def partitions(self, table: str) -> int:
+        return self.cluster.partitions[table]
+
+    @property
+    def standby_failure(self) -> Exception | None:
+        return self._follower.failure
+
+    def owner(self, table: str, partition: int) -> str | None:
+        return self.url if (table, partition) in self._owned else self.who_owns(table, partition)
+
+    who_owns: Callable[[str, int], str | None] = staticmethod(lambda table, partition: None)
+
+    def unready(self) -> str | None:
+        if self._follower.failure is not None:
+            return f"standby failed: {self._follower.failure}"
+        if not self.open:
+            return self._why_unready
+        if self.feed.broker_down:
+            return "broker unreachable"
+        lost = [held for held, owned in self._owned.items() if not owned.part.serving]
+        return f"lost to a newer owner: {lost}" if lost else None
+
+    def holds(self) -> list[Partition]:
+        """Return every partition held, active and standby, for metrics."""
+        return [*(owned.part for owned in self._owned.values()), *self._standby.values()]
+
+    def note_ends(self) -> None:
+        """Note how far the source logs reach, for lag."""
+        ends = self.feed.ends()
+        for (name, number), owned in self._owned.items():
+            owned.part.source_end = ends.get((self.processors[name].source, number), UNKNOWN)
+
+    # -- announcing
+
+    async def announce(self) -> None:
+        """Tell the workers topic what this worker holds now, so that any client can find it."""
+        tables = {
+            name: {
+                "version": processor.version,
+                "partitions": self.cluster.partitions[name],
+                "active": sorted(number for held, number in self._owned if held == name),
+                "standby": sorted(number for held, number in self._standby if held == name),
+            }
+            for name, processor in self.processors.items()
+        }
+        await self._tell(
+            json.dumps(
+                {
+                    "url": self.url,
+                    "generation": self.generation,
+                    "started_ms": self._started_ms,
+                    "at_ms": system_clock.now_ms(),
+                    "tables": tables,
+                }
+            ).encode()
+        )
+
+    async def _tell(self, value: bytes | None) -> None:
+        self._announcer.produce(self.settings.workers_topic, value, self.url.encode(), 0)
+        left = await self.thread(self._announcer.flush, 10.0)
+        if left:
+            logger.warning("could not announce this worker; queries will find it late", extra={"url": self.url})
+
+    # -- the end
+
+    async def close(self) -> None:
+        """Close everything, whatever state it is in. Other workers may own these partitions from here on."""
+        self.revoke()
+        self._why_unready = "stopped"
+        if self._adopting is not None and not self._adopting.done():
+            await asyncio.wait([self._adopting], timeout=self.commit_timeout_s)
+        await self._quiet()
+        await self.feed.close()
+        await self.thread(self._follower.close)
+        for part in [*(owned.part for owned in self._owned.values()), *self._standby.values(), *self._opening.values()]:
+            if self._follower.failure is None or part.active:
+                await self.thread(part.touch, system_clock.now_ms())
+            await self.thread(part.close)
+        self._owned, self._standby, self._opening = {}, {}, {}
+        await self._tell(None)
+        for task in self._watches:
+            task.cancel()
+        self._pool.shutdown(wait=False, cancel_futures=True)

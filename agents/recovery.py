@@ -1,0 +1,121 @@
+"""Faust's life cycle of a rebalance with our fence and restore in its middle; Faust never reads a changelog itself.
+
+Overrides private names of faust-streaming 0.15.3, which tests/agents/test_contract.py holds us to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from faust.tables import manager, recovery
+from faust.types import TP
+from mode import Service
+
+from holdfast.agents.keeper import Keeper, Plan
+from holdfast.tables.restore import Interrupted
+
+logger = logging.getLogger(__name__)
+
+
+class KeeperRecovery(recovery.Recovery):
+    """Turns an assignment into a plan for the keeper, and opens the tap when the plan is carried out."""
+
+    plan: Plan
+
+    @property
+    def keeper(self) -> Keeper:
+        keeper: Keeper = self.app.keeper
+        return keeper
+
+    # Stock opens every store to ask for its offset, buffers changelog events and publishes its progress; ours has none of these.
+    def flush_buffers(self) -> None: ...
+    def add_active(self, table: Any, tp: TP) -> None: ...
+    def add_standby(self, table: Any, tp: TP) -> None: ...
+
+    @Service.task
+    async def _slurp_changelogs(self) -> None: ...
+
+    @Service.task
+    async def _publish_stats(self) -> None: ...
+
+    async def on_rebalance(self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0) -> None:
+        """Remember the assignment and return at once: heartbeats go on while the plan is carried out."""
+        if generation_id != self.app.consumer_generation_id:
+            return
+        # One snapshot: `assigned` holds changelog partitions, active and standby, too. The assignor may already speak of the next one.
+        active, standby = set(), set()
+        for name, processor in self.keeper.processors.items():
+            source = {tp.partition for tp in assigned if tp.topic == processor.source}
+            changelog = {tp.partition for tp in assigned if tp.topic == processor.changelog(self.keeper.settings.app)}
+            assert source <= changelog, f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
+            active |= {(name, number) for number in source}
+            standby |= {(name, number) for number in changelog - source}
+        self.plan, self._generation_id = Plan(generation_id, frozenset(active), frozenset(standby)), generation_id
+        self.signal_recovery_start.set()
+
+    @Service.task
+    async def _restart_recovery(self) -> None:
+        while not self.should_stop:
+            if await self.wait_for_stopped(self.signal_recovery_start):
+                break
+            self.signal_recovery_start.clear()
+            plan = self.plan
+            try:
+                self._set_recovery_started()
+                await self._wait(self.keeper.adopt(plan))
+                await self._open_the_tap(plan)
+            except (recovery.RebalanceAgain, Interrupted):
+                continue
+            except recovery.ServiceStopped:
+                break
+            except asyncio.CancelledError:
+                if self.should_stop:
+                    break
+                raise
+            except Exception as error:
+                logger.exception("could not take over the assigned partitions")
+                self.keeper.crash(error)
+                raise
+
+    async def _open_the_tap(self, plan: Plan) -> None:
+        app, consumer, generation = self.app, self.app.consumer, plan.generation
+        await app.on_rebalance_complete.send()
+        if app.consumer_generation_id != generation:
+            return
+        self._set_recovery_ended()
+        app.flow_control.resume()  # clears agents' queues: now, while nothing can flow
+        # Seek before anything is resumed: stock resumes first and then takes the records it cleared for gaps in the log.
+        # wait_for inside: mode reports a timeout of _wait as "stopped", and stock then leaves its loop, silent for ever.
+        await self._wait(asyncio.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
+        if app.consumer_generation_id != generation:
+            return
+        sources = {processor.source for processor in self.keeper.processors.values()}
+        consumer.resume_partitions({tp for tp in consumer.assignment() if tp.topic in sources})
+        self.keeper.opened()
+        self.completed.set()
+        consumer.resume_flow()
+        await app._fetcher.maybe_start()
+        self.tables.on_actives_ready()
+        self.tables.on_standbys_ready()
+        app.on_rebalance_end()
+        await self.keeper.announce()
+
+
+class KeeperTables(manager.TableManager):
+    """Faust's table manager with our recovery; its first call of a revocation or a stop voids what was fetched."""
+
+    @property
+    def recovery(self) -> KeeperRecovery:
+        if self._recovery is None:
+            self._recovery = KeeperRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
+
+    async def on_start(self) -> None:
+        # Stock sleeps a second first, to let agents subscribe; ours are declared before the app starts.
+        await self._update_channels()
+        await self.recovery.start()
+
+    def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        self.app.keeper.revoke()

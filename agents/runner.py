@@ -1,0 +1,188 @@
+"""The path of a batch: gather, fold, one Kafka transaction, RocksDB, readers, ack. One runner per owned partition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+from collections import deque
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Message
+
+from holdfast.agents.feed import Fetched
+from holdfast.core.folding import Batch, Changes, Refused
+from holdfast.core.processor import Emit, Input
+from holdfast.errors import FencedError
+from holdfast.tables.changelog import UndeliverableError
+from holdfast.tables.partition import Partition
+
+if TYPE_CHECKING:
+    from holdfast.agents.keeper import Keeper
+
+logger = logging.getLogger(__name__)
+
+FOLD_SLICE_S = 0.02
+QUARANTINE_COPY_BYTES = 4 << 20
+
+_COLUMN: dict[Input, Callable[[Message], Any]] = {
+    "value": Message.value,
+    "key": Message.key,
+    "headers": lambda message: tuple(message.headers() or ()),
+    "offset": Message.offset,
+}
+
+
+def batch_of(fetched: Fetched, inputs: Sequence[Input]) -> Batch:
+    """Return fetched records as the columns a folder takes."""
+    messages = fetched.messages
+    dense = fetched.last - (messages[0].offset() or 0) + 1 == len(messages)
+    offsets = range(fetched.last - len(messages) + 1, fetched.last + 1) if dense else [message.offset() for message in messages]
+    times_ms = [at_ms if kind else -1 for kind, at_ms in map(Message.timestamp, messages)]
+    return Batch(offsets, times_ms, tuple(list(map(_COLUMN[name], messages)) for name in inputs))
+
+
+class Runner:
+    """Commits one partition, one transaction at a time, until nothing is pending.
+
+    What arrives while a transaction is in flight becomes the next one: batches are as small as the commit is quick and grow with
+    the backlog, whatever sizes the feed delivers. Commits of one partition overlap folds of the others.
+    """
+
+    def __init__(self, keeper: Keeper, part: Partition) -> None:
+        self._keeper, self.part = keeper, part
+        self._pending: deque[Any] = deque()
+        self._busy_until_s = 0.0
+        self._counts = keeper.metrics.partition(part.processor.name, part.partition)
+        self.job: asyncio.Task[None] | None = None
+
+    def hand(self, event: Any) -> None:
+        """Take over one fetched event; it is acked when its records are durable, or dropped when the partition is lost."""
+        self._pending.append(event)
+        if self.job is None or self.job.done():
+            self.job = asyncio.ensure_future(self._run())
+
+    def idle(self) -> bool:
+        return not self._pending and (self.job is None or self.job.done())
+
+    async def _run(self) -> None:
+        try:
+            while self._pending:
+                await self._linger()
+                events = self._gather()
+                if events:
+                    await self._transact(events)
+        except Exception as error:
+            logger.exception("partition failed", extra={"table": self.part.processor.table, "partition": self.part.partition})
+            self._keeper.crash(error)
+
+    async def _linger(self) -> None:
+        """Let a trickle gather: a transaction costs the same whatever it holds. A partition just woken from idleness does not wait."""
+        linger_s = self._keeper.linger_s
+        if linger_s and time.monotonic() - self._busy_until_s < 4 * linger_s and len(self._pending) < 16:
+            records = sum(len(event.value.messages) for event in self._pending)
+            if records < 2_000:
+                await asyncio.sleep(linger_s)
+
+    def _gather(self) -> list[Any]:
+        events: list[Any] = []
+        size, limit = 0, self._keeper.transaction_bytes
+        while self._pending and (not events or size + self._pending[0].value.size_bytes <= limit):
+            event = self._pending.popleft()
+            if self._keeper.owns(self.part, event.value.epoch):
+                events.append(event)
+                size += event.value.size_bytes
+            else:
+                self._keeper.void(event)
+        return events
+
+    async def _transact(self, events: list[Any]) -> None:
+        part, keeper = self.part, self._keeper
+        folder = part.folder
+        fetched: list[Fetched] = [event.value for event in events]
+        assert fetched[0].first <= folder.applied + 1, (
+            f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {fetched[0].first}"
+        )
+        sliced_s = time.monotonic()
+        for _ in folder.steps([batch_of(each, part.processor.inputs) for each in fetched]):
+            if time.monotonic() - sliced_s > FOLD_SLICE_S:
+                await asyncio.sleep(0)
+                sliced_s = time.monotonic()
+        changes = folder.changes
+        if changes is not None:
+            folded_s = time.monotonic()
+            try:
+                await self._write(changes, fetched)
+            except FencedError as error:
+                for event in events:
+                    keeper.void(event)
+                keeper.lost(part, fetched[0].epoch, error)
+                return
+            folder.commit()
+            part.wake_readers()
+            self._counts.committed(
+                records=changes.records,
+                rows=len(changes.puts),
+                emitted=len(changes.emits),
+                quarantined=len(changes.refused),
+                seconds=time.monotonic() - folded_s,
+            )
+        for event in events:
+            keeper.done(event)
+        self._busy_until_s = time.monotonic()
+
+    async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
+        refused = changes.refused
+        try:
+            extra = self._quarantined(refused, fetched, QUARANTINE_COPY_BYTES)
+            await self._keeper.thread(self.part.write, changes, extra, self._keeper.commit_timeout_s)
+        except UndeliverableError as error:
+            if not refused or error.topic != self._keeper.quarantine_topic:
+                raise
+            # The quarantine topic refuses a record of this size: keep coordinates and reason, the value is still in the source.
+            extra = self._quarantined(refused, fetched, 0)
+            await self._keeper.thread(self.part.write, changes, extra, self._keeper.commit_timeout_s)
+
+    def _quarantined(self, refused: list[Refused], fetched: list[Fetched], copy_bytes: int) -> list[Emit]:
+        if not refused:
+            return []
+        messages = {message.offset(): message for each in fetched for message in each.messages}
+        out = [
+            quarantine_record(self._keeper.quarantine_topic, self.part.processor.name, each, messages[each.offset], copy_bytes)
+            for each in refused
+        ]
+        for each in refused:
+            logger.warning(
+                "record quarantined: %s/%d/%d at %s: %s: %s",
+                self.part.processor.source,
+                self.part.partition,
+                each.offset,
+                each.stage,
+                each.error,
+                each.reason[:200],
+            )
+        return out
+
+
+def quarantine_record(topic: str, processor: str, refused: Refused, message: Message, copy_bytes: int) -> Emit:
+    """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers."""
+    value, key = message.value(), message.key()
+    headers: list[tuple[str, bytes | None]] = [
+        *(message.headers() or ()),  # type: ignore[list-item]
+        ("holdfast-processor", processor.encode()),
+        ("holdfast-topic", (message.topic() or "").encode()),
+        ("holdfast-partition", b"%d" % (message.partition() or 0)),
+        ("holdfast-offset", b"%d" % refused.offset),
+        ("holdfast-stage", refused.stage.encode()),
+        ("holdfast-error", refused.error.encode()),
+        ("holdfast-reason", refused.reason.encode(errors="backslashreplace")),
+        ("holdfast-at-ms", b"%d" % message.timestamp()[1]),
+    ]
+    if key is not None:
+        headers.append(("holdfast-key", key if len(key) <= max(copy_bytes, 1024) else key[:1024]))
+    if value is not None and len(value) > copy_bytes:
+        headers.append(("holdfast-truncated", b"%d" % len(value)))
+        value = b""
+    where = f"{message.topic()}/{message.partition()}/{refused.offset}/{processor}"
+    return Emit(topic, where, value, tuple(headers))

@@ -1,0 +1,86 @@
+"""The keeper as a Faust service: it starts before anything consumes, is watched while it runs, and closes after everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import threading
+import time
+from typing import Any
+
+from mode import Service
+
+from holdfast.agents.keeper import Keeper
+from holdfast.errors import HoldfastError
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+PROBE_EVERY_S, NOTE_EVERY_S = 5.0, 1.0
+STUCK_EXIT_CODE = 70
+
+
+class KeeperService(Service):
+    """Starts, watches and closes the keeper.
+
+    The watch ends a worker that cannot make progress: records in hand that are not committed, or an assignment that does not
+    become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a silent worker helps nobody.
+    """
+
+    def __init__(self, keeper: Keeper, **kwargs: Any) -> None:
+        self.keeper = keeper
+        super().__init__(**kwargs)
+
+    async def on_start(self) -> None:
+        await self.keeper.start()
+
+    async def on_stop(self) -> None:
+        await self.keeper.close()
+
+    @Service.task
+    async def _watch_loop(self) -> None:
+        await self.keeper.metrics.watch_loop()
+
+    @Service.task
+    async def _watch(self) -> None:
+        keeper = self.keeper
+        probed_s = noted_s = time.monotonic()
+        while not self.should_stop:
+            await asyncio.sleep(TICK_S)
+            now_s = time.monotonic()
+            if now_s - noted_s > NOTE_EVERY_S:
+                noted_s = now_s
+                keeper.note_ends()
+            if keeper.feed.broker_down and now_s - probed_s > PROBE_EVERY_S:
+                probed_s = now_s
+                await keeper.feed.probe()
+            why = self._stuck(now_s)
+            if why is not None:
+                keeper.crash(HoldfastError(why))
+                return
+
+    def _stuck(self, now_s: float) -> str | None:
+        keeper = self.keeper
+        idle_s = now_s - keeper.progress_s
+        if keeper.open and not keeper.busy:
+            keeper.progress_s = now_s
+        elif keeper.open and idle_s > keeper.settings.stall_timeout_s:
+            return f"records in hand and nothing committed for {idle_s:.0f} s"
+        elif not keeper.open and idle_s > 2 * keeper.settings.stall_timeout_s:
+            return f"not ready for {idle_s:.0f} s: {keeper.unready()}"
+        if keeper.standby_failure is not None:
+            return f"standby failed: {keeper.standby_failure}"
+        return None
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """End the process with *code* if it is still there after *seconds*: a stop must not hang on a thread that does not return."""
+
+    def end() -> None:
+        logger.critical("did not stop within %.0f s; leaving at once, the next owner fences and restores", seconds)
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()

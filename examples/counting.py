@@ -1,0 +1,28 @@
+"""Counts words: the smallest holdfast application. Start with `faust -A examples.counting worker -l info`."""
+
+from __future__ import annotations
+
+import msgspec
+
+from holdfast.agents.app import create_app
+from holdfast.core.processor import Processor
+from holdfast.core.rows import Rows
+
+
+class Count(msgspec.Struct, frozen=True, array_like=True):
+    """How often a word was seen, and when last (ms, the broker's append time)."""
+
+    seen: int = 0
+    last_ms: int = 0
+
+
+def decode(value: bytes) -> str:
+    return value.decode()
+
+
+def fold(rows: Rows[Count], word: str, at_ms: int) -> None:
+    rows[word] = Count(rows.get(word, Count()).seen + 1, at_ms)
+
+
+counts = Processor(name="counts", source="words", decode=decode, fold=fold, row=Count)
+app = create_app(processors=[counts])

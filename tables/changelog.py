@@ -1,0 +1,133 @@
+"""The transactional writer of one partition: fences older owners, then writes one Kafka transaction per batch."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from holdfast.clock import system_clock
+from holdfast.core.codec import APPLIED, encode_marker
+from holdfast.core.folding import Changes
+from holdfast.core.processor import Emit
+from holdfast.errors import BrokerError, FencedError
+
+logger = logging.getLogger(__name__)
+
+_FENCING = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+
+
+class ChangelogWriter:
+    """Owns the transactional producer of one processor and partition. All methods block; call them from one thread at a time."""
+
+    def __init__(
+        self, client: Mapping[str, Any], *, transactional_id: str, changelog: str, partition: int, transaction_timeout_s: float
+    ) -> None:
+        self._changelog, self._partition, self.transactional_id = changelog, partition, transactional_id
+        self._producer = Producer(
+            {
+                **client,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": int(transaction_timeout_s * 1000),
+                "linger.ms": 1,
+                "partitioner": "murmur2_random",
+                "queue.buffering.max.messages": 2_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+                "batch.num.messages": 10_000,
+                "batch.size": 900_000,
+                "message.max.bytes": 8 << 20,  # the topic's own limit decides; the client's would refuse quarantine copies early
+            }
+        )
+
+    def fence(self, timeout_s: float) -> None:
+        """Raise this id's epoch. From here on the broker refuses every older owner, whose open transaction is aborted first."""
+        deadline = system_clock.monotonic_s() + timeout_s
+        while True:
+            try:
+                self._producer.init_transactions(max(0.1, deadline - system_clock.monotonic_s()))
+                return
+            except KafkaException as error:
+                if not error.args[0].retriable() or system_clock.monotonic_s() >= deadline:
+                    raise BrokerError(
+                        f"cannot fence {self.transactional_id}: {error.args[0].str()}; check that the broker is reachable and that "
+                        f"this principal may use transactional ids"
+                    ) from error
+
+    def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> int:
+        """Write rows, emits, *extra* (quarantined records) and the position marker in one transaction; return the changelog's next offset.
+
+        Raises FencedError when a newer owner exists, BrokerError when the outcome is not settled in time. A timed out commit is
+        asked again, never repeated as a new transaction, so its outcome is known when this returns.
+        """
+        deadline = system_clock.monotonic_s() + timeout_s
+        while True:
+            try:
+                return self._transact(changes, extra, deadline)
+            except UndeliverableError:
+                self._abort(deadline)
+                raise
+            except KafkaException as error:
+                why: KafkaError = error.args[0]
+                if why.code() in _FENCING:
+                    raise FencedError(f"{self.transactional_id}: a newer owner exists ({why.name()})") from error
+                if not why.txn_requires_abort() or system_clock.monotonic_s() >= deadline:
+                    raise BrokerError(f"{self.transactional_id}: transaction failed: {why.name()}: {why.str()}") from error
+                logger.warning("transaction aborted, trying again", extra={"id": self.transactional_id, "cause": why.str()})
+                self._abort(deadline)
+
+    def _abort(self, deadline: float) -> None:
+        try:
+            self._producer.abort_transaction(max(0.1, deadline - system_clock.monotonic_s()))
+        except KafkaException as error:
+            if error.args[0].code() in _FENCING:
+                raise FencedError(f"{self.transactional_id}: a newer owner exists ({error.args[0].name()})") from error
+            raise BrokerError(f"{self.transactional_id}: cannot abort: {error.args[0].str()}") from error
+
+    def _transact(self, changes: Changes, extra: Sequence[Emit], deadline: float) -> int:
+        producer, partition, changelog = self._producer, self._partition, self._changelog
+        marked: list[Message] = []
+        failed: list[tuple[str, KafkaError]] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            if error is not None:
+                failed.append((message.topic() or "?", error))
+
+        def closed(error: KafkaError | None, message: Message) -> None:
+            marked.append(message)
+
+        producer.begin_transaction()
+        produce = producer.produce
+        for key, value in changes.puts:
+            produce(changelog, value, key, partition)
+        for emit in (*changes.emits, *extra):
+            emit_key = emit.key.encode() if isinstance(emit.key, str) else emit.key
+            where = -1 if emit.partition is None else emit.partition
+            produce(emit.topic, emit.value, emit_key, where, on_delivery=delivered, headers=list(emit.headers) or None)
+        # The marker goes last: readers of the changelog apply a transaction when they meet it.
+        produce(changelog, encode_marker(changes.marker), APPLIED, partition, on_delivery=closed)
+        while True:
+            try:
+                producer.commit_transaction(max(0.1, deadline - system_clock.monotonic_s()))
+                break
+            except KafkaException as error:
+                if failed:
+                    topic, why = failed[0]
+                    raise UndeliverableError(topic, why) from error
+                if not error.args[0].retriable() or system_clock.monotonic_s() >= deadline:
+                    raise
+        return (marked[-1].offset() or 0) + 1
+
+    def close(self) -> None:
+        """Drop the producer. An open transaction is left to the next owner's fence or to its timeout."""
+        self._producer.purge()
+        del self._producer
+
+
+class UndeliverableError(BrokerError):
+    """A record could not be delivered for a reason that trying again does not cure: the topic is missing, or refuses its size."""
+
+    def __init__(self, topic: str, why: KafkaError) -> None:
+        super().__init__(f"topic {topic} refused a record: {why.name()}: {why.str()}; create the topic or raise its max.message.bytes")
+        self.topic, self.why = topic, why

@@ -1,0 +1,247 @@
+"""One partition of one table on this worker: its store, its folder, its writer, and the readers waiting for a position."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import Any, Protocol
+
+from confluent_kafka import Message
+
+from holdfast.core.codec import APPLIED, decode_marker, row_key
+from holdfast.core.folding import Changes, Folder
+from holdfast.core.processor import Emit, Processor
+from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.store import Budget, PartitionStore, Stamp
+
+WRITE_CHUNK = 100_000
+UNKNOWN = -1
+
+
+class Role(StrEnum):
+    """What this worker is for a partition."""
+
+    ACTIVE = "active"
+    STANDBY = "standby"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Environment:
+    """What every partition of a worker shares."""
+
+    app: str
+    data_dir: Path
+    client: Mapping[str, Any]
+    budget: Budget
+    cluster_id: str
+    changelog_ids: Mapping[str, str]
+    cache_rows: int
+    transaction_timeout_s: float
+    tombstones_kept_ms: int
+
+
+class Notify(Protocol):
+    """Tells the event loop, from any thread, that a partition's position moved."""
+
+    def __call__(self, part: Partition) -> None: ...
+
+
+class Partition:
+    """State of one source partition of one processor.
+
+    Blocking methods (`open` by construction, `fence`, `write`, `apply`, `close`) run in threads, one at a time per partition.
+    Reads show committed state only and are safe from any thread. `serving` tells whether reads may be answered.
+    """
+
+    def __init__(self, processor: Processor[Any, Any], partition: int, environment: Environment, notify: Notify) -> None:
+        self.processor, self.partition, self._env, self._notify = processor, partition, environment, notify
+        self.changelog = processor.changelog(environment.app)
+        stamp = Stamp(
+            app=environment.app,
+            processor=processor.name,
+            version=processor.version,
+            partition=partition,
+            cluster_id=environment.cluster_id,
+            changelog_id=environment.changelog_ids.get(self.changelog, ""),
+        )
+        self._store = PartitionStore(environment.data_dir / processor.table / str(partition), stamp, environment.budget)
+        self._writer: ChangelogWriter | None = None
+        self._folder: Folder[Any] | None = None
+        self._held: list[Message] = []
+        self.restored_records = 0
+        """Changelog records read since the store was opened."""
+        self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
+        self.role, self.serving = Role.STANDBY, False
+        self.source_end = UNKNOWN
+        """The end of the source partition as last heard by the owner; UNKNOWN on a standby."""
+        self.current_ms = UNKNOWN
+        """For a standby: when its changelog's end was asked for which it has since reached."""
+
+    # -- position
+
+    @property
+    def applied(self) -> int:
+        """Return the last source offset in the committed state; -1 for none."""
+        return self._store.marker.applied
+
+    @property
+    def stream_ms(self) -> int:
+        return self._store.marker.stream_ms
+
+    @property
+    def changelog_next(self) -> int:
+        return self._store.changelog_next
+
+    @property
+    def active(self) -> bool:
+        return self.role is Role.ACTIVE
+
+    @property
+    def touched_ms(self) -> int:
+        return self._store.touched_ms
+
+    # -- ownership
+
+    @property
+    def fenced_in(self) -> bool:
+        """Return whether this worker holds the newest epoch, as far as it knows."""
+        return self._writer is not None
+
+    def fence(self, timeout_s: float) -> None:
+        """Become the only owner whose writes the broker accepts. Must come before the restore, else an old owner could still write."""
+        writer = ChangelogWriter(
+            self._env.client,
+            transactional_id=self.processor.transactional_id(self._env.app, self.partition),
+            changelog=self.changelog,
+            partition=self.partition,
+            transaction_timeout_s=self._env.transaction_timeout_s,
+        )
+        writer.fence(timeout_s)
+        self._writer = writer
+
+    def activate(self) -> None:
+        """Start folding from the restored position."""
+        self.role = Role.ACTIVE
+        self._folder = Folder(self.processor, self._store, applied=self.applied, stream_ms=self.stream_ms, cache_rows=self._env.cache_rows)
+
+    def stand_by(self) -> None:
+        """Stop folding: drop writer and fold state; what is committed stays."""
+        self.role, self._folder = Role.STANDBY, None
+        self._drop_writer()
+
+    def lose(self) -> None:
+        """Stop answering and writing: a newer owner exists."""
+        self.serving = False
+        self._folder = None
+        self._drop_writer()
+
+    def _drop_writer(self) -> None:
+        writer, self._writer = self._writer, None
+        if writer is not None:
+            writer.close()
+
+    @property
+    def folder(self) -> Folder[Any]:
+        assert self._folder is not None, "activate first"
+        return self._folder
+
+    # -- the path of a batch
+
+    def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> None:
+        """Make one transaction durable: first in Kafka, then here. Raises FencedError, BrokerError, StoreError."""
+        assert self._writer is not None, "fence first"
+        changelog_next = self._writer.write(changes, extra, timeout_s)
+        self._store.write(changes.puts, changes.marker, changelog_next)
+
+    def apply(self, messages: Iterable[Message]) -> None:
+        """Apply changelog records, whole transactions only: a reader never sees half of one."""
+        held, marker, end = self._held, None, 0
+        items: list[tuple[bytes, bytes | None]] = []
+        for message in messages:
+            self.restored_records += 1
+            held.append(message)
+            if message.key() == APPLIED:
+                items.extend((each.key() or b"", each.value()) for each in held[:-1])
+                marker, end = decode_marker(message.value() or b""), (message.offset() or 0) + 1
+                held.clear()
+                if len(items) >= WRITE_CHUNK:
+                    self._store.write(items, marker, end)
+                    items, marker = [], None
+        if marker is not None:
+            self._store.write(items, marker, end)
+        self._notify(self)
+
+    def torn(self) -> bool:
+        """Return whether changelog records are held back that no marker has closed."""
+        return bool(self._held)
+
+    def forget_torn(self) -> None:
+        """Drop records held back; they come again when reading resumes at `changelog_next`."""
+        self._held = []
+
+    def rebuild(self, cause: str) -> None:
+        self.forget_torn()
+        self._store.rebuild(cause)
+
+    def touch(self, now_ms: int) -> None:
+        self._store.touch(now_ms)
+
+    def close(self) -> None:
+        self.lose()
+        self.release_readers()
+        self._store.close()
+
+    # -- reads
+
+    def get(self, key: str) -> bytes | None:
+        return self._store.get(row_key(key))
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        return self._store.get_many([row_key(key) for key in keys])
+
+    def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+        return self._store.page(prefix, after, limit)
+
+    def everything(self) -> Iterable[tuple[bytes, bytes]]:
+        return self._store.everything()
+
+    def approximate_rows(self) -> int:
+        return self._store.approximate_rows()
+
+    async def reached(self, offset: int, timeout_s: float) -> bool:
+        """Wait until *offset* is in the committed state; False when time ran out or the partition went away first."""
+        if self.applied >= offset:
+            return True
+        future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
+        entry = (offset, future)
+        self._waiting.append(entry)
+        try:
+            return await asyncio.wait_for(future, timeout_s)
+        except TimeoutError:
+            return False
+        finally:
+            if entry in self._waiting:
+                self._waiting.remove(entry)
+
+    def wake_readers(self) -> None:
+        """Answer those whose position is reached. On the event loop only."""
+        if self._waiting:
+            applied = self.applied
+            for offset, future in self._waiting:
+                if offset <= applied and not future.done():
+                    future.set_result(True)
+            self._waiting = [entry for entry in self._waiting if not entry[1].done()]
+
+    def release_readers(self) -> None:
+        for _, future in self._waiting:
+            if not future.done():
+                future.get_loop().call_soon_threadsafe(_answer_no, future)
+        self._waiting = []
+
+
+def _answer_no(future: asyncio.Future[bool]) -> None:
+    if not future.done():
+        future.set_result(False)

@@ -1,0 +1,220 @@
+"""Bringing partitions abreast of their changelogs: once before they serve, continuously while they stand by."""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from holdfast.clock import system_clock
+from holdfast.errors import BrokerError, ChangelogError
+from holdfast.tables.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+READ_RECORDS = 20_000
+STAND_BY_RECORDS = 5_000
+DATE_EVERY_S = 1.0
+ASK_TIMEOUT_S = 1.0
+_OLD_END_TIMEOUT_S = 30.0
+
+Place = tuple[str, int]
+
+
+class Interrupted(Exception):
+    """A newer assignment has come: what was being restored may not be wanted any more."""
+
+
+def drain(consumer: Consumer, limit: int, timeout_s: float) -> list[Message]:
+    """Return what is queued, at most *limit* messages, waiting only for the first: `consume(n, t)` alone would wait out t."""
+    messages: list[Message] = consumer.consume(limit, 0)
+    if not messages and timeout_s:
+        first = consumer.poll(timeout_s)
+        if first is not None:
+            messages = [first, *consumer.consume(limit - 1, 0)]
+    return messages
+
+
+def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) -> Consumer:
+    """Return a consumer that reads committed changelog records to the partition's end and refuses to jump over a hole.
+
+    The end is told by PARTITION_EOF, since control records close the log and offsets alone cannot tell it. *wait_ms* bounds how
+    long an empty fetch waits before it says so.
+    """
+    return Consumer(
+        {
+            **client,
+            "group.id": f"{name}-changelog",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "fetch.queue.backoff.ms": 5,
+            "fetch.wait.max.ms": wait_ms,
+            "queued.max.messages.kbytes": 16 << 10,
+        }
+    )
+
+
+class _Reader:
+    """What restoring and standing by share: where each partition reads, and what to do when the log does not reach back that far."""
+
+    def __init__(self, consumer: Consumer) -> None:
+        self.consumer = consumer
+        self.parts: dict[Place, Partition] = {}
+        self._ends: dict[Place, int] = {}
+        self._asked: dict[Place, tuple[int, int]] = {}
+
+    def assign(self, parts: Iterable[Partition]) -> None:
+        self.parts = {(part.changelog, part.partition): part for part in parts}
+        self._ends.clear()
+        self._asked.clear()
+        for part in self.parts.values():
+            part.forget_torn()
+        self.consumer.assign([TopicPartition(part.changelog, part.partition, part.changelog_next) for part in self.parts.values()])
+
+    def step(self, limit: int, timeout_s: float) -> tuple[int, list[Partition]]:
+        """Apply what has come; return (records, partitions that reached the end)."""
+        by_place: dict[Place, list[Message]] = {}
+        ended: list[Partition] = []
+        records = 0
+        for message in drain(self.consumer, limit, timeout_s):
+            place = (message.topic() or "", message.partition() or 0)
+            error = message.error()
+            if error is None:
+                by_place.setdefault(place, []).append(message)
+                records += 1
+            elif error.code() == KafkaError._PARTITION_EOF:
+                ended.append(self.parts[place])
+                self._ends[place] = message.offset() or 0
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                self._rebuild(self.parts[place])
+            elif error.fatal() or not error.retriable():
+                raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
+        for place, messages in by_place.items():
+            self.parts[place].apply(messages)
+        return records, ended
+
+    def date(self) -> None:
+        """Find out how current the partitions are: ask for the ends of their logs, and date those that have since read up to one.
+
+        The end seen by a reader of committed records lies behind the log's while a transaction is open, so an end is kept until it
+        is reached.
+        """
+        for place, part in self.parts.items():
+            asked = self._asked.get(place)
+            if asked is not None and max(part.changelog_next, self._ends.get(place, 0)) >= asked[1]:
+                part.current_ms = asked[0]
+                asked = None
+            if asked is None:
+                now_ms = system_clock.now_ms()
+                try:
+                    _, end = self.consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
+                except KafkaException:
+                    continue  # the date stays as old as it is
+                self._asked[place] = (now_ms, end)
+
+    def _rebuild(self, part: Partition) -> None:
+        """The store is ahead of the log, or the log no longer reaches back to it: it never fits, so begin anew."""
+        part.rebuild("its changelog offset is outside the changelog")
+        low, _ = self.consumer.get_watermark_offsets(TopicPartition(part.changelog, part.partition), timeout=_OLD_END_TIMEOUT_S)
+        place = TopicPartition(part.changelog, part.partition, low)
+        self.consumer.incremental_unassign([TopicPartition(part.changelog, part.partition)])
+        self.consumer.incremental_assign([place])
+
+
+def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, interrupted: threading.Event, stall_timeout_s: float) -> int:
+    """Read the changelogs of *parts* to their ends; return the number of records read.
+
+    Raises Interrupted when told to stop, BrokerError when nothing has come for *stall_timeout_s*, ChangelogError when a log ends
+    inside a transaction (no reader of committed records can ever see that).
+    """
+    todo = {(part.changelog, part.partition) for part in parts}
+    if not todo:
+        return 0
+    reader = _Reader(changelog_consumer(client, name, wait_ms=10))
+    progress_s, total = system_clock.monotonic_s(), 0
+    try:
+        reader.assign(parts)
+        while todo:
+            if interrupted.is_set():
+                raise Interrupted
+            records, ended = reader.step(READ_RECORDS, 0.1)
+            total += records
+            for part in ended:
+                if part.torn():
+                    raise ChangelogError(f"changelog {part.changelog} partition {part.partition} ends inside a transaction")
+                todo.discard((part.changelog, part.partition))
+            if records or ended:
+                progress_s = system_clock.monotonic_s()
+            elif system_clock.monotonic_s() - progress_s > stall_timeout_s:
+                raise BrokerError(f"restoring {sorted(todo)}: nothing read for {stall_timeout_s:.0f} s; check the broker")
+    except KafkaException as error:
+        raise BrokerError(f"restoring {sorted(todo)}: {error.args[0].str()}") from error
+    finally:
+        reader.consumer.close()
+    return total
+
+
+class Follower(threading.Thread):
+    """Keeps standby partitions abreast of their changelogs, in a thread of its own.
+
+    `follow` replaces the set; when it returns, no partition outside the new set is touched any more. A failure ends the
+    following and is kept in `failure` for the owner of the thread to act on.
+    """
+
+    def __init__(self, client: Mapping[str, Any], name: str) -> None:
+        super().__init__(name="holdfast-standby", daemon=True)
+        self._client, self._name = client, name
+        self._lock, self._wanted, self._done = threading.Lock(), threading.Event(), threading.Event()
+        self._reader: _Reader | None = None
+        self.failure: Exception | None = None
+
+    def follow(self, parts: Iterable[Partition]) -> None:
+        parts = list(parts)
+        with self._lock:
+            if self._reader is None:
+                if not parts:
+                    return
+                self._reader = _Reader(changelog_consumer(self._client, self._name, wait_ms=200))
+            self._reader.assign(parts)
+            if parts:
+                self._wanted.set()
+                if not self.is_alive():
+                    self.start()
+            else:
+                self._wanted.clear()
+
+    def run(self) -> None:
+        dated_s = 0.0
+        while not self._done.is_set():
+            if not self._wanted.wait(0.5):
+                continue
+            records, now_s = 0, system_clock.monotonic_s()
+            try:
+                with self._lock:
+                    if self._reader is not None and self._reader.parts:
+                        records, _ = self._reader.step(STAND_BY_RECORDS, 0)
+                        if now_s - dated_s > DATE_EVERY_S:
+                            self._reader.date()
+                            dated_s = now_s
+            except Exception as error:
+                logger.exception("standby stopped following")
+                self.failure = error
+                return
+            # Outside the lock, so that follow() gets it; standbys need not be abreast to the millisecond.
+            self._done.wait(0.001 if records else 0.05)
+
+    def close(self) -> None:
+        self._done.set()
+        self._wanted.set()
+        if self.is_alive():
+            self.join(10)
+        with self._lock:
+            if self._reader is not None:
+                self._reader.consumer.close()
+                self._reader = None

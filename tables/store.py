@@ -1,0 +1,206 @@
+"""One RocksDB per table and partition, under memory limits shared by all stores of a process."""
+
+from __future__ import annotations
+
+import logging
+import shutil
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import cast
+
+import msgspec
+import rocksdict as R
+
+from holdfast.core.codec import APPLIED, META, NOTHING_APPLIED, Marker, decode_marker, encode_marker, row_key, text_key
+from holdfast.errors import StateError, StoreError
+
+logger = logging.getLogger(__name__)
+
+STORE_FORMAT = 1
+NEVER_TOUCHED = -1
+
+_STAMP = META + b"stamp"
+_CHANGELOG = META + b"changelog"
+_TOUCHED = META + b"touched"
+
+
+class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+    """Whose state a store holds. A store whose stamp differs in anything is set aside and rebuilt, never trusted.
+
+    *cluster_id* and *changelog_id* are Kafka's own: a topic deleted and made again has another id.
+    """
+
+    app: str
+    processor: str
+    version: int
+    partition: int
+    cluster_id: str
+    changelog_id: str
+    format: int = STORE_FORMAT
+
+
+@dataclass(frozen=True, slots=True)
+class Budget:
+    """The memory all stores of a process share: block cache and write buffers."""
+
+    cache: R.Cache
+    write_buffers: R.WriteBufferManager
+    write_buffer_bytes: int
+
+    @classmethod
+    def of(cls, cache_bytes: int, write_buffer_bytes: int) -> Budget:
+        """Return a budget; write buffers are counted on their own, so that a full cache cannot stall writes."""
+        return cls(R.Cache(cache_bytes), R.WriteBufferManager(write_buffer_bytes, False), write_buffer_bytes)
+
+    def options(self) -> R.Options:
+        options = R.Options(raw_mode=True)
+        options.create_if_missing(True)
+        options.set_write_buffer_manager(self.write_buffers)
+        options.set_write_buffer_size(max(1 << 20, min(16 << 20, self.write_buffer_bytes // 4)))
+        options.set_max_write_buffer_number(3)
+        options.set_max_open_files(256)
+        options.set_keep_log_file_num(2)
+        options.set_max_total_wal_size(self.write_buffer_bytes)
+        options.set_compression_type(R.DBCompressionType.lz4())
+        blocks = R.BlockBasedOptions()
+        blocks.set_block_cache(self.cache)
+        blocks.set_bloom_filter(10, False)
+        blocks.set_cache_index_and_filter_blocks(True)
+        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
+        options.set_block_based_table_factory(blocks)
+        return options
+
+
+class PartitionStore:
+    """Committed rows, timers and position of one partition, on disk.
+
+    Every write is one WriteBatch of rows, position and changelog offset together, so that after any crash the store is some
+    committed state, whole. The log is not synced: what a power loss takes is read again from the changelog.
+    """
+
+    def __init__(self, path: Path, stamp: Stamp, budget: Budget) -> None:
+        self.path, self.stamp, self._budget = path, stamp, budget
+        self._open()
+
+    def _open(self) -> None:
+        if self.path.exists():
+            cause = self._unfit()
+            if cause is None:
+                return
+            self._set_aside(cause)
+        try:
+            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self._db = R.Rdict(str(self.path), self._budget.options())
+            self._db[_STAMP] = msgspec.msgpack.encode(self.stamp)
+        except Exception as error:
+            raise StoreError(f"cannot create the store {self.path}: {error}; check the disk and permissions of the data folder") from error
+        self.marker, self.changelog_next = Marker(NOTHING_APPLIED, -1, self.stamp.version), 0
+
+    def _unfit(self) -> str | None:
+        """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
+        try:
+            self._db = R.Rdict(str(self.path), self._budget.options())
+        except Exception as error:
+            if "lock" in str(error).lower():
+                raise StoreError(f"the store {self.path} is in use by another process: give each worker its own data folder") from error
+            return f"it cannot be opened: {error}"
+        try:
+            found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=Stamp)
+            marker, offset = self._db.get(APPLIED), self._db.get(_CHANGELOG)
+            if found == self.stamp:
+                self.marker = decode_marker(marker) if marker else Marker(NOTHING_APPLIED, -1, self.stamp.version)
+                self.changelog_next = int(offset) if offset else 0
+                return None
+            cause = f"it belongs to {found}"
+        except (msgspec.DecodeError, StateError, ValueError) as error:
+            cause = f"it is corrupt or of a newer format: {error}"
+        except Exception as error:  # noqa: BLE001  RocksDB tells corruption by plain exceptions
+            cause = f"it cannot be read: {error}"
+        self._db.close()
+        return cause
+
+    def _set_aside(self, cause: str) -> None:
+        """Move a store that must not be used out of the way, keeping the newest such one for inspection."""
+        aside = self.path.with_name(self.path.name + ".set-aside")
+        shutil.rmtree(aside, ignore_errors=True)
+        self.path.rename(aside)
+        logger.warning("store set aside and rebuilt", extra={"store": str(self.path), "kept_at": str(aside), "cause": cause})
+
+    def rebuild(self, cause: str) -> None:
+        """Set the store aside and start an empty one in its place."""
+        self._db.close()
+        self._set_aside(cause)
+        self._open()
+
+    # -- reads; safe from any thread
+
+    def get(self, key: bytes) -> bytes | None:
+        value: bytes | None = self._db.get(key)
+        return value
+
+    def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        return list(self._db.get(list(keys))) if keys else []
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield (key, value) with *prefix* in key order, as of the call."""
+        return self._range(prefix, prefix)
+
+    def _range(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        for key, value in cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)):
+            if not key.startswith(prefix):
+                return
+            yield key, value
+
+    def page(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+        """Return up to *limit* rows with *prefix*, from the first key above *after*, in the order of the keys' bytes."""
+        start = row_key(prefix) if after is None else max(row_key(prefix), row_key(after) + b"\x00")
+        out: list[tuple[str, bytes]] = []
+        for key, value in self._range(start, row_key(prefix)):
+            out.append((text_key(key), value))
+            if len(out) == limit:
+                break
+        return out
+
+    def everything(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all rows and timers in key order, for a digest."""
+        for key, value in cast(Iterator[tuple[bytes, bytes]], self._db.items()):
+            if key[:1] != META:
+                yield key, value
+
+    def approximate_rows(self) -> int:
+        return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
+
+    @property
+    def touched_ms(self) -> int:
+        """Return when the store was last known to be abreast of its changelog, ms; NEVER_TOUCHED for a new one."""
+        value = self._db.get(_TOUCHED)
+        return int(value) if value else NEVER_TOUCHED
+
+    # -- writes; one thread at a time
+
+    def write(self, items: Iterable[tuple[bytes, bytes | None]], marker: Marker, changelog_next: int) -> None:
+        """Make one transaction's rows, position and changelog offset durable together."""
+        batch = R.WriteBatch(raw_mode=True)
+        put, delete = batch.put, batch.delete
+        for key, value in items:
+            if value is None:
+                delete(key)
+            else:
+                put(key, value)
+        batch.put(APPLIED, encode_marker(marker))
+        batch.put(_CHANGELOG, b"%d" % changelog_next)
+        try:
+            self._db.write(batch)
+        except Exception as error:
+            raise StoreError(
+                f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
+            ) from error
+        self.marker, self.changelog_next = marker, changelog_next
+
+    def touch(self, now_ms: int) -> None:
+        """Note that the store is abreast of its changelog now; tombstones older than the topic keeps them can be missed otherwise."""
+        self._db[_TOUCHED] = b"%d" % now_ms
+
+    def close(self) -> None:
+        self._db.close()
