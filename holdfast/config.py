@@ -28,10 +28,12 @@ from urllib.parse import urlsplit
 from holdfast.config_sources import KAFKA, convert, find_file, read_layers
 from holdfast.errors import ConfigError
 from holdfast.kafka_properties import ALIASES, CONSUMER, MASK, PRODUCER, SHARED, KafkaProperties, check_name, check_value, is_secret
-from holdfast.security import Sasl, check_security, sasl_of, ssl_context_of
+from holdfast.security import Oidc, Sasl, check_security, sasl_of, ssl_context_of, trust
 
 if TYPE_CHECKING:
     from ssl import SSLContext
+
+__all__ = ["ClientConfig", "Oidc", "Sasl", "SettingRow", "Settings", "find_file", "load_settings", "settings_from_environment"]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
@@ -177,6 +179,10 @@ class Settings:
     def ssl_context(self) -> SSLContext | None:
         """Return a TLS context equal to what librdkafka makes of the `ssl.*` properties, None without TLS; reads the PEM files."""
         return ssl_context_of(self.kafka)
+
+    def token_ssl_context(self) -> SSLContext:
+        """Return the TLS context for the OAUTHBEARER token endpoint (`https.ca.location` or `https.ca.pem`, else the system's trust)."""
+        return trust(self.kafka, location="https.ca.location", pem="https.ca.pem")
 
     # What a person asks for
 
