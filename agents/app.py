@@ -7,6 +7,7 @@ from collections.abc import Iterable, Sequence
 from typing import Any
 
 import faust
+from faust.app import BootStrategy
 from faust.serializers import codecs
 from faust.transport.drivers import TRANSPORTS
 
@@ -39,7 +40,7 @@ codecs.register("holdfast", AsIs())
 TRANSPORTS.aliases["holdfast"] = "holdfast.agents.transport:BatchTransport"
 
 
-class Boot(faust.app.BootStrategy):  # type: ignore[misc]
+class Boot(BootStrategy):  # type: ignore[misc]
     """Faust's start order without its web server: ours answers from the start on, says whether it may, and asks for a token."""
 
     enable_web = False
