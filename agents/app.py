@@ -60,8 +60,8 @@ class App(faust.App):  # type: ignore[misc]
         self.keeper.on_crash = self._leave
         self.keeper.discard = lambda message: self.consumer.discard(message)
         self.keeper.who_owns = self._who_owns
-        web = WebService(self.settings, self.keeper, self.metrics, loop=self.loop, beacon=self.beacon)
-        return [web, KeeperService(self.keeper, loop=self.loop, beacon=self.beacon), *super().on_init_dependencies()]
+        web = WebService(self.settings, self.keeper, self.metrics)
+        return [web, KeeperService(self.keeper), *super().on_init_dependencies()]
 
     async def _leave(self, error: BaseException) -> None:
         exit_within(self.settings.commit_timeout_s, STUCK_EXIT_CODE)

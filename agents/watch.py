@@ -39,10 +39,6 @@ class KeeperService(Service):
         await self.keeper.close()
 
     @Service.task
-    async def _watch_loop(self) -> None:
-        await self.keeper.metrics.watch_loop()
-
-    @Service.task
     async def _watch(self) -> None:
         keeper = self.keeper
         probed_s = noted_s = time.monotonic()
