@@ -1,0 +1,149 @@
+"""How the web port reads requests and writes replies and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+import msgspec
+from aiohttp import web
+from multidict import MultiMapping
+
+from holdfast.core import queries
+from holdfast.core.queries import JSON, MSGPACK, Keys, Page, Reason, Refusal, Staleness
+
+B = TypeVar("B")
+
+BODY_TIMEOUT_S = 10.0
+LIMIT_INT = (1 << 63) - 1
+
+_COMMON = frozenset({"at-offset", "timeout-ms", "stale-ok", "version"})
+_OF_A_SCAN = _COMMON | {"prefix", "after", "limit"}
+
+
+class Refused(Exception):
+    """A request that gets no answer: HTTP status, reason, what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        error: Reason,
+        message: str,
+        *,
+        owner: str | None = None,
+        retry_after_ms: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.refusal = Refusal(error=error, message=message, owner=owner, retry_after_ms=retry_after_ms)
+        self.headers = dict(headers or {})
+        if retry_after_ms is not None:
+            self.headers["Retry-After"] = str(max(1, round(retry_after_ms / 1000)))
+
+
+def malformed(message: str) -> Refused:
+    return Refused(400, "malformed", message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a query states beside what it looks for."""
+
+    at_offset: int | None
+    timeout_ms: int
+    staleness: Staleness | None
+    version: int | None
+
+
+def terms_of(query: MultiMapping[str], *, scan: bool) -> Terms:
+    """Read the query string; a name that means nothing here is refused, so that a slip cannot drop a condition."""
+    if not query:
+        return _NO_TERMS
+    known = _OF_A_SCAN if scan else _COMMON
+    for name in query:
+        if name not in known:
+            raise malformed(f"unknown parameter {name[:40]!r}; this endpoint takes {', '.join(sorted(known))}")
+        if len(query.getall(name)) > 1:
+            raise malformed(f"parameter {name} is given twice")
+    staleness = None
+    if (text := query.get("stale-ok")) is not None:
+        try:
+            staleness = Staleness.parse(text)
+        except ValueError as error:
+            raise malformed(f"stale-ok: {error}") from None
+    timeout_ms = number(query, "timeout-ms")
+    return Terms(
+        at_offset=number(query, "at-offset"),
+        timeout_ms=queries.WAIT_MS if timeout_ms is None else min(timeout_ms, queries.LIMIT_WAIT_MS),
+        staleness=staleness,
+        version=number(query, "version"),
+    )
+
+
+_NO_TERMS = Terms(at_offset=None, timeout_ms=queries.WAIT_MS, staleness=None, version=None)
+
+
+def number(query: MultiMapping[str], name: str) -> int | None:
+    """Return a parameter that must be a whole number of 0 or more, None when it is not given."""
+    text = query.get(name)
+    return None if text is None else whole(text, name)
+
+
+def whole(text: str, name: str) -> int:
+    """Return the number, or refuse what is not one of 0 to 2^63-1 in plain digits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= LIMIT_INT):
+        raise malformed(f"{name} is {text[:40]!r}; it must be a whole number from 0 to {LIMIT_INT}")
+    return int(text)
+
+
+async def keys_of(request: web.Request) -> Keys:
+    """Read the body of a request for many rows."""
+    keys = await _body(request, queries.decode_keys, queries.decode_keys_json)
+    if not 1 <= len(keys.keys) <= queries.LIMIT_KEYS:
+        raise malformed(f"{len(keys.keys)} keys; ask for 1 to {queries.LIMIT_KEYS} at a time")
+    return keys
+
+
+async def page_of(request: web.Request) -> Page:
+    """Read what a scan asks for, from the query string (GET) or the body (POST)."""
+    if request.method == "POST":
+        page = await _body(request, queries.decode_page, queries.decode_page_json)
+    else:
+        limit = number(request.query, "limit")
+        prefix, after = request.query.get("prefix", ""), request.query.get("after")
+        page = Page(prefix=prefix, after=after, limit=queries.PAGE_ROWS if limit is None else limit)
+    if page.limit < 1:
+        raise malformed(f"limit is {page.limit}; ask for 1 to {queries.LIMIT_PAGE_ROWS} rows a page")
+    return page
+
+
+async def _body(request: web.Request, decode: Callable[[bytes], B], decode_json: Callable[[bytes], B]) -> B:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await request.read()
+    except TimeoutError:
+        raise Refused(408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+    except web.HTTPRequestEntityTooLarge:
+        message = f"the body is over {queries.LIMIT_BODY_BYTES} bytes; ask for fewer keys at a time"
+        raise Refused(413, "too_large", message, headers={"Connection": "close"}) from None
+    try:
+        return decode(body) if request.content_type == MSGPACK else decode_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise malformed(f"body: {error}") from None
+
+
+def wants_msgpack(request: web.Request) -> bool:
+    return MSGPACK in request.headers.get("Accept", "")
+
+
+def respond(request: web.Request, body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return *body* in the form the asker accepts; JSON unless MessagePack is asked for."""
+    content, content_type = (queries.encode(body), MSGPACK) if wants_msgpack(request) else (queries.encode_json(body) + b"\n", JSON)
+    return web.Response(body=content, status=status, headers={"Content-Type": content_type, "Cache-Control": "no-store", **(headers or {})})
+
+
+def respond_refused(request: web.Request, refused: Refused) -> web.Response:
+    return respond(request, refused.refusal, status=refused.status, headers=refused.headers)

@@ -1,0 +1,194 @@
+"""Which worker holds which partition of which table, as the workers themselves announce it on the application's workers topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from typing import Protocol
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.queries import TableClaims, WorkerClaims, decode_worker
+from holdfast.errors import BrokerError
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+
+
+class Workers:
+    """What the workers claim to hold, at one moment. Claims are by table name and version; other versions are other tables.
+
+    >>> old = WorkerClaims(url="http://a", generation=1, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[0, 1])})
+    >>> new = WorkerClaims(url="http://b", generation=2, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[1])})
+    >>> workers = Workers([old, new])
+    >>> workers.owner("t", 1, 0), workers.owner("t", 1, 1), workers.owner("t", 2, 0), workers.partitions("t", 1)
+    ('http://a', 'http://b', None, 2)
+    """
+
+    __slots__ = ("_by_age", "_owners", "_partitions", "_standbys", "urls")
+
+    def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
+        # Ascending, so that what is written last into the maps is the newest claim.
+        self._by_age = sorted(claims, key=lambda worker: (worker.generation, worker.at_ms, worker.url))
+        self._owners: dict[tuple[str, int, int], str] = {}
+        self._standbys: dict[tuple[str, int, int], list[str]] = {}
+        self._partitions: dict[tuple[str, int], int] = {}
+        self.urls = frozenset(worker.url for worker in self._by_age)
+        for worker in self._by_age:
+            for table, held in worker.tables.items():
+                self._take(worker.url, table, held)
+
+    def _take(self, url: str, table: str, held: TableClaims) -> None:
+        self._partitions[table, held.version] = held.partitions
+        for partition in held.active:
+            self._owners[table, held.version, partition] = url
+        for partition in held.standby:
+            self._standbys.setdefault((table, held.version, partition), []).insert(0, url)
+
+    def owner(self, table: str, version: int, partition: int) -> str | None:
+        """Return the URL of the worker with the newest claim on the partition."""
+        return self._owners.get((table, version, partition))
+
+    def standbys(self, table: str, version: int, partition: int) -> list[str]:
+        """Return the URLs of the workers that keep a replica of the partition, newest claim first."""
+        return self._standbys.get((table, version, partition), [])
+
+    def partitions(self, table: str, version: int) -> int:
+        """Return how many partitions the table has, 0 when no worker has told."""
+        return self._partitions.get((table, version), 0)
+
+    def versions(self, table: str) -> list[int]:
+        """Return the versions of the table that workers serve."""
+        return sorted(version for name, version in self._partitions if name == table)
+
+
+class Directory(Protocol):
+    """Where a TableClient learns who holds what."""
+
+    @property
+    def workers(self) -> Workers:
+        """Return what was read last; empty at first."""
+        ...
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Bring `workers` abreast of what was announced before this call. Raises BrokerError when that takes longer."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class WorkersTopic:
+    """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new.
+
+    All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the event loop.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock = system_clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._topic = settings.workers_topic
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-workers-topic")
+        self._consumer: Consumer | None = None
+        self._next = 0
+        self._claims: dict[str, WorkerClaims] = {}
+        self.workers = Workers()
+
+    async def refresh(self, timeout_s: float) -> None:
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        self.workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, deadline_s)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown(wait=False)
+
+    # -- in the thread
+
+    def _close(self) -> None:
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            consumer.close()
+
+    def _read(self, deadline_s: float) -> Workers:
+        try:
+            consumer = self._opened()
+            _, end = consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=self._left_s(deadline_s))
+            if end < self._next:  # the topic was deleted and made again
+                self._close()
+                consumer = self._opened()
+            while self._next < end:
+                message = consumer.poll(min(_POLL_S, self._left_s(deadline_s)))
+                if message is not None:
+                    self._take(message)
+        except KafkaException as error:
+            return self._failed(error.args[0])
+        return Workers(self._claims.values())
+
+    def _opened(self) -> Consumer:
+        if self._consumer is None:
+            overrides: dict[str, str | int | bool] = {
+                "group.id": f"{self._settings.app}-workers-readers",  # never joined
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+            }
+            self._consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
+            self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+            self._next, self._claims = 0, {}
+        return self._consumer
+
+    def _left_s(self, deadline_s: float) -> float:
+        left_s = deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return left_s
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        if error is None:
+            self._next = (message.offset() or 0) + 1
+            self._learn((message.key() or b"").decode(errors="replace"), message.value())
+        elif error.code() == KafkaError._PARTITION_EOF:
+            # Compaction may have left nothing at the last offsets; the end is told by this alone.
+            self._next = max(self._next, message.offset() or 0)
+        elif error.fatal() or not error.retriable():
+            raise KafkaException(error)
+
+    def _learn(self, url: str, value: bytes | None) -> None:
+        if value is None:
+            self._claims.pop(url, None)
+            return
+        try:
+            self._claims[url] = decode_worker(value)
+        except msgspec.DecodeError as error:
+            logger.warning("a record of the workers topic is unreadable", extra={"topic": self._topic, "worker": url, "cause": str(error)})
+
+    def _failed(self, error: KafkaError) -> Workers:
+        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
+            return Workers()  # no worker has ever announced itself
+        self._close()
+        raise BrokerError(
+            f"cannot read the workers topic {self._topic} at {self._settings.bootstrap_servers}: {error.str()}; "
+            "check bootstrap.servers and the broker"
+        )
+
+
+class FixedDirectory:
+    """A directory that knows what it was told; for tests and for a single worker without announcements."""
+
+    def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
+        self.workers = Workers(claims)
+
+    def announce(self, claims: Mapping[str, WorkerClaims]) -> None:
+        """Replace what is known, keyed by URL as on the topic."""
+        self.workers = Workers(claims.values())
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Nothing is newer than what was told."""
+
+    async def close(self) -> None:
+        """Nothing is held."""
