@@ -20,6 +20,11 @@ HoldfastError
 ├── JarError                 the Java archives that Kafka and Spark run on could not be had
 │   ├── JarChecksumError     a fetched archive is not the one that the lock file names
 │   └── JavaMissingError     no JDK, or one that is too old
+├── PipelineError            landing, replaying or verifying could not go on
+│   ├── SparkError           Spark is missing, did not start, or a job of it failed
+│   ├── LostRecordsError     records that are needed are not in the topic any more
+│   ├── LakeError            a table of the lake does not continue where it must: overlap, hole, foreign rows
+│   └── OrderError           records of a partition came out of offset order; never folded
 └── DevBrokerError           the local development broker could not be set up or started
 """
 
@@ -108,6 +113,26 @@ class JarChecksumError(JarError):
 
 class JavaMissingError(JarError):
     """No JDK, or one that is too old."""
+
+
+class PipelineError(HoldfastError):
+    """Landing, replaying or verifying could not go on."""
+
+
+class SparkError(PipelineError):
+    """Spark is missing, did not start, or a job of it failed."""
+
+
+class LostRecordsError(PipelineError):
+    """Records that are needed are not in the topic any more."""
+
+
+class LakeError(PipelineError):
+    """A table of the lake does not continue where it must: overlap, hole, foreign rows."""
+
+
+class OrderError(PipelineError):
+    """Records of a partition came out of offset order; they are never folded so."""
 
 
 class DevBrokerError(HoldfastError):
