@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable, Sequence
-from typing import Any
+from typing import Any, cast
 
 import faust
 from faust.app import BootStrategy
@@ -40,13 +40,13 @@ codecs.register("holdfast", AsIs())
 TRANSPORTS.aliases["holdfast"] = "holdfast.agents.transport:BatchTransport"
 
 
-class Boot(BootStrategy):  # type: ignore[misc]
+class Boot(BootStrategy):
     """Faust's start order without its web server: ours answers from the start on, says whether it may, and asks for a token."""
 
     enable_web = False
 
 
-class App(faust.App):  # type: ignore[misc]
+class App(faust.App):
     """A Faust app whose tables are kept by a `Keeper`. Made by `create_app`."""
 
     BootStrategy = Boot
@@ -58,7 +58,7 @@ class App(faust.App):  # type: ignore[misc]
         self.metrics = Metrics(self.settings.app)
         self.keeper = Keeper(self.settings, self.processors, self.metrics)
         self.keeper.on_crash = self._leave
-        self.keeper.discard = lambda message: self.consumer.discard(message)
+        self.keeper.discard = lambda message: cast(Any, self.consumer).discard(message)
         self.keeper.who_owns = self._who_owns
         web = WebService(self.settings, self.keeper, self.metrics)
         return [web, KeeperService(self.keeper), *super().on_init_dependencies()]

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import KafkaException, TopicCollection
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
@@ -31,7 +31,7 @@ class Cluster:
 
 def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Cluster:
     """Return what a worker needs of the cluster. Blocks; raises TopicError for a missing or wrong topic, BrokerError without an answer."""
-    admin = AdminClient(settings.client())
+    admin = AdminClient({**settings.client()})
     timeout_s = settings.request_timeout_s
     try:
         listed = admin.list_topics(timeout=timeout_s)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from typing import Any
+from typing import Any, cast
 
 from faust.tables import manager, recovery
 from faust.types import TP
@@ -22,6 +22,7 @@ logger = logging.getLogger(__name__)
 class KeeperRecovery(recovery.Recovery):
     """Turns an assignment into a plan for the keeper, and opens the tap when the plan is carried out."""
 
+    app: Any
     plan: Plan
 
     @property
@@ -58,7 +59,7 @@ class KeeperRecovery(recovery.Recovery):
     @Service.task
     async def _restart_recovery(self) -> None:
         while not self.should_stop:
-            if await self.wait_for_stopped(self.signal_recovery_start):
+            if await self.wait_for_stopped(cast(Any, self.signal_recovery_start)):
                 break
             self.signal_recovery_start.clear()
             plan = self.plan
@@ -106,8 +107,10 @@ class KeeperRecovery(recovery.Recovery):
 class KeeperTables(manager.TableManager):
     """Faust's table manager with our recovery; its first call of a revocation or a stop voids what was fetched."""
 
+    app: Any
+
     @property
-    def recovery(self) -> KeeperRecovery:
+    def recovery(self) -> recovery.Recovery:
         if self._recovery is None:
             self._recovery = KeeperRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
         return self._recovery

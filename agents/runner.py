@@ -38,7 +38,7 @@ def batch_of(fetched: Fetched, inputs: Sequence[Input]) -> Batch:
     """Return fetched records as the columns a folder takes."""
     messages = fetched.messages
     dense = fetched.last - (messages[0].offset() or 0) + 1 == len(messages)
-    offsets = range(fetched.last - len(messages) + 1, fetched.last + 1) if dense else [message.offset() for message in messages]
+    offsets = range(fetched.last - len(messages) + 1, fetched.last + 1) if dense else [message.offset() or 0 for message in messages]
     times_ms = [at_ms if kind else -1 for kind, at_ms in map(Message.timestamp, messages)]
     return Batch(offsets, times_ms, tuple(list(map(_COLUMN[name], messages)) for name in inputs))
 
@@ -169,7 +169,7 @@ def quarantine_record(topic: str, processor: str, refused: Refused, message: Mes
     """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers."""
     value, key = message.value(), message.key()
     headers: list[tuple[str, bytes | None]] = [
-        *(message.headers() or ()),  # type: ignore[list-item]
+        *(message.headers() or ()),
         ("holdfast-processor", processor.encode()),
         ("holdfast-topic", (message.topic() or "").encode()),
         ("holdfast-partition", b"%d" % (message.partition() or 0)),

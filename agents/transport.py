@@ -62,6 +62,9 @@ class GroupThread(driver.AIOKafkaConsumerThread):
 class BatchConsumer(driver.Consumer):
     """Hands agents one event per partition and fetch, at positions that the keeper's state names."""
 
+    app: Any
+    _thread: Any
+
     @property
     def keeper(self) -> Keeper:
         keeper: Keeper = self.app.keeper
@@ -131,7 +134,7 @@ class BatchConsumer(driver.Consumer):
             timestamp_type=1,
             headers=None,
             key=None,
-            value=fetched,
+            value=fetched,  # type: ignore[arg-type]  # our codec hands it on as it is
             checksum=None,
             serialized_key_size=0,
             serialized_value_size=len(fetched.messages),

@@ -140,7 +140,7 @@ class PartitionStore:
         return value
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        return list(self._db.get(list(keys))) if keys else []
+        return list(self._db.get(list(keys)) or ()) if keys else []
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) with *prefix* in key order, as of the call."""

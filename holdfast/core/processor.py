@@ -10,6 +10,7 @@ from typing import Any, Generic, Literal, TypeVar
 import msgspec
 
 from holdfast.core.rows import Rows
+from holdfast.core.rowtypes import why_unfit
 from holdfast.errors import ConfigError
 
 E = TypeVar("E")
@@ -47,7 +48,7 @@ class Processor(Generic[E, R]):
     in ms (the highest append time so far); it changes rows and may return or yield what to emit. *on_wake* is called when stream
     time passes a time set with `rows.wake_at`. All three must be pure: no clock, no chance, no input or output.
 
-    *route* tells queries in which source partition a row key lives, given the partition count; without it a query asks every
+    *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
     partition, since only the records' producer knows. `emits` names the topics the fold may emit to, so that they can be created.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the log's beginning.
@@ -61,7 +62,7 @@ class Processor(Generic[E, R]):
     version: int = 1
     inputs: tuple[Input, ...] = ("value",)
     on_wake: Callable[[Rows[R], str, int], Emits] | None = None
-    route: Callable[[str, int], int] | None = None
+    route: Callable[[str, int], int | None] | None = None
     emits: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
@@ -70,6 +71,10 @@ class Processor(Generic[E, R]):
         for topic in (self.source, *self.emits):
             if not _TOPIC.fullmatch(topic) or topic in (".", ".."):
                 raise ConfigError(f"processor {self.name}: {topic!r} is not a valid Kafka topic name")
+        if isinstance(self.emits, str):
+            raise ConfigError(f"processor {self.name}: emits {self.emits!r}; write a tuple of topics: ({self.emits!r},)")
+        if (why := why_unfit(self.row)) is not None:
+            raise ConfigError(f"processor {self.name}: row type {self.row!r:.200}: {why}")
         if self.version < 1:
             raise ConfigError(f"processor {self.name}: version {self.version}; versions start at 1")
         unknown = [name for name in self.inputs if name not in ("value", "key", "headers", "offset")]
