@@ -292,7 +292,7 @@ class Keeper:
         return owned.part if owned is not None else self._standby.get((table, partition))
 
     def partitions(self, table: str) -> int:
-        return self.cluster.partitions[table]
+        return 0 if self._cluster is None else self._cluster.partitions[table]
 
     @property
     def standby_failure(self) -> Exception | None:
