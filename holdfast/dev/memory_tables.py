@@ -1,0 +1,152 @@
+"""Tables in memory behind a real web port: for tests of code that asks tables, without Kafka and without workers.
+
+async with MemoryWorker(settings, [totals], partitions=2) as worker:
+    worker.put(totals, 0, "ada", Total(count=3), offset=41)
+    async with TableClient(settings, [totals], directory=worker.directory()) as tables:
+        assert (await tables.get(totals, "ada")).value == Total(count=3)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Mapping, Sequence
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.agents.metrics import Metrics
+from holdfast.agents.serving import UNKNOWN
+from holdfast.agents.web import WebService
+from holdfast.clients.directory import FixedDirectory
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.codec import NOTHING_APPLIED, RowCodec
+from holdfast.core.processor import Processor
+from holdfast.core.queries import TableClaims, WorkerClaims
+
+
+class MemoryReplica:
+    """One partition of a table, whose state is whatever the test says."""
+
+    def __init__(self, processor: Processor[Any, Any], partition: int, *, active: bool = True) -> None:
+        self.processor, self.partition, self.active, self.serving = processor, partition, active, True
+        self.applied, self.stream_ms, self.source_end, self.current_ms = NOTHING_APPLIED, -1, UNKNOWN, UNKNOWN
+        self.rows: dict[str, bytes] = {}
+        self._codec: RowCodec[Any] = RowCodec(processor.row)
+        self._moved = asyncio.Condition()
+
+    def put(self, key: str, row: Any) -> None:
+        """Set a row, or remove it with None."""
+        if row is None:
+            self.rows.pop(key, None)
+        else:
+            self.rows[key] = self._codec.encode(row)
+
+    async def advance(self, offset: int, stream_ms: int = -1) -> None:
+        """Let the state reflect everything up to *offset*, and wake who waits for that."""
+        self.applied, self.stream_ms = offset, max(self.stream_ms, stream_ms)
+        await self.wake()
+
+    async def wake(self) -> None:
+        async with self._moved:
+            self._moved.notify_all()
+
+    def get(self, key: str) -> bytes | None:
+        return self.rows.get(key)
+
+    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
+        return [self.rows.get(key) for key in keys]
+
+    def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+        above = b"" if after is None else after.encode()
+        keys = (key for key in self.rows if key.startswith(prefix) and (after is None or key.encode() > above))
+        return [(key, self.rows[key]) for key in sorted(keys, key=str.encode)[:limit]]
+
+    def approximate_rows(self) -> int:
+        return len(self.rows)
+
+    async def reached(self, offset: int, timeout_s: float) -> bool:
+        try:
+            async with asyncio.timeout(timeout_s), self._moved:
+                await self._moved.wait_for(lambda: self.applied >= offset or not self.serving)
+        except TimeoutError:
+            pass
+        return self.applied >= offset
+
+
+class MemoryWorker:
+    """A worker without Kafka: it serves what it is told to hold, at `settings.advertised_url`."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        processors: Iterable[Processor[Any, Any]],
+        *,
+        partitions: int,
+        active: Iterable[int] | None = None,
+        standby: Iterable[int] = (),
+        clock: Clock = system_clock,
+    ) -> None:
+        self.settings, self.url = settings, settings.advertised_url
+        self._processors = {processor.name: processor for processor in processors}
+        self._count = partitions
+        self.replicas: dict[tuple[str, int], MemoryReplica] = {}
+        self.owners: dict[tuple[str, int], str] = {}
+        self.cause: str | None = None
+        self.metrics = Metrics(settings.app, clock)
+        for name, processor in self._processors.items():
+            for partition in range(partitions) if active is None else active:
+                self.replicas[name, partition] = MemoryReplica(processor, partition)
+                self.owners[name, partition] = self.url
+            for partition in standby:
+                self.replicas[name, partition] = MemoryReplica(processor, partition, active=False)
+        self._web = WebService(settings, self, self.metrics, clock=clock)
+
+    async def __aenter__(self) -> Self:
+        await self._web.start()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self._web.stop()
+
+    def replica(self, processor: Processor[Any, Any], partition: int) -> MemoryReplica:
+        return self.replicas[processor.name, partition]
+
+    def put(self, processor: Processor[Any, Any], partition: int, key: str, row: Any, *, offset: int) -> None:
+        """Set a row as the fold of the record at *offset* would."""
+        replica = self.replica(processor, partition)
+        replica.put(key, row)
+        replica.applied = offset
+
+    def claims(self, generation: int = 1) -> WorkerClaims:
+        """Return what a worker that holds this would announce."""
+        tables = {
+            name: TableClaims(
+                version=processor.version,
+                partitions=self._count,
+                active=sorted(at for (table, at), held in self.replicas.items() if table == name and held.active),
+                standby=sorted(at for (table, at), held in self.replicas.items() if table == name and not held.active),
+            )
+            for name, processor in self._processors.items()
+        }
+        return WorkerClaims(url=self.url, generation=generation, started_ms=0, at_ms=0, tables=tables)
+
+    def directory(self) -> FixedDirectory:
+        """Return a directory that knows this worker alone."""
+        return FixedDirectory([self.claims()])
+
+    # -- holdfast.agents.serving.Serving
+
+    def tables(self) -> Mapping[str, Processor[Any, Any]]:
+        return self._processors
+
+    def partitions(self, table: str) -> int:
+        return self._count
+
+    def lookup(self, table: str, partition: int) -> MemoryReplica | None:
+        return self.replicas.get((table, partition))
+
+    def owner(self, table: str, partition: int) -> str | None:
+        return self.owners.get((table, partition))
+
+    def unready(self) -> str | None:
+        return self.cause
