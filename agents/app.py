@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import logging
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
@@ -67,6 +68,10 @@ class App(faust.App):
         exit_within(self.settings.commit_timeout_s, STUCK_EXIT_CODE)
         await self.crash(error)
 
+    async def on_first_start(self) -> None:
+        await super().on_first_start()
+        quiet_the_collector()
+
     async def stop(self) -> None:
         exit_within(self.settings.commit_timeout_s + self.settings.rebalance_timeout_s, STUCK_EXIT_CODE)
         await super().stop()
@@ -77,6 +82,14 @@ class App(faust.App):
             if partition in topics.get(topic, ()):
                 return str(url)
         return None
+
+
+def quiet_the_collector() -> None:
+    """Have Python's cycle collector run rarely: a backlog keeps 10^5 records alive, none of them in a cycle, and walking them again
+    and again costs a fifth of the worker's time. What was loaded at start is not walked at all."""
+    gc.collect()
+    gc.freeze()
+    gc.set_threshold(100_000, 20, 100)
 
 
 def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | None = None) -> App:

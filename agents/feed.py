@@ -7,6 +7,7 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
+from itertools import groupby, repeat
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
@@ -55,6 +56,7 @@ class Feed:
         self._consumer: Consumer | None = None
         self._polling: asyncio.Future[Message | None] | None = None
         self._next: dict[Place, int] = {}
+        self._only_topic: str | None = None
         self.broker_down = False
 
     def _on_error(self, error: KafkaError) -> None:
@@ -71,6 +73,8 @@ class Feed:
         if old is not None:
             await asyncio.get_running_loop().run_in_executor(self._executor, old.close)
         self._next = dict(positions)
+        topics = {topic for topic, _ in positions}
+        self._only_topic = topics.pop() if len(topics) == 1 else None
         if not positions:
             return
         # Memory of librdkafka's queues is a setting per partition; a new consumer is how to change it.
@@ -104,17 +108,20 @@ class Feed:
         return self._sort(epoch, messages)
 
     def _sort(self, epoch: int, messages: list[Message]) -> list[Fetched]:
+        errors = list(map(Message.error, messages))
+        if errors.count(None) != len(errors):
+            for message, error in zip(messages, errors, strict=True):
+                if error is not None:
+                    self._check(message, error)
+            messages = [message for message, error in zip(messages, errors, strict=True) if error is None]
+        # Messages come in runs of one partition; this stays in C but for one step a run.
         by_place: dict[Place, list[Message]] = {}
-        for message in messages:
-            error = message.error()
-            if error is not None:
-                self._check(message, error)
-                continue
-            place = (message.topic(), message.partition())
-            try:
-                by_place[place].append(message)  # type: ignore[index]
-            except KeyError:
-                by_place[place] = [message]  # type: ignore[index]
+        at = 0
+        topics = repeat(self._only_topic) if self._only_topic else map(Message.topic, messages)
+        for place, run in groupby(zip(topics, map(Message.partition, messages))):  # noqa: B905  one of them is endless
+            end = at + sum(1 for _ in run)
+            by_place.setdefault(place, []).extend(messages[at:end])  # type: ignore[arg-type]
+            at = end
         if by_place:
             self.broker_down = False
         out = []

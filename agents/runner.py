@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLD_SLICE_S = 0.02
+FOLD_SLICE_S = 0.008
 QUARANTINE_COPY_BYTES = 4 << 20
 
 _COLUMN: dict[Input, Callable[[Message], Any]] = {
@@ -39,7 +39,7 @@ def batch_of(fetched: Fetched, inputs: Sequence[Input]) -> Batch:
     messages = fetched.messages
     dense = fetched.last - (messages[0].offset() or 0) + 1 == len(messages)
     offsets = range(fetched.last - len(messages) + 1, fetched.last + 1) if dense else [message.offset() or 0 for message in messages]
-    times_ms = [at_ms if kind else -1 for kind, at_ms in map(Message.timestamp, messages)]
+    times_ms = [at_ms for _, at_ms in map(Message.timestamp, messages)]
     return Batch(offsets, times_ms, tuple(list(map(_COLUMN[name], messages)) for name in inputs))
 
 
@@ -52,14 +52,14 @@ class Runner:
 
     def __init__(self, keeper: Keeper, part: Partition) -> None:
         self._keeper, self.part = keeper, part
-        self._pending: deque[Any] = deque()
+        self._pending: deque[tuple[Any, Batch]] = deque()
         self._busy_until_s = 0.0
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[None] | None = None
 
     def hand(self, event: Any) -> None:
         """Take over one fetched event; it is acked when its records are durable, or dropped when the partition is lost."""
-        self._pending.append(event)
+        self._pending.append((event, batch_of(event.value, self.part.processor.inputs)))
         if self.job is None or self.job.done():
             self.job = asyncio.ensure_future(self._run())
 
@@ -70,9 +70,9 @@ class Runner:
         try:
             while self._pending:
                 await self._linger()
-                events = self._gather()
+                events, batches = self._gather()
                 if events:
-                    await self._transact(events)
+                    await self._transact(events, batches)
         except Exception as error:
             logger.exception("partition failed", extra={"table": self.part.processor.table, "partition": self.part.partition})
             self._keeper.crash(error)
@@ -81,23 +81,25 @@ class Runner:
         """Let a trickle gather: a transaction costs the same whatever it holds. A partition just woken from idleness does not wait."""
         linger_s = self._keeper.linger_s
         if linger_s and time.monotonic() - self._busy_until_s < 4 * linger_s and len(self._pending) < 16:
-            records = sum(len(event.value.messages) for event in self._pending)
+            records = sum(len(batch.offsets) for _, batch in self._pending)
             if records < 2_000:
                 await asyncio.sleep(linger_s)
 
-    def _gather(self) -> list[Any]:
+    def _gather(self) -> tuple[list[Any], list[Batch]]:
         events: list[Any] = []
+        batches: list[Batch] = []
         size, limit = 0, self._keeper.transaction_bytes
-        while self._pending and (not events or size + self._pending[0].value.size_bytes <= limit):
-            event = self._pending.popleft()
+        while self._pending and (not events or size + self._pending[0][0].value.size_bytes <= limit):
+            event, batch = self._pending.popleft()
             if self._keeper.owns(self.part, event.value.epoch):
                 events.append(event)
+                batches.append(batch)
                 size += event.value.size_bytes
             else:
                 self._keeper.void(event)
-        return events
+        return events, batches
 
-    async def _transact(self, events: list[Any]) -> None:
+    async def _transact(self, events: list[Any], batches: list[Batch]) -> None:
         part, keeper = self.part, self._keeper
         folder = part.folder
         fetched: list[Fetched] = [event.value for event in events]
@@ -105,7 +107,7 @@ class Runner:
             f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {fetched[0].first}"
         )
         sliced_s = time.monotonic()
-        for _ in folder.steps([batch_of(each, part.processor.inputs) for each in fetched]):
+        for _ in folder.steps(batches):
             if time.monotonic() - sliced_s > FOLD_SLICE_S:
                 await asyncio.sleep(0)
                 sliced_s = time.monotonic()

@@ -1,0 +1,1 @@
+"""Benchmarks with rivals' baselines, printing ratios. Not tests: nothing here asserts a time."""

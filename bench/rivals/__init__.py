@@ -1,0 +1,1 @@
+"""What holdfast is measured against."""

@@ -1,0 +1,112 @@
+"""The worker under measurement: holdfast's own worker, unchanged, with a clock on its first record and its last commit.
+
+    BENCH_FOLD=claims|count BENCH_RECORDS=N python -P -m bench.worker worker -l warn
+
+Clock: first record handed to an agent, to the last transaction committed in Kafka and written to RocksDB.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import resource
+import time
+from typing import Any
+
+import msgspec
+
+from holdfast.agents.app import create_app
+from holdfast.agents.keeper import Keeper
+from holdfast.agents.metrics import PartitionMetrics
+from holdfast.agents.rationalizer import processors
+from holdfast.config import settings_from_environment
+from holdfast.core.processor import Processor
+from holdfast.core.rows import Rows
+
+RECORDS = int(os.environ.get("BENCH_RECORDS", "0"))
+FOLD = os.environ.get("BENCH_FOLD", "claims")
+
+
+class Count(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What the plain loop keeps of a claim: time, offset, heartbeats seen, and who."""
+
+    time_s: int = 0
+    offset: int = 0
+    seen: int = 0
+    owner: bytes = b""
+
+
+NOTHING = Count()
+
+
+def decode(value: bytes) -> tuple[str, int, int, bytes]:
+    kind, _, time_s, instance, client, rest = value.split(b"/", 5)
+    key, _, offset = rest.rpartition(b"/")
+    if kind != b"Heartbeat" or key.count(b"/") != 2:
+        raise ValueError(value)
+    return key.decode(), int(time_s), int(offset), instance + b"/" + client
+
+
+def fold(rows: Rows[Count], event: tuple[str, int, int, bytes], at_ms: int) -> None:
+    key, time_s, offset, owner = event
+    rows[key] = Count(time_s, offset, rows.get(key, NOTHING).seen + 1, owner)
+
+
+class Clock:
+    """Wall, CPU and the longest stall of the event loop between the first record and the last commit."""
+
+    def __init__(self) -> None:
+        self.started_s = self.cpu_s = 0.0
+        self.records = self.rows = self.transactions = 0
+        self.stall_s = 0.0
+
+    def start(self) -> None:
+        if not self.started_s:
+            self.started_s, self.cpu_s = time.perf_counter(), time.process_time()
+            self.watch = asyncio.ensure_future(self._watch())
+
+    async def _watch(self) -> None:
+        while True:
+            before_s = time.perf_counter()
+            await asyncio.sleep(0.005)
+            self.stall_s = max(self.stall_s, time.perf_counter() - before_s - 0.005)
+
+    def committed(self, records: int, rows: int) -> None:
+        self.records += records
+        self.rows += rows
+        self.transactions += 1
+        if self.records >= RECORDS > 0:
+            wall_s, cpu_s = time.perf_counter() - self.started_s, time.process_time() - self.cpu_s
+            rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+            print(
+                f"RESULT holdfast-{FOLD} rate={self.records / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / self.records * 1e6:.2f} "
+                f"changelog={self.rows} transactions={self.transactions} stall_ms={self.stall_s * 1e3:.0f} rss_mb={rss}",
+                flush=True,
+            )
+            os._exit(0)
+
+
+def measure() -> None:
+    """Put the clock on the worker's own calls."""
+    clock = Clock()
+    hand, committed = Keeper.hand, PartitionMetrics.committed
+
+    def timed_hand(self: Keeper, processor: str, event: Any) -> None:
+        clock.start()
+        hand(self, processor, event)
+
+    def timed_committed(self: PartitionMetrics, *, records: int, rows: int, **others: Any) -> None:
+        committed(self, records=records, rows=rows, **others)
+        clock.committed(records, rows)
+
+    Keeper.hand = timed_hand  # type: ignore[method-assign]
+    PartitionMetrics.committed = timed_committed  # type: ignore[method-assign,assignment]
+
+
+settings = settings_from_environment()
+counting = Processor(name="count", source=settings.coordination_topic, decode=decode, fold=fold, row=Count)
+app = create_app(processors(settings) if FOLD == "claims" else [counting], settings)
+
+if __name__ == "__main__":
+    measure()
+    app.main()
