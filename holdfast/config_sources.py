@@ -18,8 +18,9 @@ from holdfast.kafka_properties import check_name, check_value, env_names, sugges
 ENV_PREFIX = "HOLDFAST_"
 ENV_KAFKA_PREFIX = "HOLDFAST_KAFKA__"
 ENV_CONFIG = "HOLDFAST_CONFIG"
-RESERVED_ENV = ("HOLDFAST_CONFIG", "HOLDFAST_DEV_", "HOLDFAST_DEMO_", "HOLDFAST_TEST_", "HOLDFAST_BENCH_")
-"""Variables that are not settings: the file's name, and what the development broker, the demo, tests and benchmarks read."""
+NOT_SETTINGS = frozenset({ENV_CONFIG, "HOLDFAST_CACHE", "HOLDFAST_MAVEN_REPOSITORY"})
+NOT_SETTINGS_PREFIXES = ("HOLDFAST_DEV_", "HOLDFAST_DEMO_", "HOLDFAST_TEST_", "HOLDFAST_BENCH_")
+"""Variables with other readers: where the file is, where jars come from, the development broker, the demo, tests and benchmarks."""
 
 DEFAULT_FILE = "holdfast.toml"
 KAFKA = "kafka."
@@ -107,7 +108,7 @@ def _from_env(known: Collection[str], env: Mapping[str, str]) -> Layer:
     spelled = {f"{ENV_PREFIX}{name.upper()}": name for name in known}
     spelled |= {f"{ENV_KAFKA_PREFIX}{name}": f"{KAFKA}{prop}" for name, prop in env_names().items()}
     for variable, text in sorted(env.items()):
-        if not variable.startswith(ENV_PREFIX) or variable.startswith(RESERVED_ENV) or not text:
+        if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS or variable.startswith(NOT_SETTINGS_PREFIXES) or not text:
             continue  # an empty variable is how a compose file says "not set"
         origin = f"environment {variable}"
         name, direct = spelled.get(variable), variable

@@ -363,7 +363,8 @@ def test_a_process_reads_its_own_environment_and_folder(monkeypatch: pytest.Monk
 
 def test_variables_of_the_development_broker_and_the_tests_are_not_settings() -> None:
     env = {"HOLDFAST_CONFIG": "x", "HOLDFAST_DEV_DIR": "x", "HOLDFAST_TEST_SEED": "1", "HOLDFAST_BENCH_N": "1", "HOLDFAST_DEMO_KEEP": "1"}
-    assert load(env=env) == Settings()
+    assert load(env=env | {"HOLDFAST_CACHE": "x", "HOLDFAST_MAVEN_REPOSITORY": "x"}) == Settings()
+    assert load(env={"HOLDFAST_CACHE_ROWS": "7"}).cache_rows == 7
 
 
 def test_every_setting_is_described() -> None:

@@ -1,0 +1,157 @@
+"""The `holdfast` command: global options, one lazily imported module per noun, and the exit codes.
+
+0: done. 1: the operation failed. 2: the command line or a setting is wrong. 130: interrupted.
+"""
+
+from __future__ import annotations
+
+import logging
+import sys
+from importlib import import_module
+from pathlib import Path
+from typing import Annotated, Any, NoReturn
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+from holdfast.cli.context import Globals, read_assignments
+from holdfast.cli.output import Output
+from holdfast.errors import ConfigError, HoldfastError
+
+COMMANDS = {
+    "config": "Print the effective settings and where each comes from.",
+    "dev": "Run a real Kafka broker on this machine for development and tests.",
+    "topics": "List, create, check and describe the topics of an application.",
+}
+"""Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""
+
+EXTRAS = {"pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": "spark", "pyarrow": "spark", "psycopg": "postgres"}
+"""Packages that only some installations have, by import name, and the extra that brings each."""
+
+# With a value of their own, so that each may also stand behind the command: `holdfast topics list --output json`.
+GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--app", "-A", "--output")
+GLOBAL_FLAGS = ("-v", "-vv", "--verbose")
+
+
+class LazyGroup(TyperGroup):
+    """A group that imports a command only to run it; help and completion read the table above."""
+
+    listing = False
+
+    def list_commands(self, ctx: Any) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: Any, cmd_name: str) -> Any:
+        if cmd_name not in COMMANDS:
+            return None
+        if self.listing:
+            return TyperCommand(cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
+        module = import_module(f"holdfast.cli.{cmd_name}")
+        command = typer.main.get_command(module.app)
+        command.name = cmd_name
+        return command
+
+    def format_help(self, ctx: Any, formatter: Any) -> None:
+        with_stubs = self._listing()
+        try:
+            super().format_help(ctx, formatter)
+        finally:
+            self.listing = with_stubs
+
+    def shell_complete(self, ctx: Any, incomplete: str) -> Any:
+        with_stubs = self._listing()
+        try:
+            return super().shell_complete(ctx, incomplete)
+        finally:
+            self.listing = with_stubs
+
+    def _listing(self) -> bool:
+        before, self.listing = self.listing, True
+        return before
+
+
+app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+
+
+def _print_version(wanted: bool) -> None:
+    if wanted:
+        from importlib.metadata import version
+
+        print(f"holdfast {version('holdfast')}")
+        raise typer.Exit
+
+
+@app.callback(help="Event-sourced processors on Kafka. The options below may stand before or behind the command.")
+def root(
+    context: typer.Context,
+    config: Annotated[Path | None, typer.Option(help="Settings file; else HOLDFAST_CONFIG, else holdfast.toml in this folder.")] = None,
+    bootstrap: Annotated[
+        str | None, typer.Option("--bootstrap", "--bootstrap-server", help="Brokers to begin with, host:port,host:port.")
+    ] = None,
+    assignments: Annotated[
+        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any setting, or kafka.<property>; may be repeated.")
+    ] = None,
+    application: Annotated[
+        str | None, typer.Option("--app", "-A", metavar="MODULE[:NAME]", help="Your application, as for `faust -A`; else holdfast's own.")
+    ] = None,
+    output: Annotated[Output, typer.Option(help="Form of the result on stdout.")] = Output.TABLE,
+    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log to stderr, and trace errors; -vv for more.")] = 0,
+    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+) -> None:
+    chosen = context.obj
+    assert isinstance(chosen, Globals)
+    chosen.config, chosen.application, chosen.output, chosen.verbose = config, application, output, verbose
+    # Without -v an error is said once, by `_fail`, and not by librdkafka's log as well.
+    logging.basicConfig(level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr)
+    chosen.flags = read_assignments(assignments or []) | ({"kafka.bootstrap.servers": bootstrap} if bootstrap else {})
+
+
+def hoist(arguments: list[str]) -> list[str]:
+    """Return the arguments with the global options first, so that they may stand anywhere before a `--`.
+
+    >>> hoist(["topics", "list", "--output", "json", "-v"])
+    ['--output', 'json', '-v', 'topics', 'list']
+    >>> hoist(["topics", "list", "--set=app=shop", "-Ashop", "--", "-v"])
+    ['--set=app=shop', '-Ashop', 'topics', 'list', '--', '-v']
+    """
+    first, rest, waiting = list[str](), list[str](), iter(arguments)
+    for argument in waiting:
+        if argument == "--":
+            return [*first, *rest, argument, *waiting]
+        if argument in GLOBAL_OPTIONS:
+            first += [argument, *([value] if (value := next(waiting, None)) is not None else [])]
+        elif argument in GLOBAL_FLAGS or argument.startswith(("-A", *(f"{option}=" for option in GLOBAL_OPTIONS))):
+            first.append(argument)
+        else:
+            rest.append(argument)
+    return [*first, *rest]
+
+
+def main(arguments: list[str] | None = None) -> NoReturn:
+    """Run one command line and exit with its code."""
+    chosen = Globals()
+    given = sys.argv[1:] if arguments is None else arguments
+    try:
+        typer.main.get_command(app).main(args=hoist(given), prog_name="holdfast", obj=chosen)
+    except HoldfastError as error:
+        _fail(str(error), code=2 if isinstance(error, ConfigError) else 1, verbose=chosen.verbose)
+    except ModuleNotFoundError as error:
+        extra = EXTRAS.get((error.name or "").partition(".")[0])
+        if extra is None:
+            raise
+        _fail(f"this command needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'", code=2, verbose=chosen.verbose)
+    sys.exit(0)
+
+
+def _fail(message: str, *, code: int, verbose: int) -> NoReturn:
+    """Say what is wrong in one line; called while the exception is handled, so that -v can show where it came from."""
+    if verbose:
+        import traceback
+
+        traceback.print_exc()
+    print(f"holdfast: {' '.join(message.split())}", file=sys.stderr)
+    sys.exit(code)
+
+
+if __name__ == "__main__":
+    main()

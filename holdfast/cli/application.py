@@ -1,0 +1,101 @@
+"""Loads the application a command is about: the module named with `-A`, as for `faust -A`, or holdfast's own."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from importlib import import_module
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+from holdfast.config import Settings
+from holdfast.core.processor import Processor
+from holdfast.errors import ConfigError
+from holdfast.kafka_properties import suggest
+
+BUILT_IN = "holdfast.agents.rationalizer:processors"
+NAMES = ("app", "processors")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Application:
+    """The processors of one application and the settings they run under."""
+
+    settings: Settings
+    processors: tuple[Processor[Any, Any], ...]
+
+    def processor(self, name: str) -> Processor[Any, Any]:
+        """Return the processor of this name; ConfigError with its neighbours when there is none."""
+        for processor in self.processors:
+            if processor.name == name:
+                return processor
+        names = [processor.name for processor in self.processors]
+        raise ConfigError(
+            f"application {self.settings.app} has no processor {name}{suggest(name, names)}; it has {', '.join(sorted(names))}"
+        )
+
+
+def load_application(spec: str | None, settings: Settings) -> Application:
+    """Return the application that *spec* names: "module", "module:name", or None for the built-in one.
+
+    What is found may be an app of `create_app`, a list of processors, or a function from settings to one. Settings that an app was
+    made with count where the command line, the environment and the file say nothing.
+    """
+    place = spec or BUILT_IN
+    module_name, _, attribute = place.partition(":")
+    module = _import(module_name)
+    found = _attribute(module, attribute)
+    own = getattr(found, "settings", None)
+    if isinstance(own, Settings):
+        settings = merge(settings, own)
+        found = found.processors  # type: ignore[attr-defined]  # what carries settings is an app
+    elif not isinstance(found, Sequence | Mapping) and isinstance(found, Callable):  # type: ignore[arg-type]
+        found = found(settings)  # type: ignore[operator]
+    processors = tuple(found.values() if isinstance(found, Mapping) else found) if isinstance(found, Mapping | Sequence) else ()
+    if not processors or not all(isinstance(processor, Processor) for processor in processors):
+        raise ConfigError(f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors")
+    if len({processor.name for processor in processors}) < len(processors):
+        raise ConfigError(f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}")
+    return Application(settings=settings, processors=processors)
+
+
+def merge(settings: Settings, own: Settings) -> Settings:
+    """Return *settings* with the application's *own* in place of defaults.
+
+    >>> merge(Settings(web_port=7000), Settings(app="shop", web_port=1)).app, merge(Settings(web_port=7000), Settings(web_port=1)).web_port
+    ('shop', 7000)
+    """
+    names = [declared.name for declared in fields(Settings) if declared.name not in ("kafka", "origins")]
+    changes = {name: getattr(own, name) for name in names if settings.origin(name) == "default"}
+    said = {name: value for name, value in settings.kafka.items() if settings.origin(f"kafka.{name}") != "default"}
+    return replace(settings, **changes, kafka={**own.kafka, **said})
+
+
+def _import(name: str) -> ModuleType:
+    # A script's sys.path lacks the current folder, where `-A shop` looks for shop.py. At the end, since a folder of some common name
+    # beside it (tables, agents) must not hide an installed package.
+    folder = str(Path.cwd())
+    if folder not in sys.path:
+        sys.path.append(folder)
+    try:
+        return import_module(name)
+    except ModuleNotFoundError as error:
+        missing = error.name or ""
+        if not name or name == missing or name.startswith(f"{missing}."):
+            raise ConfigError(f"-A {name}: there is no module {missing or name!r} in {folder} or among the installed packages") from error
+        raise
+
+
+def _attribute(module: ModuleType, name: str) -> object:
+    if name:
+        if not hasattr(module, name):
+            raise ConfigError(f"-A {module.__name__}:{name}: {module.__file__} has no {name}{suggest(name, [*vars(module)])}")
+        return getattr(module, name)
+    for candidate in NAMES:
+        if hasattr(module, candidate):
+            return getattr(module, candidate)
+    raise ConfigError(
+        f"-A {module.__name__}: {module.__file__} has neither `app` nor `processors`; name one with -A {module.__name__}:NAME"
+    )

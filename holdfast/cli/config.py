@@ -1,0 +1,42 @@
+"""`holdfast config`: the effective settings, secrets masked, and where each comes from."""
+
+from __future__ import annotations
+
+from dataclasses import asdict
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.output import note, show
+from holdfast.config import Settings
+from holdfast.errors import ConfigError
+
+app = typer.Typer(rich_markup_mode=None)
+
+
+@app.command(help="Print the effective settings and where each comes from: a flag, a variable, a file or the default. Secrets are masked.")
+def config(
+    context: typer.Context,
+    check: Annotated[
+        bool, typer.Option("--check", help="Also let librdkafka and Python's TLS read the Kafka properties; connects to nothing.")
+    ] = False,
+) -> None:
+    settings = settings_of(context)
+    show([asdict(row) for row in settings.describe()], ("name", "value", "origin"), output_of(context))
+    if check:
+        check_clients(settings)
+        note("settings and Kafka properties are accepted by every client")
+
+
+def check_clients(settings: Settings) -> None:
+    """Have every client read its configuration; ConfigError names what one of them refuses."""
+    from confluent_kafka import Consumer, KafkaException, Producer
+
+    try:
+        Producer(settings.producer())
+        Consumer(settings.consumer(**{"group.id": settings.app})).close()
+    except KafkaException as error:
+        raise ConfigError(f"a Kafka property is refused by librdkafka: {error.args[0].str()}") from error
+    settings.sasl()
+    settings.ssl_context()

@@ -1,0 +1,96 @@
+"""How commands print: one table or stable JSON on stdout, everything else on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from enum import StrEnum
+
+Cell = str | int | float | bool | None | Sequence["Cell"] | Mapping[str, "Cell"]
+Record = Mapping[str, Cell]
+
+
+class Output(StrEnum):
+    """What `--output` offers."""
+
+    TABLE = "table"
+    JSON = "json"
+
+
+def show(records: Sequence[Record], columns: Sequence[str], output: Output) -> None:
+    """Print *records*: as JSON whole, as a table only *columns*, headed as Kafka's tools do and with '-' for the unknown."""
+    if output is Output.JSON:
+        show_json(list(records))
+        return
+    heads = [column.upper().replace("_", "-") for column in columns]
+    lines = [[text(record.get(column)) for column in columns] for record in records]
+    numeric = [all(_is_number(record.get(column)) for record in records) for column in columns]
+    if sys.stdout.isatty():
+        _show_rich(heads, lines, numeric)
+    else:
+        for line in align([heads, *lines], numeric):
+            print(line)
+
+
+def show_json(value: Cell) -> None:
+    """Print one JSON document; keys keep their order, so that the text is stable too."""
+    print(json.dumps(value, indent=2, ensure_ascii=False))
+
+
+def note(message: str) -> None:
+    """Tell the person at the terminal something that is not part of the result."""
+    print(message, file=sys.stderr)
+
+
+def text(cell: Cell) -> str:
+    """Return what a table shows for *cell*.
+
+    >>> [text(cell) for cell in (None, "", 0, True, (1, 2), (), {"a": 1, "b": "x"})]
+    ['-', '-', '0', 'true', '1,2', '-', 'a=1,b=x']
+    """
+    match cell:
+        case None:
+            return "-"
+        case bool():
+            return "true" if cell else "false"
+        case str():
+            return cell or "-"
+        case Mapping():
+            return ",".join(f"{name}={text(value)}" for name, value in cell.items()) or "-"
+        case Sequence():
+            return ",".join(text(part) for part in cell) or "-"
+        case _:
+            return str(cell)
+
+
+def align(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
+    """Return *lines* in columns as wide as their widest cell, numbers to the right, nothing cut off.
+
+    >>> align([["TOPIC", "LAG"], ["a", "10"]], [False, True])
+    ['TOPIC  LAG', 'a       10']
+    """
+    widths = [max(len(line[index]) for line in lines) for index in range(len(numeric))]
+    return [
+        "  ".join(
+            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric, strict=True)
+        ).rstrip()
+        for line in lines
+    ]
+
+
+def _is_number(cell: Cell) -> bool:
+    return cell is None or (isinstance(cell, int | float) and not isinstance(cell, bool))
+
+
+def _show_rich(heads: Sequence[str], lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> None:
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=None, pad_edge=False, header_style="bold")
+    for head, right in zip(heads, numeric, strict=True):
+        table.add_column(head, justify="right" if right else "left", overflow="fold")
+    for line in lines:
+        table.add_row(*(Text(cell) for cell in line))  # Text, since a cell in brackets is not markup
+    Console().print(table)

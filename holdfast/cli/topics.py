@@ -1,0 +1,160 @@
+"""`holdfast topics`: list, create, check and describe the topics of an application."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.application import Application, load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Record, note, show
+from holdfast.clients.admin import Admin, check_topics, create_topics
+from holdfast.clients.topics import Action, Cluster, CreateTopic, Finding, Severity, check_processors, plan, specs_for, topic_names
+from holdfast.errors import TopicError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, create, check and describe the topics of an application.")
+
+CONNECT_TIMEOUT_S = 5.0
+"""How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up."""
+
+
+def _open(context: typer.Context) -> tuple[Application, Admin]:
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    return application, Admin(application.settings, connect_timeout_s=CONNECT_TIMEOUT_S)
+
+
+@app.command("list", help="List the application's topics, those that are missing too; --all lists every topic of the cluster.")
+def list_topics(
+    context: typer.Context,
+    every: Annotated[bool, typer.Option("--all", help="Every topic of the cluster, not only the application's.")] = False,
+) -> None:
+    application, admin = _open(context)
+    names = topic_names(application.settings, application.processors)
+    cluster = admin.cluster(None if every else names)
+    roles = {spec.name: spec.role.value for spec in specs_for(application.settings, application.processors, cluster)}
+    records = [_listed(name, roles.get(name), cluster) for name in sorted({*names, *cluster.topics})]
+    show(records, ("topic", "role", "partition_count", "replication_factor", "configs"), output_of(context))
+
+
+def _listed(name: str, role: str | None, cluster: Cluster) -> Record:
+    state = cluster.topics.get(name)
+    return {
+        "topic": name,
+        "role": "internal" if state and state.internal else role,
+        "exists": state is not None,
+        "partition_count": len(state.partitions) if state else None,
+        "replication_factor": state.replication_factor if state else None,
+        "configs": dict(state.overrides) if state else None,
+    }
+
+
+@app.command(help="Create the application's topics that are missing, with the right partitions, compaction, timestamps and replicas.")
+def create(
+    context: typer.Context,
+    partitions: Annotated[
+        int | None, typer.Option(min=1, max=10_000, help="Partitions of source and emit topics that do not exist yet.")
+    ] = None,
+    alter: Annotated[
+        bool, typer.Option("--alter", help="Also set the configuration of existing topics right where that loses nothing.")
+    ] = False,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
+) -> None:
+    application, admin = _open(context)
+    settings, processors = application.settings, application.processors
+    wrong = check_processors(settings, processors)
+    if wrong:
+        raise TopicError("; ".join(f"topic {finding.topic}: {finding.message}: {finding.remedy}" for finding in wrong))
+    if dry_run:
+        cluster = admin.cluster(topic_names(settings, processors))
+        actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
+    else:
+        actions = create_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
+    show(
+        [_done(action) for action in actions],
+        ("action", "topic", "role", "partition_count", "replication_factor", "configs"),
+        output_of(context),
+    )
+    if not actions:
+        note("nothing to do: every topic exists")
+    if not dry_run:
+        _insist(check_topics(settings, processors, admin=admin))
+
+
+def _done(action: Action) -> Record:
+    if isinstance(action, CreateTopic):
+        return {
+            "action": "create",
+            "topic": action.spec.name,
+            "role": action.spec.role.value,
+            "partition_count": action.partitions,
+            "replication_factor": action.spec.replication_factor,
+            "configs": dict(action.spec.config),
+        }
+    return {
+        "action": "alter",
+        "topic": action.topic,
+        "role": None,
+        "partition_count": None,
+        "replication_factor": None,
+        "configs": dict(action.config),
+    }
+
+
+def _insist(findings: list[Finding]) -> None:
+    """Tell what is still not right, and fail when state on these topics would be wrong."""
+    for finding in findings:
+        note(f"{finding.severity}: topic {finding.topic} {finding.message}; {finding.remedy}")
+    errors = sum(finding.severity is Severity.ERROR for finding in findings)
+    if errors:
+        raise TopicError(f"{errors} error(s) remain on existing topics, which `holdfast topics create` does not touch: see above")
+
+
+@app.command("check", help="Check the application's topics; exit code 1 when state on them would be wrong.")
+def check_command(
+    context: typer.Context,
+    strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
+) -> None:
+    application, admin = _open(context)
+    findings = check_topics(application.settings, application.processors, admin=admin)
+    records: list[Record] = [
+        {"severity": finding.severity.value, "topic": finding.topic, "message": finding.message, "remedy": finding.remedy}
+        for finding in findings
+    ]
+    show(records, ("severity", "topic", "message", "remedy"), output_of(context))
+    if not findings:
+        note("every topic is as it should be")
+    if any(strict or finding.severity is Severity.ERROR for finding in findings):
+        raise typer.Exit(1)
+
+
+@app.command(
+    help="Describe partitions: leader, replicas, in-sync replicas, first and next offset. Without names, those of the application."
+)
+def describe(
+    context: typer.Context,
+    topics: Annotated[list[str] | None, typer.Argument(help="Topics to describe.", metavar="[TOPIC]...")] = None,
+) -> None:
+    application, admin = _open(context)
+    cluster = admin.cluster(topics or topic_names(application.settings, application.processors))
+    missing = [name for name in topics or () if name not in cluster.topics]
+    if missing:
+        raise TopicError(f"topic {missing[0]} does not exist; `holdfast topics list --all` shows what does")
+    found = [(state.name, partition) for state in cluster.topics.values() for partition in state.partitions]
+    offsets = admin.offsets((name, partition.partition) for name, partition in found if partition.leader is not None)
+    records: list[Record] = []
+    for name, partition in found:
+        begin, end = offsets.get((name, partition.partition), (None, None))
+        records.append(
+            {
+                "topic": name,
+                "partition": partition.partition,
+                "leader": partition.leader,
+                "replicas": partition.replicas,
+                "isr": partition.in_sync,
+                "log_start_offset": begin,
+                "log_end_offset": end,
+            }
+        )
+    show(records, ("topic", "partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"), output_of(context))

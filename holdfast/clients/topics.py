@@ -1,0 +1,347 @@
+"""What the topics of an application must look like, what would have to change, and what is wrong with those that exist. Pure.
+
+`holdfast.clients.admin` looks at the cluster and carries out what is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from holdfast.config import Settings
+from holdfast.core.processor import Processor
+from holdfast.errors import TopicError
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+DEFAULT_MESSAGE_BYTES = 1_048_588
+"""Kafka's own limit of a record batch (`max.message.bytes`)."""
+
+
+class Role(StrEnum):
+    """What a topic is to the application."""
+
+    SOURCE = "source"
+    COORDINATION = "coordination"
+    CHANGELOG = "changelog"
+    EMIT = "emit"
+    QUARANTINE = "quarantine"
+    WORKERS = "workers"
+
+
+class Severity(StrEnum):
+    """An error makes state wrong or a worker stop; a warning makes it worse than it could be."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSpec:
+    """How one topic must be. *partitions* None: nobody has said, and the topic does not exist that could say."""
+
+    name: str
+    partitions: int | None
+    config: Mapping[str, str]
+    replication_factor: int
+    role: Role
+    source: str | None = None
+    """For a changelog, the topic whose partitions it follows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition as the cluster sees it; *leader* None when it has none."""
+
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicState:
+    """One topic as it is."""
+
+    name: str
+    partitions: tuple[PartitionState, ...]
+    config: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """The part of *config* that was set for this topic and is not the cluster's default."""
+
+    @property
+    def replication_factor(self) -> int:
+        """Return the replicas of the worst partition."""
+        return min((len(partition.replicas) for partition in self.partitions), default=0)
+
+    @property
+    def internal(self) -> bool:
+        """Tell whether Kafka keeps this topic for itself."""
+        return self.name in ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The brokers and those topics that were asked for."""
+
+    brokers: tuple[int, ...]
+    topics: Mapping[str, TopicState]
+
+    def partitions(self, topic: str) -> int | None:
+        """Return the partition count of *topic*, None when it does not exist."""
+        found = self.topics.get(topic)
+        return len(found.partitions) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic:
+    """Create a topic; its partition count is known."""
+
+    spec: TopicSpec
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterConfig:
+    """Set these keys of an existing topic's configuration and leave the others."""
+
+    topic: str
+    config: Mapping[str, str]
+
+
+Action = CreateTopic | AlterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be, and what to do."""
+
+    severity: Severity
+    topic: str
+    message: str
+    remedy: str
+
+
+Processors = Sequence[Processor[Any, Any]]
+
+
+def topic_names(settings: Settings, processors: Processors) -> list[str]:
+    """Return the names of every topic the application touches, sorted."""
+    names = {settings.quarantine_topic, settings.workers_topic}
+    for processor in processors:
+        names |= {processor.source, processor.changelog(settings.app), *processor.emits}
+    return sorted(names)
+
+
+def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, partitions: int | None = None) -> list[TopicSpec]:
+    """Return every topic the application needs, each once, sources first.
+
+    Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must be created.
+    """
+    specs: dict[str, TopicSpec] = {}
+    for processor in processors:
+        name = processor.source
+        specs[name] = _source(settings, name, cluster.partitions(name) or partitions)
+    for processor in processors:
+        count = specs[processor.source].partitions
+        changelog = processor.changelog(settings.app)
+        specs[changelog] = _spec(settings, changelog, Role.CHANGELOG, count, _CHANGELOG, source=processor.source)
+    for processor in processors:
+        count = partitions or specs[processor.source].partitions
+        for name in processor.emits:
+            specs.setdefault(name, _spec(settings, name, Role.EMIT, cluster.partitions(name) or count, _LOG))
+    widest = max((spec.partitions or 0 for spec in specs.values() if spec.role in (Role.SOURCE, Role.COORDINATION)), default=0)
+    quarantine, workers = settings.quarantine_topic, settings.workers_topic
+    count = cluster.partitions(quarantine) or widest or None
+    specs[quarantine] = _spec(settings, quarantine, Role.QUARANTINE, count, _QUARANTINE)
+    specs[workers] = _spec(settings, workers, Role.WORKERS, 1, _WORKERS)
+    return list(specs.values())
+
+
+_LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+_CHANGELOG = {
+    "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": str(HOUR_MS),
+    "delete.retention.ms": str(DAY_MS),
+}
+_WORKERS = _CHANGELOG
+_QUARANTINE = _LOG | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
+
+
+def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
+    role = Role.COORDINATION if name == settings.coordination_topic else Role.SOURCE
+    return _spec(settings, name, role, partitions, _LOG)
+
+
+def _spec(
+    settings: Settings, name: str, role: Role, partitions: int | None, config: Mapping[str, str], *, source: str | None = None
+) -> TopicSpec:
+    # With three replicas, two must have a record before it counts as written: then losing any one broker loses nothing. With two,
+    # asking for both would stop all writing as soon as one is away.
+    safe = {"min.insync.replicas": "2"} if settings.replication_factor >= 3 else {}
+    return TopicSpec(
+        name=name,
+        partitions=partitions,
+        config={**config, **safe},
+        replication_factor=settings.replication_factor,
+        role=role,
+        source=source,
+    )
+
+
+_OURS = ("cleanup.policy", "message.timestamp.type", "min.insync.replicas")
+ALTERABLE = {
+    Role.CHANGELOG: _OURS,
+    Role.WORKERS: _OURS,
+    Role.QUARANTINE: ("message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
+    Role.SOURCE: ("message.timestamp.type",),
+    Role.COORDINATION: ("message.timestamp.type",),
+    Role.EMIT: (),
+}
+"""What `plan(..., alter=True)` sets right on existing topics. Never what could delete a record that someone else wrote."""
+
+
+def plan(specs: Sequence[TopicSpec], cluster: Cluster, *, alter: bool = False) -> list[Action]:
+    """Return what to do so that every topic exists, in order; with *alter* also so that existing ones are laid out right.
+
+    Nothing is planned that cannot be taken back: partition counts and replicas of existing topics stay. A topic without a
+    partition count is a TopicError, as are more replicas than brokers.
+    """
+    actions: list[Action] = []
+    for spec in specs:
+        state = cluster.topics.get(spec.name)
+        if state is None:
+            actions.append(CreateTopic(spec=spec, partitions=_count(spec, cluster)))
+        elif alter and (changes := _changes(spec, state)):
+            actions.append(AlterConfig(topic=spec.name, config=changes))
+    return actions
+
+
+def _count(spec: TopicSpec, cluster: Cluster) -> int:
+    if spec.partitions is None:
+        missing = spec.source or spec.name
+        raise TopicError(f"topic {missing} does not exist and nothing tells how many partitions it should have: pass --partitions N")
+    if spec.replication_factor > len(cluster.brokers):
+        raise TopicError(
+            f"topic {spec.name} wants {spec.replication_factor} replicas but the cluster has {len(cluster.brokers)} broker(s): "
+            "lower replication_factor or add brokers"
+        )
+    return spec.partitions
+
+
+def _changes(spec: TopicSpec, state: TopicState) -> dict[str, str]:
+    # Asking for two copies in sync of a topic that has fewer would stop every write to it.
+    keys = [key for key in ALTERABLE[spec.role] if key in spec.config and (key != "min.insync.replicas" or state.replication_factor >= 3)]
+    return {key: spec.config[key] for key in keys if key in state.config and state.config[key] != spec.config[key]}
+
+
+def check(specs: Sequence[TopicSpec], cluster: Cluster) -> list[Finding]:
+    """Return what is wrong with the topics of an application, errors first."""
+    findings = [finding for spec in specs for finding in _check_one(spec, cluster)]
+    return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
+
+
+def check_processors(settings: Settings, processors: Processors) -> list[Finding]:
+    """Return what is wrong with how processors are wired to topics, whatever the cluster looks like."""
+    findings = []
+    taken = {settings.quarantine_topic, settings.workers_topic, *(processor.changelog(settings.app) for processor in processors)}
+    for processor in processors:
+        if settings.coordination_topic in processor.emits:
+            message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
+            findings.append(_error(settings.coordination_topic, message, "emit to a topic of its own"))
+        for topic in {processor.source, *processor.emits} & taken:
+            message = f"processor {processor.name} reads or emits to a topic that holdfast keeps for itself"
+            findings.append(_error(topic, message, "choose another topic"))
+    return findings
+
+
+def _error(topic: str, message: str, remedy: str) -> Finding:
+    return Finding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
+
+
+def _warning(topic: str, message: str, remedy: str) -> Finding:
+    return Finding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
+
+
+def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
+    state = cluster.topics.get(spec.name)
+    if state is None:
+        remedy = "run `holdfast topics create`" + ("" if spec.partitions else " --partitions N")
+        yield _error(spec.name, f"does not exist ({spec.role})", remedy)
+        return
+    yield from _check_partitions(spec, state)
+    yield from _check_cleanup(spec, state)
+    yield from _check_time(spec, state)
+    yield from _check_replicas(spec, state)
+    wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
+    if wanted is not None and size is not None and int(size) < int(wanted):
+        message = f"max.message.bytes is {size}, so the largest records are quarantined without their value"
+        yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
+
+
+def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    count = len(state.partitions)
+    if spec.role is Role.CHANGELOG and spec.partitions is not None and count != spec.partitions:
+        message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
+        remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
+        yield _error(spec.name, message, remedy)
+    if spec.role is Role.WORKERS and count != 1:
+        yield _error(spec.name, f"has {count} partitions instead of 1", f"delete {spec.name} and run `holdfast topics create`")
+    lost = [partition.partition for partition in state.partitions if partition.leader is None]
+    if lost:
+        yield _error(spec.name, f"partitions {lost} have no leader", "bring back the brokers that hold their replicas")
+
+
+def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    policy = state.config.get("cleanup.policy")
+    if policy is None:
+        return
+    if spec.role in (Role.CHANGELOG, Role.WORKERS) and policy != "compact":
+        message = f"cleanup.policy is {policy}: rows that do not change would be deleted in time and missing after a restore"
+        yield _error(spec.name, message, _alter(spec, "cleanup.policy=compact"))
+    if spec.role is Role.COORDINATION and "compact" in policy:
+        message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
+        yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+    if spec.role is Role.SOURCE and "compact" in policy:
+        message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
+        yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+
+
+def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    kind = state.config.get("message.timestamp.type")
+    if spec.role in (Role.SOURCE, Role.COORDINATION) and kind not in (None, "LogAppendTime"):
+        message = (
+            f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
+        )
+        yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
+
+
+def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    found = state.replication_factor
+    if found < spec.replication_factor:
+        message = f"has {found} replica(s) instead of {spec.replication_factor}: losing a broker may lose records"
+        yield _warning(spec.name, message, "add replicas with kafka-reassign-partitions, or lower replication_factor")
+    required = int(state.config.get("min.insync.replicas", 1))
+    if required > found:
+        message = f"min.insync.replicas is {required} with {found} replica(s): no write can succeed"
+        yield _error(spec.name, message, _alter(spec, f"min.insync.replicas={max(1, found - 1)}"))
+    elif found >= 3 and required < 2:
+        message = f"min.insync.replicas is {required}: a record counts as written with one copy"
+        yield _warning(spec.name, message, _alter(spec, "min.insync.replicas=2"))
+    behind = [partition.partition for partition in state.partitions if len(partition.in_sync) < len(partition.replicas)]
+    if behind:
+        yield _warning(spec.name, f"partitions {behind} have replicas that are not in sync", "look at the brokers that hold them")
+    if spec.role is not Role.EMIT and state.config.get("unclean.leader.election.enable") == "true":
+        message = "unclean.leader.election.enable is true: records that were acknowledged may be lost"
+        yield _warning(spec.name, message, _alter(spec, "unclean.leader.election.enable=false"))
+
+
+def _alter(spec: TopicSpec, assignment: str) -> str:
+    remedy = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config {assignment}"
+    key, _, value = assignment.partition("=")
+    ours = key in ALTERABLE[spec.role] and spec.config.get(key) == value
+    return f"run `holdfast topics create --alter` or {remedy}" if ours else f"run {remedy}"
