@@ -1,0 +1,89 @@
+"""Processes that are known by more than a number, so that a recycled pid is never signalled."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+from holdfast.clock import system_clock
+from holdfast.errors import DevBrokerError
+
+_POLL_S = 0.02
+
+
+def birth_of(pid: int) -> str | None:
+    """Return what tells this process from any other that has had or will have its pid; None when it is gone or a zombie."""
+    if not sys.platform.startswith("linux"):
+        return _birth_by_ps(pid)
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return None
+    # The command name stands in parentheses and may hold spaces and parentheses itself.
+    fields = text.rpartition(")")[2].split()
+    state, ticks_since_boot = fields[0], fields[19]
+    if state in "ZXx":
+        return None
+    boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+    return f"{boot}/{ticks_since_boot}"
+
+
+def _birth_by_ps(pid: int) -> str | None:
+    ran = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=10)
+    state, _, started = ran.stdout.strip().partition(" ")
+    return None if not started or state.startswith("Z") else started.strip()
+
+
+def is_alive(pid: int, birth: str) -> bool:
+    """Return whether the process recorded as (*pid*, *birth*) still runs."""
+    return birth_of(pid) == birth
+
+
+def is_stopped(pid: int) -> bool:
+    """Return whether the process is paused by SIGSTOP (always False where there is no /proc)."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
+    except (FileNotFoundError, ProcessLookupError):
+        return False
+    return text.rpartition(")")[2].split()[0] == "T"
+
+
+def send(pid: int, birth: str, number: signal.Signals) -> bool:
+    """Signal the recorded process; return False, without any signal, when it is no longer that process."""
+    if not is_alive(pid, birth):
+        return False
+    try:
+        os.kill(pid, number)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+def wait_gone(pid: int, birth: str, *, deadline_s: float) -> bool:
+    """Return whether the recorded process ended within *deadline_s*."""
+    until_s = system_clock.monotonic_s() + deadline_s
+    while is_alive(pid, birth):
+        if system_clock.monotonic_s() >= until_s:
+            return False
+        time.sleep(_POLL_S)
+    return True
+
+
+def end(pid: int, birth: str, *, grace_s: float) -> None:
+    """End the recorded process: SIGTERM, then SIGKILL after *grace_s*. A paused one is woken first."""
+    if send(pid, birth, signal.SIGTERM):
+        send(pid, birth, signal.SIGCONT)
+        if not wait_gone(pid, birth, deadline_s=grace_s):
+            kill(pid, birth)
+
+
+def kill(pid: int, birth: str) -> None:
+    """End the recorded process at once by SIGKILL and wait until it is gone."""
+    if send(pid, birth, signal.SIGKILL) and not wait_gone(pid, birth, deadline_s=10.0):
+        raise DevBrokerError(
+            f"process {pid} did not end within 10 s of SIGKILL; it hangs in the kernel, look at `ps -o stat,wchan -p {pid}`"
+        )

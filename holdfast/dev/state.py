@@ -1,0 +1,96 @@
+"""What a cluster's folder remembers, so that `status` and `down` work from any process."""
+
+from __future__ import annotations
+
+import contextlib
+import fcntl
+import os
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from holdfast.clock import system_clock
+from holdfast.errors import DevBrokerError
+
+FORMAT = 1
+_STATE_FILE = "cluster.json"
+_LOCK_FILE = "cluster.lock"
+
+
+class Credentials(msgspec.Struct, frozen=True, kw_only=True):
+    """A SCRAM user of the SASL_SSL listener."""
+
+    username: str = "holdfast"
+    password: str
+
+
+class NodeState(msgspec.Struct, kw_only=True):
+    """One node: where it listens, and which process it was when last started."""
+
+    node_id: int
+    port: int
+    controller_port: int
+    pid: int | None = None
+    birth: str | None = None
+
+
+class ClusterState(msgspec.Struct, kw_only=True):
+    """Everything needed to find, stop and start the nodes of one folder again."""
+
+    format: int = FORMAT
+    kafka: str
+    cluster_id: str
+    nodes: list[NodeState]
+    properties: dict[str, str] = {}
+    credentials: Credentials | None = None
+    store_password: str | None = None
+    detached: bool = False
+
+
+def load(folder: Path) -> ClusterState | None:
+    """Return what *folder* remembers, or None when no cluster was ever made there."""
+    path = folder / _STATE_FILE
+    try:
+        content = path.read_bytes()
+    except FileNotFoundError:
+        return None
+    try:
+        state = msgspec.json.decode(content, type=ClusterState)
+    except msgspec.DecodeError as error:
+        raise DevBrokerError(f"{path} is not a state file of holdfast dev ({error}); remove the folder {folder} to start anew") from error
+    if state.format != FORMAT:
+        raise DevBrokerError(f"{path} has format {state.format}, this holdfast reads {FORMAT}; remove the folder {folder} to start anew")
+    return state
+
+
+def save(folder: Path, state: ClusterState) -> None:
+    """Replace what *folder* remembers, atomically; readable by the user alone, for it holds passwords."""
+    write_private(folder / _STATE_FILE, msgspec.json.format(msgspec.json.encode(state), indent=2))
+
+
+def write_private(path: Path, content: bytes) -> None:
+    """Replace *path* atomically with a file only its user can read."""
+    fresh = path.with_name(f"{path.name}.{os.getpid()}.new")
+    with os.fdopen(os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600), "wb") as file:
+        file.write(content)
+    os.replace(fresh, path)
+
+
+@contextlib.contextmanager
+def exclusive(folder: Path, *, deadline_s: float = 90.0) -> Iterator[None]:
+    """Keep other processes from starting or stopping nodes in *folder* meanwhile."""
+    until_s = system_clock.monotonic_s() + deadline_s
+    with (folder / _LOCK_FILE).open("a") as file:
+        while True:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if system_clock.monotonic_s() > until_s:
+                    raise DevBrokerError(
+                        f"another process is starting or stopping the broker in {folder}; try again when it is done"
+                    ) from None
+                time.sleep(0.05)
+        yield
