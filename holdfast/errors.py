@@ -25,7 +25,8 @@ HoldfastError
 │   ├── LostRecordsError     records that are needed are not in the topic any more
 │   ├── LakeError            a table of the lake does not continue where it must: overlap, hole, foreign rows
 │   └── OrderError           records of a partition came out of offset order; never folded
-└── DevBrokerError           the local development broker could not be set up or started
+├── DevBrokerError           the local development broker could not be set up or started
+└── DemoError                something the demo shows did not hold, or could not be shown
 """
 
 from __future__ import annotations
@@ -137,3 +138,7 @@ class OrderError(PipelineError):
 
 class DevBrokerError(HoldfastError):
     """The local development broker could not be set up or started."""
+
+
+class DemoError(HoldfastError):
+    """Something the demo shows did not hold, or could not be shown."""
