@@ -28,8 +28,8 @@ def server_tls(settings: Settings) -> ssl.SSLContext | None:
 def client_tls(settings: Settings) -> ssl.SSLContext:
     """Return how to ask a worker over https: trust and present what the settings name.
 
-    Trusted are the authorities in `web_tls_ca`; without them the system's, and `web_tls_cert` itself, so that workers with a self-signed
-    certificate can ask each other. The worker's name must be in its certificate in any case.
+    Trusted are the authorities in `web_tls_ca`; without them the system's (SSL_CERT_FILE adds to these) and `web_tls_cert` itself, so that
+    workers that share a certificate can ask each other. The worker's name must be in its certificate in any case.
     """
     if settings.web_tls_ca is not None:
         with _explained("web_tls_ca", settings.web_tls_ca):
@@ -39,6 +39,7 @@ def client_tls(settings: Settings) -> ssl.SSLContext:
         if settings.web_tls_cert is not None:
             with _explained("web_tls_cert", settings.web_tls_cert):
                 context.load_verify_locations(cafile=settings.web_tls_cert)
+            context.verify_flags |= ssl.VerifyFlags.VERIFY_X509_PARTIAL_CHAIN
     context.minimum_version = ssl.TLSVersion.TLSv1_2
     if settings.web_tls_cert is not None and settings.web_tls_key is not None:
         _present(context, settings.web_tls_cert, settings.web_tls_key)

@@ -25,12 +25,13 @@ from holdfast.core.queries import TableClaims, WorkerClaims
 
 
 class MemoryReplica:
-    """One partition of a table, whose state is whatever the test says."""
+    """One partition of a table, whose state is whatever the test says; `waited_for` is set once a query waits for an offset."""
 
     def __init__(self, processor: Processor[Any, Any], partition: int, *, active: bool = True) -> None:
         self.processor, self.partition, self.active, self.serving = processor, partition, active, True
         self.applied, self.stream_ms, self.source_end, self.current_ms = NOTHING_APPLIED, -1, UNKNOWN, UNKNOWN
         self.rows: dict[str, bytes] = {}
+        self.waited_for = asyncio.Event()
         self._codec: RowCodec[Any] = RowCodec(processor.row)
         self._moved = asyncio.Condition()
 
@@ -65,6 +66,7 @@ class MemoryReplica:
         return len(self.rows)
 
     async def reached(self, offset: int, timeout_s: float) -> bool:
+        self.waited_for.set()
         try:
             async with asyncio.timeout(timeout_s), self._moved:
                 await self._moved.wait_for(lambda: self.applied >= offset or not self.serving)
