@@ -92,13 +92,21 @@ class Cluster:
         self._spawner = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-dev")
 
     @classmethod
-    def attach(cls, folder: Path | str) -> Cluster:
-        """Return the cluster that was started in *folder*, whoever started it."""
+    def find(cls, folder: Path | str) -> Cluster | None:
+        """Return the cluster that was ever started in *folder*, whoever started it and whether or not it runs; None without one."""
         known = state.load(Path(folder).absolute())
         if known is None:
-            raise DevBrokerError(f"no broker was ever started in {folder}; `holdfast dev up --dir {folder}` starts one")
+            return None
         cluster = cls(folder, nodes=len(known.nodes), properties=known.properties, detached=known.detached)
         cluster._state = known
+        return cluster
+
+    @classmethod
+    def attach(cls, folder: Path | str) -> Cluster:
+        """Return the cluster that was started in *folder*, as `find` does; without one it is an error."""
+        cluster = cls.find(folder)
+        if cluster is None:
+            raise DevBrokerError(f"no broker was ever started in {folder}; `holdfast dev up --dir {folder}` starts one")
         return cluster
 
     # --- what it is ------------------------------------------------------------------------------------------------------
@@ -116,6 +124,16 @@ class Cluster:
     def client_config(self) -> dict[str, str]:
         """Return what any confluent-kafka client needs to reach the cluster, credentials included."""
         return properties.client_properties(self._known(), self.folder)
+
+    @property
+    def is_secured(self) -> bool:
+        """Whether clients must authenticate, over TLS."""
+        return self._known().credentials is not None
+
+    @property
+    def client_file(self) -> Path:
+        """A properties file with `client_config`, for programs; readable by this user alone."""
+        return self.folder / "client.properties"
 
     def status(self) -> list[NodeStatus]:
         """Return what each node is doing now, by looking at its process."""
@@ -206,6 +224,7 @@ class Cluster:
         known = self._known()
         if known.credentials is not None and known.store_password is not None:
             tls.ensure_certificate(self.folder, known.store_password)
+        state.write_private(self.client_file, properties.render(self.client_config()))
         for node in known.nodes:
             self._write_settings(node)
         self._format(java, class_path)
