@@ -43,7 +43,7 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     What is found may be an app of `create_app`, a list of processors, or a function from settings to one. Settings that an app was
     made with count where the command line, the environment and the file say nothing.
     """
-    place = spec or BUILT_IN
+    place = BUILT_IN if spec is None else spec
     module_name, _, attribute = place.partition(":")
     module = _import(module_name)
     found = _attribute(module, attribute)
@@ -79,12 +79,14 @@ def _import(name: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
+    if not name:
+        raise ConfigError("-A: name a module, or module:name")
     try:
         return import_module(name)
     except ModuleNotFoundError as error:
         missing = error.name or ""
-        if not name or name == missing or name.startswith(f"{missing}."):
-            raise ConfigError(f"-A {name}: there is no module {missing or name!r} in {folder} or among the installed packages") from error
+        if name == missing or name.startswith(f"{missing}."):
+            raise ConfigError(f"-A {name}: there is no module {missing} in {folder} or among the installed packages") from error
         raise
 
 

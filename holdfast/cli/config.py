@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from dataclasses import asdict
 from typing import Annotated
 
@@ -12,6 +13,7 @@ from holdfast.cli.output import note, show
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
 
+logger = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None)
 
 
@@ -33,9 +35,10 @@ def check_clients(settings: Settings) -> None:
     """Have every client read its configuration; ConfigError names what one of them refuses."""
     from confluent_kafka import Consumer, KafkaException, Producer
 
+    nowhere = {"bootstrap.servers": ""}  # reads every property and connects to nothing
     try:
-        Producer(settings.producer())
-        Consumer(settings.consumer(**{"group.id": settings.app})).close()
+        Producer({**settings.producer(), **nowhere}, logger=logger)
+        Consumer({**settings.consumer(), **nowhere, "group.id": settings.app}, logger=logger).close()
     except KafkaException as error:
         raise ConfigError(f"a Kafka property is refused by librdkafka: {error.args[0].str()}") from error
     settings.sasl()
