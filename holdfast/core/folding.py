@@ -5,11 +5,12 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
 from holdfast.core.codec import APPLIED, NOTHING_APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
 from holdfast.core.processor import _TOPIC, Emit, Emits, Processor
-from holdfast.core.rows import JournaledRows, Rows, Store
+from holdfast.core.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.errors import FoldError
 
 R = TypeVar("R")
@@ -86,7 +87,11 @@ class Folder(Generic[R]):
 
     A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again record by record, each
     undone on failure: because folds are pure, the records before the bad one give the same rows again, and a healthy stream
-    pays nothing for being able to refuse one record.
+    pays next to nothing for being able to refuse one record. What is refused does not depend on where the log was cut into
+    transactions: the fast fold also looks at rows that a later record of the transaction replaces. (One thing it does not see there,
+    in rows of plain types: a replaced row with values of another type than declared, a bool in an int's place say.)
+
+    When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is due.
 
     With *trace*, every transaction is folded record by record and each change of a row is told.
     """
@@ -105,10 +110,11 @@ class Folder(Generic[R]):
         self.processor = processor
         self.applied, self.stream_ms, self._before_ms = applied, stream_ms, stream_ms
         self._codec: RowCodec[R] = RowCodec(processor.row)
-        self.rows: Rows[R] = Rows(store, self._codec, cache_rows)
+        self.rows: Rows[R] = (Rows if self._codec.plain else CanonicalRows)(store, self._codec, cache_rows)
         self._limit_bytes, self._trace = limit_bytes, trace
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
+        self._open, self._step_records = False, 64
         self.changes: Changes | None = None
 
     def fold(self, batches: Iterable[Batch]) -> Changes | None:
@@ -119,11 +125,16 @@ class Folder(Generic[R]):
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[None]:
         """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then see `changes`."""
-        assert self.changes is None, "commit or roll back the transaction before folding the next"
-        fresh = [batch for batch in (each.after(self.applied) for each in batches) if batch.offsets]
+        assert not self._open, "commit or roll back the transaction before folding the next"
+        fresh: list[Batch] = []
+        applied = self.applied
+        for batch in batches:
+            if (rest := batch.after(applied)).offsets:
+                fresh.append(rest)
+                applied = rest.offsets[-1]
         if not fresh:
             return
-        self._before_ms = self.stream_ms
+        self._open = True
         if self._trace is None:
             try:
                 yield from self._fast(fresh)
@@ -131,13 +142,15 @@ class Folder(Generic[R]):
             except MemoryError:
                 raise
             except Exception:  # noqa: BLE001  any failure of user code
+                self._raise_store_failure()
                 self.rollback()
+                self._open = True
         yield from self._careful(fresh)
 
     def commit(self) -> None:
         """Take `changes` as durable: the position moves and the rows become readable by later transactions' look-ups."""
         assert self.changes is not None
-        self.applied = self.changes.marker.applied
+        self.applied, self._before_ms = self.changes.marker.applied, self.stream_ms
         self.rows.commit()
         self._forget()
 
@@ -148,19 +161,23 @@ class Folder(Generic[R]):
         self._forget()
 
     def _forget(self) -> None:
-        self._emits, self._refused, self.changes = [], [], None
+        self._emits, self._refused, self.changes, self._open = [], [], None, False
+
+    def _raise_store_failure(self) -> None:
+        if self.rows.failures:
+            raise self.rows.failures[0]
 
     # -- at full speed
 
     def _fast(self, batches: list[Batch]) -> Iterator[None]:
         for batch in batches:
-            if len(batch.offsets) <= STEP_RECORDS:
-                self._fast_step(batch)
+            start, end = 0, len(batch.offsets)
+            while start < end:
+                stop = start + self._step_records
+                self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
+                self._check_put()
                 yield
-                continue
-            for start in range(0, len(batch.offsets), STEP_RECORDS):
-                self._fast_step(batch.slice(start, start + STEP_RECORDS))
-                yield
+                start = stop
         yield from self._close(batches, checked=False)
 
     def _fast_step(self, batch: Batch) -> None:
@@ -175,9 +192,26 @@ class Folder(Generic[R]):
                 emit(emits)
         self.stream_ms = now_ms
 
+    def _check_put(self) -> None:
+        """Raise if a row set in this step would be refused record by record, be it replaced since or not."""
+        put = self.rows.put
+        size = self._codec.size(put)
+        if size > self._limit_bytes:
+            self._check_sizes(put)
+            self._step_records = max(8, self._step_records // 2)  # large rows: hold fewer of those replaced
+        elif 2 * size <= self._limit_bytes:
+            self._step_records = min(STEP_RECORDS, 2 * self._step_records)
+        put.clear()
+
+    def _check_sizes(self, put: list[R]) -> None:
+        for row in put:
+            if (size := self._codec.size([row])) > self._limit_bytes:
+                raise FoldError(f"row takes {size} bytes, the limit is {self._limit_bytes}: {row!r:.200}")
+
     def _wake_fast(self, rows: Rows[R], now_ms: int) -> None:
-        while (due := rows.due(now_ms)) is not None:
-            self._emits.extend(self._on_wake(rows, *due) or ())
+        for key, due_ms in rows.due(now_ms):
+            if rows.fire(key, due_ms):
+                self._emits.extend(self._on_wake(rows, key, due_ms) or ())
 
     def _on_wake(self, rows: Rows[R], key: str, at_ms: int) -> Emits:
         if self.processor.on_wake is None:
@@ -199,10 +233,10 @@ class Folder(Generic[R]):
     def _careful_record(self, rows: JournaledRows[R], offset: int, at_ms: int, inputs: list[Any]) -> None:
         if at_ms > self.stream_ms:
             self.stream_ms = at_ms
-            while (due := rows.due(at_ms)) is not None:
-                rows.keep()  # a timer that fails has fired all the same
-                key, due_ms = due
-                self._attempt(rows, offset, "wake", lambda key=key, due_ms=due_ms: self._on_wake(rows, key, due_ms))  # type: ignore[misc]
+            for key, due_ms in rows.due(at_ms):
+                if rows.fire(key, due_ms):
+                    rows.keep()  # a timer that fails has fired all the same
+                    self._attempt(rows, offset, "wake", partial(self._on_wake, rows, key, due_ms), f"timer {key!r:.200} due at {due_ms}: ")
         try:
             event = self.processor.decode(*inputs)
         except MemoryError:
@@ -210,42 +244,50 @@ class Folder(Generic[R]):
         except Exception as error:  # noqa: BLE001  any failure of user code
             self._refuse(offset, "decode", error)
             return
-        self._attempt(rows, offset, "fold", lambda: self.processor.fold(rows, event, self.stream_ms))
+        self._attempt(rows, offset, "fold", partial(self.processor.fold, rows, event, self.stream_ms))
 
-    def _attempt(self, rows: JournaledRows[R], offset: int, stage: Stage, act: Callable[[], Emits]) -> None:
+    def _attempt(self, rows: JournaledRows[R], offset: int, stage: Stage, act: Callable[[], Emits], what: str = "") -> None:
         try:
             emits = list(act() or ())
             for emit in emits:
                 self._check_emit(emit)
+            self._check_sizes(rows.put)
             for key in rows.before:
-                self._encoded(key, rows.get(key))
-            for key in rows.wakes_before:
-                wake_key(key)
+                self._encoded(rows, key, rows.get(key))
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  any failure of user code
+            self._raise_store_failure()
             rows.undo()
-            self._refuse(offset, stage, error)
+            self._refuse(offset, stage, error, what)
             return
+        self._raise_store_failure()
         self._emits.extend(emits)
         if self._trace is not None:
             for key, (before, _) in rows.before.items():
-                self._trace(Transition(offset=offset, at_ms=self.stream_ms, key=key, before=before, after=rows.get(key)))
+                after = rows.get(key)
+                if before is not None or after is not None:
+                    self._trace(Transition(offset=offset, at_ms=self.stream_ms, key=key, before=before, after=after))
         rows.keep()
 
-    def _refuse(self, offset: int, stage: Stage, error: Exception) -> None:
-        self._refused.append(Refused(offset=offset, stage=stage, error=type(error).__name__, reason=str(error)[:1000]))
+    def _refuse(self, offset: int, stage: Stage, error: Exception, what: str = "") -> None:
+        try:
+            reason = f"{what}{error}"[:1000].encode(errors="backslashreplace").decode()
+        except Exception:  # noqa: BLE001  an error of user code that cannot even be printed
+            reason = f"{what}(the error cannot be printed)"
+        self._refused.append(Refused(offset=offset, stage=stage, error=type(error).__name__, reason=reason))
 
     # -- the end of a transaction
 
     def _close(self, batches: list[Batch], *, checked: bool) -> Iterator[None]:
         if not checked:
+            self._raise_store_failure()
             for emit in self._emits:
                 self._check_emit(emit)
         rows, wakes = self.rows.changed()
         puts: list[tuple[bytes, bytes | None]] = []
         for key, row in rows.items():
-            puts.append(self._encoded(key, row))
+            puts.append(self._encoded(self.rows, key, row))
             if len(puts) % STEP_RECORDS == 0:
                 yield
         puts.extend((wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items())
@@ -253,22 +295,36 @@ class Folder(Generic[R]):
         records = sum(len(batch.offsets) for batch in batches)
         self.changes = Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
 
-    def _encoded(self, key: str, row: R | None) -> tuple[bytes, bytes | None]:
+    def _encoded(self, rows: Rows[R], key: str, row: R | None) -> tuple[bytes, bytes | None]:
+        """Return what is stored for a changed row; *rows* goes on with the row as a later reader will find it."""
         stored = row_key(key)
+        if len(stored) > LIMIT_KEY_BYTES:
+            raise FoldError(f"row key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
         if row is None:
             return stored, None
-        value = self._codec.encode(row)
-        if len(stored) + len(value) > self._limit_bytes:
-            raise FoldError(f"row {key[:80]!r} takes {len(stored) + len(value)} bytes, the limit is {self._limit_bytes}")
-        return stored, value
+        row = self._codec.canonical(row)
+        rows.settle(key, row)
+        return stored, self._codec.encode(row)
 
     def _check_emit(self, emit: Emit) -> None:
+        """Raise for what a producer would refuse: once the transaction is being written, one bad record would stop the partition."""
         if not isinstance(emit, Emit):
             raise FoldError(f"a fold may emit only Emit, not {type(emit).__name__}")
-        if not isinstance(emit.topic, str) or not _TOPIC.fullmatch(emit.topic):
-            raise FoldError(f"emit to {emit.topic!r}: not a valid topic name")
-        if not isinstance(emit.key, str | bytes | type(None)) or not isinstance(emit.value, bytes | type(None)):
-            raise FoldError(f"emit to {emit.topic}: key must be str or bytes and value bytes, or None")
-        size = len(emit.key or b"") + len(emit.value or b"") + sum(len(name) + len(value or b"") for name, value in emit.headers)
+        topic, key, value, partition = emit.topic, emit.key, emit.value, emit.partition
+        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
+            raise FoldError(f"emit to {topic!r:.200}: not a valid topic name")
+        if not isinstance(key, str | bytes | type(None)) or not isinstance(value, bytes | type(None)):
+            raise FoldError(f"emit to {topic}: key must be str or bytes and value bytes, or None")
+        if partition is not None and not (type(partition) is int and 0 <= partition < 1 << 31):
+            raise FoldError(f"emit to {topic}: partition {partition!r:.200} is not a partition's number")
+        size = len(key.encode() if isinstance(key, str) else key or b"") + len(value or b"")
+        if not isinstance(emit.headers, tuple | list):
+            raise FoldError(f"emit to {topic}: headers must be a tuple of (name, value), not {type(emit.headers).__name__}")
+        for header in emit.headers:
+            match header:
+                case (str() as name, bytes() | None as content):
+                    size += len(name.encode()) + len(content or b"")
+                case _:
+                    raise FoldError(f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None")
         if size > self._limit_bytes:
-            raise FoldError(f"emit to {emit.topic} takes {size} bytes, the limit is {self._limit_bytes}")
+            raise FoldError(f"emit to {topic} takes {size} bytes, the limit is {self._limit_bytes}")

@@ -2,22 +2,23 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Generic, Protocol, TypeVar, overload
 
-from holdfast.core.codec import ROW, WAKE, RowCodec, decode_due, row_key, text_key
+from holdfast.core.codec import WAKE, RowCodec, decode_due, row_key, text_key, wake_key
 from holdfast.errors import FoldError
 
 R = TypeVar("R")
 D = TypeVar("D")
 
 NEVER = 1 << 62
+LIMIT_KEY_BYTES = 32_768
 
 
 class Store(Protocol):
-    """Where committed rows lie. RocksDB live, a dict on Spark and in tests."""
+    """Where committed rows lie. RocksDB live, a dict on Spark and in tests. What it raises stops the folder: no record is to blame."""
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -38,11 +39,15 @@ _GONE = _Gone()
 class Rows(Generic[R]):
     """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`.
 
-    Rows must be immutable; change one by setting another in its place. Reads see this transaction's own changes. Keys are `str`.
+    Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see this transaction's own
+    changes. Keys are `str`.
 
     Committed rows are cached decoded in two generations (a full young one becomes the old one), which costs one dict look-up on
     the hot path and bounds memory at about *cache_rows* rows. Changed rows are always in the young generation until they are
     committed, so the cache alone answers for them.
+
+    `put` lists every row set since the folder last looked: a row that the same transaction replaces must be refused for what
+    another cut of the log would have refused it for. `failures` holds what the store raised, even when a fold swallowed it.
     """
 
     __slots__ = (
@@ -56,7 +61,9 @@ class Rows(Generic[R]):
         "_wakes",
         "_wakes_changed",
         "_young",
+        "failures",
         "next_wake_ms",
+        "put",
     )
 
     def __init__(self, store: Store, codec: RowCodec[R], cache_rows: int) -> None:
@@ -64,6 +71,8 @@ class Rows(Generic[R]):
         self._young: dict[str, R | _Gone] = {}
         self._old: dict[str, R | _Gone] = {}
         self._changed: dict[str, R | None] = {}
+        self.put: list[R] = []
+        self.failures: list[Exception] = []
         self._wakes = {text_key(key): decode_due(value) for key, value in store.scan(WAKE)}
         self._wakes_changed: dict[str, int | None] = {}
         self._undo_wakes: dict[str, int | None] = {}
@@ -83,10 +92,15 @@ class Rows(Generic[R]):
         return default if row is _GONE else row  # type: ignore[return-value]
 
     def _load(self, key: str) -> R | _Gone:
-        row = self._old.get(key)
+        row = _GONE if key in self._changed else self._old.get(key)
         if row is None:
-            value = self._store.get(row_key(key))
-            row = _GONE if value is None else self._codec.decode(value)
+            stored = row_key(key)
+            try:
+                value = self._store.get(stored)
+                row = _GONE if value is None else self._codec.decode(value)
+            except Exception as error:
+                self.failures.append(error)
+                raise
         self._young[key] = row
         return row
 
@@ -101,6 +115,7 @@ class Rows(Generic[R]):
 
     def __setitem__(self, key: str, row: R) -> None:
         self._young[key] = self._changed[key] = row
+        self.put.append(row)
 
     def __delitem__(self, key: str) -> None:
         if self.get(key) is None:
@@ -116,28 +131,42 @@ class Rows(Generic[R]):
         changed = {row_key(key): row for key, row in self._changed.items() if key.startswith(prefix)}
         overlay = iter(sorted(changed))
         ahead = next(overlay, None)
-        for stored, value in self._store.scan(ROW + prefix.encode()):
+        for stored, row_stored in self._committed(row_key(prefix), changed):
             while ahead is not None and ahead < stored:
                 if (row := changed[ahead]) is not None:
                     yield text_key(ahead), row
                 ahead = next(overlay, None)
-            if stored not in changed:
-                yield text_key(stored), self._codec.decode(value)
+            yield text_key(stored), row_stored
         for key in chain(() if ahead is None else (ahead,), overlay):
             if (row := changed[key]) is not None:
                 yield text_key(key), row
 
+    def _committed(self, prefix: bytes, but: Container[bytes]) -> Iterator[tuple[bytes, R]]:
+        try:
+            for stored, value in self._store.scan(prefix):
+                if stored not in but:
+                    yield stored, self._codec.decode(value)
+        except Exception as error:
+            self.failures.append(error)
+            raise
+
     def wake_at(self, key: str, at_ms: int | None) -> None:
         """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before that record is folded.
 
-        One timer per key: another call replaces it, None cancels it. A time already passed fires at the next later append time.
+        One timer per key: another call replaces it, None cancels it. A time already passed fires at the next later append time,
+        so an `on_wake` that sets a time not after the record's (its own again, say) is called for it once per append time, not for ever.
         """
-        if at_ms is not None and not -NEVER < at_ms < NEVER:
-            raise FoldError(f"wake_at({key!r}, {at_ms}): not a time in ms")
-        if key not in self._undo_wakes:
-            self._undo_wakes[key] = self._wakes.get(key)
+        if at_ms is not None and not (isinstance(at_ms, int) and -NEVER < at_ms < NEVER):
+            raise FoldError(f"wake_at({key!r:.200}, {at_ms!r:.200}): not a time in whole ms")
+        if len(wake_key(key)) > LIMIT_KEY_BYTES:
+            raise FoldError(f"timer key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
+        self._note_wake(key)
         self._set_wake(key, at_ms)
         self._wakes_changed[key] = at_ms
+
+    def _note_wake(self, key: str) -> None:
+        if key not in self._undo_wakes:
+            self._undo_wakes[key] = self._wakes.get(key)
 
     def _set_wake(self, key: str, at_ms: int | None) -> None:
         if at_ms is None:
@@ -145,27 +174,46 @@ class Rows(Generic[R]):
             return
         self._wakes[key] = at_ms
         heappush(self._heap, (at_ms, key))
+        if len(self._heap) > 2 * len(self._wakes) + 64:  # mostly timers since replaced: a session's, pushed back by each heartbeat
+            self._heap[:] = [(at_ms, key) for key, at_ms in self._wakes.items()]
+            heapify(self._heap)
         self.next_wake_ms = self._heap[0][0]
 
-    def due(self, now_ms: int) -> tuple[str, int] | None:
-        """Take the earliest timer due at *now_ms*: (key, due time), or None. Ties go by key. For the folder only."""
+    def due(self, now_ms: int) -> list[tuple[str, int]]:
+        """Take the timers due at *now_ms*, each as (key, due time), the earliest first, ties by key. For the folder only.
+
+        `fire` each in turn. Timers set meanwhile wait for another call, which is what ends an `on_wake` that sets its own again.
+        """
+        ready: list[tuple[str, int]] = []
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, key = heappop(self._heap)
-            self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
-            if self._wakes.get(key) == at_ms:
-                self.wake_at(key, None)
-                return key, at_ms
-        return None
+            if self._wakes.get(key) == at_ms and (not ready or ready[-1] != (key, at_ms)):  # an undone change leaves its entry twice
+                ready.append((key, at_ms))
+                self._undo_wakes.setdefault(key, at_ms)  # no longer in the heap: a rollback must put it back
+        self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
+        return ready
+
+    def fire(self, key: str, due_ms: int) -> bool:
+        """Remove a timer taken by `due`; False when an earlier one's `on_wake` cancelled or replaced it. For the folder only."""
+        if self._wakes.get(key) != due_ms:
+            return False
+        self.wake_at(key, None)
+        return True
 
     def changed(self) -> tuple[dict[str, R | None], dict[str, int | None]]:
         """Return what this transaction changed so far: rows and timers by key, None for a removed one. For the folder only."""
         return self._changed, self._wakes_changed
+
+    def settle(self, key: str, row: R) -> None:
+        """Put the stored form of a changed row in its place. For the folder only."""
+        self._young[key] = self._changed[key] = row
 
     def commit(self) -> None:
         """Take the changes as committed to the store. For the folder only."""
         self._changed.clear()
         self._wakes_changed.clear()
         self._undo_wakes.clear()
+        self.put.clear()
         if len(self._young) > self._limit:
             self._old, self._young = self._young, {}
 
@@ -175,13 +223,30 @@ class Rows(Generic[R]):
             self._young.pop(key, None)
             self._old.pop(key, None)
         self._changed.clear()
+        self.put.clear()
+        self.failures.clear()
         for key, at_ms in self._undo_wakes.items():
             self._set_wake(key, at_ms)
         self._wakes_changed.clear()
         self._undo_wakes.clear()
 
 
-class JournaledRows(Rows[R]):
+class CanonicalRows(Rows[R]):
+    """Rows of a type that takes more than one form of a value: each row set is at once the one a later reader would find."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: str, row: R) -> None:
+        if row is not None:
+            row = self._codec.canonical(row)
+        self._note(key)
+        super().__setitem__(key, row)
+
+    def _note(self, key: str) -> None:
+        """Called before the row of *key* changes."""
+
+
+class JournaledRows(CanonicalRows[R]):
     """The same rows, shared with *base* for one transaction, but able to undo one record at a time.
 
     Slower; used where a record may be refused or where each change is to be told. `before` holds what this record changed: the
@@ -201,23 +266,21 @@ class JournaledRows(Rows[R]):
         if key not in self.before:
             self.before[key] = (self.get(key), key in self._changed)
 
-    def __setitem__(self, key: str, row: R) -> None:
-        self._note(key)
-        super().__setitem__(key, row)
-
     def __delitem__(self, key: str) -> None:
-        self._note(key)
+        if key in self:  # else the KeyError below changes nothing, and there is nothing to undo
+            self._note(key)
         super().__delitem__(key)
 
-    def wake_at(self, key: str, at_ms: int | None) -> None:
+    def _note_wake(self, key: str) -> None:
         if key not in self.wakes_before:
             self.wakes_before[key] = (self._wakes.get(key), key in self._wakes_changed, self._wakes_changed.get(key))
-        super().wake_at(key, at_ms)
+        super()._note_wake(key)
 
     def keep(self) -> None:
         """Accept what this record changed."""
         self.before.clear()
         self.wakes_before.clear()
+        self.put.clear()
         self._base.next_wake_ms = self.next_wake_ms
 
     def undo(self) -> None:
