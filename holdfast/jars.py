@@ -9,7 +9,7 @@ module. A warm cache needs neither a JDK nor a network. Settings (environment):
 - ``JAVA_HOME``: a JDK to use in place of the first ``java`` on ``PATH``
 
 A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name what was asked for; all the
-rest follows from them. ``python -m holdfast.jars LOCK GROUP:ARTIFACT:VERSION…`` writes one anew.
+rest follows from them. ``python -m holdfast.jars`` writes one anew.
 """
 
 from __future__ import annotations
@@ -281,29 +281,45 @@ def _reason(output: str) -> str:
 # --- writing a lock file -------------------------------------------------------------------------------------------------
 
 
-def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, deadline_s: float = RESOLVE_DEADLINE_S) -> LockFile:
-    """Resolve *roots* with all they depend on, pin what came, and return it. For maintainers: read the diff before committing."""
+def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspark: bool = False) -> LockFile:
+    """Resolve *roots* with all they depend on, pin what came, and return it. For maintainers: read the diff before committing.
+
+    *beside_pyspark* leaves out the jars that the installed pyspark brings itself, under the same name and version.
+    """
+    carried = {jar.name for jar in find_ivy().parent.glob("*.jar")} if beside_pyspark else set()
     with tempfile.TemporaryDirectory() as scratch:
-        deadline_at_s = system_clock.monotonic_s() + deadline_s
+        deadline_at_s = system_clock.monotonic_s() + RESOLVE_DEADLINE_S
         found = _run_ivy(_module(roots, transitive=True), Path(scratch), deadline_at_s=deadline_at_s, settings=None)
-        jars = [
+        pinned = [
             Jar(sha256=_sha256(path) or "", coordinate=coordinate, file_name="{1}-{2}.jar".format(*coordinate.split(":")))
             for coordinate, path in found
         ]
-    head = f"# Made by `python -m holdfast.jars {lock_path.name} {name} …`: SHA-256, coordinate, file name. Checked before each use.\n"
-    text = head + f"name {name}\n" + "".join(f"root {root}\n" for root in roots)
-    text += "".join(f"{jar.sha256} {jar.coordinate} {jar.file_name}\n" for jar in jars)
-    lock_path.write_text(text, encoding="utf-8")
-    return LockFile(name=name, roots=tuple(roots), jars=tuple(jars))
+    jars = tuple(jar for jar in pinned if jar.file_name not in carried)
+    flag = "--beside-pyspark " if beside_pyspark else ""
+    lines = [
+        f"# The roots and all they need{' beside pyspark' * beside_pyspark}: SHA-256, coordinate, file name. Checked before each use; made by",
+        f"# python -m holdfast.jars {flag}{lock_path.name} {name} {' '.join(roots)}",
+        f"name {name}",
+        *(f"root {root}" for root in roots),
+        *(f"{jar.sha256} {jar.coordinate} {jar.file_name}" for jar in jars),
+    ]
+    lock_path.write_text("\n".join(lines) + "\n", encoding="utf-8")
+    return LockFile(name=name, roots=tuple(roots), jars=jars)
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write ``holdfast/LOCK`` from coordinates: ``python -m holdfast.jars kafka.lock kafka-4.3.1 GROUP:ARTIFACT:VERSION…``."""
-    if len(arguments) < 3:
+    """Write a lock file beside this module: ``python -m holdfast.jars [--beside-pyspark] NAME.lock FOLDER GROUP:ARTIFACT:VERSION…``."""
+    beside_pyspark = arguments[:1] == ["--beside-pyspark"]
+    file_name, name, *roots = arguments[beside_pyspark:] if len(arguments) >= 3 + beside_pyspark else ("", "")
+    if not roots:
         print(main.__doc__, file=sys.stderr)
         return 2
-    lock = write_lock(_LOCK_FILES / arguments[0], arguments[2:], name=arguments[1])
-    print(f"{arguments[0]}: {len(lock.jars)} jars")
+    try:
+        lock = write_lock(_LOCK_FILES / file_name, roots, name=name, beside_pyspark=beside_pyspark)
+    except JarError as error:
+        print(f"Error: {error}", file=sys.stderr)
+        return 1
+    print(f"{file_name}: {len(lock.jars)} jars")
     return 0
 
 
