@@ -103,10 +103,13 @@ def measure() -> None:
     PartitionMetrics.committed = timed_committed  # type: ignore[method-assign,assignment]
 
 
-settings = settings_from_environment()
-counting = Processor(name="count", source=settings.coordination_topic, decode=decode, fold=fold, row=Count)
-app = create_app(processors(settings) if FOLD == "claims" else [counting], settings)
+def counting_of(source: str) -> Processor[tuple[str, int, int, bytes], Count]:
+    """Return the counting fold over *source*."""
+    return Processor(name="count", source=source, decode=decode, fold=fold, row=Count)
+
 
 if __name__ == "__main__":
     measure()
+    settings = settings_from_environment()
+    app = create_app(processors(settings) if FOLD == "claims" else [counting_of(settings.coordination_topic)], settings)
     app.main()
