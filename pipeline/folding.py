@@ -1,0 +1,309 @@
+"""The fold of whole partitions from columns of records: what each Spark task runs, and the local engine too.
+
+Records go in as Arrow batches or as `Batch`es, in offset order within each partition; out come tables of one schema: final rows and
+timers as stored, refused records, transitions when asked for, one summary per partition. Executors import this module: it needs
+the core, pyarrow and numpy, no Spark.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import islice, pairwise
+from typing import Any, cast
+
+import msgspec
+import pyarrow as pa
+
+from holdfast.core.codec import META, NOTHING_APPLIED, ROW, WAKE, digest
+from holdfast.core.folding import Batch, Folder, Refused, Transition
+from holdfast.core.processor import Headers, Processor
+from holdfast.errors import OrderError
+
+TRANSACTION_RECORDS = 50_000
+TRANSACTION_BYTES = 32 << 20
+OUT_ROWS = 10_000
+
+RESULT = pa.schema(
+    [
+        ("kind", pa.string()),
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("at_ms", pa.int64()),
+        ("name", pa.string()),
+        ("before", pa.string()),
+        ("after", pa.string()),
+        ("key", pa.binary()),
+        ("value", pa.binary()),
+    ]
+)
+RESULT_DDL = "kind string, partition int, offset bigint, at_ms bigint, name string, before string, after string, key binary, value binary"
+
+STATE, REFUSED, TRANSITION, SUMMARY = "state", "refused", "transition", "summary"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """What to fold and what to tell of it.
+
+    *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
+    of a row, or with *of_key* only those of one. Folding then goes record by record, about three times slower.
+    """
+
+    processor: Processor[Any, Any]
+    rows: bool = True
+    transitions: bool = False
+    of_key: str | None = None
+
+
+class Summary(msgspec.Struct, frozen=True, kw_only=True):
+    """What became of one partition. *applied* is the last offset folded, -1 for none."""
+
+    partition: int
+    applied: int = NOTHING_APPLIED
+    stream_ms: int = -1
+    records: int = 0
+    refused: int = 0
+    rows: int = 0
+    timers: int = 0
+    digest: str = digest(())
+
+
+class DictStore:
+    """Committed rows of one partition in memory; scans are in key order, as RocksDB's are."""
+
+    def __init__(self) -> None:
+        self._values: dict[bytes, bytes] = {}
+        self._order: list[bytes] = []
+        self._stale = False
+
+    def get(self, key: bytes) -> bytes | None:
+        return self._values.get(key)
+
+    def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
+        """Take a transaction's changes; None removes."""
+        values = self._values
+        before = len(values)
+        for key, value in puts:
+            if value is None:
+                self._stale |= values.pop(key, None) is not None
+            else:
+                values[key] = value
+        self._stale |= len(values) != before
+
+    def _sorted(self) -> list[bytes]:
+        # Sorted again only when keys came or went since: a fold that scans on each record pays for one sort a transaction.
+        if self._stale or len(self._order) != len(self._values):
+            self._order, self._stale = sorted(self._values), False
+        return self._order
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        order = self._sorted()
+        for at in range(bisect_left(order, prefix), len(order)):
+            if not order[at].startswith(prefix):
+                return
+            yield order[at], self._values[order[at]]
+
+    def everything(self) -> Iterator[tuple[bytes, bytes]]:
+        """Yield all rows and timers in key order."""
+        return ((key, self._values[key]) for key in self._sorted() if key[:1] != META)
+
+
+def readable(row: Any) -> str | None:
+    """Return a row as JSON, the same text for equal rows; None for no row.
+
+    >>> readable({"b": 1, "a": b"x"})
+    '{"a":"eA==","b":1}'
+    """
+    if row is None:
+        return None
+    try:
+        return msgspec.json.encode(row, order="deterministic").decode()
+    except (TypeError, ValueError, msgspec.MsgspecError):
+        return repr(row)  # what msgpack can write but JSON cannot: maps with keys of other types
+
+
+class Results:
+    """Collects what partitions tell and gives it out as Arrow batches of bounded size."""
+
+    def __init__(self) -> None:
+        self._rows: list[tuple[Any, ...]] = []
+
+    def refused(self, partition: int, each: Refused) -> None:
+        self._rows.append((REFUSED, partition, each.offset, None, each.stage, each.error, each.reason))
+
+    def transition(self, partition: int, each: Transition[Any]) -> None:
+        before, after = readable(each.before), readable(each.after)
+        self._rows.append((TRANSITION, partition, each.offset, each.at_ms, each.key, before, after))
+
+    def take(self, at_least: int = OUT_ROWS) -> Iterator[pa.RecordBatch]:
+        """Yield what has gathered, once there are *at_least* so many."""
+        if len(self._rows) < at_least:
+            return
+        rows, self._rows = self._rows, []
+        for start in range(0, len(rows), OUT_ROWS):
+            chunk = rows[start : start + OUT_ROWS]
+            yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
+
+
+class PartitionFold:
+    """The state of one partition, in memory, from its first record to its last."""
+
+    def __init__(self, plan: Plan, partition: int, results: Results) -> None:
+        self.partition, self._plan, self._results = partition, plan, results
+        self._store = DictStore()
+        self._folder: Folder[Any] = Folder(plan.processor, self._store, trace=self._trace if plan.transitions else None)
+        self._pending: list[Batch] = []
+        self._pending_records = self._pending_bytes = self._records = self._refused = 0
+        self._last = NOTHING_APPLIED
+
+    def _trace(self, each: Transition[Any]) -> None:
+        if self._plan.of_key is None or self._plan.of_key == each.key:
+            self._results.transition(self.partition, each)
+
+    def feed(self, batch: Batch, size_bytes: int) -> None:
+        """Take records that follow the last ones; raises OrderError when they do not. They are folded in large transactions."""
+        if not batch.offsets:
+            return
+        if batch.offsets[0] <= self._last:
+            raise OrderError(f"partition {self.partition}: offset {batch.offsets[0]} came after {self._last}")
+        self._last = batch.offsets[-1]
+        self._pending.append(batch)
+        self._pending_records += len(batch.offsets)
+        self._pending_bytes += size_bytes
+        if self._pending_records >= TRANSACTION_RECORDS or self._pending_bytes >= TRANSACTION_BYTES:
+            self._fold()
+
+    def _fold(self) -> None:
+        if not self._pending:
+            return
+        changes = self._folder.fold(self._pending)
+        self._pending, self._pending_records, self._pending_bytes = [], 0, 0
+        assert changes is not None, "feed() lets nothing through that was folded before"
+        self._store.apply(changes.puts)
+        for each in changes.refused:
+            self._results.refused(self.partition, each)
+        self._records += changes.records
+        self._refused += len(changes.refused)
+        self._folder.commit()
+
+    def finish(self) -> Iterator[pa.RecordBatch]:
+        """Fold what is pending, then yield all that is left to tell: refused records, final rows, the summary last."""
+        self._fold()
+        yield from self._results.take(1)
+        kinds = Counter(key[:1] for key, _ in self._store.everything())
+        if self._plan.rows:
+            yield from self._states()
+        summary = Summary(
+            partition=self.partition,
+            applied=self._folder.applied,
+            stream_ms=self._folder.stream_ms,
+            records=self._records,
+            refused=self._refused,
+            rows=kinds[ROW],
+            timers=kinds[WAKE],
+            digest=digest(self._store.everything()),
+        )
+        yield summary_batch(summary)
+
+    def _states(self) -> Iterator[pa.RecordBatch]:
+        stored = self._store.everything()
+        while chunk := list(islice(stored, OUT_ROWS)):
+            keys, values = zip(*chunk, strict=True)
+            columns: dict[str, Sequence[Any]] = {
+                "kind": [STATE] * len(keys),
+                "partition": [self.partition] * len(keys),
+                "key": keys,
+                "value": values,
+            }
+            yield _result(columns, len(keys))
+
+
+def summary_batch(summary: Summary) -> pa.RecordBatch:
+    """Return a summary as a row of results."""
+    return _result({"kind": [SUMMARY], "partition": [summary.partition], "after": [msgspec.json.encode(summary).decode()]}, 1)
+
+
+def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
+    arrays = [pa.array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type) for each in RESULT]
+    return pa.RecordBatch.from_arrays(arrays, schema=RESULT)
+
+
+# -- Arrow in
+
+
+def columns_needed(processor: Processor[Any, Any]) -> list[str]:
+    """Return the bronze columns a fold needs: coordinates, time and the processor's inputs."""
+    return ["partition", "offset", "timestamp", *(name for name in processor.inputs if name != "offset")]
+
+
+_PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
+
+
+def times_ms(column: pa.Array) -> list[int]:
+    """Return timestamps of any unit as whole ms, rounded down.
+
+    The unit is read from the type: a file written as INT96 comes back in nanoseconds, and taking those for microseconds would
+    give other states without any error.
+
+    >>> [times_ms(pa.array([1_999], pa.timestamp(unit, "UTC")))[0] for unit in ("s", "ms", "us", "ns")]
+    [1999000, 1999, 1, 0]
+    """
+    times, per = _PER_MS[column.type.unit]
+    return cast(list[int], (column.cast(pa.int64()).to_numpy() * times // per).tolist())
+
+
+def _headers(column: pa.Array) -> list[Headers]:
+    return [tuple((header["key"], header["value"]) for header in headers or ()) for headers in column.to_pylist()]
+
+
+_COLUMN: dict[str, Callable[[pa.Array], Sequence[Any]]] = {"value": pa.Array.to_pylist, "key": pa.Array.to_pylist, "headers": _headers}
+
+
+def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int, Batch]]:
+    """Yield (partition, records) for each run of one partition; raises OrderError when offsets do not ascend within a run."""
+    import numpy as np
+
+    if not records.num_rows:
+        return
+    partitions = records.column("partition").to_numpy()
+    cuts = [0, *(np.flatnonzero(np.diff(partitions)) + 1).tolist(), records.num_rows]
+    for start, stop in pairwise(cuts):
+        run = records.slice(start, stop - start)
+        partition = int(partitions[start])
+        offsets = run.column("offset").to_numpy()
+        steps = np.diff(offsets)
+        if (steps <= 0).any():
+            at = int(np.argmax(steps <= 0))
+            raise OrderError(f"partition {partition}: offset {offsets[at + 1]} came after {offsets[at]}")
+        dense = int(offsets[-1]) - int(offsets[0]) + 1 == len(offsets)
+        places: Sequence[int] = range(int(offsets[0]), int(offsets[-1]) + 1) if dense else offsets.tolist()
+        columns = tuple(places if name == "offset" else _COLUMN[name](run.column(name)) for name in inputs)
+        yield partition, Batch(places, times_ms(run.column("timestamp")), columns)
+
+
+def fold_batches(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+    """Fold the partitions found in *batches* and yield what they tell (schema RESULT): the function given to mapInArrow."""
+    results = Results()
+    folds: dict[int, PartitionFold] = {}
+    for records in batches:
+        for partition, batch in split(records, plan.processor.inputs):
+            fold = folds.get(partition)
+            if fold is None:
+                fold = folds[partition] = PartitionFold(plan, partition, results)
+            fold.feed(batch, records.nbytes * len(batch.offsets) // records.num_rows)
+            yield from results.take()
+    for partition in sorted(folds):
+        yield from folds.pop(partition).finish()
+
+
+def fold_partition(plan: Plan, partition: int, batches: Iterable[tuple[Batch, int]]) -> Iterator[pa.RecordBatch]:
+    """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
+    results = Results()
+    fold = PartitionFold(plan, partition, results)
+    for batch, size_bytes in batches:
+        fold.feed(batch, size_bytes)
+        yield from results.take()
+    yield from fold.finish()

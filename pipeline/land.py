@@ -1,0 +1,348 @@
+"""Landing: a topic's committed records into a Delta table, one row each, exactly once, whatever is killed.
+
+One round reads the table's vector of end offsets, the topic's ends, and writes what lies between as one Delta commit that carries
+the new vector. There is no checkpoint beside the table, so nothing can be lost or fall behind it.
+
+Two landings of one table cannot both extend the same vector. Each commit names its predecessor as Delta's transaction id
+(`txnAppId`), and Delta lets one commit of an id through: of two landings that start from the same vector, the second is skipped or
+refused, sees a stranger's commit where its own should be, and stops with LakeError. A check before the write alone could not do
+that: both landings would pass it.
+"""
+
+from __future__ import annotations
+
+import json
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.errors import LakeError, LostRecordsError, SparkError
+from holdfast.pipeline.java_client import java_properties
+from holdfast.pipeline.lake import (
+    COLUMNS,
+    FIRST_LINK,
+    HISTORY_LIMIT,
+    Commit,
+    Landed,
+    bronze_path,
+    check_identity,
+    describe,
+    landed_in,
+    last_landed,
+    share,
+)
+from holdfast.pipeline.session import SparkOptions, open_session
+from holdfast.pipeline.topic import TopicLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame, SparkSession
+
+MAX_RECORDS = 500_000
+POLL_S = 0.2
+
+_PROPERTIES = {
+    "delta.appendOnly": "true",
+    "delta.checkpointInterval": "50",
+    # One transaction id is spent per commit; a race between two landings is over in seconds.
+    "delta.setTransactionRetentionDuration": "interval 7 days",
+}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LandOptions:
+    """How to land. *follow* goes on until told to stop; otherwise what was committed at the start is landed, and that is all.
+
+    *max_records* bounds one commit, *every_s* is the shortest time between two commits when following. *accept_loss* goes on where
+    records were deleted before they were landed, and notes the hole in the commit. *rebuild* reads the vector from the rows.
+    """
+
+    follow: bool = False
+    max_records: int = MAX_RECORDS
+    every_s: float = 2.0
+    accept_loss: bool = False
+    rebuild: bool = False
+
+
+@dataclass(slots=True, kw_only=True)
+class LandReport:
+    """What one landing did. *vector* holds the end offsets that the table has reached."""
+
+    path: str
+    commits: int = 0
+    offsets: int = 0
+    vector: dict[int, int] = field(default_factory=dict)
+    lost: dict[int, list[tuple[int, int]]] = field(default_factory=dict)
+
+
+def land(
+    settings: Settings,
+    topic: str,
+    lake: str,
+    *,
+    options: LandOptions | None = None,
+    spark: SparkOptions | None = None,
+    stop: threading.Event | None = None,
+    progress: Callable[[Landed], None] | None = None,
+) -> LandReport:
+    """Land *topic* in *lake* and return what was done; *progress* is called after each commit, *stop* ends a following landing.
+
+    Raises LostRecordsError when the topic no longer holds what comes next, LakeError when the table does not end where a landing
+    left it or another landing extends it, TopicError and BrokerError for the topic's side, SparkError for a failed job.
+    """
+    options = options or LandOptions()
+    stop = stop or threading.Event()
+    with TopicLog(settings, topic) as log:
+        log.partitions()  # a topic that is not there is told before a JVM starts
+        with open_session(spark) as session:
+            landing = Landing(session, settings, log, bronze_path(lake, topic), options)
+            ends = landing.ends()
+            while not stop.is_set():
+                started_s = system_clock.monotonic_s()
+                landed = landing.step(ends)
+                if landed is not None and progress is not None:
+                    progress(landed)
+                if options.follow:
+                    ends = landing.wait_for_more(stop, started_s)
+                elif landed is None:
+                    break
+            return landing.report
+
+
+class Landing:
+    """One landing of one table: remembers the last link of its chain of commits."""
+
+    def __init__(self, session: SparkSession, settings: Settings, log: TopicLog, path: str, options: LandOptions) -> None:
+        self._session, self._settings, self._log, self.path, self._options = session, settings, log, path, options
+        self._topic_id = log.identity()
+        session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
+        # Keeps each task's rows in the order Kafka gave them; Spark would sort them by table partition, which is not stable.
+        session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "8")
+        self.report = LandReport(path=path)
+        self._vector: dict[int, int] = {}
+        self._begins: dict[int, int] = {}
+        self._link = FIRST_LINK
+        self._rebuilt = False
+        self._open()
+
+    # -- the table
+
+    def _table(self) -> Any:
+        from delta.tables import DeltaTable
+
+        return DeltaTable.forPath(self._session, self.path)
+
+    def _open(self) -> None:
+        from delta.tables import DeltaTable
+
+        with _explained(self.path):
+            builder = DeltaTable.createIfNotExists(self._session).location(self.path).partitionedBy("topic", "partition")
+            for name, kind in COLUMNS.items():
+                builder = builder.addColumn(name, kind)
+            for name, value in _PROPERTIES.items():
+                builder = builder.property(name, value)
+            builder.execute()
+        if self._options.rebuild:
+            self._rebuild()
+            return
+        landed = last_landed(self.path, self._history(HISTORY_LIMIT))
+        if landed is not None:
+            check_identity(self.path, landed, self._log.topic, self._topic_id)
+            self._vector, self._begins, self._link = dict(landed.end), dict(landed.begins), landed.batch
+        self.report.vector = dict(self._vector)
+
+    def _history(self, limit: int) -> list[Commit]:
+        with _explained(self.path):
+            rows = self._table().history(limit).select("version", "operation", "userMetadata").collect()
+        return [Commit(version=row[0], operation=row[1], metadata=row[2]) for row in rows]
+
+    def _rebuild(self) -> None:
+        """Read the vector from the rows; refuses rows that are doubled, since going on would not mend them."""
+        from pyspark.sql import functions as F
+
+        version = self._history(1)[0].version
+        with _explained(self.path):
+            rows = self._session.read.format("delta").option("versionAsOf", version).load(self.path)
+            found = (
+                rows.groupBy("topic", "partition").agg(F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset")).collect()
+            )
+        for topic, partition, first, last, count, distinct in found:
+            if topic != self._log.topic:
+                raise LakeError(f"{self.path} holds rows of topic {topic}, not only of {self._log.topic}; remove them first")
+            if count != distinct:
+                raise LakeError(
+                    f"{self.path}: {count - distinct} rows of partition {partition} are doubled; remove them (Delta's time travel shows "
+                    "which commit brought them), then rebuild"
+                )
+            self._vector[partition], self._begins[partition] = last + 1, first
+        self._link, self._rebuilt = f"version-{version}", True
+        self.report.vector = dict(self._vector)
+
+    # -- one round
+
+    def ends(self) -> dict[int, int]:
+        """Return how far the topic can be landed now, by partition."""
+        return self._log.ends(self._log.partitions())
+
+    def wait_for_more(self, stop: threading.Event, started_s: float) -> dict[int, int]:
+        """Return the topic's ends once they are past the vector and the time between two commits is over, or when told to stop."""
+        while not stop.is_set():
+            left_s = self._options.every_s - (system_clock.monotonic_s() - started_s)
+            if left_s > 0:
+                stop.wait(left_s)
+                continue
+            ends = self.ends()
+            if any(end > self._vector.get(partition, 0) for partition, end in ends.items()):
+                return ends
+            stop.wait(POLL_S)
+        return dict(self._vector)
+
+    def step(self, ends: dict[int, int]) -> Landed | None:
+        """Write one commit on the way to *ends*; None when the table has reached them."""
+        start, lost = self._start(ends)
+        target = share(start, ends, self._options.max_records)
+        if all(target[partition] <= self._vector.get(partition, 0) for partition in target) and not self._rebuilt:
+            return None
+        landed = Landed(
+            topic=self._log.topic,
+            topic_id=self._topic_id,
+            batch=uuid.uuid4().hex,
+            start=dict(self._vector),
+            end=self._vector | target,
+            begins={partition: self._begins.get(partition, start[partition]) for partition in target},
+            lost=lost,
+            rebuilt=self._rebuilt,
+        )
+        self._write(landed, start)
+        self.report.commits += 1
+        self.report.offsets += sum(target[partition] - start[partition] for partition in target)
+        self.report.vector = dict(landed.end)
+        for partition, ranges in lost.items():
+            self.report.lost.setdefault(partition, []).extend(ranges)
+        self._vector, self._begins, self._link, self._rebuilt = dict(landed.end), dict(landed.begins), landed.batch, False
+        return landed
+
+    def _start(self, ends: dict[int, int]) -> tuple[dict[int, int], dict[int, list[tuple[int, int]]]]:
+        """Return where each partition goes on, and what is lost before that."""
+        firsts = self._log.firsts(sorted(ends))
+        start: dict[int, int] = {}
+        lost: dict[int, list[tuple[int, int]]] = {}
+        for partition, end in ends.items():
+            first, reached = firsts[partition], self._vector.get(partition)
+            if reached is None:
+                # A new partition begins at 0; when the topic itself is new to the lake, it begins with what it still holds.
+                reached = first if not self._vector else 0
+            if reached > end:
+                raise LakeError(
+                    f"{self.path} holds partition {partition} up to offset {reached}, but topic {self._log.topic} ends at {end}: "
+                    "it lost records that were landed (an unclean election?), or is not the topic that was landed"
+                )
+            if reached < first:
+                if not self._options.accept_loss:
+                    raise LostRecordsError(
+                        f"{self._log.topic} partition {partition}: offsets {reached} to {first - 1} were deleted before they were landed "
+                        "(retention). Raise retention.ms, restore them if you can, or go on with --accept-loss, which notes the hole"
+                    )
+                lost[partition] = [(reached, first)]
+                reached = first
+            start[partition] = reached
+        return start, lost
+
+    def _write(self, landed: Landed, start: dict[int, int]) -> None:
+        end = {partition: landed.end[partition] for partition in start}
+        with _explained(f"{landed.topic} {describe(start)} to {describe(end)}"):
+            (
+                self._read(start, end)
+                .write.format("delta")
+                .mode("append")
+                .option("txnAppId", f"holdfast-landing-{self._link}")
+                .option("txnVersion", 1)
+                .option("userMetadata", landed.encode())
+                .save(self.path)
+            )
+        # A skipped write looks like a successful one: only the commit itself tells.
+        history = self._history(5)
+        if not any((each := landed_in(commit)) is not None and each.batch == landed.batch for commit in history):
+            raise LakeError(
+                f"{self.path}: another landing extended the table from the same offsets ({describe(landed.start)}); nothing was written "
+                "by this one. Run one landing per topic and lake"
+            )
+
+    def _read(self, start: dict[int, int], end: dict[int, int]) -> DataFrame:
+        from pyspark.sql import functions as F
+
+        topic = self._log.topic
+        reader = self._session.read.format("kafka").options(
+            **{f"kafka.{name}": value for name, value in java_properties(self._settings).items()},
+            **{
+                # The connector's default lands what was aborted.
+                "kafka.isolation.level": "read_committed",
+                "assign": json.dumps({topic: sorted(start)}),
+                "startingOffsets": json.dumps({topic: {str(partition): offset for partition, offset in start.items()}}),
+                "endingOffsets": json.dumps({topic: {str(partition): offset for partition, offset in end.items()}}),
+                "includeHeaders": "true",
+                "failOnDataLoss": "true",
+            },
+        )
+        return reader.load().select(
+            F.col("topic"),
+            F.col("partition"),
+            F.col("offset"),
+            F.col("timestamp"),
+            F.col("timestampType").alias("timestamp_type"),
+            F.col("key"),
+            F.col("value"),
+            F.col("headers"),
+        )
+
+
+# -- what Java says
+
+
+class _explained:
+    """Turns a failure of Spark into a typed error by walking its chain of causes; the telling one is never the first."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
+        if error is None or not isinstance(error, Exception) or not _is_of_spark(error):
+            return
+        raise typed(error, self._what) from error
+
+
+def _is_of_spark(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta")
+
+
+def causes(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Yield (class, message) of a Spark failure and of everything that caused it, outermost first."""
+    yield type(error).__name__, str(error)
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    for _ in range(30):
+        if java is None:
+            return
+        yield str(java.getClass().getName()), str(java.getMessage())
+        java = java.getCause()
+
+
+def typed(error: Exception, what: str) -> LostRecordsError | LakeError | SparkError:
+    """Return the error to raise for a failed job of Spark."""
+    chain = list(causes(error))
+    for name, message in chain:
+        if "OffsetOutOfRangeException" in name or "Some data may have been lost" in message or "KAFKA_DATA_LOSS" in message:
+            return LostRecordsError(
+                f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms, or go on with --accept-loss"
+            )
+        if name.rpartition(".")[2] in ("ConcurrentTransactionException", "ConcurrentAppendException", "ProtocolChangedException"):
+            return LakeError(f"{what}: another landing wrote this table at the same time; run one landing per topic and lake")
+        if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
+            return SparkError("this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version")
+    name, message = chain[-1]
+    return SparkError(f"{what}: {name}: {message[:500]}")

@@ -1,0 +1,247 @@
+"""A Spark session that starts quickly and quietly on a small machine, and that has an owner who ends its JVM."""
+
+from __future__ import annotations
+
+import contextlib
+import hashlib
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from holdfast.errors import SparkError
+from holdfast.jars import cache_folder, find_java, spark_jars
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+STOP_DEADLINE_S = 60.0
+LOGS_KEPT = 10
+_INSTALL = "pip install 'holdfast[spark]' (pyspark 4.0.0 and delta-spark 4.0.0), or use --engine local, which needs no JVM"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SparkOptions:
+    """How to start Spark.
+
+    *master* is a Spark master; `local[*]` takes every core of this machine. *memory* is the driver's heap, which in a local master
+    is all there is. *quick* compiles less: for jobs of seconds, at the price of a lower rate in long ones. *conf* is added last, so
+    it wins. *log_dir* takes all that Spark says; by default a folder of the user's cache.
+    """
+
+    master: str = "local[*]"
+    memory: str = "1g"
+    quick: bool = False
+    app_name: str = "holdfast"
+    conf: Mapping[str, str] = field(default_factory=dict)
+    log_dir: Path | None = None
+
+    @property
+    def in_one_jvm(self) -> bool:
+        return self.master == "local" or self.master.startswith("local[")
+
+
+def cores_of(master: str) -> int:
+    """Return how many tasks a local master runs at once; 2 for a cluster, whose size only its manager knows.
+
+    >>> cores_of("local[3]"), cores_of("local"), cores_of("spark://host:7077")
+    (3, 1, 2)
+    """
+    if master == "local":
+        return 1
+    if not master.startswith("local["):
+        return 2
+    inside = master.removeprefix("local[").partition("]")[0].partition(",")[0]
+    return os.cpu_count() or 1 if inside == "*" else int(inside)
+
+
+@contextlib.contextmanager
+def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
+    """Give a session with Delta Lake and the Kafka connector; its JVM is gone when the block ends.
+
+    A session that is already active in this process (a notebook, spark-submit) is used as it is and left running: its
+    settings are its owner's, who then has to provide the connector and Delta.
+    """
+    options = options or SparkOptions()
+    sql = _import_pyspark()
+    active = sql.SparkSession.getActiveSession()
+    if active is not None:
+        yield active
+        return
+    if "PYSPARK_GATEWAY_PORT" in os.environ:  # under spark-submit the JVM exists and belongs to it
+        session = sql.SparkSession.builder.appName(options.app_name).getOrCreate()
+        try:
+            yield session
+        finally:
+            session.stop()
+        return
+    archive = ClassArchive.of(options)
+    scratch = Path(tempfile.mkdtemp(prefix="holdfast-spark-"))
+    try:
+        session, process = _start(options, archive, scratch)
+        try:
+            yield session
+        finally:
+            _stop(session, process)
+            archive.keep()
+    finally:
+        shutil.rmtree(scratch, ignore_errors=True)
+
+
+def _import_pyspark() -> Any:
+    try:
+        import pyspark.sql
+    except ImportError as error:
+        raise SparkError(f"pyspark is not installed ({error}); {_INSTALL}") from error
+    return pyspark.sql
+
+
+def _start(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple[SparkSession, subprocess.Popen[bytes]]:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
+    # The workers take PATH's first python3 otherwise; -P keeps this folder's `tables` and `agents` from shadowing other packages.
+    os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
+    os.environ["PYTHONSAFEPATH"] = "1"
+    if options.in_one_jvm:
+        os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    log_path = _log_path(options)
+    conf = SparkConf(loadDefaults=False).setAll(list(settings(options, archive, scratch).items()))
+    with log_path.open("ab") as log:
+        # Everything Spark says goes through the JVM's two streams; only the JVM gets them, this process keeps its own.
+        try:
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+        except Exception as error:
+            raise SparkError(f"Spark's JVM did not start: {error}; its log is {log_path}") from error
+    SparkContext._ensure_initialized(gateway=gateway)
+    try:
+        session = SparkSession.builder.config(conf=conf).getOrCreate()
+    except Exception as error:
+        _end(gateway)
+        raise SparkError(f"no Spark session: {str(error)[:500]}; the log is {log_path}") from error
+    return session, gateway.proc
+
+
+def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dict[str, str]:
+    """Return the configuration of a session: few partitions, no UI, UTC, microsecond timestamps, local paths inside *scratch*."""
+    cores = cores_of(options.master)
+    partitions = str(max(2, cores))
+    jars = [str(path) for path in spark_jars()]
+    conf = {
+        "spark.app.name": options.app_name,
+        "spark.master": options.master,
+        "spark.driver.memory": options.memory,
+        "spark.driver.extraJavaOptions": " ".join(
+            [f"-Djava.io.tmpdir={scratch}", *(["-XX:TieredStopAtLevel=1"] if options.quick else []), *archive.flags()]
+        ),
+        "spark.ui.enabled": "false",
+        "spark.ui.showConsoleProgress": "false",
+        "spark.sql.shuffle.partitions": partitions,
+        "spark.default.parallelism": partitions,
+        "spark.sql.adaptive.enabled": "false",
+        "spark.sql.session.timeZone": "UTC",
+        # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs without any error.
+        "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
+        "spark.sql.warehouse.dir": str(scratch / "warehouse"),
+        "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
+        "spark.sql.catalog.spark_catalog": "org.apache.spark.sql.delta.catalog.DeltaCatalog",
+        "spark.databricks.delta.snapshotPartitions": "2",
+        "spark.executorEnv.PYTHONSAFEPATH": "1",
+    }
+    if options.in_one_jvm:
+        # The class path starts 1-2 s sooner than spark.jars, but reaches this JVM only.
+        conf["spark.driver.extraClassPath"] = os.pathsep.join(jars)
+        conf["spark.driver.host"] = conf["spark.driver.bindAddress"] = "127.0.0.1"
+        conf["spark.local.dir"] = str(scratch)
+        conf["spark.shuffle.compress"] = "false"
+    else:
+        conf["spark.jars"] = ",".join(jars)
+    return conf | dict(options.conf)
+
+
+def _log_path(options: SparkOptions) -> Path:
+    folder = options.log_dir or cache_folder() / "spark" / "logs"
+    folder.mkdir(parents=True, exist_ok=True)
+    by_age = sorted(folder.glob("spark-*.log"), key=lambda path: path.stat().st_mtime)
+    for old in by_age[: max(0, len(by_age) - LOGS_KEPT + 1)]:
+        old.unlink(missing_ok=True)
+    return folder / f"spark-{os.getpid()}.log"
+
+
+def _stop(session: SparkSession, process: subprocess.Popen[bytes]) -> None:
+    from pyspark import SparkContext
+
+    gateway = SparkContext._gateway
+    try:
+        session.stop()
+    finally:
+        if gateway is not None:
+            _end(gateway)
+
+
+def _end(gateway: Any) -> None:
+    """Close the JVM as its launcher does (end of input), wait for it, and let this process start another one later."""
+    from pyspark import SparkContext
+
+    process: subprocess.Popen[bytes] = gateway.proc
+    with contextlib.suppress(Exception):  # a JVM that died already has nothing to shut down
+        gateway.shutdown()
+    if process.stdin is not None:
+        with contextlib.suppress(OSError):
+            process.stdin.close()
+    try:
+        process.wait(STOP_DEADLINE_S)
+    except subprocess.TimeoutExpired:
+        process.send_signal(signal.SIGKILL)
+        process.wait()
+    if SparkContext._gateway is gateway:
+        SparkContext._gateway = SparkContext._jvm = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClassArchive:
+    """The JVM's archive of Spark's loaded classes, made by the first session of a user: later ones start in half the time.
+
+    Made at the JVM's exit under a name of its own, then renamed: a half-written one is never used. The JVM checks it against
+    itself and its class path, and silently does without one that does not fit.
+    """
+
+    path: Path | None
+    made_at: Path | None
+
+    @classmethod
+    def of(cls, options: SparkOptions) -> ClassArchive:
+        if not options.in_one_jvm:
+            return cls(path=None, made_at=None)
+        import pyspark
+
+        java = find_java().resolve()
+        release = java.parents[1] / "release"
+        parts = [str(java), release.read_text() if release.exists() else "", pyspark.__version__, str(Path(pyspark.__file__).parent)]
+        key = hashlib.sha256("\n".join([*parts, *map(str, spark_jars())]).encode()).hexdigest()[:16]
+        folder = cache_folder() / "spark"
+        folder.mkdir(parents=True, exist_ok=True)
+        path = folder / f"classes-{key}.jsa"
+        return cls(path=path, made_at=None if path.exists() else path.with_suffix(f".{os.getpid()}.making"))
+
+    def flags(self) -> list[str]:
+        if self.path is None:
+            return []
+        quiet = ["-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
+        return [f"-XX:ArchiveClassesAtExit={self.made_at}" if self.made_at else f"-XX:SharedArchiveFile={self.path}", *quiet]
+
+    def keep(self) -> None:
+        """Take what the ended JVM wrote, and drop archives of earlier versions and of JVMs that died while writing."""
+        if self.path is None or self.made_at is None or not self.made_at.exists():
+            return
+        os.replace(self.made_at, self.path)
+        for old in self.path.parent.glob("classes-*"):
+            if old != self.path:
+                old.unlink(missing_ok=True)

@@ -1,0 +1,143 @@
+"""Getting our code and the user's to Spark's Python workers, as a zip made from what is imported here."""
+
+from __future__ import annotations
+
+import hashlib
+import importlib.util
+import pkgutil
+import sys
+import sysconfig
+import tempfile
+import weakref
+import zipfile
+from collections.abc import Iterable, Iterator
+from functools import partial
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.processor import Processor
+from holdfast.errors import SparkError
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+_EPOCH = (1980, 1, 1, 0, 0, 0)
+_shipped: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+
+
+def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) -> None:
+    """Put holdfast, and the code *processor* is made of, on the import path of every Python worker of *session*.
+
+    Local masters need it as well: the workers do not inherit this process's `sys.path`. Shipping the same code again does nothing.
+    """
+    content = pack(processor)
+    name = f"holdfast-{hashlib.sha256(content).hexdigest()[:16]}.zip"
+    context = session.sparkContext
+    shipped = _shipped.setdefault(context, set())
+    if name in shipped:
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / name
+        path.write_bytes(content)
+        context.addPyFile(str(path))  # copied by Spark before it returns
+    shipped.add(name)
+
+
+def pack(processor: Processor[Any, Any] | None = None) -> bytes:
+    """Return the zip: the `holdfast` package from wherever each part of it is installed, and the processor's own package or module.
+
+    Equal sources give equal bytes. Nothing is taken by following links: each room is found as the import system finds it, in a wheel,
+    in an editable install, in a checkout that lost its links.
+    """
+    files = dict(_package("holdfast"))
+    if processor is not None:
+        for module in _modules_of(processor):
+            files.update(_code_of(module))
+    for name in [*files]:
+        for parent in Path(name).parents[:-1]:
+            files.setdefault(f"{parent}/__init__.py", b"")  # zipimport on 3.11 knows regular packages only
+    with tempfile.TemporaryFile() as file:
+        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(files):
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), files[name], zipfile.ZIP_DEFLATED)
+        file.seek(0)
+        return file.read()
+
+
+def _package(name: str) -> Iterator[tuple[str, bytes]]:
+    """Yield (path in the zip, content) of a package and all below it."""
+    spec = importlib.util.find_spec(name)
+    if spec is None or spec.submodule_search_locations is None:
+        raise SparkError(f"package {name} cannot be shipped to Spark's workers: it is not installed as files")
+    base = name.replace(".", "/")
+    for location in spec.submodule_search_locations:
+        for path in sorted(Path(location).iterdir()):
+            if path.is_file() and path.suffix != ".pyc" and not path.name.startswith("."):
+                yield f"{base}/{path.name}", path.read_bytes()
+    for found in pkgutil.iter_modules(spec.submodule_search_locations):
+        if found.ispkg:
+            yield from _package(f"{name}.{found.name}")
+    if name == "holdfast":
+        seen = {found.name for found in pkgutil.iter_modules(spec.submodule_search_locations)}
+        for room in ROOMS:
+            if room not in seen and importlib.util.find_spec(f"holdfast.{room}") is not None:
+                yield from _package(f"holdfast.{room}")
+
+
+ROOMS = ("agents", "tables", "outbox", "pipeline")
+
+
+def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
+    """Return the user's modules that pickled references to the processor's parts lead to, and loaded modules beside those."""
+    parts = [processor.decode, processor.fold, processor.on_wake, processor.route, processor.row]
+    named = {_home(part) for part in parts if part is not None}
+    if "__main__" in named:
+        raise SparkError(
+            f"processor {processor.name} is defined in the script that runs; Spark's workers cannot import it. "
+            "Move it to a module of its own and import it from there, or use --engine local"
+        )
+    own = [module for name in sorted(named) if (module := sys.modules.get(name)) is not None and _is_users(module)]
+    folders = {_folder(module) for module in own}
+    beside = [module for module in [*sys.modules.values()] if _is_users(module) and _folder(module) in folders]
+    return sorted({*own, *beside}, key=lambda module: module.__name__)
+
+
+def _home(part: Any) -> str:
+    """Return the name of the module that defines a function, method, partial, callable object or type."""
+    while isinstance(part, partial):
+        part = part.func
+    part = getattr(part, "__self__", None) or part
+    name = getattr(part, "__module__", None) or type(part).__module__
+    return str(name)
+
+
+def _folder(module: ModuleType) -> Path:
+    """Return the folder from which the module's top package or module is imported."""
+    file = Path(str(module.__file__)).absolute()
+    depth = module.__name__.count(".") + (file.name == "__init__.py")
+    return file.parents[depth] if depth < len(file.parents) else file.parent
+
+
+def _is_users(module: ModuleType) -> bool:
+    """Tell whether workers would lack this module: it is Python source, and neither installed nor Python's or ours."""
+    name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
+    top = name.partition(".")[0]
+    if not file or not name or top in sys.stdlib_module_names or top in ("holdfast", "__main__", "__mp_main__"):
+        return False
+    path = Path(file).absolute()
+    return path.suffix == ".py" and not any(path.is_relative_to(installed) for installed in _INSTALLED)
+
+
+_INSTALLED = [Path(sysconfig.get_path(name)).absolute() for name in ("purelib", "platlib", "stdlib", "platstdlib")]
+
+
+def _code_of(module: ModuleType) -> Iterator[tuple[str, bytes]]:
+    """Yield the files of the module's top package; of the module alone when no package is above it."""
+    top = sys.modules.get(module.__name__.partition(".")[0])
+    if top is not None and getattr(top, "__path__", None) and getattr(top, "__file__", None):
+        yield from _package(top.__name__)
+        return
+    path = Path(str(module.__file__))
+    name = module.__name__.replace(".", "/")
+    yield (f"{name}/__init__.py" if path.name == "__init__.py" else f"{name}.py"), path.read_bytes()
