@@ -161,22 +161,20 @@ class Asker:
 
     async def ask(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
         """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for want of Kafka."""
-        backoff_s, before = _BACKOFF_S, None
+        backoff_s, before, unread = _BACKOFF_S, None, None
         while True:
             seen, known = self._refreshed, self._candidates(question)
             met = await self._round(question, decode, deadline_s)
             if not isinstance(met, _Setback):
                 return met
-            setback = before if met.cut and before is not None else met
-            if setback.final or self._left_s(deadline_s) <= _LEAST_LEFT_S:
-                raise setback.error
-            before = setback
+            before = setback = before if met.cut and before is not None else met
+            if not setback.final and not setback.at_once and self._left_s(deadline_s) > _LEAST_LEFT_S:
+                unread = await self._refresh(seen, deadline_s)
+            now_known = self._candidates(question)
+            if setback.final or (left_s := self._left_s(deadline_s)) <= _LEAST_LEFT_S:
+                raise setback.error if now_known or unread is None else unread
             if setback.at_once:
                 continue
-            unread = await self._refresh(seen, deadline_s)
-            now_known = self._candidates(question)
-            if (left_s := self._left_s(deadline_s)) <= _LEAST_LEFT_S:
-                raise setback.error if now_known or unread is None else unread
             self._refuse_other_version(question.processor)
             if now_known == known:
                 await asyncio.sleep(min(backoff_s, left_s / 2))
@@ -260,11 +258,15 @@ class Asker:
         cause: BaseException | None = error
         while cause is not None:
             if isinstance(cause, ssl.SSLError):
-                message = f"{url} and this client do not accept each other's certificates ({cause.reason or cause})"
+                message = f"{url} and this client do not accept each other's certificates ({getattr(cause, 'reason', None) or cause})"
                 return _Setback(
                     AccessError(f"{message}: set web_tls_ca, web_tls_cert and web_tls_key as the workers have them"), final=True
                 )
             cause = cause.__cause__ or cause.__context__
+        if url.startswith("https:") and self._settings.web_tls_cert is None and not isinstance(error, aiohttp.ClientConnectorError):
+            # Under TLS 1.3 a worker that wants a certificate ends the connection only after the handshake, often without a word.
+            message = f"{url} closed the connection while asked for {question}: it may be stopping, or it wants a certificate"
+            return _Setback(AccessError(f"{message}, and this client shows none: set web_tls_cert and web_tls_key"))
         if isinstance(error, aiohttp.ServerDisconnectedError):
             # An idle connection that the worker closed just when it was used again says nothing about the worker.
             return _Setback(NotReadyError(f"{url} closed the connection while asked for {question}: it may be stopping"))
