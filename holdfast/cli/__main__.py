@@ -29,7 +29,7 @@ EXTRAS = {"pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": 
 """Packages that only some installations have, by import name, and the extra that brings each."""
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output json`.
-GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--app", "-A", "--output")
+GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--app", "-A", "--output", "-o")
 GLOBAL_FLAGS = ("-v", "-vv", "--verbose")
 
 
@@ -49,6 +49,7 @@ class LazyGroup(TyperGroup):
         module = import_module(f"holdfast.cli.{cmd_name}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name
+        _share_output(command, ctx.params.get("output"))
         return command
 
     def format_help(self, ctx: Any, formatter: Any) -> None:
@@ -68,6 +69,15 @@ class LazyGroup(TyperGroup):
     def _listing(self) -> bool:
         before, self.listing = self.listing, True
         return before
+
+
+def _share_output(command: Any, output: Output | None) -> None:
+    """Make the form chosen before the command the default of those that declare an `--output` of their own."""
+    for parameter in command.params:
+        if parameter.name == "output" and output is not None:
+            parameter.default = str(output)
+    for inner in getattr(command, "commands", {}).values():
+        _share_output(inner, output)
 
 
 app = typer.Typer(cls=LazyGroup, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
@@ -94,7 +104,7 @@ def root(
     application: Annotated[
         str | None, typer.Option("--app", "-A", metavar="MODULE[:NAME]", help="Your application, as for `faust -A`; else holdfast's own.")
     ] = None,
-    output: Annotated[Output, typer.Option(help="Form of the result on stdout.")] = Output.TABLE,
+    output: Annotated[Output, typer.Option("--output", "-o", help="Form of the result on stdout.")] = Output.TABLE,
     verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log to stderr, and trace errors; -vv for more.")] = 0,
     version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
 ) -> None:

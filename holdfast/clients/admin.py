@@ -61,6 +61,7 @@ log = logging.getLogger(__name__)
 T = TypeVar("T")
 
 POLL_S = 0.05
+FIRST_WAIT_S = 1.0
 LIMIT_RESOURCES = 500
 """Topics asked about in one request."""
 
@@ -76,6 +77,7 @@ class Admin:
         self._connect_timeout_s = min(self._timeout_s, connect_timeout_s or self._timeout_s)
         self._clock = clock
         self._last_error = ""
+        self._refused = False
         config: dict[str, Any] = {**settings.client(), "error_cb": self._on_error}
         try:
             self._client = AdminClient(config, logger=log)
@@ -116,15 +118,25 @@ class Admin:
     # Parts
 
     def _metadata(self, timeout_s: float) -> Any:
-        try:
-            return self._client.list_topics(timeout=timeout_s)
-        except KafkaException as error:
-            self._client.poll(0)  # lets the client say what it ran into
-            reason = self._last_error or _text(error)
-            raise BrokerError(
-                f"no Kafka broker at {self._servers} answered within {timeout_s:g} s: {reason}; "
-                "check bootstrap.servers and security.protocol, or start one with `holdfast dev up`"
-            ) from error
+        # A first short wait, since a wrong password or certificate is known at once and no patience will mend it.
+        first_s = min(FIRST_WAIT_S, timeout_s)
+        for wait_s in (first_s, timeout_s - first_s):
+            try:
+                return self._client.list_topics(timeout=wait_s)
+            except KafkaException as error:
+                self._client.poll(0)  # lets the client say what it ran into
+                if not self._refused and wait_s == first_s < timeout_s:
+                    continue
+                reason = self._last_error or _text(error)
+                if self._refused:
+                    raise BrokerError(
+                        f"cannot log in to Kafka at {self._servers}: {reason}; check the sasl.* and ssl.* properties"
+                    ) from error
+                raise BrokerError(
+                    f"no Kafka broker at {self._servers} answered within {timeout_s:g} s: {reason}; "
+                    "check bootstrap.servers and security.protocol, or start one with `holdfast dev up`"
+                ) from error
+        raise AssertionError("unreachable")
 
     def _configs(self, names: Sequence[str]) -> dict[str, Mapping[str, ConfigEntry]]:
         found: dict[str, Mapping[str, ConfigEntry]] = {}
@@ -205,6 +217,7 @@ class Admin:
     def _on_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last_error = error.str().partition(" (after ")[0]
+            self._refused = error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
 
 
 _TRANSPORT = (

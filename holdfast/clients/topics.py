@@ -270,7 +270,7 @@ def _warning(topic: str, message: str, remedy: str) -> Finding:
 def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
     state = cluster.topics.get(spec.name)
     if state is None:
-        remedy = "run `holdfast topics create`" + ("" if spec.partitions else " --partitions N")
+        remedy = f"run `holdfast topics create{'' if spec.partitions else ' --partitions N'}`"
         yield _error(spec.name, f"does not exist ({spec.role})", remedy)
         return
     yield from _check_partitions(spec, state)

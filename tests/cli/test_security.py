@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import queue
 import re
 import socket
 import ssl
@@ -11,17 +13,23 @@ from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaError as AioKafkaError
 
+from holdfast.clients.admin import Admin
 from holdfast.config import Settings
-from holdfast.errors import ConfigError
+from holdfast.errors import BrokerError, ConfigError
 
 TLS = Path(__file__).parent.parent / "testdata" / "tls"
 DEADLINE_S = 10.0
 
 
 @contextmanager
-def tls_server(certificate: str = "server", *, asks_for_certificate: bool = False) -> Iterator[int]:
-    """Serve TLS on a free port; each connection that completes its handshake is answered with the client's common name or '-'."""
+def tls_server(certificate: str = "server", *, asks_for_certificate: bool = False, seen: queue.Queue[str] | None = None) -> Iterator[int]:
+    """Serve TLS on a free port; each connection that completes its handshake is answered with the client's common name or '-'.
+
+    With *seen* it is not answered, and the name and the first bytes that the client sends go there.
+    """
     context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
     context.load_cert_chain(TLS / f"{certificate}.pem", TLS / f"{certificate}-key.pem")
     if asks_for_certificate:
@@ -39,7 +47,10 @@ def tls_server(certificate: str = "server", *, asks_for_certificate: bool = Fals
             try:
                 with context.wrap_socket(raw, server_side=True) as connection:
                     names = re.findall(r"'commonName', '([^']*)'", str((connection.getpeercert() or {}).get("subject")))
-                    connection.sendall((names[0] if names else "-").encode())
+                    if seen is None:
+                        connection.sendall((names[0] if names else "-").encode())
+                    elif first := connection.recv(100):
+                        seen.put(f"{names} {first!r}")
             except OSError:
                 raw.close()
 
@@ -131,6 +142,45 @@ def test_a_revoked_certificate_is_refused() -> None:
 def test_the_client_presents_its_certificate(identity: dict[str, str]) -> None:
     with tls_server(asks_for_certificate=True) as port:
         assert greeting(port, ssl_ca_location=CA, **identity) == "holdfast-client"
+
+
+@pytest.mark.parametrize("client", ["librdkafka", "aiokafka"])
+def test_both_kafka_clients_present_the_same_certificate(client: str) -> None:
+    seen: queue.Queue[str] = queue.Queue()
+    with tls_server(asks_for_certificate=True, seen=seen) as port:
+        settings = Settings(
+            kafka={
+                "bootstrap.servers": f"localhost:{port}",
+                "security.protocol": "SSL",
+                "ssl.ca.location": CA,
+                "ssl.certificate.location": str(TLS / "client.pem"),
+                "ssl.key.location": str(TLS / "client-key-encrypted.pem"),
+                "ssl.key.password": "open-sesame",
+                "broker.address.family": "v4",
+            }
+        )
+        if client == "librdkafka":
+            with pytest.raises(BrokerError):
+                Admin(settings, timeout_s=1).cluster()
+        else:
+            asyncio.run(connect_with_aiokafka(settings))
+        name = seen.get(timeout=DEADLINE_S)
+    assert name.startswith("['holdfast-client']")
+    assert r"\x00\x12" in name, "what follows the handshake is Kafka's ApiVersions request"
+
+
+async def connect_with_aiokafka(settings: Settings) -> None:
+    client = AIOKafkaClient(
+        bootstrap_servers=settings.bootstrap_servers,
+        security_protocol="SSL",
+        ssl_context=settings.ssl_context(),
+        request_timeout_ms=1_000,
+    )
+    try:
+        with pytest.raises(AioKafkaError):
+            await client.bootstrap()
+    finally:
+        await client.close()
 
 
 def test_a_server_that_asks_for_a_certificate_refuses_a_client_without() -> None:
