@@ -2,30 +2,30 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from typing import Any
 
 import msgspec
 from msgspec import inspect
 
-_EXACT = (
+_ONE_FORM = (
     inspect.BoolType,
     inspect.BytesType,
+    inspect.DataclassType,
     inspect.EnumType,
     inspect.IntType,
+    inspect.ListType,
     inspect.LiteralType,
+    inspect.NamedTupleType,
     inspect.NoneType,
     inspect.StrType,
+    inspect.StructType,
+    inspect.TupleType,
+    inspect.UnionType,
     inspect.UUIDType,
+    inspect.VarTupleType,
 )
-_MUTABLE = (
-    inspect.AnyType,
-    inspect.ByteArrayType,
-    inspect.CollectionType,
-    inspect.DictType,
-    inspect.ListType,
-    inspect.SetType,
-    inspect.TypedDictType,
-)
+_MUTABLE = (inspect.AnyType, inspect.ByteArrayType, inspect.DictType, inspect.ListType, inspect.SetType, inspect.TypedDictType)
 
 
 def is_plain(row: Any) -> bool:
@@ -36,26 +36,32 @@ def is_plain(row: Any) -> bool:
     >>> is_plain(tuple[int, str | None]), is_plain(float), is_plain(dict[str, int])
     (True, False, False)
     """
-    return _all_plain(inspect.type_info(row), set())
+    return all(isinstance(each, _ONE_FORM) for each in _parts(inspect.type_info(row), set()))
 
 
-def _all_plain(info: inspect.Type, seen: set[type]) -> bool:
+def _parts(info: inspect.Type, seen: set[type]) -> Iterator[inspect.Type]:
+    """Yield a type and all it is made of, each class once."""
+    inner: Iterable[inspect.Type] = ()
     match info:
         case inspect.Metadata():
-            return _all_plain(info.type, seen)
+            yield from _parts(info.type, seen)
+            return
         case inspect.UnionType():
-            return all(_all_plain(each, seen) for each in info.types)
+            inner = info.types
         case inspect.TupleType():
-            return all(_all_plain(each, seen) for each in info.item_types)
-        case inspect.VarTupleType() | inspect.ListType():
-            return _all_plain(info.item_type, seen)
-        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType():
+            inner = info.item_types
+        case inspect.CollectionType():
+            inner = (info.item_type,)
+        case inspect.DictType():
+            inner = (info.key_type, info.value_type)
+        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType() | inspect.TypedDictType():
             if info.cls in seen:
-                return True
+                return
             seen.add(info.cls)
-            return all(_all_plain(each.type, seen) for each in info.fields)
-        case _:
-            return isinstance(info, _EXACT)
+            inner = [each.type for each in info.fields]
+    yield info
+    for each in inner:
+        yield from _parts(each, seen)
 
 
 def why_unfit(row: Any) -> str | None:
@@ -73,6 +79,9 @@ def why_unfit(row: Any) -> str | None:
         info = inspect.type_info(row)
     except (TypeError, NameError) as error:
         return f"it cannot be decoded: {error}"
+    for each in _parts(info, set()):
+        if isinstance(each, inspect.CustomType):
+            return f"it cannot be decoded: {each.cls!r} is not a type that MessagePack has a form for"
     for each in info.types if isinstance(info, inspect.UnionType) else (info,):
         inner = each.type if isinstance(each, inspect.Metadata) else each
         match inner:

@@ -1,0 +1,42 @@
+"""Which partition Kafka's Java clients put a key in."""
+
+from __future__ import annotations
+
+from holdfast.errors import ConfigError
+
+_M = 0x5BD1E995
+_SEED = 0x9747B28C
+_U32 = 0xFFFFFFFF
+
+
+def murmur2(key: bytes) -> int:
+    """Return Kafka's murmur2 of *key* as the signed 32 bit number that Java has.
+
+    >>> murmur2(b"foobar")
+    -790332482
+    """
+    length = len(key)
+    h = _SEED ^ length
+    whole = length & ~3
+    for at in range(0, whole, 4):
+        k = int.from_bytes(key[at : at + 4], "little") * _M & _U32
+        k = (k ^ k >> 24) * _M & _U32
+        h = h * _M & _U32 ^ k
+    if whole < length:
+        h = (h ^ int.from_bytes(key[whole:], "little")) * _M & _U32
+    h = (h ^ h >> 13) * _M & _U32
+    h ^= h >> 15
+    return h - (1 << 32) if h >> 31 else h
+
+
+def by_key(key: str, partitions: int) -> int:
+    """Return the partition of *key* among *partitions*, as the Java default partitioner (and librdkafka's murmur2) chooses it.
+
+    A processor whose rows have the keys of its records takes it as its `route`.
+
+    >>> [by_key(key, 8) for key in ("key-0", "key-1", "key-2")]
+    [1, 0, 6]
+    """
+    if partitions < 1:
+        raise ConfigError(f"{partitions} partitions: a topic has at least one")
+    return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
