@@ -69,6 +69,7 @@ class App(faust.App):
         await self.crash(error)
 
     async def on_first_start(self) -> None:
+        self.settings.data_dir.mkdir(parents=True, exist_ok=True)  # Faust makes only the last folder of the path
         await super().on_first_start()
         quiet_the_collector()
 

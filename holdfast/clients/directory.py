@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Protocol
@@ -19,6 +20,7 @@ from holdfast.errors import BrokerError
 logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
+_LEADER_WAIT_S = 0.05
 
 
 class Workers:
@@ -116,7 +118,7 @@ class WorkersTopic:
     def _read(self, deadline_s: float) -> Workers:
         try:
             consumer = self._opened()
-            _, end = consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=self._left_s(deadline_s))
+            end = self._end(consumer, deadline_s)
             if end < self._next:  # the topic was deleted and made again
                 self._close()
                 consumer = self._opened()
@@ -127,6 +129,16 @@ class WorkersTopic:
         except KafkaException as error:
             return self._failed(error.args[0])
         return Workers(self._claims.values())
+
+    def _end(self, consumer: Consumer, deadline_s: float) -> int:
+        while True:
+            try:
+                return consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=self._left_s(deadline_s))[1]
+            except KafkaException as error:
+                # A topic just created, or whose leader just changed. The client fetches metadata anew and finds it in a moment.
+                if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+                    raise
+                time.sleep(min(_LEADER_WAIT_S, self._left_s(deadline_s)))
 
     def _opened(self) -> Consumer:
         if self._consumer is None:
