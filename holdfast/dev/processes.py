@@ -74,7 +74,7 @@ def wait_gone(pid: int, birth: str, *, deadline_s: float) -> bool:
 
 
 def end(pid: int, birth: str, *, grace_s: float) -> None:
-    """End the recorded process: SIGTERM, then SIGKILL after *grace_s*. A paused one is woken first."""
+    """End the recorded process: SIGTERM, then SIGKILL after *grace_s*. A paused one is woken to hear it."""
     if send(pid, birth, signal.SIGTERM):
         send(pid, birth, signal.SIGCONT)
         if not wait_gone(pid, birth, deadline_s=grace_s):

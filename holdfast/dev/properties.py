@@ -12,6 +12,7 @@ HOST = "127.0.0.1"
 MECHANISM = "SCRAM-SHA-512"
 CA_FILE = "ca.pem"
 STORE_FILE = "broker.p12"
+CLIENT_FILE = "client.properties"
 
 # For a laptop or a CI machine, and for tests that wait for these things to happen: few internal partitions, no rebalance delay,
 # a log cleaner that looks every second, transactions that time out on time, failover in seconds. Everything else is Kafka's default.
@@ -122,14 +123,14 @@ def _escaped(text: str) -> str:
 
 
 def log_settings(node_folder: Path) -> bytes:
-    """Return a log4j2 configuration: warnings and worse into ``server.log``, 3 files of 10 MB at most."""
+    """Return a log4j2 configuration: warnings and worse into ``server.log``, begun anew at each start, 3 files of 10 MB at most."""
     log = str(node_folder / "server.log")
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="ERROR">
   <Appenders>
     <RollingFile name="file" fileName={_attribute(log)} filePattern={_attribute(log + ".%i")}>
       <PatternLayout pattern="%d %p %m (%c)%n"/>
-      <SizeBasedTriggeringPolicy size="10 MB"/>
+      <Policies><OnStartupTriggeringPolicy/><SizeBasedTriggeringPolicy size="10 MB"/></Policies>
       <DefaultRolloverStrategy max="2"/>
     </RollingFile>
   </Appenders>

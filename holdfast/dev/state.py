@@ -15,8 +15,8 @@ from holdfast.clock import system_clock
 from holdfast.errors import DevBrokerError
 
 FORMAT = 1
-_STATE_FILE = "cluster.json"
-_LOCK_FILE = "cluster.lock"
+STATE_FILE = "cluster.json"
+LOCK_FILE = "cluster.lock"
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,12 +46,13 @@ class ClusterState(msgspec.Struct, kw_only=True):
     properties: dict[str, str] = {}
     credentials: Credentials | None = None
     store_password: str | None = None
+    heap_max_mb: int = 1024
     detached: bool = False
 
 
 def load(folder: Path) -> ClusterState | None:
     """Return what *folder* remembers, or None when no cluster was ever made there."""
-    path = folder / _STATE_FILE
+    path = folder / STATE_FILE
     try:
         content = path.read_bytes()
     except FileNotFoundError:
@@ -67,7 +68,7 @@ def load(folder: Path) -> ClusterState | None:
 
 def save(folder: Path, state: ClusterState) -> None:
     """Replace what *folder* remembers, atomically; readable by the user alone, for it holds passwords."""
-    write_private(folder / _STATE_FILE, msgspec.json.format(msgspec.json.encode(state), indent=2))
+    write_private(folder / STATE_FILE, msgspec.json.format(msgspec.json.encode(state), indent=2))
 
 
 def write_private(path: Path, content: bytes) -> None:
@@ -82,7 +83,7 @@ def write_private(path: Path, content: bytes) -> None:
 def exclusive(folder: Path, *, deadline_s: float = 90.0) -> Iterator[None]:
     """Keep other processes from starting or stopping nodes in *folder* meanwhile."""
     until_s = system_clock.monotonic_s() + deadline_s
-    with (folder / _LOCK_FILE).open("a") as file:
+    with (folder / LOCK_FILE).open("a") as file:
         while True:
             try:
                 fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
