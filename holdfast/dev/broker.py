@@ -111,6 +111,11 @@ class Cluster:
         return files.client_properties(self._known(), self.folder)
 
     @property
+    def server_properties(self) -> dict[str, str]:
+        """The Kafka server properties that were given, beyond the defaults."""
+        return dict(self._known().properties)
+
+    @property
     def is_secured(self) -> bool:
         """Whether clients must authenticate, over TLS."""
         return self._known().credentials is not None
