@@ -7,16 +7,15 @@ import logging
 from collections.abc import Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass
-from itertools import groupby, repeat
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.errors import BrokerError, TopicError
+from holdfast.tables.messages import Place, by_place, only
 
 logger = logging.getLogger(__name__)
 
-Place = tuple[str, int]
 FEW_RECORDS = 500
 
 
@@ -73,8 +72,7 @@ class Feed:
         if old is not None:
             await asyncio.get_running_loop().run_in_executor(self._executor, old.close)
         self._next = dict(positions)
-        topics = {topic for topic, _ in positions}
-        self._only_topic = topics.pop() if len(topics) == 1 else None
+        self._only_topic = only(positions)
         if not positions:
             return
         # Memory of librdkafka's queues is a setting per partition; a new consumer is how to change it.
@@ -108,24 +106,11 @@ class Feed:
         return self._sort(epoch, messages)
 
     def _sort(self, epoch: int, messages: list[Message]) -> list[Fetched]:
-        errors = list(map(Message.error, messages))
-        if errors.count(None) != len(errors):
-            for message, error in zip(messages, errors, strict=True):
-                if error is not None:
-                    self._check(message, error)
-            messages = [message for message, error in zip(messages, errors, strict=True) if error is None]
-        # Messages come in runs of one partition; this stays in C but for one step a run.
-        by_place: dict[Place, list[Message]] = {}
-        at = 0
-        topics = repeat(self._only_topic) if self._only_topic else map(Message.topic, messages)
-        for place, run in groupby(zip(topics, map(Message.partition, messages))):  # noqa: B905  one of them is endless
-            end = at + sum(1 for _ in run)
-            by_place.setdefault(place, []).extend(messages[at:end])  # type: ignore[arg-type]
-            at = end
-        if by_place:
+        sorted_messages = by_place(messages, self._only_topic, self._check)
+        if sorted_messages:
             self.broker_down = False
         out = []
-        for place, found in by_place.items():
+        for place, found in sorted_messages.items():
             last = found[-1].offset() or 0
             size = sum(map(len, found[:: max(1, len(found) // 64)])) * max(1, len(found) // 64)
             out.append(Fetched(epoch, *place, found, self._next[place], last, size))

@@ -16,13 +16,14 @@ from typing import Any
 from confluent_kafka import Producer
 
 from holdfast.agents.cluster import Cluster, survey
-from holdfast.agents.feed import Feed, Fetched, Place
+from holdfast.agents.feed import Feed, Fetched
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.runner import Runner
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
 from holdfast.errors import FencedError, HoldfastError
+from holdfast.tables.messages import Place
 from holdfast.tables.partition import UNKNOWN, Partition
 from holdfast.tables.restore import Follower, Interrupted, restore
 

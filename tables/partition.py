@@ -17,7 +17,6 @@ from holdfast.core.processor import Emit, Processor
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.store import Budget, PartitionStore, Stamp
 
-WRITE_CHUNK = 100_000
 UNKNOWN = -1
 
 
@@ -156,22 +155,21 @@ class Partition:
         changelog_next = self._writer.write(changes, extra, timeout_s)
         self._store.write(changes.puts, changes.marker, changelog_next)
 
-    def apply(self, messages: Iterable[Message]) -> None:
+    def apply(self, messages: list[Message]) -> None:
         """Apply changelog records, whole transactions only: a reader never sees half of one."""
-        held, marker, end = self._held, None, 0
-        items: list[tuple[bytes, bytes | None]] = []
-        for message in messages:
-            self.restored_records += 1
-            held.append(message)
-            if message.key() == APPLIED:
-                items.extend((each.key() or b"", each.value()) for each in held[:-1])
-                marker, end = decode_marker(message.value() or b""), (message.offset() or 0) + 1
-                held.clear()
-                if len(items) >= WRITE_CHUNK:
-                    self._store.write(items, marker, end)
-                    items, marker = [], None
-        if marker is not None:
-            self._store.write(items, marker, end)
+        self.restored_records += len(messages)
+        held = self._held + messages if self._held else messages
+        keys = list(map(Message.key, held))
+        try:
+            closed = len(keys) - 1 - keys[::-1].index(APPLIED)
+        except ValueError:
+            self._held = held
+            return
+        self._held = held[closed + 1 :]
+        marker = held[closed]
+        # Markers of transactions before the last are written over by it.
+        items = zip(keys[:closed], map(Message.value, held), strict=False)
+        self._store.write(items, decode_marker(marker.value() or b""), (marker.offset() or 0) + 1)  # type: ignore[arg-type]
         self._notify(self)
 
     def torn(self) -> bool:

@@ -11,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, ChangelogError
+from holdfast.tables.messages import Place, by_place, only
 from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
@@ -20,8 +21,6 @@ STAND_BY_RECORDS = 5_000
 DATE_EVERY_S = 1.0
 ASK_TIMEOUT_S = 1.0
 _OLD_END_TIMEOUT_S = 30.0
-
-Place = tuple[str, int]
 
 
 class Interrupted(Exception):
@@ -68,9 +67,12 @@ class _Reader:
         self.parts: dict[Place, Partition] = {}
         self._ends: dict[Place, int] = {}
         self._asked: dict[Place, tuple[int, int]] = {}
+        self._ended: list[Partition] = []
+        self._only_topic: str | None = None
 
     def assign(self, parts: Iterable[Partition]) -> None:
         self.parts = {(part.changelog, part.partition): part for part in parts}
+        self._only_topic = only(self.parts)
         self._ends.clear()
         self._asked.clear()
         for part in self.parts.values():
@@ -79,25 +81,21 @@ class _Reader:
 
     def step(self, limit: int, timeout_s: float) -> tuple[int, list[Partition]]:
         """Apply what has come; return (records, partitions that reached the end)."""
-        by_place: dict[Place, list[Message]] = {}
-        ended: list[Partition] = []
-        records = 0
-        for message in drain(self.consumer, limit, timeout_s):
-            place = (message.topic() or "", message.partition() or 0)
-            error = message.error()
-            if error is None:
-                by_place.setdefault(place, []).append(message)
-                records += 1
-            elif error.code() == KafkaError._PARTITION_EOF:
-                ended.append(self.parts[place])
-                self._ends[place] = message.offset() or 0
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                self._rebuild(self.parts[place])
-            elif error.fatal() or not error.retriable():
-                raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
-        for place, messages in by_place.items():
+        self._ended = []
+        found = by_place(drain(self.consumer, limit, timeout_s), self._only_topic, self._on_error)
+        for place, messages in found.items():
             self.parts[place].apply(messages)
-        return records, ended
+        return sum(map(len, found.values())), self._ended
+
+    def _on_error(self, message: Message, error: KafkaError) -> None:
+        place = (message.topic() or "", message.partition() or 0)
+        if error.code() == KafkaError._PARTITION_EOF:
+            self._ended.append(self.parts[place])
+            self._ends[place] = message.offset() or 0
+        elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+            self._rebuild(self.parts[place])
+        elif error.fatal() or not error.retriable():
+            raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
     def date(self) -> None:
         """Find out how current the partitions are: ask for the ends of their logs, and date those that have since read up to one.
