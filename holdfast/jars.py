@@ -152,7 +152,7 @@ def _sha256(path: Path) -> str | None:
 
 def _fetch(jars: Sequence[Jar], folder: Path, *, deadline_at_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        fetched = _run_ivy(_exact_module(jars), Path(scratch), deadline_at_s=deadline_at_s, settings=_exact_settings())
+        fetched = _run_ivy([jar.coordinate for jar in jars], Path(scratch), transitive=False, deadline_at_s=deadline_at_s)
         by_coordinate = {coordinate: path for coordinate, path in fetched}
         for jar in jars:
             path = by_coordinate.get(jar.coordinate)
@@ -214,21 +214,16 @@ def find_ivy() -> Path:
     raise JarError("pyspark is not installed, and jars are fetched by the Ivy inside it; pip install 'holdfast[spark]'")
 
 
-def _exact_settings() -> str:
-    # Without POMs: the lock file already says what belongs together, so each jar costs one request and nothing can be added to it.
+def _settings(*, poms: bool) -> str:
     mirror = os.environ.get("HOLDFAST_MAVEN_REPOSITORY")
     root = f" root={quoteattr(mirror.rstrip('/') + '/')}" if mirror else ""
     timeouts = f'connectionTimeout="{_IVY_CONNECT_TIMEOUT_MS}" readTimeout="{_IVY_READ_TIMEOUT_MS}"'
     return (
         '<ivysettings><settings defaultResolver="repository"/>'
         f'<timeout-constraints><timeout-constraint name="patient" {timeouts}/></timeout-constraints>'
-        f'<resolvers><ibiblio name="repository" m2compatible="true" usepoms="false" timeoutConstraint="patient"{root}/></resolvers>'
+        f'<resolvers><ibiblio name="repository" m2compatible="true" usepoms="{str(poms).lower()}" timeoutConstraint="patient"{root}/></resolvers>'
         "</ivysettings>"
     )
-
-
-def _exact_module(jars: Sequence[Jar]) -> str:
-    return _module([jar.coordinate for jar in jars], transitive=False)
 
 
 def _module(coordinates: Sequence[str], *, transitive: bool) -> str:
@@ -244,14 +239,14 @@ def _module(coordinates: Sequence[str], *, transitive: bool) -> str:
     )
 
 
-def _run_ivy(module: str, scratch: Path, *, deadline_at_s: float, settings: str | None) -> list[tuple[str, Path]]:
-    """Return (coordinate, path below *scratch*) of each jar that Ivy retrieved."""
+def _run_ivy(coordinates: Sequence[str], scratch: Path, *, transitive: bool, deadline_at_s: float) -> list[tuple[str, Path]]:
+    """Return (coordinate, path below *scratch*) of each jar that Ivy retrieved: those named or, *transitive*, all they need too."""
     java, ivy = find_java(), find_ivy()
-    (scratch / "ivy.xml").write_text(module, encoding="utf-8")
+    # Without POMs where the lock file says what belongs together: each jar then costs one request, and nothing can be added to it.
+    (scratch / "settings.xml").write_text(_settings(poms=transitive), encoding="utf-8")
+    (scratch / "ivy.xml").write_text(_module(coordinates, transitive=transitive), encoding="utf-8")
     command = [str(java), f"-Divy.default.ivy.user.dir={scratch}", "-jar", str(ivy), "-cache", str(scratch / "cache")]
-    if settings is not None:
-        (scratch / "settings.xml").write_text(settings, encoding="utf-8")
-        command += ["-settings", str(scratch / "settings.xml")]
+    command += ["-settings", str(scratch / "settings.xml")]
     pattern = str(scratch / "lib/[organisation]/[module]/[revision]/[artifact].[ext]")
     command += ["-ivy", str(scratch / "ivy.xml"), "-confs", "default", "-retrieve", pattern]
     remaining_s = max(1.0, deadline_at_s - system_clock.monotonic_s())
@@ -289,7 +284,7 @@ def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspa
     carried = {jar.name for jar in find_ivy().parent.glob("*.jar")} if beside_pyspark else set()
     with tempfile.TemporaryDirectory() as scratch:
         deadline_at_s = system_clock.monotonic_s() + RESOLVE_DEADLINE_S
-        found = _run_ivy(_module(roots, transitive=True), Path(scratch), deadline_at_s=deadline_at_s, settings=None)
+        found = _run_ivy(roots, Path(scratch), transitive=True, deadline_at_s=deadline_at_s)
         pinned = [
             Jar(sha256=_sha256(path) or "", coordinate=coordinate, file_name="{1}-{2}.jar".format(*coordinate.split(":")))
             for coordinate, path in found

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -24,6 +25,12 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
 
     username: str = "holdfast"
     password: str
+
+    def __post_init__(self) -> None:
+        for name, text in (("username", self.username), ("password", self.password)):
+            if not re.fullmatch(r"[\w.~+/@%!?:;*#&|(){}<>^$-]+", text, re.ASCII):
+                # Kafka's storage tool reads both from one argument, [name=…,password=…], which has no way to quote.
+                raise DevBrokerError(f"the {name} of a development broker may hold letters, digits and ._~+/@%!?:;*#&|(){{}}<>^$- only")
 
 
 class NodeState(msgspec.Struct, kw_only=True):

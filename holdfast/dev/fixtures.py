@@ -1,0 +1,140 @@
+"""pytest fixtures for code that talks to Kafka. In your ``conftest.py``:
+
+    from holdfast.dev.fixtures import fresh_topic, holdfast_broker
+
+- ``holdfast_broker``: one real broker for the whole session. With ``KAFKA_BOOTSTRAP_SERVERS`` set it is that cluster (its security
+  settings as ``HOLDFAST_KAFKA__…``); otherwise a node of its own, which ends with the session, however that ends.
+- ``fresh_topic``: makes topics that no other test has, ready to use, and deletes them after the test.
+
+Without a JDK the session fails and says so: a test that was skipped has proven nothing.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from holdfast.clock import system_clock
+from holdfast.config import load_settings
+from holdfast.dev.broker import Cluster
+from holdfast.errors import DevBrokerError
+
+__all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]
+
+DEADLINE_S = 30.0
+_POLL_S = 0.02
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SessionBroker:
+    """The Kafka of this test session; *cluster* only when the session started it, to kill or pause its node."""
+
+    config: Mapping[str, str]
+    cluster: Cluster | None = None
+
+    @property
+    def bootstrap(self) -> str:
+        """``host:port,…`` for ``bootstrap.servers``."""
+        return self.config["bootstrap.servers"]
+
+    def client_config(self, **more: Any) -> dict[str, Any]:
+        """Return the settings of a confluent-kafka client, with *more* of them: ``client_config(**{"group.id": "g"})``."""
+        return {**self.config, **more}
+
+    def create_topic(
+        self,
+        name: str = "topic",
+        *,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        replication_factor: int = -1,
+        exact: bool = False,
+    ) -> str:
+        """Create a topic and return its name once every partition has a leader: *name* with a unique ending, or *exact*ly *name*."""
+        topic = name if exact else f"{name}-{uuid.uuid4().hex[:8]}"
+        client = AdminClient(self.client_config())
+        created = client.create_topics([NewTopic(topic, partitions, replication_factor, config=dict(config or {}))])
+        try:
+            created[topic].result(DEADLINE_S)
+        except KafkaException as error:
+            raise DevBrokerError(f"topic {topic} could not be created on {self.bootstrap}: {error}") from error
+        _wait_for_leaders(client, topic, partitions)
+        return topic
+
+    def delete_topics(self, topics: list[str]) -> None:
+        """Delete *topics*; those already gone are no error."""
+        client = AdminClient(self.client_config())
+        for topic, deleted in (client.delete_topics(topics) if topics else {}).items():
+            try:
+                deleted.result(DEADLINE_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
+                    raise DevBrokerError(f"topic {topic} could not be deleted on {self.bootstrap}: {error}") from error
+
+
+def _wait_for_leaders(client: AdminClient, topic: str, partitions: int) -> None:
+    until_s = system_clock.monotonic_s() + DEADLINE_S
+    while True:
+        found = client.list_topics(topic, timeout=DEADLINE_S).topics[topic]
+        if found.error is None and sum(each.leader >= 0 for each in found.partitions.values()) == partitions:
+            return
+        if system_clock.monotonic_s() > until_s:
+            raise DevBrokerError(f"topic {topic} has not had a leader for each of its {partitions} partitions in {DEADLINE_S:.0f} s")
+        time.sleep(_POLL_S)
+
+
+class FreshTopic:
+    """Call it for a new topic of this test alone: ``fresh_topic("orders", partitions=4, config={"cleanup.policy": "compact"})``."""
+
+    def __init__(self, broker: SessionBroker) -> None:
+        self._broker = broker
+        self._made: list[str] = []
+
+    def __call__(
+        self, name: str = "topic", *, partitions: int = 1, config: Mapping[str, str] | None = None, replication_factor: int = -1
+    ) -> str:
+        topic = self._broker.create_topic(name, partitions=partitions, config=config, replication_factor=replication_factor)
+        self._made.append(topic)
+        return topic
+
+    def delete_all(self) -> None:
+        """Delete every topic made so far."""
+        self._broker.delete_topics(self._made)
+        self._made.clear()
+
+
+def session_broker(folder: Callable[[], Any]) -> Iterator[SessionBroker]:
+    """Yield the broker of a session, in *folder()* when it must be started."""
+    if os.environ.get("KAFKA_BOOTSTRAP_SERVERS"):
+        given = load_settings(flags={}, env=os.environ, file=None).client()
+        yield SessionBroker(config={name: str(value) for name, value in given.items()})
+        return
+    cluster = Cluster(folder())
+    try:
+        cluster.start()
+        yield SessionBroker(config=cluster.client_config(), cluster=cluster)
+    finally:
+        if Cluster.find(cluster.folder) is not None:
+            cluster.purge()
+
+
+@pytest.fixture(scope="session")
+def holdfast_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
+    """Give one real Kafka for the whole session."""
+    yield from session_broker(lambda: tmp_path_factory.mktemp("kafka"))
+
+
+@pytest.fixture
+def fresh_topic(holdfast_broker: SessionBroker) -> Iterator[FreshTopic]:
+    """Give a maker of topics that no other test has."""
+    topics = FreshTopic(holdfast_broker)
+    yield topics
+    topics.delete_all()
