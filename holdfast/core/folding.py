@@ -141,8 +141,7 @@ class Folder(Generic[R]):
                 return
             except MemoryError:
                 raise
-            except Exception:  # noqa: BLE001  any failure of user code
-                self._raise_store_failure()
+            except Exception:  # noqa: BLE001  any failure of user code; the store's comes up again below
                 self.rollback()
                 self._open = True
         yield from self._careful(fresh)

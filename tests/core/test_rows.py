@@ -154,6 +154,19 @@ def test_rows_in_use_stay_cached_over_a_change_of_generations() -> None:
     assert store.looked_up == 1000
 
 
+def test_a_rollback_does_not_bring_back_a_row_older_than_the_last_commit() -> None:
+    store = stored(k=1, x=1, y=1)
+    rows = rows_over(store, cache_rows=4)
+    for key in "kxy":
+        rows.get(key)
+    rows.commit()  # these become the old generation
+    rows["k"] = Total(2)
+    store.take(rows)
+    rows["k"] = Total(3)
+    rows.rollback()
+    assert rows.get("k") == Total(2)
+
+
 def test_a_missing_row_is_looked_up_once() -> None:
     store = DictStore()
     rows = rows_over(store)
