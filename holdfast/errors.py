@@ -17,6 +17,7 @@ HoldfastError
 │   ├── OffsetTimeoutError   the owner did not reach the awaited offset in time
 │   ├── NoSuchTableError     no processor of that name in this application
 │   └── AccessError          the endpoint asks for a token or certificate that was not given
+├── QuarantineError          a refused record cannot be found, or cannot be tried again
 ├── JarError                 the Java archives that Kafka and Spark run on could not be had
 │   ├── JarChecksumError     a fetched archive is not the one that the lock file names
 │   └── JavaMissingError     no JDK, or one that is too old
@@ -102,6 +103,10 @@ class NoSuchTableError(QueryError):
 
 class AccessError(QueryError):
     """The endpoint asks for a token or certificate that was not given."""
+
+
+class QuarantineError(HoldfastError):
+    """A refused record cannot be found, or cannot be tried again."""
 
 
 class JarError(HoldfastError):

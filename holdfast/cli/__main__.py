@@ -19,8 +19,10 @@ from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
 
 COMMANDS = {
+    "claims": "Show who holds which partition.",
     "config": "Print the effective settings and where each comes from.",
     "dev": "Run a real Kafka broker on this machine for development and tests.",
+    "quarantine": "List, show and retry records that could not be decoded or folded.",
     "topics": "List, create, check and describe the topics of an application.",
 }
 """Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""

@@ -1,0 +1,334 @@
+"""`holdfast claims`: who holds which partition, asked of the workers' tables."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from typing import Annotated, Any
+
+import typer
+
+from holdfast.agents.rationalizer import CLAIMS
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Cell, Output, Record, note, show, show_json
+from holdfast.clients.admin import Admin
+from holdfast.clients.answers import Answer
+from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.claims import (
+    PAUSE_PREFIX,
+    Claim,
+    ClaimKey,
+    ClaimStatus,
+    GuardedRow,
+    Pause,
+    claim_key,
+    is_paused,
+    parse_claim_key,
+    pause_key,
+    skew_s,
+    status,
+)
+from holdfast.core.frames import Frame
+from holdfast.core.processor import Processor
+from holdfast.core.queries import Staleness
+from holdfast.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show who holds which partition.")
+
+COLUMNS = (
+    "group",
+    "topic",
+    "partition",
+    "current_offset",
+    "log_end_offset",
+    "lag",
+    "consumer_id",
+    "host",
+    "client_id",
+    "status",
+    "owner_instance",
+    "heartbeat_age",
+)
+FIELDS = (
+    *COLUMNS[:-1],
+    "owner_epoch",
+    "heartbeat_age_s",
+    "heartbeat_at_s",
+    "released_at_s",
+    "paused_until_s",
+    "coordination_partition",
+    "as_of_offset",
+    "role",
+)
+"""What every record has in JSON; None where it is unknown."""
+
+TIMEOUT_S = 10.0
+
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+StaleOk = Annotated[
+    str | None,
+    typer.Option("--stale-ok", metavar="BOUND", help="Let a standby answer if it is at most this far behind: 250ms, or 100 records."),
+]
+Group = Annotated[str | None, typer.Option("--group", help="Only this group.")]
+Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
+
+
+class _Desk:
+    """What the commands ask: the workers for claims, the brokers for the ends of the topics."""
+
+    def __init__(self, context: typer.Context, timeout_s: float, stale_ok: str | None) -> None:
+        chosen = globals_of(context)
+        application = load_application(chosen.application, chosen.settings())
+        self.settings: Settings = application.settings
+        self.processor: Processor[Frame, GuardedRow] = application.processor(CLAIMS)
+        self._timeout_s, self._staleness = timeout_s, _staleness(stale_ok)
+        self.tables = BlockingTableClient(self.settings, [self.processor])
+        self._admin: Admin | None = None
+
+    def scan(self, prefix: str) -> Iterator[Answer[GuardedRow]]:
+        return self.tables.scan(self.processor, prefix, timeout_s=self._timeout_s, max_staleness=self._staleness)
+
+    def get(self, key: str, partition: int | None = None) -> Answer[GuardedRow | None]:
+        return self.tables.get(self.processor, key, partition=partition, timeout_s=self._timeout_s, max_staleness=self._staleness)
+
+    def claims(self, group: str | None, topic: str | None) -> _Found:
+        """Return the claims asked for and the pauses that concern them."""
+        prefix = "" if group is None else f"{group}/" if topic is None else f"{group}/{topic}/"
+        found = _Found({}, {}, system_clock.now_ms() // 1000)
+        for answer in self.scan(prefix):
+            if answer.key.startswith(PAUSE_PREFIX):
+                found.add_pause(answer)
+            else:
+                key = parse_claim_key(answer.key)
+                if topic is None or key.topic == topic:
+                    found.claims[key] = answer
+        if group is not None:
+            for answer in self.scan(pause_key(group)):
+                if answer.key == pause_key(group):
+                    found.add_pause(answer)
+        return found
+
+    def ends(self, keys: Iterable[ClaimKey]) -> Mapping[tuple[str, int], int]:
+        """Return the log end offset of each claimed partition that exists."""
+        if self._admin is None:
+            self._admin = Admin(self.settings, timeout_s=self._timeout_s)
+        wanted = {(key.topic, key.partition) for key in keys}
+        topics = self._admin.cluster({topic for topic, _ in wanted}).topics
+        exist = {
+            (name, partition.partition) for name, state in topics.items() for partition in state.partitions if partition.leader is not None
+        }
+        return {place: end for place, (_, end) in self._admin.offsets(sorted(wanted & exist)).items()}
+
+
+@dataclass(frozen=True, slots=True)
+class _Found:
+    claims: dict[ClaimKey, Answer[Any]]
+    pauses: dict[str, Pause]
+    now_s: int
+
+    def add_pause(self, answer: Answer[Any]) -> None:
+        """A pause lies in every partition that has heard of it; the one that was appended last counts."""
+        group, pause = answer.key.removeprefix(PAUSE_PREFIX), answer.value
+        before = self.pauses.get(group)
+        if before is None or pause.at_s >= before.at_s:
+            self.pauses[group] = pause
+
+    def paused_until_s(self, group: str) -> int | None:
+        pause = self.pauses.get(group)
+        return pause.expires_at_s if pause is not None and is_paused(pause, self.now_s) else None
+
+    def records(self, ends: Mapping[tuple[str, int], int]) -> list[dict[str, Cell]]:
+        """Return one record a claim in the order of group, topic and partition, then one for each paused group that holds none."""
+        records = [
+            _record(key, answer, self.now_s, ends.get((key.topic, key.partition)), self.paused_until_s(key.group_id))
+            for key, answer in sorted(self.claims.items())
+        ]
+        holding = {key.group_id for key in self.claims}
+        for group in sorted(self.pauses.keys() - holding):
+            if (until_s := self.paused_until_s(group)) is not None:
+                records.append({**dict.fromkeys(FIELDS), "group": group, "status": "paused", "paused_until_s": until_s})
+        return records
+
+
+def _record(key: ClaimKey, answer: Answer[Any], now_s: int, end: int | None, paused_until_s: int | None) -> dict[str, Cell]:
+    claim = answer.value
+    assert isinstance(claim, Claim)
+    held = status(claim, now_s)
+    owned = held is not ClaimStatus.RELEASED
+    return {
+        "group": key.group_id,
+        "topic": key.topic,
+        "partition": key.partition,
+        "current_offset": claim.current_offset,
+        "log_end_offset": end,
+        "lag": None if end is None or claim.current_offset is None else max(0, end - claim.current_offset),
+        "consumer_id": f"{claim.client_id}-{claim.instance_id}" if owned else None,
+        "host": None,  # no frame tells it
+        "client_id": claim.client_id if owned else None,
+        "status": held.value,
+        "owner_instance": claim.instance_id if owned else None,
+        "owner_epoch": claim.epoch,
+        "heartbeat_age_s": None if claim.heartbeat_at_s is None else max(0, now_s - claim.heartbeat_at_s),
+        "heartbeat_at_s": claim.heartbeat_at_s,
+        "released_at_s": claim.released_at_s,
+        "paused_until_s": paused_until_s,
+        "coordination_partition": answer.partition,
+        "as_of_offset": answer.as_of_offset,
+        "role": answer.role,
+    }
+
+
+def _show(records: Sequence[dict[str, Cell]], output: Output) -> None:
+    if output is Output.JSON:
+        show(records, COLUMNS, output)
+        return
+    paused = any(record["paused_until_s"] is not None for record in records)
+    columns = (*COLUMNS, "paused_until") if paused else COLUMNS
+    show([_for_people(record) for record in records], columns, output)
+
+
+def _for_people(record: Mapping[str, Cell]) -> Record:
+    age_s, until_s = record.get("heartbeat_age_s"), record.get("paused_until_s")
+    return {**record, "heartbeat_age": None if age_s is None else f"{age_s}s", "paused_until": _at(until_s)}
+
+
+@app.command("list", help="List claims with their owners and lag, in the columns of kafka-consumer-groups.")
+def list_claims(
+    context: typer.Context, group: Group = None, topic: Topic = None, stale_ok: StaleOk = None, timeout: Timeout = TIMEOUT_S
+) -> None:
+    desk = _Desk(context, timeout, stale_ok)
+    with desk.tables:
+        found = desk.claims(group, topic)
+        records = found.records(desk.ends(found.claims))
+    _show(records, output_of(context))
+    if not records:
+        note("nobody has ever claimed anything there")
+
+
+@app.command("show", help="Show everything known about one claim: its owner, epoch, offsets, anomalies, and any pause of its group.")
+def show_claim(
+    context: typer.Context,
+    group: Annotated[str, typer.Argument(metavar="GROUP")],
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
+    stale_ok: StaleOk = None,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    if "/" in group or "/" in topic:
+        raise ConfigError(f"{group} {topic}: no group or topic that can be claimed has a '/' in its name")
+    desk, key = _Desk(context, timeout, stale_ok), ClaimKey(group, topic, partition)
+    with desk.tables:
+        answer = desk.get(claim_key(*key))
+        # The group's pause is in the same coordination partition as the claim: that is where it decides.
+        pause = desk.get(pause_key(group), partition=answer.partition)
+        end = desk.ends([key]).get((topic, partition))
+    if answer.value is None:
+        note(
+            f"nobody has ever claimed {topic}/{partition} for {group} (coordination partition {answer.partition}, offset {answer.as_of_offset})"
+        )
+        raise typer.Exit(1)
+    now_s = system_clock.now_ms() // 1000
+    claim, paused = answer.value, pause.value
+    assert isinstance(claim, Claim)
+    until_s = paused.expires_at_s if isinstance(paused, Pause) and is_paused(paused, now_s) else None
+    record = _record(key, answer, now_s, end, until_s) | _details(claim)
+    if output_of(context) is Output.JSON:
+        show_json(record)
+        return
+    times = {name.removesuffix("_s"): _at(record[name]) for name in record if name.endswith(("_at_s", "_until_s"))}
+    shown = {name: cell for name, cell in record.items() if not name.endswith(("_at_s", "_until_s"))} | times
+    show([{"name": name.replace("_", "-"), "value": cell} for name, cell in shown.items()], ("name", "value"), Output.TABLE)
+
+
+def _details(claim: Claim) -> dict[str, Cell]:
+    anomaly = claim.anomaly
+    return {
+        "last_client": claim.client_id,
+        "last_instance": claim.instance_id,
+        "proposed_offset": claim.proposed_offset,
+        "clock_skew_s": skew_s(claim),
+        "fenced_instances": list(claim.fenced),
+        "anomalies": 0 if anomaly is None else anomaly.count,
+        "last_anomaly": None
+        if anomaly is None
+        else {"kind": anomaly.kind.value, "at_s": anomaly.at_s, "client_id": anomaly.client_id, "instance_id": anomaly.instance_id},
+    }
+
+
+@app.command(
+    help="Follow claims: on a terminal the list is shown anew, elsewhere each changed claim is one line (JSON lines with -o json)."
+)
+def watch(
+    context: typer.Context,
+    group: Group = None,
+    topic: Topic = None,
+    interval: Annotated[float, typer.Option(min=0.1, max=3_600, help="Seconds between two looks.")] = 2.0,
+    count: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.")] = None,
+    stale_ok: StaleOk = None,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    desk, output = _Desk(context, timeout, stale_ok), output_of(context)
+    before: dict[tuple[Cell, ...], Record] = {}
+    with desk.tables:
+        look = 0
+        while count is None or look < count:
+            if look:
+                time.sleep(interval)
+            look += 1
+            found = desk.claims(group, topic)
+            records = found.records(desk.ends(found.claims))
+            if sys.stdout.isatty() and output is Output.TABLE:
+                print("\x1b[H\x1b[2J" + f"{_at(found.now_s)}   every {interval:g} s, Ctrl-C ends")
+                _show(records, output)
+                continue
+            before = _tell_changes(records, before, found.now_s, output)
+
+
+_CHANGING = ("status", "client_id", "owner_instance", "owner_epoch", "paused_until_s")
+
+
+def _tell_changes(
+    records: Sequence[Record], before: Mapping[tuple[Cell, ...], Record], now_s: int, output: Output
+) -> dict[tuple[Cell, ...], Record]:
+    """Print what is new: a claim whose owner, status or pause is not what it was at the last look. A heartbeat alone is no news."""
+    seen: dict[tuple[Cell, ...], Record] = {(record["group"], record["topic"], record["partition"]): record for record in records}
+    for place, record in seen.items():
+        old = before.get(place)
+        if old is not None and all(old.get(name) == record.get(name) for name in _CHANGING):
+            continue
+        if output is Output.JSON:
+            print(json.dumps({"at_s": now_s, **record}, ensure_ascii=False), flush=True)
+            continue
+        was = "" if old is None else f" (was {old['status']}, {old.get('consumer_id') or '-'})"
+        pause = f" paused until {_at(record['paused_until_s'])}" if record.get("paused_until_s") is not None else ""
+        where = " ".join("-" if part is None else str(part) for part in place)
+        print(f"{_at(now_s)} {where} {record['status']} {record.get('consumer_id') or '-'}{pause}{was}", flush=True)
+    return seen
+
+
+def _staleness(text: str | None) -> Staleness | None:
+    try:
+        return None if text is None else Staleness.parse(text)
+    except ValueError as error:
+        raise ConfigError(f"--stale-ok: {error}") from None
+
+
+def _at(at_s: Cell) -> str | None:
+    """Return a time in UTC as people read it.
+
+    >>> _at(1_700_000_000), _at(None)
+    ('2023-11-14T22:13:20Z', None)
+    """
+    if not isinstance(at_s, int):
+        return None
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # an administrator may pause a group for longer than calendars reach
+        return f"@{at_s}"

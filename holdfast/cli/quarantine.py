@@ -1,0 +1,226 @@
+"""`holdfast quarantine`: what was set aside and why, and how to try it again."""
+
+from __future__ import annotations
+
+import base64
+import codecs
+from collections.abc import Collection, Sequence
+from datetime import UTC, datetime
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.application import Application, load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Cell, Output, Record, note, show, show_json
+from holdfast.clients.quarantine import TIMEOUT_S, Quarantine, Quarantined
+from holdfast.errors import ConfigError, QuarantineError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show and retry records that could not be decoded or folded.")
+
+LIMIT_SHOWN = 400
+LIMIT_REASON = 80
+
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait without progress, in seconds.")]
+Of = Annotated[str | None, typer.Option("--processor", help="Only what this processor refused.")]
+From = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.")]
+
+
+def _open(context: typer.Context, timeout_s: float) -> tuple[Application, Quarantine]:
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    return application, Quarantine(application.settings, timeout_s=timeout_s)
+
+
+@app.command("list", help="List refused records, oldest first: where each came from, who refused it, and why.")
+def list_records(
+    context: typer.Context,
+    processor: Of = None,
+    topic: From = None,
+    still_open: Annotated[bool, typer.Option("--open", help="Only those that were not retried.")] = False,
+    limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the newest.")] = 1_000,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    _, quarantine = _open(context, timeout)
+    records = quarantine.records(lambda record: _matches(record, processor, topic), limit=limit)
+    shown = [record for record in records if not still_open or record.retried_to is None]
+    output = output_of(context)
+    columns = ("coordinates", "stage", "error", "reason", "key", "size_bytes", "quarantined_at", "retried_to")
+    show([_record(record) if output is Output.JSON else _for_people(record) for record in shown], columns, output)
+    if not shown:
+        note(f"nothing is set aside in {quarantine.topic}")
+    elif len(records) == limit:
+        note(f"only the newest {limit} were looked at; see --limit")
+
+
+def _matches(record: Quarantined, processor: str | None, topic: str | None) -> bool:
+    return processor in (None, record.processor) and topic in (None, record.topic)
+
+
+@app.command("show", help="Show one refused record whole: key, headers, value and reason.")
+def show_record(
+    context: typer.Context,
+    coordinates: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET[/PROCESSOR]")],
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    _, quarantine = _open(context, timeout)
+    found = quarantine.records(lambda record: record.is_named(coordinates), values=True)
+    if not found:
+        raise _unknown([coordinates], quarantine)
+    if output_of(context) is Output.JSON:
+        show_json([_whole(record) for record in found])
+        return
+    for record in found:
+        show(
+            [{"name": name.replace("_", "-"), "value": cell} for name, cell in _whole_for_people(record).items()],
+            ("name", "value"),
+            Output.TABLE,
+        )
+
+
+@app.command(
+    help="Send refused records to their partition again, as they were, with the header holdfast-retry-of. Without --execute only says what "
+    "would be sent. Mend the decoder or fold first, else they are refused again."
+)
+def retry(
+    context: typer.Context,
+    coordinates: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC/PARTITION/OFFSET[/PROCESSOR]]...")] = None,
+    everything: Annotated[
+        bool, typer.Option("--all", help="Every record that was not retried yet; see also --processor and --topic.")
+    ] = False,
+    processor: Of = None,
+    topic: From = None,
+    execute: Annotated[bool, typer.Option("--execute", help="Send them; else nothing is done.")] = False,
+    again: Annotated[bool, typer.Option("--again", help="Also those that were retried before.")] = False,
+    shared: Annotated[
+        bool, typer.Option("--shared", help="Also those that other processors of the topic have taken already and would get twice.")
+    ] = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    if everything == bool(coordinates):
+        raise ConfigError("name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows what there is")
+    application, quarantine = _open(context, timeout)
+    chosen = _choose(quarantine, coordinates, processor, topic)
+    plan = [(record, _objection(record, chosen, application, again=again, shared=shared)) for record in chosen]
+    sendable = [record for record, objection in plan if objection is None]
+    sent: dict[str, str] = {}
+    if execute:
+        for record, copy in quarantine.retry(sendable):
+            sent[record.coordinates] = copy
+    records: list[Record] = [
+        {
+            "coordinates": record.coordinates,
+            "size_bytes": record.size_bytes,
+            "action": "kept" if objection else "sent" if execute else "would send",
+            "copy": sent.get(record.coordinates),
+            "why": objection,
+        }
+        for record, objection in plan
+    ]
+    show(records, ("action", "coordinates", "size_bytes", "copy", "why"), output_of(context))
+    if not execute and sendable:
+        note(f"nothing was sent; add --execute to send {len({record.place for record in sendable})} record(s)")
+    if not sendable:
+        note("nothing to retry")
+
+
+def _choose(quarantine: Quarantine, coordinates: Sequence[str] | None, processor: str | None, topic: str | None) -> list[Quarantined]:
+    """Return the records meant, and with each whatever else was refused at its place: a copy gives all of them another try."""
+    everywhere = quarantine.records(lambda record: True)
+    meant = [
+        record
+        for record in everywhere
+        if (not coordinates or any(record.is_named(each) for each in coordinates)) and _matches(record, processor, topic)
+    ]
+    missing = [each for each in coordinates or () if not any(record.is_named(each) for record in meant)]
+    if missing:
+        raise _unknown(missing, quarantine)
+    places = {record.place for record in meant}
+    return quarantine.records(lambda record: record.place in places, values=True)
+
+
+def _unknown(coordinates: Collection[str], quarantine: Quarantine) -> QuarantineError:
+    return QuarantineError(f"{quarantine.topic} holds no {', '.join(coordinates)}; `holdfast quarantine list` shows what there is")
+
+
+def _objection(record: Quarantined, chosen: Sequence[Quarantined], application: Application, *, again: bool, shared: bool) -> str | None:
+    """Return why a record should stay where it is, None when nothing speaks against sending it."""
+    if record.retried_to is not None and not again:
+        return f"retried before as {record.retried_to}; --again sends another copy"
+    refused_by = {each.processor for each in chosen if each.place == record.place}
+    others = sorted(each.name for each in application.processors if each.source == record.topic and each.name not in refused_by)
+    if others and not shared:
+        return f"{', '.join(others)} took it already and would get it twice; --shared sends it all the same"
+    return None
+
+
+# -- how a record is told
+
+
+def _record(record: Quarantined) -> dict[str, Cell]:
+    return {
+        "coordinates": record.coordinates,
+        "processor": record.processor,
+        "topic": record.topic,
+        "partition": record.partition,
+        "offset": record.offset,
+        "stage": record.stage,
+        "error": record.error,
+        "reason": record.reason,
+        "key": _text(record.key, LIMIT_SHOWN),
+        "size_bytes": record.size_bytes,
+        "truncated": record.truncated_bytes is not None,
+        "appended_at_ms": record.appended_ms,
+        "quarantined_at_ms": record.at_ms,
+        "retried_to": record.retried_to,
+    }
+
+
+def _for_people(record: Quarantined) -> dict[str, Cell]:
+    reason = " ".join(record.reason.split())
+    short = reason if len(reason) <= LIMIT_REASON else reason[: LIMIT_REASON - 1] + "…"
+    return {**_record(record), "reason": short, "key": _text(record.key, 40), "quarantined_at": _at(record.at_ms)}
+
+
+def _whole(record: Quarantined) -> dict[str, Cell]:
+    return {
+        **_record(record),
+        "key_base64": _base64(record.key),
+        "value": _text(record.value, LIMIT_SHOWN),
+        "value_base64": _base64(record.value),
+        "headers": [[name, None if value is None else _text(value, LIMIT_SHOWN)] for name, value in record.headers],
+    }
+
+
+def _whole_for_people(record: Quarantined) -> dict[str, Cell]:
+    shown = {name: cell for name, cell in _whole(record).items() if not name.endswith(("_base64", "_at_ms"))}
+    headers: dict[str, Cell] = {name: _text(value, LIMIT_SHOWN) for name, value in record.headers}
+    value: Cell = f"({record.truncated_bytes} bytes, too large to be kept)" if record.truncated_bytes is not None else shown["value"]
+    return {**shown, "value": value, "headers": headers, "appended_at": _at(record.appended_ms), "quarantined_at": _at(record.at_ms)}
+
+
+def _text(value: bytes | None, limit: int) -> str | None:
+    """Return bytes as people can read them: text where it is text, else hex; cut where it is long.
+
+    >>> _text(b"order-1", 40), _text(b"\\xff\\x00", 40), _text(None, 40), _text(b"x" * 50, 5)
+    ('order-1', '0xff00', None, 'xxxxx…')
+    """
+    if value is None:
+        return None
+    try:
+        # Cut before it is read, and perhaps in the middle of a character.
+        shown = codecs.getincrementaldecoder("utf-8")().decode(value[: limit * 4], final=len(value) <= limit * 4)
+        readable = shown.isprintable()
+    except UnicodeDecodeError:
+        readable = False
+    if not readable:
+        shown = "0x" + value[:limit].hex()
+    return shown if len(shown) <= limit else shown[:limit] + "…"
+
+
+def _base64(value: bytes | None) -> str | None:
+    return None if value is None else base64.b64encode(value).decode()
+
+
+def _at(at_ms: int) -> str | None:
+    return None if at_ms < 0 else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"

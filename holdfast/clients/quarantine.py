@@ -1,0 +1,270 @@
+"""The quarantine: records that could not be decoded or folded, why, and how they get another chance.
+
+The quarantine topic holds one record for each refusal, written in the transaction of its batch. A retry adds a note to it: the same
+key, no value, and the header `holdfast-retried-to`. So the topic tells by itself what is still open.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.processor import Headers
+from holdfast.errors import BrokerError, QuarantineError, TopicError
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 30.0
+LIMIT_LISTED = 100_000
+KEY_CUT_BYTES = 1_024
+RETRY_OF, RETRIED_TO = "holdfast-retry-of", "holdfast-retried-to"
+
+_POLL_S = 0.25
+_ANY = -1
+_NOTES = frozenset(
+    f"holdfast-{name}" for name in ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says that it was too large to copy.
+
+    *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to* names the last copy that was
+    sent for another try, as topic/partition/offset.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    processor: str
+    stage: str
+    error: str
+    reason: str
+    appended_ms: int
+    at_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    truncated_bytes: int | None = None
+    key_cut: bool = False
+    retried_to: str | None = None
+
+    @property
+    def place(self) -> str:
+        """Return where the record is in its topic: topic/partition/offset."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def coordinates(self) -> str:
+        """Return its name in the quarantine: topic/partition/offset/processor."""
+        return f"{self.place}/{self.processor}"
+
+    @property
+    def size_bytes(self) -> int:
+        return len(self.value or b"") if self.truncated_bytes is None else self.truncated_bytes
+
+    def is_named(self, coordinates: str) -> bool:
+        """Return whether *coordinates* mean this record; without a processor they mean what any of them refused there."""
+        return coordinates in (self.coordinates, self.place)
+
+
+def read_record(message: Message) -> Quarantined | None:
+    """Return the quarantined record in a message of the quarantine topic, None for one that holds none."""
+    headers = _headers(message)
+    notes: dict[str, bytes] = {}
+    # The worker appended its notes; a record's own header of the same name is further up and stays the record's.
+    while headers and headers[-1][0] in _NOTES and headers[-1][0] not in notes:
+        name, value = headers.pop()
+        notes[name] = value or b""
+
+    def text(name: str) -> str:
+        return notes[f"holdfast-{name}"].decode(errors="replace")
+
+    try:
+        truncated = notes.get("holdfast-truncated")
+        key = notes.get("holdfast-key")
+        return Quarantined(
+            topic=text("topic"),
+            partition=int(text("partition")),
+            offset=int(text("offset")),
+            processor=text("processor"),
+            stage=text("stage"),
+            error=text("error"),
+            reason=text("reason"),
+            appended_ms=int(text("at-ms")),
+            at_ms=message.timestamp()[1],
+            key=key,
+            value=message.value() if truncated is None else None,
+            headers=tuple(headers),
+            truncated_bytes=None if truncated is None else int(truncated),
+            # The worker keeps no more of a key than this where it cannot keep the whole record.
+            key_cut=key is not None and len(key) == KEY_CUT_BYTES,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+class Quarantine:
+    """The quarantine of one application. Every call reads it as of its beginning and ends within *timeout_s* of its last progress."""
+
+    def __init__(self, settings: Settings, *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock) -> None:
+        self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
+        self.topic = settings.quarantine_topic
+
+    def records(self, wanted: Callable[[Quarantined], bool], *, values: bool = False, limit: int = LIMIT_LISTED) -> list[Quarantined]:
+        """Return what was set aside, oldest first, the newest *limit* of it; without *values* those are left out to save memory."""
+        found: dict[str, Quarantined] = {}
+        retried: dict[str, str] = {}
+        for message in self._log(self.topic):
+            name = (message.key() or b"").decode(errors="replace")
+            copy = _header(message, RETRIED_TO)
+            if copy is not None:
+                retried[name] = copy
+                continue
+            record = read_record(message)
+            if record is None or not wanted(record):
+                continue
+            found.pop(record.coordinates, None)
+            found[record.coordinates] = record if values else replace(record, value=None)
+            if len(found) > limit:
+                del found[next(iter(found))]
+        marked = [replace(record, retried_to=retried.get(name)) for name, record in found.items()]
+        return sorted(marked, key=lambda record: record.at_ms)
+
+    def original(self, record: Quarantined) -> Quarantined:
+        """Return the record whole: read again from its topic when the quarantine holds only a part of it."""
+        if record.truncated_bytes is None and not record.key_cut:
+            return record
+        with closing(self._log(record.topic, at=(record.partition, record.offset))) as log:
+            message = next(log, None)
+        if message is not None and message.offset() == record.offset:
+            headers = tuple(_headers(message))
+            return replace(record, key=message.key(), value=message.value(), headers=headers, truncated_bytes=None, key_cut=False)
+        raise QuarantineError(
+            f"{record.coordinates}: it was too large to be kept whole, and {record.topic} no longer has offset {record.offset}: "
+            "it cannot be retried; send it again from where it came"
+        )
+
+    def retry(self, records: list[Quarantined]) -> Iterator[tuple[Quarantined, str]]:
+        """Send each record to its partition again and yield it with the copy's place, once the copy is in the log and noted.
+
+        Records that several processors refused at one place are sent once. If this ends between copy and note, the record looks open
+        although it was sent: it is sent at least once.
+
+        The copy is not transactional: readers of a coordination topic may be too old to know control records.
+        """
+        by_place: dict[str, list[Quarantined]] = {}
+        for record in records:
+            by_place.setdefault(record.place, []).append(record)
+        producer = Producer(
+            self._settings.producer(
+                **{
+                    "enable.idempotence": True,
+                    "linger.ms": 0,
+                    "message.timeout.ms": int(self._timeout_s * 1000),
+                    "message.max.bytes": 64 << 20,
+                }
+            ),
+            logger=logger,
+        )
+        for same in by_place.values():
+            whole = self.original(same[0])
+            headers = [(name, value) for name, value in whole.headers if name != RETRY_OF]
+            partition, offset = self._send(
+                producer, whole.topic, whole.partition, whole.key, whole.value, [*headers, (RETRY_OF, whole.coordinates.encode())]
+            )
+            copy = f"{whole.topic}/{partition}/{offset}"
+            for each in same:
+                self._send(producer, self.topic, None, each.coordinates.encode(), None, [(RETRIED_TO, copy.encode())])
+                yield each, copy
+
+    # -- Kafka
+
+    def _send(
+        self, producer: Producer, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: list[tuple[str, Any]]
+    ) -> tuple[int, int]:
+        outcome: list[tuple[KafkaError | None, Message]] = []
+        try:
+            producer.produce(
+                topic,
+                value=value,
+                key=key,
+                partition=_ANY if partition is None else partition,
+                headers=headers,
+                on_delivery=lambda error, sent: outcome.append((error, sent)),
+            )
+            producer.flush(self._timeout_s + 1)
+        except (KafkaException, BufferError) as error:
+            raise QuarantineError(f"cannot send a record to {topic}: {error}; nothing was sent") from error
+        if not outcome or outcome[0][0] is not None:
+            why = f"no acknowledgement within {self._timeout_s:g} s" if not outcome else outcome[0][0].str()  # type: ignore[union-attr]
+            raise QuarantineError(
+                f"a record sent to {topic} was not acknowledged: {why}; see `holdfast quarantine list` before trying again"
+            )
+        sent = outcome[0][1]
+        return sent.partition() or 0, sent.offset() or 0
+
+    def _log(self, topic: str, at: tuple[int, int] | None = None) -> Generator[Message, None, None]:
+        """Yield the committed records of *topic* up to its present ends; of one partition from an offset on, with *at*."""
+        overrides: dict[str, str | int | bool] = {
+            "group.id": f"{self._settings.app}-quarantine-readers",  # never joined
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+        }
+        consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
+        try:
+            places = self._places(consumer, topic, at)
+            consumer.assign(places)
+            yield from self._until_ends(consumer, topic, {place.partition for place in places})
+        except KafkaException as error:
+            raise BrokerError(
+                f"cannot read {topic} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
+            ) from error
+        finally:
+            consumer.close()
+
+    def _places(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> list[TopicPartition]:
+        listed = consumer.list_topics(topic, timeout=self._timeout_s).topics.get(topic)
+        if listed is None or not listed.partitions:
+            raise TopicError(f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`")
+        if at is None:
+            return [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in listed.partitions]
+        return [TopicPartition(topic, *at)] if at[0] in listed.partitions else []
+
+    def _until_ends(self, consumer: Consumer, topic: str, open_partitions: set[int]) -> Iterator[Message]:
+        progress_s = self._clock.monotonic_s()
+        while open_partitions:
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                if self._clock.monotonic_s() - progress_s > self._timeout_s:
+                    raise BrokerError(f"reading {topic}: nothing came for {self._timeout_s:g} s; check the broker")
+                continue
+            progress_s = self._clock.monotonic_s()
+            error = message.error()
+            if error is None:
+                yield message
+            elif error.code() == KafkaError._PARTITION_EOF:
+                open_partitions.discard(message.partition() or 0)
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                return  # the offset asked for is no longer in the log
+            elif error.fatal() or not error.retriable():
+                raise KafkaException(error)
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | None]]:
+    # The client's declared type allows shapes that only a producer may give.
+    return list(message.headers() or ())  # type: ignore[arg-type]
+
+
+def _header(message: Message, name: str) -> str | None:
+    return next((value.decode(errors="replace") for each, value in _headers(message) if each == name and value is not None), None)
