@@ -77,6 +77,10 @@ class App(faust.App):
         exit_within(self.settings.commit_timeout_s + self.settings.rebalance_timeout_s, STUCK_EXIT_CODE)
         await super().stop()
 
+    async def _on_partitions_revoked(self, revoked: set[Any]) -> None:
+        await super()._on_partitions_revoked(revoked)
+        await self.keeper.settled()
+
     def _who_owns(self, table: str, partition: int) -> str | None:
         topic = self.processors[table].changelog(self.settings.app)
         for url, topics in self.assignor.tables_metadata().items():

@@ -36,8 +36,12 @@ THREADS = 64
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """One assignment of the group: what this worker is to own and to stand by, by processor and partition."""
+    """One assignment of the group: what this worker is to own and to stand by, by processor and partition.
 
+    *epoch* is the keeper's at the time; a revocation since then makes the plan void.
+    """
+
+    epoch: int
     generation: int
     active: frozenset[Held]
     standby: frozenset[Held]
@@ -129,9 +133,22 @@ class Keeper:
         """Make what this worker holds match *plan*; returns when every active partition is fenced, restored and ready to fold."""
         if self._adopting is not None:  # its threads must end before the same stores are opened again
             await asyncio.wait([self._adopting])
+        if plan.epoch != self.epoch:
+            raise Interrupted
         self._interrupted.clear()
         self._adopting = asyncio.ensure_future(self._adopt(plan))
+        # Whoever waits for it may be gone by the time it is interrupted.
+        self._adopting.add_done_callback(lambda adopting: adopting.cancelled() or adopting.exception())
         await asyncio.shield(self._adopting)
+
+    async def settled(self) -> None:
+        """Wait until an adoption that was interrupted has ended. A member must not join the next generation before that.
+
+        A fence still under way belongs to the generation that is over. Arriving at the broker after the fence of the partition's
+        next owner, it would shut that owner out.
+        """
+        if self._adopting is not None and not self._adopting.done():
+            await asyncio.wait([self._adopting], timeout=self.commit_timeout_s)
 
     async def _adopt(self, plan: Plan) -> None:
         started_s, self._why_unready = time.monotonic(), "restoring"

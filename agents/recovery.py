@@ -53,7 +53,7 @@ class KeeperRecovery(recovery.Recovery):
             assert source <= changelog, f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
             active |= {(name, number) for number in source}
             standby |= {(name, number) for number in changelog - source}
-        self.plan, self._generation_id = Plan(generation_id, frozenset(active), frozenset(standby)), generation_id
+        self.plan, self._generation_id = Plan(self.keeper.epoch, generation_id, frozenset(active), frozenset(standby)), generation_id
         self.signal_recovery_start.set()
 
     @Service.task
