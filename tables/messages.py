@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import groupby, repeat
+from operator import is_not
 
 from confluent_kafka import KafkaError, Message
 
@@ -18,7 +19,7 @@ def by_place(
     *only_topic* saves asking each message for its topic when there can be but one.
     """
     errors = list(map(Message.error, messages))
-    if errors.count(None) != len(errors):
+    if any(map(is_not, errors, repeat(None))):  # not errors.count(None): a KafkaError cannot be compared with None
         for message, error in zip(messages, errors, strict=True):
             if error is not None:
                 on_error(message, error)
