@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from importlib import resources
 
@@ -10,6 +11,8 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.config import Settings
 from holdfast.errors import BrokerError
+
+logger = logging.getLogger(__name__)
 
 FLUSH_TIMEOUT_S = 30.0
 PARTITIONS = 4
@@ -41,7 +44,7 @@ def load(settings: Settings, recorded: Sequence[Recorded]) -> None:
         if error is not None:
             failures.append(error)
 
-    producer = Producer(settings.producer(**{"enable.idempotence": True, "linger.ms": 5}))
+    producer = Producer(settings.producer(**{"enable.idempotence": True, "linger.ms": 5}), logger=logger)
     try:
         for each in sorted(recorded, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
             producer.produce(settings.coordination_topic, each.value.encode(), partition=each.partition, on_delivery=delivered)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import threading
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -22,6 +23,8 @@ from holdfast.core.frames import Frame, Heartbeat, coordination_partition, encod
 from holdfast.core.processor import Processor
 from holdfast.dev.fleet import Entry
 from holdfast.errors import BrokerError, DemoError
+
+logger = logging.getLogger(__name__)
 
 PROBE_GROUP, PROBE_CLIENT, PROBE_INSTANCE = "demo", "demo-desk", "00000001"
 WRITE_TIMEOUT_S = 15.0
@@ -49,7 +52,9 @@ class Desk:
         self._settings, self.processor, self._partitions, self._clock = settings, processor, partitions, clock
         self._directory = WorkersTopic(settings, clock)
         self.tables = TableClient(settings, [processor], directory=self._directory, clock=clock)
-        self._producer = Producer(settings.producer(**{"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": 10_000}))
+        self._producer = Producer(
+            settings.producer(**{"enable.idempotence": True, "linger.ms": 0, "message.timeout.ms": 10_000}), logger=logger
+        )
         self._topics = {place: probe_topic(place, partitions) for place in range(partitions)}
         self._written = dict.fromkeys(range(partitions), 0)
         self._http: aiohttp.ClientSession | None = None
@@ -101,6 +106,17 @@ class Desk:
         except aiohttp.ClientError as error:
             return f"{url}: {error}"
         return None if status == 200 else f"{url}: {body.get('cause', status)}"
+
+    async def answered_by(self, url: str, written: Written) -> str:
+        """Ask the worker at *url* for a row it may not hold; return the URL of the worker that had it, *url* itself or where it pointed to."""
+        path = f"/tables/{self.processor.name}/{written.partition}/rows/{written.key}?at-offset={written.offset}"
+        status, body = await self.ask(url + path)
+        if status == 421:
+            url = str(body["owner"])
+            status, body = await self.ask(url + path)
+        if status != 200 or not body["found"] or body["value"]["current_offset"] != written.current_offset:
+            raise DemoError(f"GET {url}{path} answered {status} {body}, not the row with offset {written.current_offset}")
+        return url
 
     async def ask(self, url: str) -> tuple[int, dict[str, Any]]:
         """Return status and JSON body of a GET, redirects not followed."""

@@ -6,6 +6,7 @@
 
 from __future__ import annotations
 
+import logging
 import random
 import threading
 from collections.abc import Iterator
@@ -20,6 +21,8 @@ from holdfast.config import Settings
 from holdfast.core.claims import claim_key
 from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition, encode
 from holdfast.errors import BrokerError, ConfigError
+
+logger = logging.getLogger(__name__)
 
 GROUPS = (("billing", "invoices"), ("fraud", "payments"), ("mail", "messages"), ("search", "documents"))
 """Consumer groups, and the family of topics each consumes."""
@@ -210,7 +213,9 @@ class LiveFleet:
 
     def __init__(self, settings: Settings, fleet: Fleet, *, partitions: int, clock: Clock = system_clock) -> None:
         self.fleet, self._topic, self._partitions, self._clock = fleet, settings.coordination_topic, partitions, clock
-        self._producer = Producer(settings.producer(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 30_000}))
+        self._producer = Producer(
+            settings.producer(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 30_000}), logger=logger
+        )
         self._places: dict[str, int] = {}
         self._wanted, self._arrived = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="fleet", daemon=True)
