@@ -214,4 +214,5 @@ def test_moving_a_byte_from_key_to_value_or_to_the_next_row_changes_the_digest()
 def test_a_tables_digest_does_not_depend_on_the_order_of_partitions_but_on_their_numbers() -> None:
     assert combine_digests([(0, "a"), (1, "b")]) == combine_digests([(1, "b"), (0, "a")])
     assert combine_digests([(0, "a"), (1, "b")]) != combine_digests([(0, "b"), (1, "a")])
+    assert combine_digests([(0, "a"), (1, "b")]) != combine_digests([(0, "a"), (2, "b")])
     assert combine_digests([(0, "a")]) != combine_digests([(0, "a"), (1, "a")])

@@ -453,6 +453,22 @@ def test_a_trace_tells_each_change_and_none_of_a_refused_record() -> None:
     ]
 
 
+def test_the_next_transaction_meets_a_row_as_a_restarted_worker_would() -> None:
+    class Seen(msgspec.Struct, frozen=True):
+        events: list[str]
+
+    def fold(rows: Rows[Any], key: str, _: int) -> list[Emit]:
+        before = rows.get("a")
+        rows["a"] = Seen((key,))  # type: ignore[arg-type]
+        return [Emit("out", None, repr(before).encode())]
+
+    store = Store()
+    folder: Folder[Any] = Folder(Processor(name="t", source="s", decode=decoded, fold=fold, row=Seen), store)
+    folded(folder, store, batch("x"))
+    (kept,) = folded(folder, store, batch("y", first=1)).emits
+    assert kept.value == b"Seen(events=['x'])"
+
+
 def test_bookkeeping_is_not_state() -> None:
     changes = Folder(processor(), Store()).fold([batch("a")])
     assert changes is not None

@@ -62,8 +62,8 @@ def test_murmur2_agrees_with_the_java_text_on_any_bytes(data: bytes) -> None:
 
 
 @given(st.text(), st.integers(1, 1000))
-def test_by_key_names_a_partition_that_exists(key: str, partitions: int) -> None:
-    assert 0 <= by_key(key, partitions) < partitions
+def test_by_key_is_what_java_makes_of_the_hash(key: str, partitions: int) -> None:
+    assert by_key(key, partitions) == (java_murmur2(key.encode()) & 0x7FFFFFFF) % partitions < partitions
 
 
 def test_a_topic_without_partitions_is_refused() -> None:

@@ -1,0 +1,208 @@
+"""Who may import whom (docs/DESIGN.md, "Rooms"). The table below is the rule; everything else here only reads the code against it."""
+
+from __future__ import annotations
+
+import ast
+import sys
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[1]
+
+# What each room may import of holdfast, besides itself. cli and dev may import anything, and nothing may import them or agents.
+ROOMS: Mapping[str, frozenset[str] | None] = {
+    "errors": frozenset(),
+    "clock": frozenset(),
+    "config": frozenset({"errors"}),
+    "jars": frozenset({"clock", "errors"}),
+    "core": frozenset({"errors"}),
+    "tables": frozenset({"core", "clock", "errors"}),
+    "outbox": frozenset({"core", "config", "clock", "errors"}),
+    "clients": frozenset({"core", "config", "clock", "errors", "outbox.writer"}),
+    "agents": frozenset({"tables", "outbox", "clients", "core", "config", "clock", "errors"}),
+    "pipeline": frozenset({"core", "config", "clock", "errors", "jars"}),
+    "cli": None,
+    "dev": None,
+}
+# Modules of the import root that are one topic with another.
+TOPIC = {"config_sources": "config", "kafka_properties": "config", "security": "config"}
+PACKAGES: Mapping[str, frozenset[str]] = {
+    "errors": frozenset(),
+    "clock": frozenset(),
+    "config": frozenset({"msgspec"}),
+    "jars": frozenset({"pyspark"}),
+    "core": frozenset({"msgspec"}),
+    "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
+    "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "sqlalchemy"}),
+    "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
+    "agents": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "faust", "mode", "msgspec", "multidict", "prometheus_client"}),
+    "pipeline": frozenset({"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}),
+}
+# A fold may see nothing but its arguments, so what it is made of may not even name these.
+IMPURE = frozenset(
+    [
+        "time",
+        "random",
+        "secrets",
+        "asyncio",
+        "threading",
+        "multiprocessing",
+        "concurrent",
+        "os",
+        "io",
+        "pathlib",
+        "socket",
+        "ssl",
+        "select",
+        "selectors",
+        "signal",
+        "subprocess",
+        "logging",
+        "tempfile",
+        "shutil",
+        "uuid",
+        "importlib",
+    ]
+)
+INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {"pipeline": frozenset({"pyspark", "delta"}), "jars": frozenset({"pyspark"})}
+
+
+def room_of(module: str) -> str:
+    """Return the room of holdfast.<...>; modules of the import root are rooms of their own."""
+    first = module.split(".")[1] if "." in module else module
+    return TOPIC.get(first, first)
+
+
+def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
+    """Yield (module, line, whether inside a function) of every import, the names of `from holdfast import x` resolved."""
+    pending: list[tuple[ast.AST, bool]] = [(tree, False)]
+    while pending:
+        node, inside = pending.pop()
+        inside = inside or isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda)
+        for child in ast.iter_child_nodes(node):
+            # what only a type checker sees does not run
+            skip = node.body if isinstance(node, ast.If) and "TYPE_CHECKING" in ast.unparse(node.test) else []
+            if child not in skip:
+                pending.append((child, inside))
+        match node:
+            case ast.Import():
+                yield from ((alias.name, node.lineno, inside) for alias in node.names)
+            case ast.ImportFrom(level=0, module="holdfast"):
+                yield from ((f"holdfast.{alias.name}", node.lineno, inside) for alias in node.names)
+            case ast.ImportFrom():
+                yield ("." * node.level + (node.module or ""), node.lineno, inside)
+            case ast.Call(func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"), args=[first, *_]):
+                if isinstance(first, ast.Constant) and isinstance(first.value, str):
+                    yield (first.value, node.lineno, inside)
+
+
+def violations(sources: Mapping[str, str]) -> list[str]:
+    """Return what breaks the rules in *sources* (text by module name), each with its place."""
+    found = []
+    for module, text in sorted(sources.items()):
+        for name, line, inside in imported(ast.parse(text)):
+            if (why := _why_not(room_of(module), name, inside)) is not None:
+                found.append(f"{module}:{line} imports {name}: {why}")
+    return found
+
+
+def _why_not(room: str, name: str, inside: bool) -> str | None:
+    top = name.split(".")[0]
+    if name.startswith("."):
+        return "relative"
+    if top in ("agents", "tables", "outbox", "pipeline", "core"):
+        return f"write holdfast.{name}"
+    allowed = ROOMS[room]
+    if top == "holdfast":
+        other = room_of(name)
+        if other not in ROOMS:
+            return f"{other} is not a room; add it to the table"
+        if allowed is None or other == room or other in allowed or name.removeprefix("holdfast.") in allowed:
+            return None
+        return f"{room} may import {', '.join(sorted(allowed)) or 'nothing'} of holdfast"
+    if room == "core" and top in IMPURE:
+        return "core is pure"
+    if top in INSIDE_FUNCTIONS_ONLY.get(room, ()) and not inside:
+        return "only inside functions: what imports this module must not need Spark"
+    if allowed is not None and top not in sys.stdlib_module_names and top not in PACKAGES[room]:
+        return f"not among the packages of {room}"
+    return None
+
+
+def sources() -> dict[str, str]:
+    """Return the text of every module of holdfast; rooms at the root are read through their links, as they are imported."""
+    out = {}
+    for folder in [ROOT / "holdfast", *(each for each in (ROOT / "holdfast").iterdir() if each.is_symlink())]:
+        for path in folder.rglob("*.py"):
+            parts = path.relative_to(ROOT).with_suffix("").parts
+            out[".".join(parts[:-1] if parts[-1] == "__init__" else parts)] = path.read_text()
+    return out
+
+
+def test_every_import_keeps_to_the_rooms() -> None:
+    found = violations(sources())
+    assert not found, "\n".join(found)
+
+
+def test_every_room_is_read() -> None:
+    rooms = {room_of(module) for module in sources() if module != "holdfast"}
+    assert rooms == set(ROOMS)
+
+
+def test_the_import_root_itself_imports_nothing() -> None:
+    assert [name for name, _, _ in imported(ast.parse(sources()["holdfast"]))] == []
+
+
+PLANTED = [
+    *(
+        ("core.claims", f"import {module}", "core is pure")
+        for module in ("time", "random", "asyncio", "threading", "os", "socket", "logging")
+    ),
+    ("core.claims", "from os.path import join", "core is pure"),
+    ("core.claims", "import rocksdict", "not among the packages of core"),
+    ("core.claims", "def f():\n    import time", "core is pure"),
+    ("core.claims", "__import__('time')", "core is pure"),
+    ("core.claims", "from holdfast.clock import system_clock", "core may import errors of holdfast"),
+    ("core.claims", "from holdfast import tables", "core may import errors of holdfast"),
+    ("tables.store", "from holdfast.config import Settings", "tables may import clock, core, errors of holdfast"),
+    ("tables.store", "import faust", "not among the packages of tables"),
+    ("outbox.harvester", "from holdfast.tables.store import PartitionStore", "outbox may import"),
+    ("clients.tables", "from holdfast.outbox.neli import elect", "clients may import"),
+    ("clients.tables", "import holdfast.agents.app", "clients may import"),
+    ("pipeline.replay", "from holdfast.tables.store import PartitionStore", "pipeline may import"),
+    ("pipeline.replay", "import pyspark", "only inside functions"),
+    ("pipeline.replay", "class A:\n    from pyspark.sql import SparkSession", "only inside functions"),
+    ("pipeline.replay", "try:\n    import delta\nexcept ImportError:\n    pass", "only inside functions"),
+    *(
+        (room, "from holdfast.cli.output import Output", f"{room.split('.')[0]} may import")
+        for room in ("agents.web", "pipeline.land", "config")
+    ),
+    *((room, "import holdfast.dev.broker", f"{room.split('.')[0]} may import") for room in ("agents.web", "clients.tables", "jars")),
+    ("agents.web", "from . import app", "relative"),
+    ("agents.web", "import tables", "write holdfast.tables"),
+    ("cli.topics", "import holdfast.nowhere", "not a room"),
+    ("security", "import holdfast.clock", "config may import errors of holdfast"),
+]
+
+
+@pytest.mark.parametrize(("module", "text", "why"), PLANTED)
+def test_a_planted_violation_is_found(module: str, text: str, why: str) -> None:
+    (found,) = violations({f"holdfast.{module}": text})
+    assert why in found
+    assert found.startswith(f"holdfast.{module}:")
+
+
+@pytest.mark.parametrize(
+    ("module", "text"),
+    [
+        ("core.claims", "import re\nimport msgspec\nfrom holdfast.errors import FoldError\nfrom holdfast.core import codec"),
+        ("clients.tables", "from holdfast.outbox.writer import OutboxWriter"),
+        ("pipeline.replay", "def run():\n    from pyspark.sql import SparkSession"),
+        ("pipeline.replay", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import SparkSession"),
+        ("cli.claims", "import holdfast.agents.app\nimport holdfast.dev.broker\nimport typer"),
+    ],
+)
+def test_what_is_allowed_is_not_found(module: str, text: str) -> None:
+    assert violations({f"holdfast.{module}": text}) == []
