@@ -268,9 +268,12 @@ def _coordinate(retrieved: Path) -> str:
 
 
 def _reason(output: str) -> str:
-    telling = ("Exception", "unresolved dependency", "not found", "refused", "Server access error")
-    lines = [line.strip(" \t:") for line in output.splitlines() if any(word in line for word in telling)]
-    return "; ".join(dict.fromkeys(lines[:3])) or "it gave no reason"
+    """Return Ivy's most telling complaint: an unreachable server explains every module that was then not found."""
+    lines = [line.strip(" \t:") for line in output.splitlines()]
+    for telling in ("Server access error", "module not found", "Exception"):
+        if found := list(dict.fromkeys(line for line in lines if telling in line)):
+            return found[0] + (f" (and {len(found) - 1} more like it)" if len(found) > 1 else "")
+    return "it gave no reason"
 
 
 # --- writing a lock file -------------------------------------------------------------------------------------------------
