@@ -55,6 +55,7 @@ class Feed:
         self._consumer: Consumer | None = None
         self._polling: asyncio.Future[Message | None] | None = None
         self._next: dict[Place, int] = {}
+        self._advised: dict[Place, int] = {}
         self._only_topic: str | None = None
         self.broker_down = False
 
@@ -63,8 +64,13 @@ class Feed:
             self.broker_down = True
         logger.warning("source consumer", extra={"cause": error.str()})
 
-    async def assign(self, positions: Mapping[Place, int]) -> None:
-        """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else."""
+    async def assign(self, positions: Mapping[Place, int], advised: Mapping[Place, int] | None = None) -> None:
+        """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else.
+
+        *advised* are positions that no state depends on: one that the log no longer holds moves to the log's beginning.
+        """
+        self._advised = dict(advised or {})
+        positions = {**positions, **self._advised}
         if self._polling is not None:
             # A poll begun before must end first: else it returns a record of the new position, which its caller throws away.
             await asyncio.wait([self._polling])
@@ -121,6 +127,12 @@ class Feed:
         where = f"{message.topic()} partition {message.partition()}"
         if error.code() == KafkaError._AUTO_OFFSET_RESET:
             place = (message.topic() or "", message.partition() or 0)
+            if place in self._advised and self._consumer is not None:
+                logger.warning("%s: the committed offset is not in the log any more, reading from its beginning", where)
+                self._next[place] = 0
+                self._consumer.incremental_unassign([TopicPartition(*place)])
+                self._consumer.incremental_assign([TopicPartition(*place, OFFSET_BEGINNING)])
+                return
             raise TopicError(
                 f"{where}: offset {self._next.get(place)} is not in the log any more (retention, or the topic was made again): records "
                 f"between the state's position and the log's start are lost. Delete the table's changelog and stores to fold what is left"

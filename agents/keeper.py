@@ -84,6 +84,7 @@ class Keeper:
         self._watches: set[asyncio.Task[None]] = set()
         self._inflight_bytes, self.room = 0, asyncio.Event()
         self.room.set()
+        self.sources = {processor.source for processor in self.processors.values()}
         self._readers = Counter(processor.source for processor in self.processors.values())
         self.feed = Feed(
             settings.consumer(), settings.app, self._pool, fetch_records=settings.fetch_records, queue_bytes=settings.fetch_bytes * 4

@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
+from collections import deque
 from collections.abc import Iterable, Mapping
 from typing import Any
 
@@ -54,13 +55,21 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         assigned = consumer.assignment()
         consumer.pause(*[AioTP(*tp) for tp in tps if AioTP(*tp) in assigned])
 
+    async def committed_offsets(self, tps: Iterable[TP]) -> dict[tuple[str, int], int]:
+        """Return where the group stopped in *tps*; 0, the beginning, where it never committed."""
+        consumer = self._ensure_consumer()
+        return {(tp.topic, tp.partition): await consumer.committed(AioTP(*tp)) or 0 for tp in tps}
+
     def alive(self) -> None:
         """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the group."""
         self._ensure_consumer()._subscription._last_fetch_ended = time.monotonic()
 
 
 class BatchConsumer(driver.Consumer):
-    """Hands agents one event per partition and fetch, at positions that the keeper's state names."""
+    """Hands a processor's agent one event per partition and fetch, at positions that the keeper's state names.
+
+    Ordinary agents of the same app get their records one by one, as in any Faust app.
+    """
 
     app: Any
     _thread: Any
@@ -73,20 +82,32 @@ class BatchConsumer(driver.Consumer):
     def _new_consumer_thread(self) -> GroupThread:
         return GroupThread(self, loop=self.loop, beacon=self.beacon)
 
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._delivered: dict[TP, deque[int]] = {}
+
     def _new_offset(self, tp: TP) -> int | None:
-        # Acks come in order, one a batch, each the batch's last offset.
-        acked = self._acked[tp]
-        if not acked:
-            return None
-        following = max(acked) + 1
-        self._acked_index[tp].difference_update(acked)
-        acked.clear()
-        return int(following)
+        # Offsets are committed up to the first one not acked, in the order of delivery. A processor's batches are acked in order, one
+        # offset each; an ordinary agent may ack in any order.
+        acked, delivered = self._acked_index[tp], self._delivered.get(tp, ())
+        following = None
+        while delivered and delivered[0] in acked:
+            offset = delivered.popleft()
+            acked.discard(offset)
+            following = offset + 1
+        self._acked[tp].clear()
+        return following
 
     async def perform_seek(self) -> None:
-        """Point the feed at the state's positions. Called by our recovery, with nothing flowing."""
-        await self._thread.call_thread(self._thread.still, self.assignment())
-        await self.keeper.feed.assign(self.keeper.positions())
+        """Point the feed at the state's positions, and at committed offsets for topics of ordinary agents. Nothing flows meanwhile."""
+        assigned = self.assignment()
+        await self._thread.call_thread(self._thread.still, assigned)
+        keeper = self.keeper
+        logs = {processor.changelog(keeper.settings.app) for processor in keeper.processors.values()}
+        ordinary = {tp for tp in assigned if tp.topic not in keeper.sources and tp.topic not in logs}
+        committed = await self._thread.call_thread(self._thread.committed_offsets, ordinary)
+        self._delivered.clear()
+        await keeper.feed.assign(keeper.positions(), committed)
 
     def discard(self, message: Any) -> None:
         """Let nobody wait for a message that will not be acked."""
@@ -118,7 +139,10 @@ class BatchConsumer(driver.Consumer):
         for fetched in fetches:
             if keeper.epoch != epoch:
                 return  # revoked meanwhile: the next positions cover these records
-            await self._deliver(fetched, generation)
+            if fetched.topic in keeper.sources:
+                await self._deliver(fetched, generation)
+            else:
+                await self._deliver_singly(fetched, generation)
         if fetches and sum(len(each.messages) for each in fetches) < TRICKLE_RECORDS:
             await asyncio.sleep(keeper.linger_s / 2)
         else:
@@ -142,8 +166,38 @@ class BatchConsumer(driver.Consumer):
             generation_id=generation,
         )
         self.keeper.taken(fetched)
+        self._delivered.setdefault(tp, deque()).append(fetched.last)
         await self.callback(message)
         self._read_offset[tp] = fetched.last + 1
+
+    async def _deliver_singly(self, fetched: Fetched, generation: int) -> None:
+        """Hand records of an ordinary agent's topic on one by one, as Faust does: at least once, by committed offsets."""
+        tp, epoch = TP(fetched.topic, fetched.partition), self.keeper.epoch
+        delivered = self._delivered.setdefault(tp, deque())
+        for record in fetched.messages:
+            kind, at_ms = record.timestamp()
+            key, value, offset = record.key(), record.value(), record.offset() or 0
+            message = ConsumerMessage(
+                topic=fetched.topic,
+                partition=fetched.partition,
+                offset=offset,
+                timestamp=at_ms / 1000,
+                timestamp_type=kind,
+                headers=record.headers() or [],  # type: ignore[arg-type]
+                key=key,
+                value=value,
+                checksum=None,
+                serialized_key_size=len(key or b""),
+                serialized_value_size=len(value or b""),
+                tp=tp,
+                generation_id=generation,
+            )
+            # A full agent must not hold up a rebalance.
+            await self.wait_first(self.callback(message), self.suspend_flow.wait())
+            if self.keeper.epoch != epoch:
+                return
+            delivered.append(offset)
+            self._read_offset[tp] = offset + 1
 
 
 class BatchTransport(driver.Transport):
