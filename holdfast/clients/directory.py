@@ -7,10 +7,12 @@ import logging
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from typing import Protocol
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Protocol
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.25
 _LEADER_WAIT_S = 0.05
+_SLACK_S = 0.2
 
 
 class Workers:
@@ -88,7 +91,9 @@ class Directory(Protocol):
 class WorkersTopic:
     """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new.
 
-    All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the event loop.
+    All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the event loop. The
+    end of the topic is asked for on a connection of its own: a broker answers the requests of one connection in turn, and on the
+    consumer's there is nearly always a fetch that waits for news.
     """
 
     def __init__(self, settings: Settings, clock: Clock = system_clock) -> None:
@@ -96,6 +101,7 @@ class WorkersTopic:
         self._topic = settings.workers_topic
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-workers-topic")
         self._consumer: Consumer | None = None
+        self._admin: AdminClient | None = None
         self._next = 0
         self._claims: dict[str, WorkerClaims] = {}
         self.workers = Workers()
@@ -111,17 +117,17 @@ class WorkersTopic:
     # -- in the thread
 
     def _close(self) -> None:
-        consumer, self._consumer = self._consumer, None
+        consumer, self._consumer, self._admin = self._consumer, None, None
         if consumer is not None:
             consumer.close()
 
     def _read(self, deadline_s: float) -> Workers:
         try:
-            consumer = self._opened()
-            end = self._end(consumer, deadline_s)
+            consumer = self._opened(deadline_s)
+            end = self._end(deadline_s)
             if end < self._next:  # the topic was deleted and made again
                 self._close()
-                consumer = self._opened()
+                consumer = self._opened(deadline_s)
             while self._next < end:
                 message = consumer.poll(min(_POLL_S, self._left_s(deadline_s)))
                 if message is not None:
@@ -130,28 +136,48 @@ class WorkersTopic:
             return self._failed(error.args[0])
         return Workers(self._claims.values())
 
-    def _end(self, consumer: Consumer, deadline_s: float) -> int:
-        while True:
-            try:
-                return consumer.get_watermark_offsets(TopicPartition(self._topic, 0), timeout=self._left_s(deadline_s))[1]
-            except KafkaException as error:
-                # A topic just created, or whose leader just changed. The client fetches metadata anew and finds it in a moment.
-                if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
-                    raise
-                time.sleep(min(_LEADER_WAIT_S, self._left_s(deadline_s)))
-
-    def _opened(self) -> Consumer:
+    def _opened(self, deadline_s: float) -> Consumer:
         if self._consumer is None:
             overrides: dict[str, str | int | bool] = {
                 "group.id": f"{self._settings.app}-workers-readers",  # never joined
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
+                "fetch.queue.backoff.ms": 5,
             }
-            self._consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
-            self._consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
-            self._next, self._claims = 0, {}
+            consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
+            try:
+                # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
+                listed = consumer.list_topics(self._topic, timeout=self._left_s(deadline_s)).topics[self._topic]
+                if listed.error is not None:
+                    raise KafkaException(listed.error)
+                consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+            except BaseException:
+                consumer.close()
+                raise
+            self._consumer, self._next, self._claims = consumer, 0, {}
         return self._consumer
+
+    def _end(self, deadline_s: float) -> int:
+        while True:
+            try:
+                return self._asked_end(self._left_s(deadline_s))
+            except KafkaException as error:
+                # A topic just created, or whose leader just changed. The client fetches metadata anew and finds it in a moment.
+                if error.args[0].code() not in (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE):
+                    raise
+                time.sleep(min(_LEADER_WAIT_S, self._left_s(deadline_s)))
+
+    def _asked_end(self, timeout_s: float) -> int:
+        if self._admin is None:
+            config: dict[str, Any] = {**self._settings.client()}
+            self._admin = AdminClient(config, logger=logger)
+        place = TopicPartition(self._topic, 0)
+        asked = self._admin.list_offsets({place: OffsetSpec.latest()}, request_timeout=timeout_s)  # type: ignore[no-untyped-call]
+        try:
+            return int(asked[place].result(timeout_s + _SLACK_S).offset)
+        except FutureTimeoutError:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
 
     def _left_s(self, deadline_s: float) -> float:
         left_s = deadline_s - self._clock.monotonic_s()
