@@ -62,6 +62,7 @@ T = TypeVar("T")
 
 POLL_S = 0.05
 FIRST_WAIT_S = 1.0
+ATTEMPT_S = 5.0
 LIMIT_RESOURCES = 500
 """Topics asked about in one request."""
 
@@ -86,36 +87,54 @@ class Admin:
 
     def cluster(self, names: Iterable[str] | None = None) -> Cluster:
         """Return the brokers and the topics of these names that exist (None: all topics), with their configurations."""
-        metadata = self._metadata(self._connect_timeout_s)
-        wanted = set(metadata.topics) if names is None else set(names) & set(metadata.topics)
-        configs = self._configs(sorted(wanted))
-        topics = {name: _topic(metadata.topics[name], configs[name]) for name in sorted(wanted) if name in configs}
-        return Cluster(brokers=tuple(sorted(metadata.brokers)), topics=topics)
+        asked = None if names is None else set(names)
+
+        def look(metadata: Any, wait_s: float) -> Cluster:
+            wanted = sorted(metadata.topics if asked is None else asked & metadata.topics.keys())
+            configs = self._configs(wanted, metadata, wait_s)
+            topics = {name: _topic(metadata.topics[name], configs[name]) for name in wanted if name in configs}
+            return Cluster(brokers=tuple(sorted(metadata.brokers)), topics=topics)
+
+        return self._persist(look)
 
     def apply(self, actions: Sequence[Action]) -> None:
-        """Carry out *actions* and return when every created topic is visible and all its partitions have leaders."""
+        """Carry out *actions* and return when each can be seen: topics with all their leaders, configurations with their new values."""
         creations = [action for action in actions if isinstance(action, CreateTopic)]
         if creations:
-            self._create(creations)
+            self._persist(lambda metadata, wait_s: self._create(creations, wait_s))
             self._await_leaders({creation.spec.name: creation.partitions for creation in creations})
         alterations = [action for action in actions if isinstance(action, AlterConfig)]
         if alterations:
-            self._alter(alterations)
+            self._persist(lambda metadata, wait_s: self._alter(alterations, wait_s))
+            self._await("configurations", lambda: self._unaltered(alterations))
 
     def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the first offset and the next one to be written of each partition."""
         wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
-        ends = []
-        for spec in (OffsetSpec.earliest(), OffsetSpec.latest()):  # type: ignore[no-untyped-call]
-            asked = self._client.list_offsets({partition: spec for partition in wanted}, request_timeout=self._timeout_s) if wanted else {}
-            found = {
-                (partition.topic, partition.partition): self._result(future, f"offsets of {partition.topic}")
-                for partition, future in asked.items()
-            }
-            ends.append({partition: int(answer.offset) for partition, answer in found.items()})
-        return {partition: (ends[0][partition], ends[1][partition]) for partition in ends[0]}
+        if not wanted:
+            return {}
+        first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        begin = self._persist(lambda metadata, wait_s: self._ends(wanted, first, wait_s))
+        end = self._persist(lambda metadata, wait_s: self._ends(wanted, last, wait_s))
+        return {partition: (begin[partition], end[partition]) for partition in begin}
 
     # Parts
+
+    def _persist(self, step: Callable[[Any, float], T]) -> T:
+        """Return what *step* gives for fresh metadata; while brokers come and go it is tried again until the deadline.
+
+        An attempt is much shorter than the deadline: librdkafka sends to the controller it last heard of, and waits for that one in
+        vain when it has died meanwhile.
+        """
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            metadata = self._metadata(self._connect_timeout_s)
+            try:
+                return step(metadata, min(ATTEMPT_S, self._timeout_s))
+            except BrokerError:
+                if self._clock.monotonic_s() > deadline_s:
+                    raise
+            time.sleep(POLL_S)
 
     def _metadata(self, timeout_s: float) -> Any:
         # A first short wait, since a wrong password or certificate is known at once and no patience will mend it.
@@ -138,19 +157,29 @@ class Admin:
                 ) from error
         raise AssertionError("unreachable")
 
-    def _configs(self, names: Sequence[str]) -> dict[str, Mapping[str, ConfigEntry]]:
+    def _configs(self, names: Sequence[str], metadata: Any, wait_s: float) -> dict[str, Mapping[str, ConfigEntry]]:
+        # Any broker can tell, so ask the one that has just answered: it is alive.
+        whom = {"broker": metadata.orig_broker_id} if metadata.orig_broker_id in metadata.brokers else {}
         found: dict[str, Mapping[str, ConfigEntry]] = {}
         for start in range(0, len(names), LIMIT_RESOURCES):
             resources = [ConfigResource(ResourceType.TOPIC, name) for name in names[start : start + LIMIT_RESOURCES]]
-            for resource, future in self._client.describe_configs(resources, request_timeout=self._timeout_s).items():
+            for resource, future in self._client.describe_configs(resources, request_timeout=wait_s, **whom).items():
                 try:
-                    found[resource.name] = self._result(future, f"configuration of {resource.name}")
+                    found[resource.name] = self._result(future, f"configuration of {resource.name}", wait_s)
                 except TopicError as error:
                     if _code(error.__cause__) != KafkaError.UNKNOWN_TOPIC_OR_PART:  # deleted since the metadata was read
                         raise
         return found
 
-    def _create(self, creations: Sequence[CreateTopic]) -> None:
+    def _ends(self, wanted: Sequence[TopicPartition], spec: OffsetSpec, wait_s: float) -> dict[tuple[str, int], int]:
+        asked = self._client.list_offsets({partition: spec for partition in wanted}, request_timeout=wait_s)
+        answers = {
+            (partition.topic, partition.partition): self._result(future, f"offsets of {partition.topic}", wait_s)
+            for partition, future in asked.items()
+        }
+        return {partition: int(answer.offset) for partition, answer in answers.items()}
+
+    def _create(self, creations: Sequence[CreateTopic], wait_s: float) -> None:
         topics = [
             NewTopic(
                 creation.spec.name,
@@ -160,36 +189,46 @@ class Admin:
             )
             for creation in creations
         ]
-        asked = self._client.create_topics(topics, operation_timeout=self._timeout_s, request_timeout=self._timeout_s)
+        asked = self._client.create_topics(topics, operation_timeout=wait_s, request_timeout=wait_s)
         for name, future in asked.items():
             try:
-                self._result(future, f"creation of topic {name}")
+                self._result(future, f"creation of topic {name}", wait_s)
                 log.info("topic created", extra={"topic": name})
             except TopicError as error:
                 # Another worker was faster, or our first request had succeeded and its answer was lost. Whether the topic is the one
                 # that was wanted is seen when its partitions are awaited, and by `check`.
-                if _code(error.__cause__) != KafkaError.TOPIC_ALREADY_EXISTS:
-                    raise
+                match _code(error.__cause__):
+                    case KafkaError.TOPIC_ALREADY_EXISTS:
+                        continue
+                    case KafkaError.INVALID_REPLICATION_FACTOR:
+                        raise TopicError(f"{error}; lower replication_factor or add brokers") from error
+                    case _:
+                        raise
 
     def _await_leaders(self, wanted: Mapping[str, int]) -> None:
-        deadline_s = self._clock.monotonic_s() + self._timeout_s
-        while True:
-            topics = self._metadata(self._timeout_s).topics
-            pending = [name for name in wanted if name not in topics or not _has_leaders(topics[name])]
-            if not pending:
-                break
-            if self._clock.monotonic_s() > deadline_s:
-                raise BrokerError(
-                    f"topics {', '.join(pending)} were created but not ready within {self._timeout_s:g} s: look at the brokers' logs"
-                )
-            time.sleep(POLL_S)
+        self._await("topics", lambda: self._leaderless(wanted))
+        topics = self._metadata(self._connect_timeout_s).topics
         for name, count in wanted.items():
             if len(topics[name].partitions) != count:
                 raise TopicError(
                     f"topic {name} was created by someone else with {len(topics[name].partitions)} partitions instead of {count}"
                 )
 
-    def _alter(self, alterations: Sequence[AlterConfig]) -> None:
+    def _leaderless(self, wanted: Mapping[str, int]) -> list[str]:
+        topics = self._metadata(self._connect_timeout_s).topics
+        return [name for name in wanted if name not in topics or not _has_leaders(topics[name])]
+
+    def _await(self, what: str, pending: Callable[[], list[str]]) -> None:
+        """Return when nothing is pending any more; the cluster gives no other sign than its answers."""
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        while names := pending():
+            if self._clock.monotonic_s() > deadline_s:
+                raise BrokerError(
+                    f"{what} {', '.join(names)} were accepted but are not ready within {self._timeout_s:g} s: look at the brokers' logs"
+                )
+            time.sleep(POLL_S)
+
+    def _alter(self, alterations: Sequence[AlterConfig], wait_s: float) -> None:
         resources = [
             ConfigResource(
                 ResourceType.TOPIC,
@@ -200,19 +239,29 @@ class Admin:
             )
             for alteration in alterations
         ]
-        for resource, future in self._client.incremental_alter_configs(resources, request_timeout=self._timeout_s).items():
-            self._result(future, f"configuration of {resource.name}")
+        for resource, future in self._client.incremental_alter_configs(resources, request_timeout=wait_s).items():
+            self._result(future, f"configuration of {resource.name}", wait_s)
             log.info("topic configuration altered", extra={"topic": resource.name})
 
-    def _result(self, future: Future[T], what: str) -> T:
+    def _unaltered(self, alterations: Sequence[AlterConfig]) -> list[str]:
+        """Return the topics whose broker still answers with the old configuration: the controller has accepted, the rest follow."""
+        topics = self.cluster(alteration.topic for alteration in alterations).topics
+        return [
+            alteration.topic
+            for alteration in alterations
+            if any(topics[alteration.topic].config.get(key) != value for key, value in alteration.config.items())
+        ]
+
+    def _result(self, future: Future[T], what: str, wait_s: float) -> T:
         """Wait for an answer; transport trouble is a BrokerError, a refusal a TopicError."""
         try:
-            return future.result(self._timeout_s + 1)  # the request's own deadline comes first and says more
+            return future.result(wait_s + 1)  # the request's own deadline comes first and says more
         except FutureTimeoutError as error:
-            raise BrokerError(f"{what}: no answer within {self._timeout_s:g} s from {self._servers}") from error
+            raise BrokerError(f"{what}: no answer within {wait_s:g} s from {self._servers}") from error
         except KafkaException as error:
-            kind: Callable[[str], Exception] = BrokerError if _code(error) in _TRANSPORT else TopicError
-            raise kind(f"{what}: {_text(error)}") from error
+            if _code(error) in _TRANSPORT:
+                raise BrokerError(f"{what}: {_text(error)}; asked {self._servers} for {self._timeout_s:g} s") from error
+            raise TopicError(f"{what}: {_text(error)}") from error
 
     def _on_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
@@ -226,7 +275,10 @@ _TRANSPORT = (
     KafkaError._ALL_BROKERS_DOWN,
     KafkaError.REQUEST_TIMED_OUT,
     KafkaError.NOT_CONTROLLER,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
 )
+"""Answers that the next attempt may well not get."""
 
 
 def _code(error: BaseException | None) -> int | None:

@@ -209,27 +209,22 @@ def plan(specs: Sequence[TopicSpec], cluster: Cluster, *, alter: bool = False) -
     """Return what to do so that every topic exists, in order; with *alter* also so that existing ones are laid out right.
 
     Nothing is planned that cannot be taken back: partition counts and replicas of existing topics stay. A topic without a
-    partition count is a TopicError, as are more replicas than brokers.
+    partition count is a TopicError.
     """
     actions: list[Action] = []
     for spec in specs:
         state = cluster.topics.get(spec.name)
         if state is None:
-            actions.append(CreateTopic(spec=spec, partitions=_count(spec, cluster)))
+            actions.append(CreateTopic(spec=spec, partitions=_count(spec)))
         elif alter and (changes := _changes(spec, state)):
             actions.append(AlterConfig(topic=spec.name, config=changes))
     return actions
 
 
-def _count(spec: TopicSpec, cluster: Cluster) -> int:
+def _count(spec: TopicSpec) -> int:
     if spec.partitions is None:
         missing = spec.source or spec.name
         raise TopicError(f"topic {missing} does not exist and nothing tells how many partitions it should have: pass --partitions N")
-    if spec.replication_factor > len(cluster.brokers):
-        raise TopicError(
-            f"topic {spec.name} wants {spec.replication_factor} replicas but the cluster has {len(cluster.brokers)} broker(s): "
-            "lower replication_factor or add brokers"
-        )
     return spec.partitions
 
 
