@@ -51,14 +51,20 @@ def span_s(on: Bench, topic: str) -> float:
 
 
 def measure(on: Bench, name: str, workers: int) -> float:
-    """Return records/s of *workers* workers that join before the backlog is there to fold."""
-    settings = on.environment(name, BENCH_RECORDS="0")
+    """Return records/s of *workers* workers, whose group has settled before the backlog is let in."""
+    gate = on.folder / f"{name}.gate"
+    settings = on.environment(name, BENCH_RECORDS="0", BENCH_GATE=str(gate))
     with ExitStack() as stack:
-        urls = []
+        started = []
         for number in range(workers):
             mine = {**settings, "HOLDFAST_DATA_DIR": f"{settings['HOLDFAST_DATA_DIR']}-{number}"}
             mine["HOLDFAST_WEB_PORT"] = str(int(settings["HOLDFAST_WEB_PORT"]) + number)
-            urls.append(stack.enter_context(worker(mine, on.folder)).url)
+            started.append(stack.enter_context(worker(mine, on.folder)))
+        time.sleep(8)
+        for each in started:
+            each.wait_ready()
+        gate.touch()
+        urls = [each.url for each in started]
         started_s = time.perf_counter()
         while True:
             try:

@@ -11,11 +11,13 @@ import asyncio
 import os
 import resource
 import time
+from pathlib import Path
 from typing import Any
 
 import msgspec
 
 from holdfast.agents.app import create_app
+from holdfast.agents.feed import Feed, Fetched
 from holdfast.agents.keeper import Keeper
 from holdfast.agents.metrics import PartitionMetrics
 from holdfast.agents.rationalizer import processors
@@ -103,6 +105,19 @@ def measure() -> None:
     PartitionMetrics.committed = timed_committed  # type: ignore[method-assign,assignment]
 
 
+def hold_until(gate: Path) -> None:
+    """Fetch nothing before the file *gate* is there, so that a group can settle first."""
+    fetch = Feed.fetch
+
+    async def held(self: Feed, epoch: int, wait_s: float) -> list[Fetched]:
+        if gate.exists():  # noqa: ASYNC240  a stat, and no part of what is measured
+            return await fetch(self, epoch, wait_s)
+        await asyncio.sleep(wait_s)
+        return []
+
+    Feed.fetch = held  # type: ignore[method-assign]
+
+
 def counting_of(source: str) -> Processor[tuple[str, int, int, bytes], Count]:
     """Return the counting fold over *source*."""
     return Processor(name="count", source=source, decode=decode, fold=fold, row=Count)
@@ -110,6 +125,8 @@ def counting_of(source: str) -> Processor[tuple[str, int, int, bytes], Count]:
 
 if __name__ == "__main__":
     measure()
+    if "BENCH_GATE" in os.environ:
+        hold_until(Path(os.environ["BENCH_GATE"]))
     settings = settings_from_environment()
     app = create_app(processors(settings) if FOLD == "claims" else [counting_of(settings.coordination_topic)], settings)
     app.main()
