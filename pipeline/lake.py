@@ -64,7 +64,7 @@ def bronze_path(lake: str, topic: str) -> str:
 class Landed(msgspec.Struct, frozen=True, kw_only=True):
     """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each partition's rows begin.
 
-    *lost* lists ranges [from, to) that the topic no longer held and that were given up by order.
+    *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order.
     """
 
     topic: str

@@ -11,17 +11,15 @@ that: both landings would pass it.
 
 from __future__ import annotations
 
-import json
 import threading
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.errors import LakeError, LostRecordsError, SparkError
-from holdfast.pipeline.java_client import java_properties
+from holdfast.errors import LakeError, LostRecordsError
 from holdfast.pipeline.lake import (
     COLUMNS,
     FIRST_LINK,
@@ -35,8 +33,10 @@ from holdfast.pipeline.lake import (
     last_landed,
     share,
 )
+from holdfast.pipeline.on_spark import kafka_options
 from holdfast.pipeline.session import SparkOptions, open_session
-from holdfast.pipeline.topic import TopicLog
+from holdfast.pipeline.spark_errors import explained
+from holdfast.pipeline.topic import Span, TopicLog
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame, SparkSession
@@ -124,6 +124,7 @@ class Landing:
         self.report = LandReport(path=path)
         self._vector: dict[int, int] = {}
         self._begins: dict[int, int] = {}
+        self._lost: dict[int, list[tuple[int, int]]] = {}
         self._link = FIRST_LINK
         self._rebuilt = False
         self._open()
@@ -138,7 +139,7 @@ class Landing:
     def _open(self) -> None:
         from delta.tables import DeltaTable
 
-        with _explained(self.path):
+        with explained(self.path):
             builder = DeltaTable.createIfNotExists(self._session).location(self.path).partitionedBy("topic", "partition")
             for name, kind in COLUMNS.items():
                 builder = builder.addColumn(name, kind)
@@ -151,11 +152,15 @@ class Landing:
         landed = last_landed(self.path, self._history(HISTORY_LIMIT))
         if landed is not None:
             check_identity(self.path, landed, self._log.topic, self._topic_id)
-            self._vector, self._begins, self._link = dict(landed.end), dict(landed.begins), landed.batch
+            self._take(landed)
         self.report.vector = dict(self._vector)
 
+    def _take(self, landed: Landed) -> None:
+        self._vector, self._begins, self._lost = dict(landed.end), dict(landed.begins), dict(landed.lost)
+        self._link, self._rebuilt = landed.batch, False
+
     def _history(self, limit: int) -> list[Commit]:
-        with _explained(self.path):
+        with explained(self.path):
             rows = self._table().history(limit).select("version", "operation", "userMetadata").collect()
         return [Commit(version=row[0], operation=row[1], metadata=row[2]) for row in rows]
 
@@ -164,7 +169,7 @@ class Landing:
         from pyspark.sql import functions as F
 
         version = self._history(1)[0].version
-        with _explained(self.path):
+        with explained(self.path):
             rows = self._session.read.format("delta").option("versionAsOf", version).load(self.path)
             found = (
                 rows.groupBy("topic", "partition").agg(F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset")).collect()
@@ -213,7 +218,7 @@ class Landing:
             start=dict(self._vector),
             end=self._vector | target,
             begins={partition: self._begins.get(partition, start[partition]) for partition in target},
-            lost=lost,
+            lost={partition: [*self._lost.get(partition, []), *lost.get(partition, [])] for partition in {*self._lost, *lost}},
             rebuilt=self._rebuilt,
         )
         self._write(landed, start)
@@ -222,7 +227,7 @@ class Landing:
         self.report.vector = dict(landed.end)
         for partition, ranges in lost.items():
             self.report.lost.setdefault(partition, []).extend(ranges)
-        self._vector, self._begins, self._link, self._rebuilt = dict(landed.end), dict(landed.begins), landed.batch, False
+        self._take(landed)
         return landed
 
     def _start(self, ends: dict[int, int]) -> tuple[dict[int, int], dict[int, list[tuple[int, int]]]]:
@@ -253,7 +258,7 @@ class Landing:
 
     def _write(self, landed: Landed, start: dict[int, int]) -> None:
         end = {partition: landed.end[partition] for partition in start}
-        with _explained(f"{landed.topic} {describe(start)} to {describe(end)}"):
+        with explained(f"{landed.topic} {describe(start)} to {describe(end)}"):
             (
                 self._read(start, end)
                 .write.format("delta")
@@ -274,19 +279,8 @@ class Landing:
     def _read(self, start: dict[int, int], end: dict[int, int]) -> DataFrame:
         from pyspark.sql import functions as F
 
-        topic = self._log.topic
-        reader = self._session.read.format("kafka").options(
-            **{f"kafka.{name}": value for name, value in java_properties(self._settings).items()},
-            **{
-                # The connector's default lands what was aborted.
-                "kafka.isolation.level": "read_committed",
-                "assign": json.dumps({topic: sorted(start)}),
-                "startingOffsets": json.dumps({topic: {str(partition): offset for partition, offset in start.items()}}),
-                "endingOffsets": json.dumps({topic: {str(partition): offset for partition, offset in end.items()}}),
-                "includeHeaders": "true",
-                "failOnDataLoss": "true",
-            },
-        )
+        spans = {partition: Span(first=start[partition], end=end[partition]) for partition in start}
+        reader = self._session.read.format("kafka").options(**kafka_options(self._settings, self._log.topic, spans))
         return reader.load().select(
             F.col("topic"),
             F.col("partition"),
@@ -297,52 +291,3 @@ class Landing:
             F.col("value"),
             F.col("headers"),
         )
-
-
-# -- what Java says
-
-
-class _explained:
-    """Turns a failure of Spark into a typed error by walking its chain of causes; the telling one is never the first."""
-
-    def __init__(self, what: str) -> None:
-        self._what = what
-
-    def __enter__(self) -> None:
-        return None
-
-    def __exit__(self, kind: object, error: BaseException | None, trace: object) -> None:
-        if error is None or not isinstance(error, Exception) or not _is_of_spark(error):
-            return
-        raise typed(error, self._what) from error
-
-
-def _is_of_spark(error: Exception) -> bool:
-    return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta")
-
-
-def causes(error: BaseException) -> Iterator[tuple[str, str]]:
-    """Yield (class, message) of a Spark failure and of everything that caused it, outermost first."""
-    yield type(error).__name__, str(error)
-    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
-    for _ in range(30):
-        if java is None:
-            return
-        yield str(java.getClass().getName()), str(java.getMessage())
-        java = java.getCause()
-
-
-def typed(error: Exception, what: str) -> LostRecordsError | LakeError | SparkError:
-    """Return the error to raise for a failed job of Spark."""
-    chain = list(causes(error))
-    for name, message in chain:
-        if "OffsetOutOfRangeException" in name or "Some data may have been lost" in message or "KAFKA_DATA_LOSS" in message:
-            return LostRecordsError(
-                f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms, or go on with --accept-loss"
-            )
-        if name.rpartition(".")[2] in ("ConcurrentTransactionException", "ConcurrentAppendException", "ProtocolChangedException"):
-            return LakeError(f"{what}: another landing wrote this table at the same time; run one landing per topic and lake")
-        if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
-            return SparkError("this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version")
-    name, message = chain[-1]
-    return SparkError(f"{what}: {name}: {message[:500]}")

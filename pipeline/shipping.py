@@ -23,7 +23,8 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-_shipped: weakref.WeakKeyDictionary[Any, set[str]] = weakref.WeakKeyDictionary()
+# The zips of each Spark context. Executors may fetch them at any time, so the folder lives as long as the context.
+_folders: weakref.WeakKeyDictionary[Any, tempfile.TemporaryDirectory[str]] = weakref.WeakKeyDictionary()
 
 
 def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) -> None:
@@ -34,14 +35,13 @@ def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) ->
     content = pack(processor)
     name = f"holdfast-{hashlib.sha256(content).hexdigest()[:16]}.zip"
     context = session.sparkContext
-    shipped = _shipped.setdefault(context, set())
-    if name in shipped:
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder) / name
+    folder = _folders.get(context)
+    if folder is None:
+        folder = _folders[context] = tempfile.TemporaryDirectory(prefix="holdfast-code-", ignore_cleanup_errors=True)
+    path = Path(folder.name) / name
+    if not path.exists():
         path.write_bytes(content)
-        context.addPyFile(str(path))  # copied by Spark before it returns
-    shipped.add(name)
+        context.addPyFile(str(path))
 
 
 def pack(processor: Processor[Any, Any] | None = None) -> bytes:

@@ -21,9 +21,13 @@ from holdfast.errors import ConfigError, HoldfastError
 COMMANDS = {
     "claims": "Show who holds which partition.",
     "config": "Print the effective settings and where each comes from.",
+    "demo": "Show the whole of it on real parts, in about a minute.",
     "dev": "Run a real Kafka broker on this machine for development and tests.",
+    "pipeline": "Land topics in a lake.",
     "quarantine": "List, show and retry records that could not be decoded or folded.",
+    "replay": "Fold a processor over its source's history, in this process or on Spark.",
     "topics": "List, create, check and describe the topics of an application.",
+    "verify": "Compare a live table with a replay of its source.",
 }
 """Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""
 

@@ -1,0 +1,116 @@
+"""`holdfast pipeline`: jobs on Spark that keep a topic's history."""
+
+from __future__ import annotations
+
+import signal
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import FrameType
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.output import Cell, Output, note, show
+from holdfast.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
+
+MasterOption = Annotated[
+    str, typer.Option("--master", help="Spark master; local[*] takes every core of this machine.", envvar="HOLDFAST_SPARK_MASTER")
+]
+MemoryOption = Annotated[str, typer.Option("--memory", help="Heap of Spark's driver.", envvar="HOLDFAST_SPARK_MEMORY")]
+ConfOption = Annotated[list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A property of Spark; may be repeated.")]
+
+
+@app.callback()
+def pipeline() -> None:
+    """Land topics in a lake."""
+
+
+@app.command(help="Land a topic in a lake: every committed record once, as a row of a Delta table, whatever is killed meanwhile.")
+def land(
+    context: typer.Context,
+    topic: Annotated[str, typer.Option(help="The topic to land.")],
+    lake: Annotated[str, typer.Option(help="Folder or address of the lake; the table is LAKE/bronze/TOPIC.")],
+    once: Annotated[bool, typer.Option("--once", help="Land what is committed now, then end (the default).")] = False,
+    follow: Annotated[bool, typer.Option("--follow", help="Go on until stopped with SIGTERM or Ctrl-C.")] = False,
+    every_s: Annotated[float, typer.Option("--every", min=0, help="Shortest time between two commits when following, in seconds.")] = 2.0,
+    max_records: Annotated[int, typer.Option(min=1, help="Largest commit, in records.")] = 500_000,
+    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on where records were deleted before they were landed.")] = False,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Read the table's offsets from its rows, when its history does not tell them.")
+    ] = False,
+    master: MasterOption = "local[*]",
+    memory: MemoryOption = "1g",
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.pipeline.lake import Landed, describe
+    from holdfast.pipeline.land import LandOptions
+    from holdfast.pipeline.land import land as run
+    from holdfast.pipeline.session import SparkOptions
+
+    if once and follow:
+        raise ConfigError("--once and --follow exclude each other")
+    settings, output = settings_of(context), output_of(context)
+    options = LandOptions(follow=follow, max_records=max_records, every_s=every_s, accept_loss=accept_loss, rebuild=rebuild)
+
+    def told(landed: Landed) -> None:
+        if output is Output.TABLE:
+            note(f"landed {topic} up to {describe(landed.end)}")
+
+    with stopped_by_signals() as stop:
+        report = run(
+            settings,
+            topic,
+            absolute(lake),
+            options=options,
+            spark=SparkOptions(master=master, memory=memory, conf=assignments(conf)),
+            stop=stop,
+            progress=told,
+        )
+    rows: list[dict[str, Cell]] = [
+        {"topic": topic, "partition": partition, "end_offset": end, "lost": [f"{a}-{b - 1}" for a, b in report.lost.get(partition, [])]}
+        for partition, end in sorted(report.vector.items())
+    ]
+    show(rows, ("topic", "partition", "end_offset", "lost"), output)
+    note(f"{report.commits} commits to {report.path}")
+
+
+def absolute(lake: str) -> str:
+    """Return a lake's folder as an absolute path; addresses stay as they are.
+
+    >>> absolute("s3a://lake"), absolute("/data/lake/")
+    ('s3a://lake', '/data/lake')
+    """
+    return lake if "://" in lake else str(Path(lake).expanduser().absolute())
+
+
+def assignments(given: list[str] | None) -> dict[str, str]:
+    """Read `--conf NAME=VALUE` options."""
+    pairs = [each.partition("=") for each in given or []]
+    for name, sign, _ in pairs:
+        if not sign or not name:
+            raise ConfigError(f"--conf {name}: write NAME=VALUE, for example --conf spark.executor.memory=2g")
+    return {name: value for name, _, value in pairs}
+
+
+@contextmanager
+def stopped_by_signals() -> Iterator[threading.Event]:
+    """Give an event that SIGTERM or Ctrl-C sets, so that the commit under way is finished; a second signal ends at once."""
+    stop = threading.Event()
+    before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
+
+    def on_signal(number: int, frame: FrameType | None) -> None:
+        stop.set()
+        signal.signal(number, before[signal.Signals(number)])
+
+    for number in before:
+        signal.signal(number, on_signal)
+    try:
+        yield stop
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)

@@ -1,0 +1,175 @@
+"""Replaying any processor over its source's whole history: the same decode and fold as live, the same bytes as a result."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import pyarrow as pa
+
+from holdfast.config import Settings
+from holdfast.core.processor import Processor
+from holdfast.errors import ConfigError
+from holdfast.pipeline import local
+from holdfast.pipeline.extent import Extent, Until, check_whole, extent_of_bronze, extent_of_topic
+from holdfast.pipeline.folding import RESULT, Plan
+from holdfast.pipeline.lake import bronze_path
+from holdfast.pipeline.output import Format, Writer, written_by_spark
+from holdfast.pipeline.results import Replayed, gather
+from holdfast.pipeline.session import SparkOptions, cores_of, open_session
+from holdfast.pipeline.topic import TopicLog
+
+if TYPE_CHECKING:
+    from pyspark.sql import DataFrame
+
+Engine = Literal["auto", "local", "spark"]
+Source = Literal["topic", "bronze"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayOptions:
+    """What to replay, and how.
+
+    *source* "bronze" needs *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, of one
+    row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
+    not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted.
+    """
+
+    engine: Engine = "auto"
+    source: Source = "topic"
+    lake: str | None = None
+    until: Until | None = None
+    rows: bool = True
+    transitions: bool = False
+    of_key: str | None = None
+    partitions: tuple[int, ...] | None = None
+    out: str | None = None
+    format: Format = "parquet"
+    allow_holes: bool = False
+    spark: SparkOptions = field(default_factory=SparkOptions)
+
+    def __post_init__(self) -> None:
+        if self.source == "bronze" and self.lake is None:
+            raise ConfigError("replay from bronze needs the lake: --lake DIR")
+
+
+SPARK_PAYS_OFF_OFFSETS = 20_000_000
+SPARK_PAYS_OFF_CORES = 4
+
+
+def choose_engine(offsets: int, partitions: int, cores: int) -> Literal["local", "spark"]:
+    """Return the engine that is done first: Spark only where there is enough to share out among enough cores.
+
+    A task per partition runs as fast as the local engine, so Spark wins by the cores it can use and loses its start.
+
+    >>> choose_engine(1_000_000, 16, 16), choose_engine(50_000_000, 16, 8), choose_engine(50_000_000, 16, 2), choose_engine(50_000_000, 1, 8)
+    ('local', 'spark', 'local', 'local')
+    """
+    useful = min(partitions, cores)
+    return "spark" if useful >= SPARK_PAYS_OFF_CORES and offsets >= SPARK_PAYS_OFF_OFFSETS else "local"
+
+
+def replay(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None) -> Replayed:
+    """Fold *processor* over its source from the beginning and return what comes of it; both engines give the same bytes.
+
+    Raises LostRecordsError for a log with holes, PipelineError when *until* asks for more than there is, LakeError, TopicError,
+    BrokerError and SparkError for what they say.
+    """
+    options = options or ReplayOptions()
+    plan = Plan(processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key)
+    return _from_topic(plan, settings, options) if options.source == "topic" else _from_bronze(plan, options)
+
+
+def _from_topic(plan: Plan, settings: Settings, options: ReplayOptions) -> Replayed:
+    with TopicLog(settings, plan.processor.source) as log:
+        extent = _wanted(extent_of_topic(log, options.until), options)
+    if _engine(options, extent) == "local":
+        return _finish(plan, options, extent, "local", local.fold_topic(settings, plan, extent))
+    from holdfast.pipeline import on_spark
+
+    with open_session(options.spark) as session:
+
+        def make(sort: bool) -> DataFrame:
+            records = on_spark.topic_records(session, settings, plan, extent)
+            return on_spark.fold_records(records, plan, sort=sort, partitions=len(extent.spans))
+
+        return on_spark.run(session, plan, f"topic {plan.processor.source}", make, lambda results: _take(plan, options, extent, results))
+
+
+def _from_bronze(plan: Plan, options: ReplayOptions) -> Replayed:
+    path = bronze_path(str(options.lake), plan.processor.source)
+    if options.engine == "spark" and "://" in path and not path.startswith("file://"):
+        return _from_far_bronze(plan, options, path)
+    files, landed = local.open_bronze(path)
+    later = {} if options.until is None or options.until.at_ms is None else files.first_after(options.until.at_ms)
+    extent = _wanted(extent_of_bronze(landed, options.until, path, later), options)
+    if _engine(options, extent) == "local":
+        return _finish(plan, options, extent, "local", local.fold_bronze(plan, files, extent))
+    if not options.spark.in_one_jvm:
+        return _from_far_bronze(plan, options, path)
+    from holdfast.pipeline import on_spark
+
+    with open_session(options.spark) as session:
+        # The files are put in order before they are read, so there is nothing to sort on a second attempt.
+        return on_spark.run(
+            session,
+            plan,
+            path,
+            lambda sort: on_spark.fold_files(session, plan, files, extent),
+            lambda results: _take(plan, options, extent, results),
+        )
+
+
+def _from_far_bronze(plan: Plan, options: ReplayOptions, path: str) -> Replayed:
+    """Replay a table that the cluster reads itself: on object storage, or with executors on other machines."""
+    from holdfast.pipeline import on_spark
+
+    with open_session(options.spark) as session:
+        table = on_spark.SparkBronze(session, path)
+        extent = _wanted(table.extent(options.until), options)
+        return on_spark.run(
+            session,
+            plan,
+            path,
+            lambda sort: on_spark.fold_records(table.records(plan, extent), plan, sort=True, partitions=len(extent.spans)),
+            lambda results: _take(plan, options, extent, results),
+        )
+
+
+def _wanted(extent: Extent, options: ReplayOptions) -> Extent:
+    check_whole(extent, allow_holes=options.allow_holes)
+    return extent.only(options.partitions)
+
+
+def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]:
+    if options.engine != "auto":
+        return options.engine
+    cores = cores_of(options.spark.master) if options.spark.in_one_jvm else os.cpu_count() or 1
+    return choose_engine(extent.offsets, len(extent.spans), cores)
+
+
+def _finish(plan: Plan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]) -> Replayed:
+    results: pa.Table | None = None
+    if options.out is None:
+        summaries, results = gather(batches, extent.spans)
+    else:
+        with Writer(options.out, options.format, plan) as writer:
+            summaries = writer.write(batches, extent.spans)
+    processor = plan.processor
+    return Replayed(processor=processor.name, version=processor.version, engine=engine, partitions=summaries, results=results)
+
+
+def _take(plan: Plan, options: ReplayOptions, extent: Extent, results: DataFrame) -> Replayed:
+    """Return what a Spark job told: through the driver, or written by the executors and only summed up here."""
+    processor = plan.processor
+    if options.out is None:
+        summaries, table = gather(_no_chunks(results.toArrow()), extent.spans)
+        return Replayed(processor=processor.name, version=processor.version, engine="spark", partitions=summaries, results=table)
+    summaries = written_by_spark(results, options.out, options.format, plan, extent.spans)
+    return Replayed(processor=processor.name, version=processor.version, engine="spark", partitions=summaries, results=None)
+
+
+def _no_chunks(table: pa.Table) -> Iterator[pa.RecordBatch]:
+    yield from table.cast(RESULT).to_batches()

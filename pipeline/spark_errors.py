@@ -1,0 +1,68 @@
+"""What Spark's failures mean: the telling cause is deep in a chain of Java exceptions, or inside a worker's traceback."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from types import TracebackType
+
+from holdfast.errors import LakeError, LostRecordsError, PipelineError, SparkError
+
+LIMIT_CAUSES = 30
+_RACES = ("ConcurrentTransactionException", "ConcurrentAppendException", "ProtocolChangedException", "MetadataChangedException")
+
+
+class explained:
+    """Turns a failure of Spark inside the block into a typed error; other errors pass."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+
+    def __enter__(self) -> None:
+        return None
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+        if isinstance(error, Exception) and is_of_spark(error):
+            raise failed(error, self._what) from error
+
+
+def is_of_spark(error: Exception) -> bool:
+    return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta")
+
+
+def causes(error: BaseException) -> Iterator[tuple[str, str]]:
+    """Yield (class, message) of a Spark failure and of everything that caused it, outermost first."""
+    java = getattr(error, "java_exception", None) or getattr(error, "_origin", None)
+    yield type(error).__name__, "" if java is not None else str(error)
+    for _ in range(LIMIT_CAUSES):
+        if java is None:
+            return
+        yield str(java.getClass().getName()), str(java.getMessage())
+        java = java.getCause()
+
+
+def failed(error: Exception, what: str) -> PipelineError:
+    """Return the error to raise for a failed job of Spark."""
+    chain = list(causes(error))
+    for name, message in chain:
+        if "OffsetOutOfRangeException" in name or "KAFKA_DATA_LOSS" in message or "Some data may have been lost" in message:
+            return LostRecordsError(
+                f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms; `land --accept-loss` goes on without"
+            )
+        if name.rpartition(".")[2] in _RACES:
+            return LakeError(f"{what}: another writer changed this table at the same time; run one landing per topic and lake")
+        if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
+            return SparkError("this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version")
+    name, message = next(((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1])
+    return SparkError(f"{what}: {name.rpartition('.')[2]}: {_telling(message)}")
+
+
+def _telling(message: str) -> str:
+    """Return the end of a worker's traceback, which names the error, or the beginning of any other message.
+
+    >>> _telling("Traceback (most recent call last):\\n  File x\\nValueError: no")
+    'ValueError: no'
+    """
+    if "Traceback (most recent call last)" not in message:
+        return message[:500]
+    lines = [line for line in message.strip().splitlines() if line and not line.startswith((" ", "\t"))]
+    return lines[-1][:500] if lines else message[-500:]

@@ -1,0 +1,262 @@
+"""Verifying a live table: its source replayed to exactly the position its changelog has reached, and compared by hash."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any
+
+from confluent_kafka import Message
+
+from holdfast.config import Settings
+from holdfast.core.codec import (
+    APPLIED,
+    NOTHING_APPLIED,
+    ROW,
+    Marker,
+    RowCodec,
+    combine_digests,
+    decode_due,
+    decode_marker,
+    digest,
+    text_key,
+)
+from holdfast.core.processor import Processor
+from holdfast.errors import ChangelogError, TopicError
+from holdfast.pipeline.extent import Until
+from holdfast.pipeline.folding import TRANSITION, Summary, readable
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.results import Replayed
+from holdfast.pipeline.topic import TopicLog, TopicReader
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LivePartition:
+    """What a changelog says of one partition: rows and timers as stored, at the position of its last marker."""
+
+    partition: int
+    marker: Marker
+    stored: Mapping[bytes, bytes]
+
+    @property
+    def digest(self) -> str:
+        return digest(sorted(self.stored.items()))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Difference:
+    """The first key of a partition at which live and replayed state differ.
+
+    Values are JSON for rows, a due time for timers, None where the key is missing. *changed_at* is the source offset of the last
+    transition of the row in the replay, None when the replay never touched it (or it is a timer).
+    """
+
+    partition: int
+    kind: str
+    key: str
+    live: str | None
+    replayed: str | None
+    changed_at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionVerdict:
+    """Whether one partition agrees. *cause* says in words what differs."""
+
+    partition: int
+    applied: int
+    live_digest: str
+    replayed_digest: str
+    cause: str | None = None
+    difference: Difference | None = None
+
+    @property
+    def equal(self) -> bool:
+        return self.cause is None
+
+    def explain(self) -> str:
+        """Return what differs, in words."""
+        found = self.difference
+        if found is None:
+            return self.cause or "equal"
+        where = f", last changed at source offset {found.changed_at}" if found.changed_at is not None else ""
+        return f"{self.cause}: live {found.live or 'none'}, replayed {found.replayed or 'none'}{where}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the verdict as JSON values."""
+        return {
+            "partition": self.partition,
+            "applied": self.applied,
+            "equal": self.equal,
+            "live_digest": self.live_digest,
+            "replayed_digest": self.replayed_digest,
+            "cause": self.cause,
+            "difference": None if self.difference is None else asdict(self.difference),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Verdict:
+    """Whether a live table is what its source makes it."""
+
+    processor: str
+    version: int
+    engine: str
+    records: int
+    partitions: tuple[PartitionVerdict, ...] = field(default_factory=tuple)
+
+    @property
+    def equal(self) -> bool:
+        return all(each.equal for each in self.partitions)
+
+    @property
+    def live_digest(self) -> str:
+        return combine_digests((each.partition, each.live_digest) for each in self.partitions)
+
+    @property
+    def replayed_digest(self) -> str:
+        return combine_digests((each.partition, each.replayed_digest) for each in self.partitions)
+
+    def document(self) -> dict[str, Any]:
+        """Return the verdict as JSON values."""
+        return {
+            "processor": self.processor,
+            "version": self.version,
+            "engine": self.engine,
+            "records": self.records,
+            "equal": self.equal,
+            "live_digest": self.live_digest,
+            "replayed_digest": self.replayed_digest,
+            "partitions": [each.document() for each in self.partitions],
+        }
+
+
+def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None) -> Verdict:
+    """Compare the live table of *processor* with a replay of its source up to the position each live partition has reached.
+
+    Workers may go on meanwhile: the changelog is read up to where it ends now. Of *options*, engine, source, lake and spark count.
+    A source whose beginning was deleted is replayed from what is left, as a worker that started then would have.
+    """
+    live = read_live(processor, settings)
+    asked = replace(
+        options or ReplayOptions(),
+        until=Until(offsets={each.partition: each.marker.applied for each in live}),
+        rows=False,
+        transitions=False,
+        of_key=None,
+        partitions=None,
+        out=None,
+        allow_holes=True,
+    )
+    replayed = replay(processor, settings, asked)
+    by_partition = {each.partition: each for each in replayed.partitions}
+    if set(by_partition) != {each.partition for each in live}:
+        raise TopicError(
+            f"{processor.changelog(settings.app)} has {len(live)} partitions, the source {processor.source} has {len(by_partition)}: "
+            "they must be equal; check with `holdfast topics check`"
+        )
+    verdicts = tuple(_judge(processor, settings, asked, each, by_partition[each.partition]) for each in live)
+    return Verdict(
+        processor=processor.name, version=processor.version, engine=replayed.engine, records=replayed.records, partitions=verdicts
+    )
+
+
+# -- the live side
+
+
+def read_live(processor: Processor[Any, Any], settings: Settings) -> list[LivePartition]:
+    """Return the state that the changelog holds now, by partition: committed records only, the last of each key."""
+    changelog = processor.changelog(settings.app)
+    with TopicLog(settings, changelog) as log:
+        spans = log.spans()
+    with TopicReader(settings, changelog) as reader:
+        return [
+            _live_partition(processor, changelog, partition, reader.messages(partition, span)) for partition, span in sorted(spans.items())
+        ]
+
+
+def _live_partition(processor: Processor[Any, Any], changelog: str, partition: int, read: Iterator[list[Message]]) -> LivePartition:
+    stored: dict[bytes, bytes] = {}
+    marker = Marker(NOTHING_APPLIED, -1, processor.version)
+    open_records = 0
+    for messages in read:
+        for message in messages:
+            key, value = message.key(), message.value()
+            if key is None:
+                raise ChangelogError(
+                    f"{changelog} partition {partition} offset {message.offset()}: a record without a key is not holdfast's"
+                )
+            if key == APPLIED:
+                marker, open_records = decode_marker(value or b""), 0
+            else:
+                open_records += 1
+                if value is None:
+                    stored.pop(key, None)
+                else:
+                    stored[key] = value
+    where = f"{changelog} partition {partition}"
+    if open_records:
+        raise ChangelogError(f"{where} ends with {open_records} records that no marker closes: it was written by something else")
+    if marker.version != processor.version:
+        raise ChangelogError(f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}")
+    return LivePartition(partition=partition, marker=marker, stored=stored)
+
+
+# -- the comparison
+
+
+def _judge(
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition, replayed: Summary
+) -> PartitionVerdict:
+    verdict = PartitionVerdict(
+        partition=live.partition, applied=live.marker.applied, live_digest=live.digest, replayed_digest=replayed.digest
+    )
+    if replayed.applied != live.marker.applied:
+        return replace(
+            verdict, cause=f"live is at offset {live.marker.applied}, but the last source record up to there is {replayed.applied}"
+        )
+    if verdict.live_digest != verdict.replayed_digest:
+        difference = first_difference(processor, settings, options, live)
+        return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs", difference=difference)
+    if replayed.stream_ms != live.marker.stream_ms:
+        return replace(verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}")
+    return verdict
+
+
+def first_difference(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition) -> Difference:
+    """Return the first key, in key order, at which the live partition is not what a replay gives."""
+    alone = replace(options, partitions=(live.partition,), rows=True)
+    theirs = dict(replay(processor, settings, alone).state(live.partition))
+    ours = live.stored
+    stored = min(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
+    key = text_key(stored)
+    is_row = stored[:1] == ROW
+    changed_at = None
+    if is_row:
+        traced = replay(processor, settings, replace(alone, rows=False, transitions=True, of_key=key))
+        changed_at = _last_transition(traced)
+    return Difference(
+        partition=live.partition,
+        kind="row" if is_row else "timer",
+        key=key,
+        live=_shown(processor, stored, ours.get(stored)),
+        replayed=_shown(processor, stored, theirs.get(stored)),
+        changed_at=changed_at,
+    )
+
+
+def _last_transition(traced: Replayed) -> int | None:
+    assert traced.results is not None
+    offsets = [row["offset"] for row in traced.results.select(["kind", "offset"]).to_pylist() if row["kind"] == TRANSITION]
+    return offsets[-1] if offsets else None
+
+
+def _shown(processor: Processor[Any, Any], stored: bytes, value: bytes | None) -> str | None:
+    if value is None:
+        return None
+    if stored[:1] != ROW:
+        return str(decode_due(value))
+    try:
+        return readable(RowCodec[Any](processor.row).decode(value))
+    except ChangelogError as error:
+        return f"unreadable ({error}): {value.hex()}"
