@@ -1,0 +1,26 @@
+"""Fixtures of the chaos tests."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from holdfast.dev.fixtures import SessionBroker
+from tests.harness import Application, running
+
+MakeApplication = Callable[..., Application]
+
+
+@pytest.fixture
+def application(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeApplication]:
+    """Give a maker of applications with topics of their own on the session's broker; all they started is gone after the test."""
+    with ExitStack() as stack:
+
+        def make(**settings: str | float) -> Application:
+            made = Application(broker, tmp_path, **settings)  # type: ignore[arg-type]
+            return stack.enter_context(running(made)).create_topics()
+
+        yield make

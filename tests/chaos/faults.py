@@ -1,0 +1,99 @@
+"""Faults for the worker under test, patched in from outside: holdfast itself knows of none."""
+
+from __future__ import annotations
+
+import functools
+import os
+import random
+import signal
+import threading
+import time
+from collections.abc import Callable
+from typing import Any
+
+from confluent_kafka import Producer
+
+from holdfast.agents.keeper import Keeper
+from holdfast.tables import changelog, restore
+from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.partition import Partition
+from holdfast.tables.store import PartitionStore
+
+FAULTS = ("begin", "produced", "committing", "committed", "storing", "stored", "acked", "fenced", "restoring", "activated")
+"""Where a worker can be told to die, in the order of the path: seven points of a batch, then three of taking over a partition."""
+
+_JUST_MS = 4.0
+
+
+class Doom:
+    """Counts the visits to one point and kills the process at the chosen one."""
+
+    def __init__(self, order: str) -> None:
+        point, _, number = order.partition(":")
+        self._point, self._left, self._lock = point, int(number or 1), threading.Lock()
+
+    def reached(self, point: str) -> bool:
+        """Return whether this is the visit at which to die."""
+        if point != self._point:
+            return False
+        with self._lock:
+            self._left -= 1
+            return self._left == 0
+
+    def strike(self, point: str) -> None:
+        """Die here if it is time."""
+        if self.reached(point):
+            os.kill(os.getpid(), signal.SIGKILL)
+
+    def strike_during(self, point: str) -> None:
+        """Die a moment from now, in the middle of what the caller is about to do, if it is time."""
+        if self.reached(point):
+            delay_s = random.uniform(0, _JUST_MS) / 1000
+            threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
+
+
+class DoomedProducer(Producer):
+    """A producer that may die around the end of its transaction."""
+
+    doom: Doom
+
+    def commit_transaction(self, *args: Any, **kwargs: Any) -> None:
+        if self.doom.reached("produced"):
+            self.flush(10)  # the records are in the log, their transaction is open
+            os.kill(os.getpid(), signal.SIGKILL)
+        self.doom.strike_during("committing")
+        super().commit_transaction(*args, **kwargs)
+        self.doom.strike("committed")
+
+
+def around(owner: type, name: str, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
+    """Have *before* and *after* called around every call of a method."""
+    plain = getattr(owner, name)
+
+    @functools.wraps(plain)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        before()
+        found = plain(*args, **kwargs)
+        after()
+        return found
+
+    setattr(owner, name, wrapped)
+
+
+def plant(doom: Doom) -> None:
+    """Make the ways of a worker lead past *doom*."""
+    DoomedProducer.doom = doom
+    setattr(changelog, "Producer", DoomedProducer)  # noqa: B010  the module does not offer it
+    strike = functools.partial
+    around(ChangelogWriter, "_transact", before=strike(doom.strike, "begin"))
+    around(PartitionStore, "write", before=strike(doom.strike_during, "storing"), after=strike(doom.strike, "stored"))
+    around(Keeper, "done", after=strike(doom.strike, "acked"))
+    around(Partition, "fence", after=strike(doom.strike, "fenced"))
+    around(Partition, "apply", after=strike(doom.strike, "restoring"))
+    around(Partition, "activate", after=strike(doom.strike, "activated"))
+
+
+def slow_down(milliseconds: float) -> None:
+    """Have restores go in small steps with a pause before each, so that a test can act while a worker restores."""
+    around(Partition, "apply", before=functools.partial(time.sleep, milliseconds / 1000))
+    restore.READ_RECORDS = 20

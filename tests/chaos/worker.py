@@ -1,0 +1,20 @@
+"""The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, and faults when told to have some.
+
+`CHAOS_SOURCE` and `CHAOS_OUT` name its topics. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it comes to POINT for the Nth
+time; `CHAOS_RESTORE_PAUSE_MS` makes restores slow.
+"""
+
+from __future__ import annotations
+
+import os
+
+from holdfast.agents.app import create_app
+from tests.chaos.counting import processors
+from tests.chaos.faults import Doom, plant, slow_down
+
+if __name__ == "__main__":
+    if fault := os.environ.get("CHAOS_FAULT"):
+        plant(Doom(fault))
+    if pause_ms := os.environ.get("CHAOS_RESTORE_PAUSE_MS"):
+        slow_down(float(pause_ms))
+    create_app(processors(os.environ["CHAOS_SOURCE"], os.environ["CHAOS_OUT"])).main()
