@@ -173,6 +173,7 @@ class Desk:
     async def table(self, ends: dict[int, int], timeout_s: float) -> Snapshot:
         """Read every row through the workers that own them, each partition as of *ends* at least."""
         codec: RowCodec[GuardedRow] = RowCodec(self.processor.row)
+        began_s = self._clock.monotonic_s()
         rows: dict[str, Claim] = {}
         digests: list[tuple[int, str]] = []
         for place in range(self._partitions):
@@ -182,15 +183,16 @@ class Desk:
             ]
             digests.append((place, digest((row_key(answer.key), codec.encode(answer.value)) for answer in answers)))
             rows.update((answer.key, answer.value) for answer in answers if isinstance(answer.value, Claim))
-        return Snapshot(rows=rows, digest=combine_digests(digests))
+        return Snapshot(rows=rows, digest=combine_digests(digests), seconds=self._clock.monotonic_s() - began_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Snapshot:
-    """All claims of the table, and its hash."""
+    """All claims of the table, its hash, and how long it took to read."""
 
     rows: dict[str, Claim]
     digest: str
+    seconds: float
 
 
 def _settle(future: asyncio.Future[tuple[int, float]], result: tuple[int, float]) -> None:

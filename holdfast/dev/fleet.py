@@ -208,11 +208,12 @@ class LiveFleet:
     """Writes a fleet's frames to the coordination topic for as long as the block lasts, each to the partition its topic hashes to.
 
     One idempotent producer stands for all clients, so that the log has the order of the books. `stop` returns when every frame is in
-    the log, and raises what went wrong on the way.
+    the log, and raises what went wrong on the way. A fleet that is there already does not arrive again.
     """
 
-    def __init__(self, settings: Settings, fleet: Fleet, *, partitions: int, clock: Clock = system_clock) -> None:
+    def __init__(self, settings: Settings, fleet: Fleet, *, partitions: int, arrives: bool = True, clock: Clock = system_clock) -> None:
         self.fleet, self._topic, self._partitions, self._clock = fleet, settings.coordination_topic, partitions, clock
+        self._arrives = arrives
         self._producer = Producer(
             settings.producer(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 30_000}), logger=logger
         )
@@ -257,7 +258,7 @@ class LiveFleet:
 
     def _run(self) -> None:
         try:
-            for frame in self.fleet.arrive(self._clock.now_ms() // 1000):
+            for frame in self.fleet.arrive(self._clock.now_ms() // 1000) if self._arrives else ():
                 self._write(frame)
             self._flush()
             self._arrived.set()

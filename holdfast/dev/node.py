@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import subprocess
 import sys
@@ -77,7 +78,7 @@ def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
     fresh = [home for home in (home_of(folder, node) for node in cluster.nodes) if not (home / "data" / "meta.properties").exists()]
     if not fresh:
         return
-    flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", f"-Dlog4j2.configurationFile={fresh[0] / 'log4j2.xml'}"]
+    flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dlog4j2.level=WARN"]
     command = [str(java.program), *flags, "-cp", java.class_path, "kafka.tools.StorageTool", "format", "-t", cluster.cluster_id]
     if user := cluster.credentials:
         # Other users of this machine can list this for a second: it is the password of a cluster that only listens on loopback.
@@ -85,7 +86,7 @@ def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
     with ThreadPoolExecutor(max_workers=len(fresh)) as pool:
         for home, ran in zip(fresh, pool.map(lambda home: _run([*command, "-c", str(home / "server.properties")]), fresh), strict=True):
             if ran.returncode != 0:
-                raise DevBrokerError(f"formatting {home / 'data'} failed: {(ran.stderr + ran.stdout).strip()[-2000:]}")
+                raise DevBrokerError(f"formatting {home / 'data'} failed: {'; '.join(_without_frames(ran.stderr + ran.stdout))}")
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -114,7 +115,9 @@ def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool) -> 
 
 
 def spawn(command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
-    """Start *command* with its output in ``console.log``."""
+    """Start *command* with its output in ``console.log``; what the last run logged is kept as ``server.log.before``."""
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(home / "server.log", home / "server.log.before")
     with (home / "console.log").open("wb") as log:
         # In a session of its own a Ctrl-C at the terminal reaches its owner only, which then ends it in good order.
         return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=home, start_new_session=True)
@@ -153,8 +156,13 @@ def last_words(folder: Path, node: NodeState) -> str:
         path = home_of(folder, node) / name
         if path.exists():
             text = path.read_text(encoding="utf-8", errors="replace")
-            lines += [line for line in text.splitlines() if not line.startswith(("\tat ", "\t..."))][-_LAST_LINES:]
+            lines += _without_frames(text)
     return "\n".join(lines) or f"none (look into {home_of(folder, node)})"
+
+
+def _without_frames(output: str) -> list[str]:
+    """Return the last lines that are no frames of a Java stack trace."""
+    return [line for line in output.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))][-_LAST_LINES:]
 
 
 def end_all(nodes: Sequence[NodeState], *, grace_s: float) -> None:

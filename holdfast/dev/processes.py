@@ -13,6 +13,7 @@ from holdfast.clock import system_clock
 from holdfast.errors import DevBrokerError
 
 _POLL_S = 0.02
+_PAUSE_DEADLINE_S = 10.0
 
 
 def birth_of(pid: int) -> str | None:
@@ -60,6 +61,18 @@ def send(pid: int, birth: str, number: signal.Signals) -> bool:
         os.kill(pid, number)
     except ProcessLookupError:
         return False
+    return True
+
+
+def pause(pid: int, birth: str) -> bool:
+    """Freeze the recorded process; return, once no thread of it runs any more, whether it was there."""
+    until_s = system_clock.monotonic_s() + _PAUSE_DEADLINE_S
+    if not send(pid, birth, signal.SIGSTOP):
+        return False
+    while sys.platform.startswith("linux") and is_alive(pid, birth) and not is_stopped(pid):  # the kernel stops it soon, not at once
+        if system_clock.monotonic_s() > until_s:
+            raise DevBrokerError(f"process {pid} did not stop within {_PAUSE_DEADLINE_S:.0f} s of SIGSTOP; it hangs in the kernel")
+        time.sleep(_POLL_S)
     return True
 
 

@@ -123,14 +123,14 @@ def _escaped(text: str) -> str:
 
 
 def log_settings(node_folder: Path) -> bytes:
-    """Return a log4j2 configuration: warnings and worse into ``server.log``, begun anew at each start, 3 files of 10 MB at most."""
+    """Return a log4j2 configuration: warnings and worse into ``server.log``, 3 files of 10 MB at most."""
     log = str(node_folder / "server.log")
     return f"""<?xml version="1.0" encoding="UTF-8"?>
 <Configuration status="ERROR">
   <Appenders>
     <RollingFile name="file" fileName={_attribute(log)} filePattern={_attribute(log + ".%i")}>
       <PatternLayout pattern="%d %p %m (%c)%n"/>
-      <Policies><OnStartupTriggeringPolicy/><SizeBasedTriggeringPolicy size="10 MB"/></Policies>
+      <SizeBasedTriggeringPolicy size="10 MB"/>
       <DefaultRolloverStrategy max="2"/>
     </RollingFile>
   </Appenders>

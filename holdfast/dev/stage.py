@@ -56,7 +56,12 @@ class Stage:
         self.config = self.folder / "holdfast.toml"
         self.workers: list[Process] = []
         self.others: list[Running] = []
-        self._done = False
+        self._done = self._closed = False
+
+    @property
+    def is_default(self) -> bool:
+        """Return whether the folder is where `down` looks by itself."""
+        return self.folder == KEPT_FOLDER.absolute()
 
     def __enter__(self) -> Self:
         return self
@@ -116,6 +121,9 @@ class Stage:
 
     def close(self, *, keep_logs: bool) -> None:
         """End everything and remove the folder, all but the logs when those are asked for. Every wait in here has a deadline."""
+        if self._closed:
+            return
+        self._closed = True
         with contextlib.ExitStack() as stack:
             stack.callback(self._clear, keep_logs)
             stack.callback(self.cluster.stop, grace_s=0)

@@ -87,7 +87,7 @@ def write_private(path: Path, content: bytes) -> None:
 
 
 @contextlib.contextmanager
-def exclusive(folder: Path, *, deadline_s: float = 90.0) -> Iterator[None]:
+def exclusive(folder: Path, *, deadline_s: float = 150.0) -> Iterator[None]:
     """Keep other processes from starting or stopping nodes in *folder* meanwhile."""
     until_s = system_clock.monotonic_s() + deadline_s
     with (folder / LOCK_FILE).open("a") as file:

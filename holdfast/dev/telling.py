@@ -2,24 +2,27 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from textwrap import wrap
 
-from rich.console import Console, Group, RenderableType
+from rich.console import Console
+from rich.live import Live
 from rich.padding import Padding
-from rich.rule import Rule
-from rich.status import Status
-from rich.table import Table
+from rich.spinner import Spinner
 from rich.text import Text
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import DemoError
 
 PLAIN_COLUMNS = 110
-"""Width of a line when nobody tells: in a pipe, in a CI log."""
+"""Width of a line at most, and when nobody tells: in a pipe, in a CI log."""
 
-_CLOCK_COLUMNS = 8
+LEAST_COLUMNS = 50
+INDENT = 10
+LABEL_COLUMNS = 19
 HASH_SHOWN = 16
 
 
@@ -35,71 +38,81 @@ class Teller:
     def __init__(self, console: Console, *, clock: Clock = system_clock) -> None:
         self.console, self._clock = console, clock
         self._began_s = clock.monotonic_s()
-        self._status: Status | None = None
+        self._spinner: Spinner | None = None
 
     @property
     def elapsed_s(self) -> float:
         return self._clock.monotonic_s() - self._began_s
 
-    def open(self, title: str, *lines: str) -> None:
+    def open(self, title: str, *paragraphs: str) -> None:
         """Say what this is about, before the first step."""
         self.console.print()
         self.console.print(Text(title, style="bold"))
-        for line in lines:
-            self.console.print(Text(line))
+        for paragraph in paragraphs:
+            self._print(paragraph, indent=0)
         self.console.print()
 
     @contextmanager
     def step(self, title: str) -> Iterator[None]:
         """Announce a step, and show that it goes on for as long as the block lasts."""
-        self._row(Text(f"{self.elapsed_s:6.1f} s", style="dim"), Text(title, style="bold"))
+        self.console.print(Text.assemble((f"{self.elapsed_s:6.1f} s  ", "dim"), (title, "bold")))
         if not self.console.is_terminal:
             yield
             return
-        self._status = self.console.status("", spinner="dots", spinner_style="dim")
-        self._status.start()
-        try:
-            yield
-        finally:
-            self._status.stop()
-            self._status = None
+        self._spinner = Spinner("dots", style="dim")
+        # Two columns for the spinner, so that what it says stands under what was said.
+        with Live(Padding(self._spinner, (0, 0, 0, INDENT - 2)), console=self.console, transient=True):
+            try:
+                yield
+            finally:
+                self._spinner = None
 
-    def say(self, *lines: str) -> None:
-        """Print results of the step."""
-        for line in lines:
-            self._row(Text(""), Text(line))
+    def say(self, paragraph: str) -> None:
+        """Print a result of the step."""
+        self._print(paragraph)
 
-    def note(self, *lines: str) -> None:
+    def note(self, paragraph: str) -> None:
         """Print what explains a result, less loudly."""
-        for line in lines:
-            self._row(Text(""), Text(line, style="dim"))
+        self._print(paragraph, style="dim")
 
-    def waiting(self, line: str) -> None:
-        """Show what the step waits for; in a log there is no line that could change, so it shows nothing."""
-        if self._status is not None:
-            self._status.update(Text(f"{' ' * (_CLOCK_COLUMNS - 1)}{line}", style="dim"))
+    def waiting(self, words: str) -> None:
+        """Show what the step waits for. A log has no line that could change, so it shows nothing there."""
+        if self._spinner is not None:
+            self._spinner.update(text=Text(words, style="dim", overflow="ellipsis", no_wrap=True))
 
-    def close(self, body: RenderableType) -> None:
+    def close(self, page: Sequence[Line]) -> None:
         """Print the summary."""
         self.console.print()
-        self.console.print(body)
+        for line in page:
+            if line.label:
+                self._print(line.words, indent=LABEL_COLUMNS, label=line.label)
+            else:
+                self.console.print(Text(line.words, style=line.style), soft_wrap=True)
 
-    def _row(self, at: Text, line: Text) -> None:
-        grid = Table.grid(padding=(0, 2))
-        grid.add_column(width=_CLOCK_COLUMNS, justify="right", no_wrap=True)
-        grid.add_column(overflow="fold")
-        grid.add_row(at, line)
-        self.console.print(grid)
+    def _print(self, paragraph: str, *, indent: int = INDENT, style: str = "", label: str = "") -> None:
+        columns = max(LEAST_COLUMNS, min(self.console.width, PLAIN_COLUMNS)) - indent
+        for number, words in enumerate(wrap(paragraph, columns, break_long_words=False, break_on_hyphens=False)):
+            margin = f"{'' if number else label:{indent}}"
+            self.console.print(Text.assemble((margin, "dim"), (words, style)), soft_wrap=True)
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """One line of the summary: a labelled fact, or words alone."""
+
+    label: str = ""
+    words: str = ""
+    style: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Path:
-    """One way to the state: by which the same log must give the same hash."""
+class Way:
+    """One way from the log to the state, *how* in words; all must end at the same hash."""
 
     name: str
     digest: str
+    how: str
     seconds: float
-    records: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -110,14 +123,14 @@ class Findings:
     rows: int
     clients: int
     claims: int
-    restarts: int
     handovers: int
+    restarts: int
     refused: int
     live_rate: float
-    visible_ms: Sequence[float]
+    visible_s: Sequence[float]
     takeover_s: float
     session_timeout_s: float
-    paths: Sequence[Path]
+    ways: Sequence[Way]
     elapsed_s: float
 
 
@@ -127,59 +140,48 @@ def quantile(values: Sequence[float], share: float) -> float:
     >>> [quantile([4.0, 1.0, 3.0, 2.0], share) for share in (0.0, 0.5, 0.51, 1.0)]
     [1.0, 2.0, 3.0, 4.0]
     """
-    ordered = sorted(values)
-    at = -(-len(ordered) * share // 1)
-    return ordered[max(0, int(at) - 1)]
+    return sorted(values)[max(0, math.ceil(len(values) * share) - 1)]
 
 
-def require_one_hash(paths: Sequence[Path]) -> None:
-    """Raise DemoError unless every path led to the same state."""
-    if len({path.digest for path in paths}) != 1:
-        told = ", ".join(f"{path.name} {path.digest[:HASH_SHOWN]}" for path in paths)
-        raise DemoError(f"the same log gave different states: {told}; `holdfast verify claims` names the first row that differs")
-
-
-def summary(found: Findings, look_next: Sequence[tuple[str, str]]) -> RenderableType:
-    """Return the page at the end: what held, in numbers, and where to look next."""
-    facts = Table.grid(padding=(0, 3))
-    facts.add_column(no_wrap=True, style="dim")
-    facts.add_column(overflow="fold")
-    facts.add_row("records", Text(f"{found.records:,} folded into {found.rows:,} rows, each exactly once, by two workers"))
-    facts.add_row(
-        "fleet",
-        Text(
-            f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts; "
-            f"{found.refused:,} heartbeats of replaced instances refused"
-        ),
-    )
-    facts.add_row("rate", Text(f"{found.live_rate:,.0f} records/s live"))
-    p50, p99 = quantile(found.visible_ms, 0.5), quantile(found.visible_ms, 0.99)
-    facts.add_row("read your writes", Text(f"{p50:.0f} ms from acknowledged to answered (p50), {p99:.0f} ms (p99)"))
-    facts.add_row(
-        "takeover",
-        Text.assemble(
-            (f"{found.takeover_s:.1f} s", "bold"),
-            f" from SIGKILL to the survivor's answer; {found.session_timeout_s:g} s is the session timeout",
-        ),
-    )
-    one = len({path.digest for path in found.paths}) == 1
-    for path in found.paths:
-        facts.add_row(
-            path.name,
-            Text.assemble((path.digest[:HASH_SHOWN], "bold green" if one else "bold red"), f"  {_speed(path)}"),
+def require_one_hash(ways: Sequence[Way]) -> None:
+    """Raise DemoError unless every way led to the same state."""
+    if len({way.digest for way in ways}) != 1:
+        told = ", ".join(f"{way.name} {way.digest[:HASH_SHOWN]}" for way in ways)
+        raise DemoError(
+            f"the same log gave different states: {told}; with --keep, `holdfast verify claims` names the first row that differs"
         )
-    verdict = Text("Everything held", style="bold green") if one else Text("The states differ", style="bold red")
-    verdict.append(f" in {found.elapsed_s:.0f} s: one log, three paths, one state.", style="not bold default") if one else None
-    parts: list[RenderableType] = [Rule(style="dim"), verdict, Text(""), facts]
-    if look_next:
-        pointers = Table.grid(padding=(0, 3))
-        pointers.add_column(no_wrap=True, style="dim")
-        pointers.add_column(overflow="fold")
-        for what, where in look_next:
-            pointers.add_row(what, Text(where))
-        parts += [Text(""), Text("Where to look next", style="bold"), Text(""), pointers]
-    return Group(Padding(Group(*parts), (0, 0, 1, 0)))
 
 
-def _speed(path: Path) -> str:
-    return f"{path.seconds:.1f} s" + (f", {path.records / path.seconds:,.0f} records/s" if path.records and path.seconds else "")
+def summary(found: Findings, pointers: Sequence[tuple[str, str]]) -> list[Line]:
+    """Return the page at the end: what held, in numbers, and where to look next. What did not hold never gets here."""
+    require_one_hash(found.ways)
+    p50_ms, p99_ms = (1000 * quantile(found.visible_s, share) for share in (0.5, 0.99))
+    return [
+        Line(words=f"Everything held, in {found.elapsed_s:.0f} s.", style="bold green"),
+        Line(),
+        Line("records", f"{found.records:,} frames became {found.rows:,} rows, exactly once, though one of the two workers was killed"),
+        Line("rate", f"{found.live_rate:,.0f} frames a second while the fleet was watched"),
+        Line("read your writes", f"{p50_ms:.0f} ms from Kafka's acknowledgement to the answer (p50), {p99_ms:.0f} ms (p99)"),
+        Line(
+            "takeover",
+            f"{found.takeover_s:.1f} s from SIGKILL to the survivor's answer; {found.session_timeout_s:g} s of it is the session timeout",
+        ),
+        Line("fleet", f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts"),
+        Line("refused", f"{found.refused:,} heartbeats of instances that had been replaced"),
+        Line(),
+        Line(words="One log, three ways, one state", style="bold"),
+        *(Line(way.name, f"{way.digest[:HASH_SHOWN]}   {way.how} in {_span(way.seconds)}") for way in found.ways),
+        Line(),
+        Line(words="Where to look next", style="bold"),
+        *(Line(*pointer) for pointer in pointers),
+        Line(),
+    ]
+
+
+def _span(seconds: float) -> str:
+    """Return a duration in words.
+
+    >>> _span(0.0412), _span(2.35)
+    ('41 ms', '2.4 s')
+    """
+    return f"{1000 * seconds:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"

@@ -1,0 +1,48 @@
+"""`holdfast demo`: the whole of it on real parts, on this machine, in about a minute."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.output import note
+from holdfast.dev.signals import Interrupted
+
+app = typer.Typer(
+    rich_markup_mode=None,
+    help="Show the whole of it on real parts: a broker, two workers of which one is killed, a fleet of clients, Spark, and one hash.",
+)
+
+KEPT = "[default: .holdfast/demo]"
+
+
+@app.callback(invoke_without_command=True)
+def demo(
+    context: typer.Context,
+    clients: Annotated[int, typer.Option(min=8, max=100_000, help="Clients of the simulated fleet.")] = 200,
+    claims: Annotated[int, typer.Option(min=8, max=1_000_000, help="Partitions they claim and keep alive.")] = 2_000,
+    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch the fleet before a worker is killed.")] = 6.0,
+    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running, and say where; `holdfast demo down` ends it.")] = False,
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help=f"Folder for all of it. [default: a temporary one; with --keep {KEPT}]")
+    ] = None,
+) -> None:
+    if context.invoked_subcommand is not None:
+        return
+    from holdfast.dev.demo import DemoOptions, run_demo
+
+    try:
+        run_demo(DemoOptions(clients=clients, claims=claims, watch_s=seconds, keep=keep, folder=folder))
+    except Interrupted as interrupted:
+        note(f"\n{interrupted}: everything that was started has been ended")
+        raise typer.Exit(interrupted.exit_code) from None
+
+
+@app.command(help="End a demo that was kept, and remove its folder.")
+def down(folder: Annotated[Path | None, typer.Option("--dir", help=f"Folder of the demo. {KEPT}")] = None) -> None:
+    from holdfast.dev.stage import KEPT_FOLDER, down
+
+    ended = down(folder or KEPT_FOLDER)
+    note(f"ended: {', '.join(ended)}" if ended else "nothing of it ran any more; its folder is removed")
