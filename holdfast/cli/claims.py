@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 import sys
-import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from time import sleep
 from typing import Annotated, Any
 
 import typer
@@ -280,7 +280,7 @@ def watch(
         look = 0
         while count is None or look < count:
             if look:
-                time.sleep(interval)
+                sleep(interval)
             look += 1
             found = desk.claims(group, topic)
             records = found.records(desk.ends(found.claims))

@@ -136,7 +136,7 @@ def _choose(quarantine: Quarantine, coordinates: Sequence[str] | None, processor
     if missing:
         raise _unknown(missing, quarantine)
     places = {record.place for record in meant}
-    return quarantine.records(lambda record: record.place in places, values=True)
+    return [record for record in everywhere if record.place in places]
 
 
 def _unknown(coordinates: Collection[str], quarantine: Quarantine) -> QuarantineError:

@@ -7,7 +7,7 @@ key, no value, and the header `holdfast-retried-to`. So the topic tells by itsel
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
@@ -36,6 +36,7 @@ _NOTES = frozenset(
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
     """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says that it was too large to copy.
+    *size_bytes* is the size of its value in its topic.
 
     *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to* names the last copy that was
     sent for another try, as topic/partition/offset.
@@ -53,6 +54,7 @@ class Quarantined:
     key: bytes | None
     value: bytes | None
     headers: Headers
+    size_bytes: int
     truncated_bytes: int | None = None
     key_cut: bool = False
     retried_to: str | None = None
@@ -66,10 +68,6 @@ class Quarantined:
     def coordinates(self) -> str:
         """Return its name in the quarantine: topic/partition/offset/processor."""
         return f"{self.place}/{self.processor}"
-
-    @property
-    def size_bytes(self) -> int:
-        return len(self.value or b"") if self.truncated_bytes is None else self.truncated_bytes
 
     def is_named(self, coordinates: str) -> bool:
         """Return whether *coordinates* mean this record; without a processor they mean what any of them refused there."""
@@ -104,6 +102,7 @@ def read_record(message: Message) -> Quarantined | None:
             key=key,
             value=message.value() if truncated is None else None,
             headers=tuple(headers),
+            size_bytes=len(message.value() or b"") if truncated is None else int(truncated),
             truncated_bytes=None if truncated is None else int(truncated),
             # The worker keeps no more of a key than this where it cannot keep the whole record.
             key_cut=key is not None and len(key) == KEY_CUT_BYTES,
@@ -124,20 +123,17 @@ class Quarantine:
         found: dict[str, Quarantined] = {}
         retried: dict[str, str] = {}
         for message in self._log(self.topic):
-            name = (message.key() or b"").decode(errors="replace")
             copy = _header(message, RETRIED_TO)
             if copy is not None:
-                retried[name] = copy
+                retried[(message.key() or b"").decode(errors="replace")] = copy
                 continue
             record = read_record(message)
             if record is None or not wanted(record):
                 continue
-            found.pop(record.coordinates, None)
             found[record.coordinates] = record if values else replace(record, value=None)
-            if len(found) > limit:
-                del found[next(iter(found))]
-        marked = [replace(record, retried_to=retried.get(name)) for name, record in found.items()]
-        return sorted(marked, key=lambda record: record.at_ms)
+            if len(found) >= 2 * limit:
+                found = _newest(found, limit)
+        return [replace(record, retried_to=retried.get(name)) for name, record in _newest(found, limit).items()]
 
     def original(self, record: Quarantined) -> Quarantined:
         """Return the record whole: read again from its topic when the quarantine holds only a part of it."""
@@ -153,7 +149,7 @@ class Quarantine:
             "it cannot be retried; send it again from where it came"
         )
 
-    def retry(self, records: list[Quarantined]) -> Iterator[tuple[Quarantined, str]]:
+    def retry(self, records: Iterable[Quarantined]) -> Iterator[tuple[Quarantined, str]]:
         """Send each record to its partition again and yield it with the copy's place, once the copy is in the log and noted.
 
         Records that several processors refused at one place are sent once. If this ends between copy and note, the record looks open
@@ -164,27 +160,32 @@ class Quarantine:
         by_place: dict[str, list[Quarantined]] = {}
         for record in records:
             by_place.setdefault(record.place, []).append(record)
-        producer = Producer(
-            self._settings.producer(
-                **{
-                    "enable.idempotence": True,
-                    "linger.ms": 0,
-                    "message.timeout.ms": int(self._timeout_s * 1000),
-                    "message.max.bytes": 64 << 20,
-                }
-            ),
-            logger=logger,
-        )
-        for same in by_place.values():
-            whole = self.original(same[0])
-            headers = [(name, value) for name, value in whole.headers if name != RETRY_OF]
-            partition, offset = self._send(
-                producer, whole.topic, whole.partition, whole.key, whole.value, [*headers, (RETRY_OF, whole.coordinates.encode())]
-            )
-            copy = f"{whole.topic}/{partition}/{offset}"
-            for each in same:
-                self._send(producer, self.topic, None, each.coordinates.encode(), None, [(RETRIED_TO, copy.encode())])
-                yield each, copy
+        overrides: dict[str, str | int | bool] = {
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "message.timeout.ms": int(self._timeout_s * 1000),
+            "message.max.bytes": 64 << 20,  # the topic's own limit decides
+        }
+        producer = Producer(self._settings.producer(**overrides), logger=logger)
+        # The values are read again as they are sent, so that no more than one of them is in memory.
+        with closing(self._log(self.topic)) as log:
+            for message in log:
+                refused = read_record(message) if by_place else None
+                same = None if refused is None else by_place.pop(refused.place, None)
+                if refused is None or same is None:
+                    continue
+                copy = self._send_again(producer, self.original(refused))
+                for each in same:
+                    self._send(producer, self.topic, None, each.coordinates.encode(), None, [(RETRIED_TO, copy.encode())])
+                    yield each, copy
+        if by_place:
+            raise QuarantineError(f"{self.topic} no longer holds {', '.join(by_place)}: retention took it meanwhile")
+
+    def _send_again(self, producer: Producer, record: Quarantined) -> str:
+        headers = [(name, value) for name, value in record.headers if name != RETRY_OF]
+        again = (RETRY_OF, record.coordinates.encode())
+        partition, offset = self._send(producer, record.topic, record.partition, record.key, record.value, [*headers, again])
+        return f"{record.topic}/{partition}/{offset}"
 
     # -- Kafka
 
@@ -220,6 +221,7 @@ class Quarantine:
             "isolation.level": "read_committed",
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 10,  # an empty fetch tells the end only when it returns
         }
         consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
         try:
@@ -259,6 +261,12 @@ class Quarantine:
                 return  # the offset asked for is no longer in the log
             elif error.fatal() or not error.retriable():
                 raise KafkaException(error)
+
+
+def _newest(found: dict[str, Quarantined], limit: int) -> dict[str, Quarantined]:
+    """Return the *limit* newest, oldest first; the partitions of the quarantine come in no order of time."""
+    by_age = sorted(found.items(), key=lambda each: (each[1].at_ms, each[1].coordinates))
+    return dict(by_age[-limit:])
 
 
 def _headers(message: Message) -> list[tuple[str, bytes | None]]:
