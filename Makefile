@@ -1,0 +1,88 @@
+# Needs Python 3.11 or newer and JDK 17; everything else is fetched into .venv and the user's cache.
+# `make` alone lists the targets. Each sets up what it needs first, once, and says what it does.
+
+SHELL := /bin/bash
+.DEFAULT_GOAL := help
+.DELETE_ON_ERROR:
+
+VENV := .venv
+RUN := $(VENV)/bin
+READY := $(VENV)/.ready
+JOBS ?= 1
+ARGS ?=
+ROOMS := agents tables outbox pipeline
+
+# The first of these that runs and is new enough. Set PYTHON=... to choose another.
+PYTHON ?= $(shell for each in python3.11 python3.12 python3.13 python3 python; do \
+	$$each -c 'import sys; sys.exit(sys.version_info < (3, 11))' >/dev/null 2>&1 && echo $$each && break; done)
+
+.PHONY: help
+help: ## list the targets
+	@grep -hE '^[a-z]+:.*## ' $(MAKEFILE_LIST) | sed -E 's/^([a-z]+):.*## (.*)/  make \1|\2/' | column -t -s '|'
+
+.PHONY: venv
+venv: $(READY) ## install holdfast and its tools into .venv (pinned by requirements.lock)
+
+$(READY): requirements.lock pyproject.toml
+	@if [ -z "$(PYTHON)" ]; then \
+		echo "holdfast needs Python 3.11 or newer, and none was found on PATH. Install one, or name it: make venv PYTHON=/path/to/python3" >&2; \
+		exit 1; \
+	fi
+	@"$(PYTHON)" -c 'import sys; sys.exit(sys.version_info < (3, 11))' 2>/dev/null || { \
+		echo "holdfast needs Python 3.11 or newer; $(PYTHON) is $$("$(PYTHON)" -V 2>&1 || true)" >&2; exit 1; }
+	@"$(PYTHON)" -c 'import ensurepip, venv' 2>/dev/null || { \
+		echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
+	@echo "== .venv: $$("$(PYTHON)" -V), packages of requirements.lock (the first time takes some minutes)"
+	@$(RUN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
+	@touch $@
+
+.PHONY: demo
+demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--keep leaves it running)
+	@echo "== demo: broker, two workers, a fleet, a kill, queries, Spark"
+	@$(RUN)/holdfast demo $(ARGS)
+
+.PHONY: test
+test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some)
+	@echo "== test"
+	@$(RUN)/python -P -m pytest -q -m "not slow" --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile) $(ARGS)
+
+.PHONY: check
+check: $(READY) ## lint, format, types, import rules, packaging, documents
+	@echo "== ruff check"
+	@$(RUN)/ruff check .
+	@echo "== ruff format"
+	@$(RUN)/ruff format --check .
+	@echo "== mypy --strict"
+	@$(RUN)/mypy
+	@echo "== rooms and documents"
+	@$(RUN)/python -P -m pytest -q tests/test_imports.py tests/test_docs.py
+
+.PHONY: sim
+sim: $(READY) ## simulated fleets in many seeded schedules (ARGS='--seed 7')
+	@echo "== simulation"
+	@$(RUN)/python -P -m pytest -q tests/simulation $(ARGS)
+
+.PHONY: chaos
+chaos: $(READY) ## the long runs: kills, freezes, rebalances under load on a real broker
+	@echo "== chaos"
+	@$(RUN)/python -P -m pytest -q -m slow $(ARGS)
+
+.PHONY: bench
+bench: $(READY) ## benchmarks with their rivals, as ratios (takes long; wants a quiet machine)
+	@for each in backlog live queries restore; do \
+		echo "== bench $$each"; $(RUN)/python -P -m bench.$$each $(ARGS) || exit 1; done
+
+.PHONY: lock
+lock: $(READY) ## write requirements.lock anew from what .venv holds
+	@{ sed -n '/^#/p' requirements.lock; \
+		$(RUN)/python -m pip freeze --exclude-editable --all | grep -vE '^pip=='; } > $(VENV)/requirements.lock
+	@mv $(VENV)/requirements.lock requirements.lock
+
+.PHONY: clean
+clean: ## remove what builds, tests and runs left here (not .venv)
+	@echo "== clean"
+	@if [ -x $(RUN)/holdfast ] && [ -d .holdfast ]; then $(RUN)/holdfast dev down || true; fi
+	@rm -rf build dist artifacts spark-warehouse metastore_db derby.log .holdfast .hypothesis .pytest_cache .mypy_cache .ruff_cache
+	@find holdfast $(ROOMS) tests bench examples -name __pycache__ -type d -prune -exec rm -rf {} +
