@@ -92,7 +92,7 @@ class Keeper:
         self._why_unready = "starting: reading the cluster's topics"
         self.on_crash: Callable[[BaseException], Coroutine[Any, Any, None]] | None = None
         self.discard: Callable[[Any], None] = lambda message: None
-        self.progress_s = time.monotonic()
+        self.progress_s = self._heard_s = time.monotonic()
 
     async def start(self) -> None:
         """Read what the cluster says of this application's topics; raises TopicError when state on them would be wrong."""
@@ -130,6 +130,14 @@ class Keeper:
         self._why_unready = "rebalancing"
         self.metrics.rebalances += 1
 
+    def heard(self, at_s: float) -> None:
+        """Note that the group knew this worker at *at_s* (monotonic). From any thread."""
+        self._heard_s = max(self._heard_s, at_s)
+
+    def in_session(self) -> bool:
+        """Return whether the partitions owned must still be this worker's: the group gives nobody else's away before a session ends."""
+        return time.monotonic() - self._heard_s < self.settings.session_timeout_s
+
     async def adopt(self, plan: Plan) -> None:
         """Make what this worker holds match *plan*; returns when every active partition is fenced, restored and ready to fold."""
         if self._adopting is not None:  # its threads must end before the same stores are opened again
@@ -153,6 +161,9 @@ class Keeper:
 
     async def _adopt(self, plan: Plan) -> None:
         started_s, self._why_unready = time.monotonic(), "restoring"
+        self.heard(started_s)  # an assignment is as good as a heartbeat
+        for held, owned in self._owned.items():
+            owned.part.serving = held in plan.active and owned.part.serving
         await self._quiet()
         kept = self._kept(plan)
         kept_names = sorted(kept)
@@ -219,7 +230,7 @@ class Keeper:
 
     def _open(self, held: Held) -> Partition:
         name, number = held
-        part = Partition(self.processors[name], number, self.cluster.environment, self._applied)
+        part = Partition(self.processors[name], number, self.cluster.environment, self._applied, self.in_session)
         expired_ms = system_clock.now_ms() - self.cluster.environment.tombstones_kept_ms
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild("it was away for longer than the changelog keeps tombstones: deletions may have been missed")
@@ -327,6 +338,8 @@ class Keeper:
             return f"standby failed: {self._follower.failure}"
         if not self.open:
             return self._why_unready
+        if not self.in_session():
+            return "no word from the group for a session: another worker may own these partitions by now"
         if self.feed.broker_down:
             return "broker unreachable"
         lost = [held for held, owned in self._owned.items() if not owned.part.serving]

@@ -83,15 +83,15 @@ class KeeperRecovery(recovery.Recovery):
     async def _open_the_tap(self, plan: Plan) -> None:
         app, consumer, generation = self.app, self.app.consumer, plan.generation
         await app.on_rebalance_complete.send()
-        if app.consumer_generation_id != generation:
+        if app.consumer_generation_id != generation or self.keeper.epoch != plan.epoch:
             return
         self._set_recovery_ended()
         app.flow_control.resume()  # clears agents' queues: now, while nothing can flow
         # Seek before anything is resumed: stock resumes first and then takes the records it cleared for gaps in the log.
         # wait_for inside: mode reports a timeout of _wait as "stopped", and stock then leaves its loop, silent for ever.
         await self._wait(asyncio.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
-        if app.consumer_generation_id != generation:
-            return
+        if app.consumer_generation_id != generation or self.keeper.epoch != plan.epoch:
+            return  # revoked meanwhile: nothing may flow before the next assignment is carried out
         sources = {processor.source for processor in self.keeper.processors.values()}
         consumer.resume_partitions({tp for tp in consumer.assignment() if tp.topic in sources})
         self.keeper.opened()

@@ -11,7 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, cast
 
 from aiokafka.errors import CommitFailedError
 from aiokafka.structs import TopicPartition as AioTP
@@ -35,6 +35,23 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         # Faust's 1500 ms is hard-wired; one slow long poll holds up what little goes through this consumer.
         consumer._fetch_max_wait_ms = 100
         return consumer
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        self._note_heartbeats(self._ensure_consumer()._coordinator)
+
+    def _note_heartbeats(self, coordinator: Any) -> None:
+        """Tell the keeper of each heartbeat that the group answered, by when it was sent: the broker began to wait no earlier."""
+        plain, keeper = coordinator._do_heartbeat, cast(Any, self.app).keeper
+
+        async def heartbeat() -> bool:
+            sent_s = time.monotonic()
+            known: bool = await plain()
+            if known:
+                keeper.heard(sent_s)
+            return known
+
+        coordinator._do_heartbeat = heartbeat
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
         # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already rebalanced" in a text

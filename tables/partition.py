@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -52,11 +52,15 @@ class Partition:
     """State of one source partition of one processor.
 
     Blocking methods (`open` by construction, `fence`, `write`, `apply`, `close`) run in threads, one at a time per partition.
-    Reads show committed state only and are safe from any thread. `serving` tells whether reads may be answered.
+    Reads show committed state only and are safe from any thread. `serving` tells whether reads may be answered; an owner's only while
+    *still_ours* says so, since after a pause of the process nothing else tells that another has taken over.
     """
 
-    def __init__(self, processor: Processor[Any, Any], partition: int, environment: Environment, notify: Notify) -> None:
+    def __init__(
+        self, processor: Processor[Any, Any], partition: int, environment: Environment, notify: Notify, still_ours: Callable[[], bool]
+    ) -> None:
         self.processor, self.partition, self._env, self._notify = processor, partition, environment, notify
+        self._still_ours = still_ours
         self.changelog = processor.changelog(environment.app)
         stamp = Stamp(
             app=environment.app,
@@ -73,7 +77,7 @@ class Partition:
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
-        self.role, self.serving = Role.STANDBY, False
+        self.role, self._serving = Role.STANDBY, False
         self.source_end = UNKNOWN
         """The end of the source partition as last heard by the owner; UNKNOWN on a standby."""
         self.current_ms = UNKNOWN
@@ -97,6 +101,14 @@ class Partition:
     @property
     def active(self) -> bool:
         return self.role is Role.ACTIVE
+
+    @property
+    def serving(self) -> bool:
+        return self._serving and (self.role is Role.STANDBY or self._still_ours())
+
+    @serving.setter
+    def serving(self, serving: bool) -> None:
+        self._serving = serving
 
     @property
     def touched_ms(self) -> int:

@@ -1,0 +1,50 @@
+"""An owner frozen for longer than its session, another at work in its place: the old one's writes are refused and it knows its place."""
+
+from __future__ import annotations
+
+import json
+import signal
+import time
+
+import pytest
+
+from tests.chaos.conftest import MakeApplication
+from tests.harness import Application, Worker, wait_for
+from tests.proof import prove
+
+TAKEOVER_DEADLINE_S = 40.0
+REJOIN_DEADLINE_S = 30.0
+LOOK_S = 3.0
+
+
+def freeze_and_thaw(app: Application, victim: Worker, heir: Worker) -> None:
+    """Stop *victim* until *heir* has all its partitions and has gone on from there, then let it run again and see what it says."""
+    held = victim.applied()
+    assert held, "the victim owns nothing"
+    victim.signal(signal.SIGSTOP)
+    try:
+        wait_for("takeover", lambda: held.keys() <= heir.applied().keys() and heir.ready, TAKEOVER_DEADLINE_S, heir.tail)
+        wait_for("progress", lambda: all(heir.applied().get(place, -1) > at + 50 for place, at in held.items()), 30, heir.tail)
+        reached = heir.applied()
+    finally:
+        victim.signal(signal.SIGCONT)
+    stale, thawed_s = [], time.monotonic()
+    while time.monotonic() - thawed_s < LOOK_S or (victim.running and not victim.ready):
+        assert time.monotonic() - thawed_s < REJOIN_DEADLINE_S, f"the zombie neither ends nor comes back\n{victim.tail()}"
+        for (name, partition), at in held.items():
+            status, body = victim.ask(f"/tables/{name}/{partition}/rows/any")
+            if status == 200 and json.loads(body)["as_of_offset"] < reached[name, partition]:
+                stale.append(body)
+    assert not stale, f"the zombie answered as the owner: {stale[0]}"
+
+
+def test_a_frozen_owner_is_fenced_and_rejoins_clean(application: MakeApplication) -> None:
+    app = application(partitions=4)
+    load = app.load(rate=2_000, seed=41)
+    first, second = app.worker().start().wait_ready(), app.worker().start()
+    wait_for("both own partitions", lambda: first.ready and second.ready and first.applied() and second.applied(), 60, app.tails)
+    freeze_and_thaw(app, first, second)
+    acked = load.stop()
+    if not first.running:
+        first.start()
+    prove(app, acked)
