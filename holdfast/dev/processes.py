@@ -45,12 +45,12 @@ def is_alive(pid: int, birth: str) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether the process is paused by SIGSTOP (always False where there is no /proc)."""
+    """Return whether every thread of the process is paused by SIGSTOP (always False where there is no /proc)."""
     try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8", errors="replace")
-    except (FileNotFoundError, ProcessLookupError):
+        stats = [path.read_text(encoding="utf-8", errors="replace") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+    except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile: so it was not paused
         return False
-    return text.rpartition(")")[2].split()[0] == "T"
+    return bool(stats) and all(text.rpartition(")")[2].split()[0] == "T" for text in stats)
 
 
 def send(pid: int, birth: str, number: signal.Signals) -> bool:
