@@ -79,7 +79,9 @@ def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
     if not fresh:
         return
     flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dlog4j2.level=WARN"]
-    command = [str(java.program), *flags, "-cp", java.class_path, "kafka.tools.StorageTool", "format", "-t", cluster.cluster_id]
+    # In one word with its option: one id in 64 begins with a dash.
+    format_id = ["format", f"--cluster-id={cluster.cluster_id}"]
+    command = [str(java.program), *flags, "-cp", java.class_path, "kafka.tools.StorageTool", *format_id]
     if user := cluster.credentials:
         # Other users of this machine can list this for a second: it is the password of a cluster that only listens on loopback.
         command += ["--add-scram", f"{properties.MECHANISM}=[name={user.username},password={user.password}]"]
