@@ -51,7 +51,7 @@ class LazyGroup(TyperGroup):
         if cmd_name not in COMMANDS:
             return None
         if self.listing:
-            return TyperCommand(cmd_name, help=COMMANDS[cmd_name], rich_markup_mode=None)
+            return TyperCommand(cmd_name, short_help=COMMANDS[cmd_name], rich_markup_mode=None)
         module = import_module(f"holdfast.cli.{cmd_name}")
         command = typer.main.get_command(module.app)
         command.name = cmd_name

@@ -91,7 +91,8 @@ class Admin:
 
         def look(metadata: Any, wait_s: float) -> Cluster:
             wanted = sorted(metadata.topics if asked is None else asked & metadata.topics.keys())
-            configs = self._configs(wanted, metadata, wait_s)
+            # Any broker can tell, so ask the one that has just answered: it is alive.
+            configs = self._configs(wanted, metadata.orig_broker_id, wait_s)
             topics = {name: _topic(metadata.topics[name], configs[name]) for name in wanted if name in configs}
             return Cluster(brokers=tuple(sorted(metadata.brokers)), topics=topics)
 
@@ -102,11 +103,12 @@ class Admin:
         creations = [action for action in actions if isinstance(action, CreateTopic)]
         if creations:
             self._persist(lambda metadata, wait_s: self._create(creations, wait_s))
-            self._await_leaders({creation.spec.name: creation.partitions for creation in creations})
+            wanted = {creation.spec.name: creation.partitions for creation in creations}
+            self._await("topics", lambda metadata, wait_s: self._unready(wanted, metadata, wait_s))
         alterations = [action for action in actions if isinstance(action, AlterConfig)]
         if alterations:
             self._persist(lambda metadata, wait_s: self._alter(alterations, wait_s))
-            self._await("configurations", lambda: self._unaltered(alterations))
+            self._await("configurations", lambda metadata, wait_s: self._unaltered(alterations, metadata, wait_s))
 
     def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the first offset and the next one to be written of each partition."""
@@ -157,9 +159,9 @@ class Admin:
                 ) from error
         raise AssertionError("unreachable")
 
-    def _configs(self, names: Sequence[str], metadata: Any, wait_s: float) -> dict[str, Mapping[str, ConfigEntry]]:
-        # Any broker can tell, so ask the one that has just answered: it is alive.
-        whom = {"broker": metadata.orig_broker_id} if metadata.orig_broker_id in metadata.brokers else {}
+    def _configs(self, names: Sequence[str], broker: int, wait_s: float) -> dict[str, Mapping[str, ConfigEntry]]:
+        """Return the configurations as *broker* knows them, leaving out topics it does not know."""
+        whom = {"broker": broker} if broker >= 0 else {}
         found: dict[str, Mapping[str, ConfigEntry]] = {}
         for start in range(0, len(names), LIMIT_RESOURCES):
             resources = [ConfigResource(ResourceType.TOPIC, name) for name in names[start : start + LIMIT_RESOURCES]]
@@ -167,7 +169,7 @@ class Admin:
                 try:
                     found[resource.name] = self._result(future, f"configuration of {resource.name}", wait_s)
                 except TopicError as error:
-                    if _code(error.__cause__) != KafkaError.UNKNOWN_TOPIC_OR_PART:  # deleted since the metadata was read
+                    if _code(error.__cause__) != KafkaError.UNKNOWN_TOPIC_OR_PART:
                         raise
         return found
 
@@ -205,23 +207,23 @@ class Admin:
                     case _:
                         raise
 
-    def _await_leaders(self, wanted: Mapping[str, int]) -> None:
-        self._await("topics", lambda: self._leaderless(wanted))
-        topics = self._metadata(self._connect_timeout_s).topics
-        for name, count in wanted.items():
-            if len(topics[name].partitions) != count:
-                raise TopicError(
-                    f"topic {name} was created by someone else with {len(topics[name].partitions)} partitions instead of {count}"
-                )
+    def _unready(self, wanted: Mapping[str, int], metadata: Any, wait_s: float) -> list[str]:
+        """Return the topics that lack a leader or that some broker has not heard of: its clients would be told they do not exist."""
+        led = [name for name in wanted if name in metadata.topics and _has_leaders(metadata.topics[name])]
+        for name in led:
+            if (found := len(metadata.topics[name].partitions)) != wanted[name]:
+                raise TopicError(f"topic {name} was created by someone else with {found} partitions instead of {wanted[name]}")
+        known = set(led).intersection(*self._everywhere(led, metadata, wait_s))
+        return [name for name in wanted if name not in known]
 
-    def _leaderless(self, wanted: Mapping[str, int]) -> list[str]:
-        topics = self._metadata(self._connect_timeout_s).topics
-        return [name for name in wanted if name not in topics or not _has_leaders(topics[name])]
+    def _everywhere(self, names: Sequence[str], metadata: Any, wait_s: float) -> list[dict[str, Mapping[str, ConfigEntry]]]:
+        """Return the configurations as each broker knows them; what the controller accepted reaches the others a little later."""
+        return [self._configs(names, broker, wait_s) for broker in metadata.brokers] if names else []
 
-    def _await(self, what: str, pending: Callable[[], list[str]]) -> None:
+    def _await(self, what: str, pending: Callable[[Any, float], list[str]]) -> None:
         """Return when nothing is pending any more; the cluster gives no other sign than its answers."""
         deadline_s = self._clock.monotonic_s() + self._timeout_s
-        while names := pending():
+        while names := self._persist(pending):
             if self._clock.monotonic_s() > deadline_s:
                 raise BrokerError(
                     f"{what} {', '.join(names)} were accepted but are not ready within {self._timeout_s:g} s: look at the brokers' logs"
@@ -243,13 +245,14 @@ class Admin:
             self._result(future, f"configuration of {resource.name}", wait_s)
             log.info("topic configuration altered", extra={"topic": resource.name})
 
-    def _unaltered(self, alterations: Sequence[AlterConfig]) -> list[str]:
-        """Return the topics whose broker still answers with the old configuration: the controller has accepted, the rest follow."""
-        topics = self.cluster(alteration.topic for alteration in alterations).topics
+    def _unaltered(self, alterations: Sequence[AlterConfig], metadata: Any, wait_s: float) -> list[str]:
+        """Return the topics of which some broker still has the old configuration."""
+        everywhere = self._everywhere([alteration.topic for alteration in alterations], metadata, wait_s)
         return [
             alteration.topic
             for alteration in alterations
-            if any(topics[alteration.topic].config.get(key) != value for key, value in alteration.config.items())
+            for key, value in alteration.config.items()
+            if any(configs[alteration.topic][key].value != value for configs in everywhere)
         ]
 
     def _result(self, future: Future[T], what: str, wait_s: float) -> T:

@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.admin import Admin, check_topics, create_topics, require_topics
 from holdfast.clients.topics import AlterConfig, CreateTopic, Role, Severity, TopicSpec, TopicState, topic_names
@@ -204,13 +204,30 @@ def test_a_topic_deleted_while_it_is_looked_at_is_left_out(
     assert orders.source not in admin.cluster([orders.source]).topics
 
 
-def test_the_wait_for_leaders_ends_at_its_deadline(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_the_wait_for_a_topic_ends_at_its_deadline(settings: Settings, orders: Processor[Any, Any], broker: SessionBroker) -> None:
     admin = Admin(settings, timeout_s=1)
+
+    def pending(metadata: Any, wait_s: float) -> list[str]:
+        return admin._unready({orders.source: 1}, metadata, wait_s)
+
     with pytest.raises(BrokerError, match="accepted but are not ready within 1 s"):
-        admin._await_leaders({orders.source: 1})
-    client = AdminClient({**settings.client()})
-    client.create_topics([NewTopic(orders.source, 1)])[orders.source].result(DEADLINE_S)
-    admin._await_leaders({orders.source: 1})
+        admin._await("topics", pending)
+    broker.create_topic(orders.source, exact=True)
+    admin._await("topics", pending)
+
+
+def test_a_topic_that_one_broker_has_not_heard_of_is_not_ready(
+    settings: Settings, orders: Processor[Any, Any], broker: SessionBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broker.create_topic(orders.source, exact=True)
+    admin = Admin(settings)
+    metadata = admin._metadata(DEADLINE_S)
+    assert admin._unready({orders.source: 1}, metadata, DEADLINE_S) == []
+    (answering,) = metadata.brokers
+    metadata.brokers[answering + 1] = metadata.brokers[answering]
+    known = admin._configs([orders.source], answering, DEADLINE_S)
+    monkeypatch.setattr(admin, "_configs", lambda names, broker, wait_s: known if broker == answering else {})
+    assert admin._unready({orders.source: 1}, metadata, DEADLINE_S) == [orders.source]
 
 
 def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(tmp_path: Path) -> None:
@@ -222,7 +239,9 @@ def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(t
         nodes.kill(3)
         admin = Admin(settings, timeout_s=DEADLINE_S)
         names = topic_names(settings, [processor])
-        admin._await("in-sync sets", lambda: [name for name, state in admin.cluster(names).topics.items() if _is_whole(state)])
+        admin._await(
+            "in-sync sets", lambda *_: [name for name, state in admin.cluster(names).topics.items() if _has_not_seen_the_loss(state)]
+        )
         findings = check_topics(settings, [processor])
         assert {finding.severity for finding in findings} == {Severity.WARNING}
         assert all("not in sync" in finding.message for finding in findings)
@@ -230,5 +249,5 @@ def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(t
         assert isinstance(created, CreateTopic), "two nodes of three still create topics with three replicas"
 
 
-def _is_whole(state: TopicState) -> bool:
+def _has_not_seen_the_loss(state: TopicState) -> bool:
     return any(len(partition.in_sync) == 3 or partition.leader in (None, 3) for partition in state.partitions)
