@@ -6,8 +6,6 @@ import json
 import signal
 import time
 
-import pytest
-
 from tests.chaos.conftest import MakeApplication
 from tests.harness import Application, Worker, wait_for
 from tests.proof import prove
@@ -31,7 +29,7 @@ def freeze_and_thaw(app: Application, victim: Worker, heir: Worker) -> None:
     stale, thawed_s = [], time.monotonic()
     while time.monotonic() - thawed_s < LOOK_S or (victim.running and not victim.ready):
         assert time.monotonic() - thawed_s < REJOIN_DEADLINE_S, f"the zombie neither ends nor comes back\n{victim.tail()}"
-        for (name, partition), at in held.items():
+        for name, partition in held:
             status, body = victim.ask(f"/tables/{name}/{partition}/rows/any")
             if status == 200 and json.loads(body)["as_of_offset"] < reached[name, partition]:
                 stale.append(body)
