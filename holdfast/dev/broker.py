@@ -189,7 +189,7 @@ class Cluster:
             credentials = Credentials(password=secrets.token_urlsafe(18))
         return ClusterState(
             kafka=jars.KAFKA_VERSION,
-            cluster_id=base64.urlsafe_b64encode(uuid.uuid4().bytes).decode().rstrip("="),
+            cluster_id=_new_cluster_id(),
             nodes=[NodeState(node_id=index + 1, port=0, controller_port=0) for index in range(self._nodes)],
             credentials=credentials,
             store_password=secrets.token_urlsafe(18) if credentials else None,
@@ -335,3 +335,9 @@ class Cluster:
         target = self._node(node_id)
         if target.pid is None or target.birth is None or not processes.send(target.pid, target.birth, SIGCONT):
             raise DevBrokerError(f"node {node_id} in {self.folder} does not run; restart() it first")
+
+
+def _new_cluster_id() -> str:
+    """Return a random id that no command line takes for an option: as in Kafka's own, the first character is never a dash."""
+    drawn = uuid.uuid4().bytes
+    return base64.urlsafe_b64encode(bytes([drawn[0] & 0x7F]) + drawn[1:]).decode().rstrip("=")
