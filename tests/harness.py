@@ -16,7 +16,7 @@ import time
 import urllib.error
 import urllib.request
 import uuid
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
@@ -29,6 +29,7 @@ from tests.chaos.counting import processors
 
 ROOT = Path(__file__).resolve().parent.parent
 POLL_S = 0.05
+COUNTING = "tests.chaos.worker"
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
 
@@ -59,11 +60,17 @@ def wait_for(what: str, condition: Callable[[], T | None], deadline_s: float, co
         time.sleep(POLL_S)
 
 
+def module_command(module: str) -> list[str]:
+    """Return the command that runs the app of *module* as a worker."""
+    return [sys.executable, "-P", "-m", module, "worker", "-l", "info"]
+
+
 class Worker:
     """One worker process with its own data folder, port and log. It dies with the test process, whatever kills that."""
 
-    def __init__(self, name: str, folder: Path, environment: Mapping[str, str]) -> None:
+    def __init__(self, name: str, folder: Path, environment: Mapping[str, str], command: Sequence[str] = (), cwd: Path = ROOT) -> None:
         self.name, self.data, self.log = name, folder / name, folder / f"{name}.log"
+        self._command, self._cwd = command or module_command(COUNTING), cwd
         self.port = free_ports(1)[0]
         self.url = f"http://127.0.0.1:{self.port}"
         self._environment = {
@@ -80,13 +87,12 @@ class Worker:
     def start(self, **more: str) -> Self:
         """Start the process; *more* are environment variables of this run alone."""
         assert not self.running, f"{self.name} runs already"
-        command = [sys.executable, "-P", "-m", "tests.chaos.worker", "worker", "-l", "info"]
         self._mark = self.log.stat().st_size if self.log.exists() else 0
         with self.log.open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command],
+                [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *self._command],
                 env={**os.environ, **self._environment, **more},
-                cwd=ROOT,
+                cwd=self._cwd,
                 stdin=subprocess.DEVNULL,
                 stdout=out,
                 stderr=out,
@@ -234,8 +240,18 @@ class Load:
 class Application:
     """One application with topics of its own: its workers, its load."""
 
-    def __init__(self, broker: SessionBroker, folder: Path, *, partitions: int = 4, standbys: int = 0, **settings: str | float) -> None:
-        self.broker, self.folder, self.partitions = broker, folder, partitions
+    def __init__(
+        self,
+        broker: SessionBroker,
+        folder: Path,
+        *,
+        partitions: int = 4,
+        standbys: int = 0,
+        module: str = COUNTING,
+        environment: Mapping[str, str] | None = None,
+        **settings: str | float,
+    ) -> None:
+        self.broker, self.folder, self.partitions, self._module = broker, folder, partitions, module
         self.name = f"chaos-{uuid.uuid4().hex[:8]}"
         self.source, self.out = f"{self.name}-in", f"{self.name}-out"
         kafka = {name: str(value) for name, value in broker.config.items()}
@@ -248,6 +264,7 @@ class Application:
             "CHAOS_OUT": self.out,
             **{f"HOLDFAST_KAFKA__{name.upper().replace('.', '_')}": value for name, value in kafka.items()},
             **{f"HOLDFAST_{name.upper()}": f"{value}" for name, value in {**TIMES, **settings}.items()},
+            **(environment or {}),
         }
         self.workers: list[Worker] = []
         self._loads: list[Load] = []
@@ -262,7 +279,7 @@ class Application:
     def worker(self, name: str = "", **settings: str | float) -> Worker:
         """Return a new worker, not yet started, with its own *settings* beside the application's."""
         environment = {**self._environment, **{f"HOLDFAST_{key.upper()}": f"{value}" for key, value in settings.items()}}
-        worker = Worker(name or f"w{len(self.workers) + 1}", self.folder, environment)
+        worker = Worker(name or f"w{len(self.workers) + 1}", self.folder, environment, module_command(self._module))
         self.workers.append(worker)
         return worker
 

@@ -1,0 +1,1 @@
+"""Tests of the agents, and programs that they run as worker processes."""
