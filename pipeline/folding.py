@@ -122,7 +122,9 @@ def readable(row: Any) -> str | None:
     try:
         return msgspec.json.encode(row, order="deterministic").decode()
     except (TypeError, ValueError, msgspec.MsgspecError):
-        return repr(row)  # what msgpack can write but JSON cannot: maps with keys of other types
+        return repr(
+            msgspec.to_builtins(row, order="deterministic")
+        )  # what msgpack can write but JSON cannot: maps with keys of other types
 
 
 class Results:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Self, cast
@@ -18,6 +19,8 @@ from holdfast.errors import BrokerError, LostRecordsError, TopicError
 FETCH_RECORDS = 20_000
 QUEUE_KIB = 64 << 10
 POLL_S = 0.5
+RETRY_S = 0.1
+_MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -101,12 +104,22 @@ class TopicLog:
         asked = {TopicPartition(self.topic, partition): spec for partition in partitions}
         if not asked:
             return {}
+        deadline_s = system_clock.monotonic_s() + self._settings.request_timeout_s
         with _as_broker_error(f"offsets of {self.topic}"):
-            futures = self._admin.list_offsets(
-                asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=self._settings.request_timeout_s
-            )
-            # The future's own wait has a deadline as well, past that of the request.
-            return {place.partition: future.result(self._settings.request_timeout_s + 5).offset for place, future in futures.items()}
+            while True:
+                try:
+                    return self._ask_offsets(asked)
+                except KafkaException as error:
+                    # The admin client gives up on a leader that has just moved, or is not yet known, where a consumer would go on.
+                    if not (error.args[0].retriable() or error.args[0].code() in _MOVING) or system_clock.monotonic_s() > deadline_s:
+                        raise
+                time.sleep(RETRY_S)
+
+    def _ask_offsets(self, asked: dict[TopicPartition, OffsetSpec]) -> dict[int, int]:
+        timeout_s = self._settings.request_timeout_s
+        futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s)
+        # The future's own wait has a deadline as well, past that of the request.
+        return {place.partition: future.result(timeout_s + 5).offset for place, future in futures.items()}
 
 
 _INPUT: dict[str, Any] = {

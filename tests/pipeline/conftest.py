@@ -1,0 +1,57 @@
+"""One Spark session for all tests of the folder, and the broker's settings."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.config import Settings
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.pipeline.session import SparkOptions, open_session
+from tests.pipeline.folds import Log
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+MakeTopic = Callable[[Log], str]
+
+
+@pytest.fixture(scope="session")
+def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
+    """Give a session that `replay`, `land` and `verify` find active and use as it is."""
+    options = SparkOptions(
+        master="local[2]", quick=True, conf={"spark.sql.shuffle.partitions": "2"}, log_dir=tmp_path_factory.mktemp("spark-log")
+    )
+    with open_session(options) as session:
+        yield session
+
+
+@pytest.fixture
+def settings(broker: SessionBroker) -> Settings:
+    return Settings(app="pipeline-test", kafka=dict(broker.config), stall_timeout_s=30, request_timeout_s=20)
+
+
+@pytest.fixture
+def make_topic(broker: SessionBroker, fresh_topic: FreshTopic) -> MakeTopic:
+    """Give a maker of topics that hold a log, with the log's own times; offsets without gaps are Kafka's to choose."""
+
+    def make(log: Log) -> str:
+        topic = fresh_topic("pipeline", partitions=len(log), config={"message.timestamp.type": "CreateTime", "retention.ms": "-1"})
+        producer = Producer(broker.client_config(**{"linger.ms": 5}))
+        for partition, records in log.items():
+            for each in records:
+                headers = list(each.headers) or None
+                producer.produce(topic, each.value, each.key, partition, timestamp=each.at_ms, headers=headers)  # type: ignore[arg-type]
+        assert producer.flush(30) == 0
+        return topic
+
+    return make
+
+
+@pytest.fixture
+def lake(tmp_path: Path) -> Path:
+    return tmp_path / "lake"
