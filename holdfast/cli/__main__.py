@@ -31,7 +31,7 @@ COMMANDS = {
 }
 """Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""
 
-EXTRAS = {"pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": "spark", "pyarrow": "spark", "psycopg": "postgres"}
+EXTRAS = {"pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": "spark", "pyarrow": "spark"}
 """Packages that only some installations have, by import name, and the extra that brings each."""
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output json`.
