@@ -9,6 +9,7 @@ VENV := .venv
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 1
+SCALE ?= 40
 ARGS ?=
 ROOMS := agents tables outbox pipeline
 
@@ -60,9 +61,10 @@ check: $(READY) ## lint, format, types, import rules, packaging, documents
 	@$(RUN)/python -P -m pytest -q tests/test_imports.py tests/test_docs.py
 
 .PHONY: sim
-sim: $(READY) ## simulated fleets in many seeded schedules (ARGS='--seed 7')
-	@echo "== simulation"
-	@$(RUN)/python -P -m pytest -q tests/simulation $(ARGS)
+sim: $(READY) ## random logs, cuts, crashes and restarts against models, searched SCALE times longer (SCALE=40, ARGS='--hypothesis-seed=7')
+	@echo "== simulation, $(SCALE) times the usual search"
+	@HOLDFAST_TEST_SCALE=$(SCALE) $(RUN)/python -P -m pytest -q --timeout=3600 --hypothesis-show-statistics \
+		tests/core/test_folding_model.py tests/core/test_rows.py tests/core/test_claims_properties.py $(ARGS)
 
 .PHONY: chaos
 chaos: $(READY) ## the long runs: kills, freezes, rebalances under load on a real broker
@@ -71,7 +73,7 @@ chaos: $(READY) ## the long runs: kills, freezes, rebalances under load on a rea
 
 .PHONY: bench
 bench: $(READY) ## benchmarks with their rivals, as ratios (takes long; wants a quiet machine)
-	@for each in backlog live queries restore; do \
+	@for each in backlog live queries restore two_workers spark_replay; do \
 		echo "== bench $$each"; $(RUN)/python -P -m bench.$$each $(ARGS) || exit 1; done
 
 .PHONY: lock

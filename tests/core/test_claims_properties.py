@@ -18,6 +18,7 @@ from holdfast.core.codec import RowCodec
 from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleaseGroup, ReleasingPartition
 from holdfast.core.processor import Emits
 from holdfast.core.rows import Rows
+from tests.scale import scaled
 
 Fold = Callable[[Rows[GuardedRow], Frame, int], Emits]
 Log = list[tuple[Frame, int]]
@@ -267,7 +268,7 @@ CHECKS: list[Check] = [
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=scaled(150), deadline=None)
 @given(log=logs())
 def test_of_every_random_log_it_holds_that(check: Check, log: Log) -> None:
     check(log, fold_guarded)

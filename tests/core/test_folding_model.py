@@ -21,6 +21,7 @@ from holdfast.core.codec import APPLIED, META, NOTHING_APPLIED, decode_marker, d
 from holdfast.core.folding import Batch, Changes, Folder, Transition
 from holdfast.core.processor import Emit, Processor
 from holdfast.errors import FoldError, StoreError
+from tests.scale import scaled
 
 LIMIT_BYTES = 200
 KEYS = ("a", "ab", "b", "é", "\U0001f600", "\uffff", "raises", "again", "past", "later", "meddles", "")
@@ -404,7 +405,10 @@ def model_state(naive: Naive) -> dict[bytes, bytes]:
 
 
 machine_settings = settings(
-    max_examples=120, stateful_step_count=25, deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+    max_examples=scaled(120),
+    stateful_step_count=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 FoldedAnyway.TestCase.settings = machine_settings
 FoldedAnywayLoose.TestCase.settings = machine_settings

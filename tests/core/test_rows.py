@@ -14,6 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from holdfast.core.codec import RowCodec, encode_due, row_key, wake_key
 from holdfast.core.rows import LIMIT_KEY_BYTES, NEVER, CanonicalRows, JournaledRows, Rows
 from holdfast.errors import ChangelogError, FoldError, StoreError
+from tests.scale import scaled
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -405,7 +406,7 @@ class OverlayAgainstADict(RuleBasedStateMachine):
         assert self.journaled.next_wake_ms <= min(self.now[1].values(), default=NEVER)
 
 
-OverlayAgainstADict.TestCase.settings = settings(max_examples=100, stateful_step_count=30, deadline=None)
+OverlayAgainstADict.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=30, deadline=None)
 TestOverlay = OverlayAgainstADict.TestCase
 
 
