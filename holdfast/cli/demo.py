@@ -12,10 +12,9 @@ from holdfast.dev.signals import Interrupted
 
 app = typer.Typer(
     rich_markup_mode=None,
+    add_completion=False,
     help="Show the whole of it on real parts: a broker, two workers of which one is killed, a fleet of clients, Spark, and one hash.",
 )
-
-KEPT = "[default: .holdfast/demo]"
 
 
 @app.callback(invoke_without_command=True)
@@ -26,7 +25,7 @@ def demo(
     seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch the fleet before a worker is killed.")] = 6.0,
     keep: Annotated[bool, typer.Option("--keep", help="Leave everything running, and say where; `holdfast demo down` ends it.")] = False,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help=f"Folder for all of it. [default: a temporary one; with --keep {KEPT}]")
+        Path | None, typer.Option("--dir", help="Folder for all of it. [default: a temporary one; with --keep .holdfast/demo]")
     ] = None,
 ) -> None:
     if context.invoked_subcommand is not None:
@@ -41,7 +40,7 @@ def demo(
 
 
 @app.command(help="End a demo that was kept, and remove its folder.")
-def down(folder: Annotated[Path | None, typer.Option("--dir", help=f"Folder of the demo. {KEPT}")] = None) -> None:
+def down(folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the demo. [default: .holdfast/demo]")] = None) -> None:
     from holdfast.dev.stage import KEPT_FOLDER, down
 
     ended = down(folder or KEPT_FOLDER)

@@ -19,7 +19,7 @@ from holdfast.dev.scenes import DemoOptions, Scenes
 from holdfast.dev.signals import Signals
 from holdfast.dev.stage import SESSION_TIMEOUT_S, Running, Stage
 from holdfast.dev.telling import Findings, Teller, Way, console_for_people, summary
-from holdfast.errors import DemoError
+from holdfast.errors import DemoError, HoldfastError
 from holdfast.jars import spark_jars
 
 __all__ = ["DemoOptions", "run_demo"]
@@ -36,27 +36,38 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> Findings:
     """
     _require_packages()
     teller = Teller(console or console_for_people())
-    with Signals() as signals, Stage(keep=options.keep, folder=options.folder) as stage, asyncio.Runner() as runner:
-        _introduce(teller, options, stage)
-        _start_broker(teller, stage)
-        with Scenes(options, stage, teller, runner) as scenes:
-            scenes.topics()
-            scenes.workers()
-            scenes.recording()
-            with LiveFleet(stage.settings, scenes.fleet, partitions=PARTITIONS) as live:
-                scenes.arrival(live)
-                scenes.life(live)
-                scenes.questions()
-                scenes.comeback(scenes.kill(live))
-                table = scenes.books(live)
-            # Imported where Spark is about to be used: what it brings along takes a second to load.
-            from holdfast.dev.proof import Proof
-
-            ways = Proof(stage, scenes.claims, teller, signals, scenes.seen.ends).ways(table)
-        pointers = _leave_running(stage, scenes) if options.keep else _end(teller, stage)
-        found = _findings(scenes, ways, rows=len(table.rows), elapsed_s=teller.elapsed_s)
+    with Signals() as signals:
+        stage = Stage(keep=options.keep, folder=options.folder)
+        try:
+            with stage, asyncio.Runner() as runner:
+                found, pointers = _play(options, stage, teller, signals, runner)
+        except HoldfastError:
+            if stage.folder.exists():
+                teller.say(f"It ends here. The logs are in {stage.folder}; nothing runs any more.")
+            raise
     teller.close(summary(found, pointers))
     return found
+
+
+def _play(options: DemoOptions, stage: Stage, teller: Teller, signals: Signals, runner: asyncio.Runner) -> tuple[Findings, Pointers]:
+    _introduce(teller, options, stage)
+    _start_broker(teller, stage)
+    with Scenes(options, stage, teller, runner) as scenes:
+        scenes.topics()
+        scenes.workers()
+        scenes.recording()
+        with LiveFleet(stage.settings, scenes.fleet, partitions=PARTITIONS) as live:
+            scenes.arrival(live)
+            scenes.life(live)
+            scenes.questions()
+            scenes.comeback(scenes.kill(live))
+            table = scenes.books(live)
+        # Imported where Spark is about to be used: what it brings along takes a second to load.
+        from holdfast.dev.proof import Proof
+
+        ways = Proof(stage, scenes.claims, teller, signals, scenes.seen.ends).ways(table)
+    pointers = _leave_running(stage, scenes) if options.keep else _end(teller, stage)
+    return _findings(scenes, ways, rows=len(table.rows), elapsed_s=teller.elapsed_s), pointers
 
 
 def _require_packages() -> None:
@@ -115,12 +126,12 @@ def _leave_running(stage: Stage, scenes: Scenes) -> Pointers:
         raise DemoError(f"the fleet ended at once; see {stage.folder / 'fleet.log'}")
     stage.also(Running(name="fleet", pid=child.pid, birth=birth))
     stage.leave_running()
-    holdfast, first = f"{_program()} --config {_shown(stage.config)}", stage.workers[0].url
+    holdfast, (place, url) = f"{_program()} --config {_shown(stage.config)}", min(scenes.seen.owners.items())
     return [
         ("running", f"Kafka at {stage.cluster.bootstrap}, the fleet at a tenth of its pace, and two workers:"),
         *((worker.name, f"{worker.url}/tables  {worker.url}/metrics") for worker in stage.workers),
         ("watch", f"{holdfast} claims watch"),
-        ("a page of rows", f"curl '{first}/tables/claims/{PARTITIONS - 1}/scan?limit=3' -L"),
+        ("a page of rows", f"curl '{url}/tables/claims/{place}/scan?limit=3'"),
         ("prove it again", f"{holdfast} verify claims"),
         ("logs and data", str(stage.folder)),
         ("end it", f"{_program()} demo down" + ("" if stage.is_default else f" --dir {_shown(stage.folder)}")),

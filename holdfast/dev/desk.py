@@ -12,6 +12,7 @@ from typing import Any, Self
 
 import aiohttp
 from confluent_kafka import KafkaError, Message, Producer
+from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.clients.directory import WorkersTopic
 from holdfast.clients.tables import Answer, TableClient
@@ -27,7 +28,7 @@ from holdfast.errors import BrokerError, DemoError
 logger = logging.getLogger(__name__)
 
 PROBE_GROUP, PROBE_CLIENT, PROBE_INSTANCE = "demo", "demo-desk", "00000001"
-WRITE_TIMEOUT_S = 15.0
+WRITE_TIMEOUT_S = READ_TIMEOUT_S = 15.0
 POLL_S = 0.1
 LIMIT_SHOWN = 3
 
@@ -124,6 +125,14 @@ class Desk:
         async with self._http.get(url, allow_redirects=False) as response:
             return response.status, await response.json(content_type=None)
 
+    async def metric(self, url: str, name: str) -> dict[int, int]:
+        """Return what the worker at *url* measures under *name*, by partition of the table."""
+        assert self._http is not None, "use `async with`"
+        async with self._http.get(f"{url}/metrics", headers={"Accept": "text/plain"}) as response:
+            text = await response.text()
+        samples = (sample for family in text_string_to_metric_families(text) for sample in family.samples if sample.name == name)
+        return {int(each.labels["partition"]): int(each.value) for each in samples if each.labels["table"] == self.processor.name}
+
     # -- writing and reading
 
     async def write(self, place: int) -> Written:
@@ -157,11 +166,15 @@ class Desk:
             raise DemoError(f"{written.key}: offset {written.offset} wrote {written.current_offset}, the answer is {answer}")
         return at_s - written.acked_s
 
-    async def rounds(self, count: int) -> list[float]:
-        """Write and read back *count* times, over all partitions in turn; return the delays in seconds."""
-        delays = []
-        for number in range(count):
-            delays.append(await self.read_back(await self.write(number % self._partitions), 10.0))
+    async def rounds(self, count: int, longest_s: float) -> list[float]:
+        """Write and read back *count* times, over all partitions in turn, once each at least; return the delays in seconds.
+
+        On a machine that is busy otherwise it is fewer times, for *longest_s*.
+        """
+        until_s = self._clock.monotonic_s() + longest_s
+        delays: list[float] = []
+        while len(delays) < count and (len(delays) < self._partitions or self._clock.monotonic_s() < until_s):
+            delays.append(await self.read_back(await self.write(len(delays) % self._partitions), READ_TIMEOUT_S))
         return delays
 
     def _poll(self) -> None:

@@ -28,6 +28,7 @@ from holdfast.errors import DemoError
 READY_DEADLINE_S = 45.0
 TAKEOVER_DEADLINE_S = 60.0
 SCAN_TIMEOUT_S = 20.0
+ROUNDS_S = 6.0
 T = TypeVar("T")
 
 
@@ -52,6 +53,7 @@ class Seen:
     takeover_s: float = 0.0
     visible_s: list[float] = field(default_factory=list)
     ends: Mapping[int, int] = field(default_factory=dict)
+    owners: Mapping[int, str] = field(default_factory=dict)
 
 
 class Scenes:
@@ -149,12 +151,15 @@ class Scenes:
         with self._teller.step("Ask both workers"):
             owners = self._run(self.desk.owners())
             redirects = self._run(self._ask_everyone(owners))
-            urls = len(self.stage.workers)
             self._teller.say(
-                f"Each of {urls} workers was asked for each partition over HTTP: its own it answered, for {redirects} others it named the owner."
+                f"Each was asked over HTTP for a row of every partition. The owner answered; the other one named the owner, {redirects} times."
             )
             self._show_one()
-            self._read_your_writes()
+            times, spans = self._read_your_writes()
+            self._teller.say(
+                f"Then, {times} times: a heartbeat written, its row asked for as of the offset that Kafka acknowledged, and compared. "
+                f"Right every time, {spans}."
+            )
 
     def _show_one(self) -> None:
         entry = max(self.fleet.entries, key=lambda entry: entry.epoch)
@@ -167,15 +172,13 @@ class Scenes:
             f"The answer reflects the log up to offset {answer.as_of_offset:,} of partition {answer.partition}."
         )
 
-    def _read_your_writes(self) -> None:
-        self._teller.waiting(f"writing and reading back {self.options.rounds} times")
-        delays = self._run(self.desk.rounds(self.options.rounds))
+    def _read_your_writes(self) -> tuple[int, str]:
+        """Write and read back; return how many times, and in words how long the answers took."""
+        self._teller.waiting("writing and reading back")
+        delays = self._run(self.desk.rounds(self.options.rounds, ROUNDS_S))
         self.seen.visible_s += delays
-        p50, p99 = (1000 * quantile(delays, share) for share in (0.5, 0.99))
-        self._teller.say(
-            f"TableClient, {len(delays)} times: write a heartbeat, ask for its row as of the offset Kafka acknowledged, compare. "
-            f"The answer held every time, {p50:.0f} ms after the acknowledgement (p50; p99 {p99:.0f} ms).",
-        )
+        p50_ms, p99_ms = (1000 * quantile(delays, share) for share in (0.5, 0.99))
+        return len(delays), f"{p50_ms:.0f} ms after the acknowledgement (p50; p99 {p99_ms:.0f} ms)"
 
     async def _ask_everyone(self, owners: Mapping[int, str]) -> int:
         """Ask every running worker for a row of every partition; return how many times it pointed to the owner."""
@@ -201,24 +204,25 @@ class Scenes:
         with self._teller.step(f"Kill {victim.name} with SIGKILL"):
             before, killed_s = live.written, system_clock.monotonic_s()
             victim.kill()
-            self._teller.say(f"pid {victim.pid} is gone; it folded {_partitions(lost)}. The fleet goes on writing.")
+            self._teller.say(f"pid {victim.pid} is gone, and with it the owner of {_partitions(lost)}. The fleet goes on writing.")
             served_s = self._run(self._takeover(lost, killed_s))
             self.seen.takeover_s = max(served_s.values())
             survivor.check()
             live.check()
             self._teller.say(
-                f"{survivor.name} answers for {_partitions(lost)} after {self.seen.takeover_s:.1f} s, records written after the kill included."
+                f"{survivor.name} answers for {_partitions(lost)} after {self.seen.takeover_s:.1f} s, with what was written since the kill."
             )
             self._teller.note(
-                f"Kafka waits {SESSION_TIMEOUT_S:g} s (the session timeout) before it gives a silent worker's partitions away. {live.written - before:,} frames "
-                "were written meanwhile. The survivor held a standby of each partition and read only the rest of its log.",
+                f"Most of that is the session timeout, {SESSION_TIMEOUT_S:g} s: so long Kafka waits for a silent worker. {live.written - before:,} "
+                "frames came meanwhile. The survivor kept a standby of each partition and had only the end of its log to read."
             )
         with self._teller.step("Ask the survivor"):
             owners = self._run(self.desk.owners())
             if set(owners.values()) != {survivor.url}:
                 raise DemoError(f"{survivor.name} at {survivor.url} should own every partition, the workers topic says {owners}")
             self._run(self._ask_everyone(owners))
-            self._read_your_writes()
+            times, spans = self._read_your_writes()
+            self._teller.say(f"It answers for all {PARTITIONS} partitions. {times} more writes were read back: right every time, {spans}.")
         return victim
 
     async def _takeover(self, lost: Sequence[int], killed_s: float) -> dict[int, float]:
@@ -247,8 +251,12 @@ class Scenes:
             self.stage.start_worker(worker)
             owners = self._shared(self.stage.workers)
             took_s = system_clock.monotonic_s() - began_s
+            mine, self.seen.owners = _places(owners, worker), owners
+            changelog = self._ends(self.claims.changelog(self._settings.app))
+            read = self._run(self.desk.metric(worker.url, "holdfast_restored_records_total"))
             self._teller.say(
-                f"{worker.name} serves {_partitions(_places(owners, worker))} after {took_s:.1f} s: its RocksDB survived, only the tail was read."
+                f"{worker.name} serves {_partitions(mine)} after {took_s:.1f} s. Its stores outlived the kill: of the changelogs' "
+                f"{sum(changelog[place] + 1 for place in mine):,} offsets it read {sum(read[place] for place in mine):,} records, the rest."
             )
 
     # -- books

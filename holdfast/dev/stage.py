@@ -50,7 +50,8 @@ class Stage:
         else:
             self.folder = (folder or KEPT_FOLDER).absolute()
             if self.folder.exists() and any(self.folder.iterdir()):
-                raise DemoError(f"{self.folder} is in use: end the demo there with `holdfast demo down --dir {self.folder}`")
+                where = "" if self.is_default else f" --dir {self.folder}"
+                raise DemoError(f"{self.folder} is not empty: end the demo there with `holdfast demo down{where}`, or choose another --dir")
             self.folder.mkdir(parents=True, exist_ok=True)
         self.cluster = Cluster(self.folder / "broker", detached=keep)
         self.config = self.folder / "holdfast.toml"
@@ -140,8 +141,10 @@ class Stage:
             if path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
                     path.rmdir()
-            elif path.suffix not in (".log", ".toml") or "data" in path.parts:
+            elif path.suffix != ".log" or path.stat().st_size == 0:
                 path.unlink(missing_ok=True)
+        with contextlib.suppress(OSError):
+            self.folder.rmdir()
 
     def _note(self) -> None:
         if not self.keep:

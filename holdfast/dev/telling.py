@@ -159,12 +159,12 @@ def summary(found: Findings, pointers: Sequence[tuple[str, str]]) -> list[Line]:
     return [
         Line(words=f"Everything held, in {found.elapsed_s:.0f} s.", style="bold green"),
         Line(),
-        Line("records", f"{found.records:,} frames became {found.rows:,} rows, exactly once, though one of the two workers was killed"),
+        Line("records", f"{found.records:,} frames became {found.rows:,} rows, exactly once, with one of two workers killed"),
         Line("rate", f"{found.live_rate:,.0f} frames a second while the fleet was watched"),
         Line("read your writes", f"{p50_ms:.0f} ms from Kafka's acknowledgement to the answer (p50), {p99_ms:.0f} ms (p99)"),
         Line(
             "takeover",
-            f"{found.takeover_s:.1f} s from SIGKILL to the survivor's answer; {found.session_timeout_s:g} s of it is the session timeout",
+            f"{found.takeover_s:.1f} s from SIGKILL to the survivor's answer; the session timeout is {found.session_timeout_s:g} s",
         ),
         Line("fleet", f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts"),
         Line("refused", f"{found.refused:,} heartbeats of instances that had been replaced"),
