@@ -102,6 +102,8 @@ def violations(sources: Mapping[str, str]) -> list[str]:
     """Return what breaks the rules in *sources* (text by module name), each with its place."""
     found = []
     for module, text in sorted(sources.items()):
+        if module == "holdfast":
+            continue  # has a rule of its own, below
         for name, line, inside in imported(ast.parse(text)):
             if (why := _why_not(room_of(module), name, inside)) is not None:
                 found.append(f"{module}:{line} imports {name}: {why}")
