@@ -153,6 +153,7 @@ class Cluster:
         except OSError as error:
             raise DevBrokerError(f"cannot create {self.folder}: {error}; choose another folder with --dir") from error
         with state.exclusive(self.folder):
+            before = state.load(self.folder)
             for attempt in range(1, _PORT_TRIES + 1):
                 self._state = self._prepare()
                 try:
@@ -160,6 +161,7 @@ class Cluster:
                     return self
                 except BaseException as error:  # Ctrl-C too: a start is whole or nothing
                     self._end_all(grace_s=0)
+                    self._forget_properties(before)
                     lost_a_port = isinstance(error, DevBrokerError) and _PORT_LOST in str(error)
                     if not lost_a_port or self._port is not None or attempt == _PORT_TRIES:
                         raise
@@ -210,6 +212,7 @@ class Cluster:
 
     def _launch_all(self, java: Java, *, deadline_s: float) -> None:
         known = self._known()
+        state.save(self.folder, known)  # before any data folder carries the cluster's id
         if known.store_password is not None:
             tls.ensure_certificate(self.folder, known.store_password)
         state.write_private(self.client_file, files.render(self.client_config()))
@@ -273,6 +276,12 @@ class Cluster:
                     recorded.pid = recorded.birth = None
             each.pid = each.birth = None
         if on_disk is not None:
+            state.save(self.folder, on_disk)
+
+    def _forget_properties(self, before: ClusterState | None) -> None:
+        """Keep what a failed start was given from spoiling the next one."""
+        if (on_disk := state.load(self.folder)) is not None:
+            on_disk.properties = before.properties if before is not None else {}
             state.save(self.folder, on_disk)
 
     @contextlib.contextmanager

@@ -9,6 +9,7 @@ import re
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 import msgspec
 
@@ -18,6 +19,7 @@ from holdfast.errors import DevBrokerError
 FORMAT = 1
 STATE_FILE = "cluster.json"
 LOCK_FILE = "cluster.lock"
+_POLL_S = 0.05
 
 
 class Credentials(msgspec.Struct, frozen=True, kw_only=True):
@@ -90,15 +92,21 @@ def write_private(path: Path, content: bytes) -> None:
 def exclusive(folder: Path, *, deadline_s: float = 150.0) -> Iterator[None]:
     """Keep other processes from starting or stopping nodes in *folder* meanwhile."""
     until_s = system_clock.monotonic_s() + deadline_s
-    with (folder / LOCK_FILE).open("a") as file:
-        while True:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if system_clock.monotonic_s() > until_s:
-                    raise DevBrokerError(
-                        f"another process is starting or stopping the broker in {folder}; try again when it is done"
-                    ) from None
-                time.sleep(0.05)
-        yield
+    while True:
+        folder.mkdir(parents=True, exist_ok=True)
+        with (folder / LOCK_FILE).open("a") as file:
+            if _take(file, folder / LOCK_FILE):
+                yield
+                return
+        if system_clock.monotonic_s() > until_s:
+            raise DevBrokerError(f"another process is starting or stopping the broker in {folder}; try again when it is done")
+        time.sleep(_POLL_S)
+
+
+def _take(file: IO[str], path: Path) -> bool:
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        # A purge may have removed the file since it was opened: a lock on it then keeps nobody out.
+        return path.stat().st_ino == os.fstat(file.fileno()).st_ino
+    except (BlockingIOError, FileNotFoundError):
+        return False

@@ -158,13 +158,18 @@ def test_a_record_of_another_process_is_never_signalled(up: tuple[Path, dict[str
     assert processes.birth_of(running) is not None
 
 
-def test_down_and_up_again_keep_data_port_and_properties(up: tuple[Path, dict[str, Any]]) -> None:
+def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path, dict[str, Any]]) -> None:
     folder, printed = up
     client = AdminClient(printed["client"] | {"log_level": 0})
     client.create_topics([NewTopic("kept", 2)])["kept"].result(DEADLINE_S)
     producer = Producer(printed["client"] | {"log_level": 0})
     producer.produce("kept", b"before", partition=1)
     assert producer.flush(DEADLINE_S) == 0
+    attached = Cluster.attach(folder)
+    attached.kill(1)
+    assert holdfast_dev("status", folder=folder).stdout.split()[-2:] == ["stopped", "-"]
+    attached.restart(1)
+    del attached  # it was started to run on, so it runs on
     down = holdfast_dev("down", folder=folder)
     assert (down.returncode, down.stdout) == (0, f"stopped 1 node; data stays in {folder}\n"), down.stderr
     assert holdfast_dev("status", folder=folder).returncode == 1
@@ -191,13 +196,20 @@ def test_down_and_up_again_keep_data_port_and_properties(up: tuple[Path, dict[st
 # --- starts that fail ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_start_that_fails_says_why_and_leaves_nothing_running(tmp_path: Path) -> None:
+def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_one(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "b", properties={"log.flush.interval.messages": "no number"})
     with pytest.raises(DevBrokerError, match=r"log\.flush\.interval\.messages"):
         cluster.start()
     assert [each.condition for each in cluster.status()] == ["stopped"]
     assert cluster._children == []
     cluster.stop()
+    # Formatting does not read this one; the node itself refuses it.
+    done = holdfast_dev("up", "--property", "metric.reporters=org.no.such.Reporter", folder=tmp_path / "b")
+    assert (done.returncode, done.stdout) == (1, "")
+    assert "node 1 ended; its last words:" in done.stderr
+    assert "org.no.such.Reporter" in done.stderr
+    with Cluster(tmp_path / "b") as later:
+        assert later.server_properties == {}
 
 
 def test_a_port_lost_between_choice_and_bind_is_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -285,6 +297,15 @@ def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: 
     (left,) = Cluster.attach(tmp_path).status()
     assert left.condition == "stopped"
     assert node.last_words(tmp_path, state.NodeState(node_id=1, port=0, controller_port=0))
+
+
+def test_a_lock_file_that_a_purge_removed_keeps_nobody_out(tmp_path: Path) -> None:
+    with state.exclusive(tmp_path):
+        with pytest.raises(DevBrokerError, match="another process"), state.exclusive(tmp_path, deadline_s=0.2):
+            pass
+        (tmp_path / state.LOCK_FILE).unlink()
+        with state.exclusive(tmp_path, deadline_s=5.0):
+            pass
 
 
 def test_credentials_hold_what_kafkas_tool_can_read() -> None:

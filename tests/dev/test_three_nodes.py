@@ -21,7 +21,7 @@ pytestmark = pytest.mark.broker
 
 DEADLINE_S = 120.0
 PARTITIONS = 6
-IN_FLIGHT_MAX = 500
+IN_FLIGHT_MAX = 100
 """Records sent and not yet acknowledged: so many are at risk at any moment."""
 
 
@@ -52,8 +52,8 @@ class Load:
     def _send(self) -> None:
         number = 0
         while not self._stopping.is_set():
-            self._producer.poll(0.001)
-            if self._slots.acquire(blocking=False):
+            self._producer.poll(0.005)
+            while self._slots.acquire(blocking=False):
                 self._producer.produce(self._topic, str(number).encode(), partition=number % PARTITIONS, on_delivery=self._delivered)
                 number += 1
 
