@@ -54,6 +54,7 @@ class Seen:
     visible_s: list[float] = field(default_factory=list)
     ends: Mapping[int, int] = field(default_factory=dict)
     owners: Mapping[int, str] = field(default_factory=dict)
+    changelog_at_kill: Mapping[int, int] = field(default_factory=dict)
 
 
 class Scenes:
@@ -202,6 +203,7 @@ class Scenes:
         lost = _places(owners, victim)
         (survivor,) = (worker for worker in self.stage.workers if worker is not victim)
         with self._teller.step(f"Kill {victim.name} with SIGKILL"):
+            self.seen.changelog_at_kill = self._ends(self.claims.changelog(self._settings.app))
             before, killed_s = live.written, system_clock.monotonic_s()
             victim.kill()
             self._teller.say(f"pid {victim.pid} is gone, and with it the owner of {_partitions(lost)}. The fleet goes on writing.")
@@ -253,10 +255,14 @@ class Scenes:
             took_s = system_clock.monotonic_s() - began_s
             mine, self.seen.owners = _places(owners, worker), owners
             changelog = self._ends(self.claims.changelog(self._settings.app))
-            read = self._run(self.desk.metric(worker.url, "holdfast_restored_records_total"))
+            restored = self._run(self.desk.metric(worker.url, "holdfast_restored_records_total"))
+            read, kept = sum(restored[place] for place in mine), sum(self.seen.changelog_at_kill[place] + 1 for place in mine)
+            there = sum(changelog[place] + 1 for place in mine)
+            if read > there - kept // 2:
+                raise DemoError(f"{worker.name} read {read} of {there} changelog records: its stores should have outlived the kill")
             self._teller.say(
-                f"{worker.name} serves {_partitions(mine)} after {took_s:.1f} s. Its stores outlived the kill: of the changelogs' "
-                f"{sum(changelog[place] + 1 for place in mine):,} offsets it read {sum(read[place] for place in mine):,} records, the rest."
+                f"{worker.name} serves {_partitions(mine)} after {took_s:.1f} s. Its stores outlived the kill: of the {there:,} offsets in its "
+                f"changelogs it read {read:,} records, the rest."
             )
 
     # -- books
