@@ -48,7 +48,8 @@ async def probe(on: Bench, settings: Settings, seconds: float) -> list[float]:
     """Return the time from produce() to a query that shows the record, for probes twenty times a second."""
     claims = processors(settings)[0]
     producer = Producer({"bootstrap.servers": on.bootstrap, "linger.ms": 0})
-    loop, out = asyncio.get_running_loop(), []
+    loop = asyncio.get_running_loop()
+    out: list[float] = []
     samples = [(partition, value) for partition, value in heartbeats(400, 400)]
     async with TableClient(settings, [claims]) as tables:
         ended_s = time.perf_counter() + seconds

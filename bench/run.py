@@ -95,7 +95,7 @@ class Bench:
         def part(name: str) -> tuple[list[str], dict[str, str]]:
             from bench.traffic import create
 
-            create(self.bootstrap, f"{name}-t-changelog", **{"cleanup.policy": "compact"})
+            create(self.bootstrap, f"{name}-t-changelog", cleanup="compact")
             rival = {"RIVAL_BOOTSTRAP": self.bootstrap, "RIVAL_TOPIC": self.topic, "RIVAL_RECORDS": str(records), "RIVAL_APP": name}
             command = [sys.executable, "-P", "-m", "bench.rivals.stock_faust", "--datadir", str(self.folder / name), "worker", "-l", "info"]
             return command, rival

@@ -6,7 +6,7 @@ import random
 from collections.abc import Iterator
 
 from confluent_kafka import Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.core.frames import Heartbeat, encode
 
@@ -38,10 +38,10 @@ def heartbeats(records: int, claims: int, seed: int = 7) -> Iterator[tuple[int, 
         produced += min(len(order), records - produced)
 
 
-def create(bootstrap: str, topic: str, partitions: int = PARTITIONS, **config: str) -> None:
+def create(bootstrap: str, topic: str, partitions: int = PARTITIONS, cleanup: str = "delete") -> None:
     """Make a topic with LogAppendTime and wait for it."""
     admin = AdminClient({"bootstrap.servers": bootstrap})
-    config = {"message.timestamp.type": "LogAppendTime", **config}
+    config = {"message.timestamp.type": "LogAppendTime", "cleanup.policy": cleanup}
     for future in admin.create_topics([NewTopic(topic, partitions, 1, config=config)]).values():
         future.result(30)
 

@@ -36,7 +36,8 @@ def folded(urls: list[str]) -> int:
 def span_s(on: Bench, topic: str) -> float:
     """Return the time between the first and the last append to *topic*, over all partitions."""
     consumer = Consumer({"bootstrap.servers": on.bootstrap, "group.id": "bench-span", "isolation.level": "read_committed"})
-    first, last = [], []
+    first: list[int] = []
+    last: list[int] = []
     try:
         for number in range(PARTITIONS):
             low, high = consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=30)

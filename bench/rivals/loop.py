@@ -72,7 +72,7 @@ def main(bootstrap: str, topic: str, batch: int, folder: str) -> None:
         consumer.commit(offsets=[TopicPartition(topic, number, offset + 1) for number, offset in last.items()], asynchronous=True)
         done += len(messages)
     wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
-    total = sum(ROW.unpack_from(value)[2] for store in stores for key, value in store.items() if key != b"\x00applied")  # type: ignore[arg-type]
+    total = sum(ROW.unpack_from(value)[2] for store in stores for key, value in store.items() if key != b"\x00applied")
     assert total == records, (total, records)
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(
