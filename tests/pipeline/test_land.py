@@ -1,0 +1,366 @@
+"""Landing on a real broker: everything committed, once, whatever is killed, lost or raced."""
+
+from __future__ import annotations
+
+import os
+import re
+import signal
+import subprocess
+import sys
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pyarrow as pa
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+from deltalake import DeltaTable, write_deltalake
+from pyarrow import parquet
+
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.errors import LakeError, LostRecordsError, TopicError
+from holdfast.pipeline.lake import Commit, Landed, bronze_path, history_of, last_landed
+from holdfast.pipeline.land import Landing, LandOptions, land
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.topic import TopicLog
+from tests.pipeline.conftest import MakeTopic
+from tests.pipeline.folds import Log, Record, accounts
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+pytestmark = [pytest.mark.spark, pytest.mark.broker]
+
+TEN: Log = {p: [Record(at, 1_000 + at, b"k", b"add k %d" % at) for at in range(10)] for p in range(2)}
+
+
+def rows(path: str) -> list[dict[str, Any]]:
+    found = DeltaTable(path).to_pyarrow_table().to_pylist()
+    return sorted(found, key=lambda row: (row["partition"], row["offset"]))
+
+
+def places(path: str) -> list[tuple[int, int]]:
+    return [(row["partition"], row["offset"]) for row in rows(path)]
+
+
+def send(broker: SessionBroker, topic: str, values: list[bytes], partition: int = 0) -> None:
+    producer = Producer(broker.client_config())
+    for value in values:
+        producer.produce(topic, value, partition=partition)
+    assert producer.flush(30) == 0
+
+
+def delete_before(settings: Settings, topic: str, partition: int, offset: int) -> None:
+    client = AdminClient({**settings.client()})
+    for deleted in client.delete_records([TopicPartition(topic, partition, offset)]).values():
+        deleted.result(20)
+
+
+def test_every_field_of_a_record_is_kept(spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path) -> None:
+    log = {
+        0: [
+            Record(0, 1_700_000_000_123, b"key", b"value", (("a", b"1"), ("a", None), ("ü", b""))),
+            Record(1, 1_700_000_000_000, None, None),
+            Record(2, 5, b"", b"", ()),
+        ],
+        1: [],
+    }
+    topic = make_topic(log)
+    report = land(settings, topic, str(lake))
+    assert (report.commits, report.offsets, report.vector) == (1, 3, {0: 3, 1: 0})
+    got = rows(report.path)
+    assert [(r["topic"], r["partition"], r["offset"], r["timestamp_type"]) for r in got] == [(topic, 0, at, 0) for at in range(3)]
+    assert [(r["key"], r["value"]) for r in got] == [(b"key", b"value"), (None, None), (b"", b"")]
+    assert [int(r["timestamp"].timestamp() * 1000) for r in got] == [1_700_000_000_123, 1_700_000_000_000, 5]
+    assert [[(h["key"], h["value"]) for h in r["headers"] or ()] for r in got] == [[("a", b"1"), ("a", None), ("ü", b"")], [], []]
+    files = [Path(report.path) / each for each in pa.table(DeltaTable(report.path).get_add_actions(flatten=True))["path"].to_pylist()]
+    assert {parquet.read_schema(file).field("timestamp").type for file in files} == {pa.timestamp("us", "UTC")}, "INT96 would read as ns"
+
+
+def test_landing_again_adds_only_what_is_new(
+    spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    first = land(settings, topic, str(lake), options=LandOptions(max_records=6))
+    assert first.commits == 4
+    assert land(settings, topic, str(lake)).commits == 0
+    send(broker, topic, [b"x", b"y"], partition=1)
+    again = land(settings, topic, str(lake))
+    assert (again.commits, again.offsets, again.vector) == (1, 2, {0: 10, 1: 12})
+    assert places(first.path) == [(0, at) for at in range(10)] + [(1, at) for at in range(12)]
+
+
+def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
+    spark: SparkSession, broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
+) -> None:
+    topic = fresh_topic("transactional")
+    producer = Producer(broker.client_config(**{"transactional.id": topic}))
+    producer.init_transactions(30)
+    for verdict in ("committed", "aborted", "committed", "open"):
+        producer.begin_transaction()
+        for _ in range(3):
+            producer.produce(topic, verdict.encode())
+        producer.flush(30)
+        if verdict != "open":
+            (producer.commit_transaction if verdict == "committed" else producer.abort_transaction)(30)
+    report = land(settings, topic, str(lake))
+    assert [(r["offset"], r["value"]) for r in rows(report.path)] == [(at, b"committed") for at in (0, 1, 2, 8, 9, 10)]
+    assert report.vector == {0: 12}, "up to the first record of the open transaction"
+    producer.abort_transaction(30)
+    empty = land(settings, topic, str(lake))
+    assert (empty.commits, empty.vector) == (1, {0: 16}), "offsets without records move the vector all the same"
+    assert land(settings, topic, str(lake)).commits == 0
+    assert len(rows(report.path)) == 6
+
+
+def test_following_lands_what_comes_until_it_is_told_to_stop(
+    spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    stop, seen = threading.Event(), list[Landed]()
+
+    def told(landed: Landed) -> None:
+        seen.append(landed)
+        if len(seen) == 1:
+            send(broker, topic, [b"late"])
+        else:
+            stop.set()
+
+    report = land(settings, topic, str(lake), options=LandOptions(follow=True, every_s=0), stop=stop, progress=told)
+    assert [each.end for each in seen] == [{0: 10, 1: 10}, {0: 11, 1: 10}]
+    assert [each.start for each in seen] == [{}, {0: 10, 1: 10}]
+    assert len(places(report.path)) == 21
+
+
+# -- two at once, and tables that something else wrote
+
+
+@pytest.fixture
+def log_of(settings: Settings) -> Iterator[Any]:
+    opened: list[TopicLog] = []
+
+    def make(topic: str) -> TopicLog:
+        opened.append(TopicLog(settings, topic))
+        return opened[-1]
+
+    yield make
+    for each in opened:
+        each.close()
+
+
+def two_landings(spark: SparkSession, settings: Settings, topic: str, lake: Path, log_of: Any) -> tuple[Landing, Landing]:
+    """Return two landings that both read the same vector before either wrote."""
+    path = bronze_path(str(lake), topic)
+    one, other = (Landing(spark, settings, log_of(topic), path, LandOptions()) for _ in range(2))
+    return one, other
+
+
+def test_of_two_landings_one_is_refused_and_nothing_is_doubled(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+) -> None:
+    one, other = two_landings(spark, settings, make_topic(TEN), lake, log_of)
+    assert one.step({0: 5, 1: 5}) is not None
+    with pytest.raises(LakeError, match="another landing extended the table from the same offsets"):
+        other.step({0: 7, 1: 7})
+    assert places(one.path) == [(p, at) for p in range(2) for at in range(5)]
+    assert one.step({0: 10, 1: 10}) is not None, "the first goes on undisturbed"
+    assert len(places(one.path)) == 20
+
+
+def test_without_the_link_of_commits_rows_would_be_doubled(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+) -> None:
+    one, other = two_landings(spark, settings, make_topic(TEN), lake, log_of)
+    one.step({0: 5, 1: 5})
+    other._link = "forged"
+    other.step({0: 7, 1: 7})
+    assert len(places(one.path)) == 24, "so the test above can fail"
+
+
+def test_landings_racing_in_time_never_double_or_skip(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, log_of: Any
+) -> None:
+    topic = make_topic(TEN)
+    one, other = two_landings(spark, settings, topic, lake, log_of)
+    outcomes: list[object] = []
+
+    def run(landing: Landing) -> None:
+        try:
+            outcomes.append(landing.step({0: 10, 1: 10}))
+        except LakeError as error:
+            outcomes.append(error)
+
+    threads = [threading.Thread(target=run, args=(each,)) for each in (one, other)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(120)
+    assert sorted(type(each).__name__ for each in outcomes) == ["LakeError", "Landed"]
+    assert places(one.path) == [(p, at) for p in range(2) for at in range(10)]
+
+
+def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
+    spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    path = land(settings, topic, str(lake)).path
+    send(broker, topic, [b"by hand", b"by landing"])
+    last = rows(path)[9]
+    by_hand = pa.Table.from_pylist([last | {"offset": 10, "value": b"by hand"}], schema=DeltaTable(path).to_pyarrow_table().schema)
+    write_deltalake(path, by_hand, mode="append")
+    with pytest.raises(LakeError, match=r"version \d+ \(WRITE\) was not written by a landing.*--rebuild"):
+        land(settings, topic, str(lake))
+    rebuilt = land(settings, topic, str(lake), options=LandOptions(rebuild=True))
+    assert rebuilt.vector == {0: 12, 1: 10}
+    assert places(path) == [(0, at) for at in range(12)] + [(1, at) for at in range(10)]
+    assert land(settings, topic, str(lake)).commits == 0, "the chain of commits goes on from the rebuilt one"
+    write_deltalake(path, by_hand, mode="append")
+    with pytest.raises(LakeError, match="1 rows of partition 0 are doubled"):
+        land(settings, topic, str(lake), options=LandOptions(rebuild=True))
+
+
+def test_upkeep_of_the_table_does_not_lose_the_vector(spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path) -> None:
+    topic = make_topic(TEN)
+    path = land(settings, topic, str(lake), options=LandOptions(max_records=8)).path
+    before = rows(path)
+    DeltaTable(path).optimize.compact()
+    DeltaTable(path).vacuum(0, dry_run=False, enforce_retention_duration=False)
+    assert land(settings, topic, str(lake)).commits == 0
+    assert rows(path) == before
+
+
+def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
+    with pytest.raises(LakeError, match="reaches back to version 7 only"):
+        last_landed("t", [Commit(version=version, operation="OPTIMIZE", metadata=None) for version in (9, 8, 7)])
+    assert last_landed("t", [Commit(version=0, operation="CREATE TABLE", metadata=None)]) is None
+
+
+# -- records that are gone
+
+
+def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accepted(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    path = land(settings, topic, str(lake), options=LandOptions(max_records=8)).path
+    delete_before(settings, topic, 0, 10)
+    version = DeltaTable(path).version()
+    DeltaTable(path).restore(version - 1)
+    with pytest.raises(LakeError, match="RESTORE"):
+        land(settings, topic, str(lake))
+    with pytest.raises(LostRecordsError, match=r"partition 0: offsets \d+ to 9 were deleted before they were landed.*--accept-loss"):
+        land(settings, topic, str(lake), options=LandOptions(rebuild=True))
+    report = land(settings, topic, str(lake), options=LandOptions(rebuild=True, accept_loss=True))
+    (hole,) = report.lost[0]
+    assert hole[1] == 10
+    assert [at for p, at in places(path) if p == 0] == list(range(hole[0]))
+    assert [at for p, at in places(path) if p == 1] == list(range(10))
+    with pytest.raises(LostRecordsError, match=f"partition 0 lacks offsets {hole[0]} to 9"):
+        replay(accounts(topic), settings, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
+
+
+def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    topic = make_topic(TEN)
+    delete_before(settings, topic, 0, 5)
+    monkeypatch.setattr(TopicLog, "firsts", lambda self, partitions: dict.fromkeys(partitions, 0))
+    with pytest.raises(LostRecordsError, match="records were deleted while they were read"):
+        land(settings, topic, str(lake))
+    assert places(bronze_path(str(lake), topic)) == []
+
+
+def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(TEN)
+    delete_before(settings, topic, 1, 4)
+    report = land(settings, topic, str(lake))
+    landed = last_landed(report.path, history_of(DeltaTable(report.path)))
+    assert landed is not None
+    assert (landed.begins, landed.end, landed.lost) == ({0: 0, 1: 4}, {0: 10, 1: 10}, {})
+    with pytest.raises(LostRecordsError, match="partition 1 begins at offset 4"):
+        replay(accounts(topic), settings, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
+
+
+def test_a_topic_made_again_under_its_name_is_refused(spark: SparkSession, broker: SessionBroker, settings: Settings, lake: Path) -> None:
+    topic = broker.create_topic("again")
+    send(broker, topic, [b"x"])
+    land(settings, topic, str(lake))
+    broker.delete_topics([topic])
+    until_s = system_clock.monotonic_s() + 30
+    with TopicLog(settings, topic) as log:
+        while True:
+            try:
+                log.partitions()
+            except TopicError:
+                break
+            assert system_clock.monotonic_s() < until_s
+    broker.create_topic(topic, exact=True)
+    send(broker, topic, [b"other", b"records"])
+    try:
+        with pytest.raises(LakeError, match="was deleted and made again"):
+            land(settings, topic, str(lake))
+    finally:
+        broker.delete_topics([topic])
+
+
+def test_no_such_topic_is_told_before_a_jvm_starts(settings: Settings, lake: Path) -> None:
+    with pytest.raises(TopicError, match="no-such-topic"):
+        land(settings, "no-such-topic", str(lake))
+
+
+# -- SIGKILL
+
+
+def test_killed_landings_leave_every_record_once(broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path) -> None:
+    topic = fresh_topic("killed", partitions=3)
+    producer = Producer(broker.client_config(**{"linger.ms": 20}))
+    for at in range(30_000):
+        producer.produce(topic, b"value %d" % at, partition=at % 3)
+        if at % 5_000 == 0:
+            producer.poll(0)
+    assert producer.flush(60) == 0
+    command = [sys.executable, "-P", "-m", "holdfast.cli", "pipeline", "land", "--topic", topic, "--lake", str(lake)]
+    command += ["--max-records", "1500", "--master", "local[2]"]
+    for name, value in broker.config.items():
+        command += ["--set", f"kafka.{name}={value}"]
+    killed_at = [kill_during(command, commit=2, delay_s=0.2), kill_during(command, commit=4, delay_s=0.05)]
+    assert killed_at[0] < killed_at[1] < 30_000, "both died in the middle, and the second went on where the first was"
+    finish = subprocess.run([*command, "--max-records", "30000"], capture_output=True, text=True, timeout=240, check=False)
+    assert finish.returncode == 0, finish.stderr
+    assert places(bronze_path(str(lake), topic)) == [(p, at) for p in range(3) for at in range(10_000)]
+
+
+def kill_during(command: list[str], *, commit: int, delay_s: float) -> int:
+    """Start a landing, SIGKILL it and its JVM a moment after its *commit*-th commit, and return how many offsets were landed by then."""
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+    watchdog = threading.Timer(200, os.killpg, (process.pid, signal.SIGKILL))
+    watchdog.start()
+    try:
+        assert process.stderr is not None
+        landed, seen = 0, 0
+        said = []
+        for line in process.stderr:
+            said.append(line)
+            if found := re.search(r"up to (\S+)", line):
+                seen += 1
+                landed = sum(int(each.split(":")[1]) for each in found[1].split(","))
+                if seen == commit:
+                    break
+        assert seen == commit, "".join(said)
+        threading.Event().wait(delay_s)  # into the next commit, where exactly is chance
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(30)
+        return landed
+    finally:
+        watchdog.cancel()
+        if process.poll() is None:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.wait(30)
+        if process.stderr is not None:
+            process.stderr.close()
