@@ -111,16 +111,19 @@ class Asker:
 
     async def partitions(self, processor: Processor[Any, Any], deadline_s: float) -> int:
         """Return how many partitions the table has."""
-        name, version, backoff_s = processor.name, processor.version, _BACKOFF_S
+        name, version, backoff_s, was_read = processor.name, processor.version, _BACKOFF_S, False
         while True:
             count = self._directory.workers.partitions(name, version)
             if count:
                 return count
             failure = await self._refresh(self._refreshed, deadline_s)
+            was_read = was_read or failure is None
             if self._directory.workers.partitions(name, version):
                 continue
             if (left_s := self._left_s(deadline_s)) <= 0:
-                raise failure or NotReadyError(f"no worker of {self._settings.app} has announced table {name} in time; is one running?")
+                if failure is not None and not was_read:  # else it is the deadline that cut the last look short
+                    raise failure
+                raise NotReadyError(f"no worker of {self._settings.app} has announced table {name} in time; is one running?")
             self._refuse_other_version(processor)
             await asyncio.sleep(min(backoff_s, left_s))
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
@@ -161,7 +164,7 @@ class Asker:
 
     async def ask(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
         """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for want of Kafka."""
-        backoff_s, before, unread = _BACKOFF_S, None, None
+        backoff_s, before, unread, was_read = _BACKOFF_S, None, None, False
         while True:
             seen, known = self._refreshed, self._candidates(question)
             met = await self._round(question, decode, deadline_s)
@@ -170,9 +173,10 @@ class Asker:
             before = setback = before if met.cut and before is not None else met
             if not setback.final and not setback.at_once and self._left_s(deadline_s) > _LEAST_LEFT_S:
                 unread = await self._refresh(seen, deadline_s)
+                was_read = was_read or unread is None
             now_known = self._candidates(question)
             if setback.final or (left_s := self._left_s(deadline_s)) <= _LEAST_LEFT_S:
-                raise setback.error if now_known or unread is None else unread
+                raise setback.error if now_known or was_read or unread is None else unread
             if setback.at_once:
                 continue
             self._refuse_other_version(question.processor)
