@@ -60,9 +60,10 @@ class Feed:
         self.broker_down = False
 
     def _on_error(self, error: KafkaError) -> None:
+        if not self.broker_down:  # librdkafka repeats itself many times a second while a broker is away
+            logger.warning("source consumer: %s", error.str())
         if error.code() == KafkaError._ALL_BROKERS_DOWN:
             self.broker_down = True
-        logger.warning("source consumer", extra={"cause": error.str()})
 
     async def assign(self, positions: Mapping[Place, int], advised: Mapping[Place, int] | None = None) -> None:
         """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else.
@@ -141,7 +142,7 @@ class Feed:
             raise TopicError(f"{where}: {error.str()}")
         if error.fatal():
             raise BrokerError(f"{where}: {error.str()}")
-        logger.warning("source partition", extra={"where": where, "cause": error.str()})
+        logger.warning("source %s: %s", where, error.str())
 
     def ends(self) -> dict[Place, int]:
         """Return the end of each partition's log, as far as librdkafka knows without asking the broker."""
@@ -161,7 +162,7 @@ class Feed:
                 await asyncio.get_running_loop().run_in_executor(self._executor, lambda: consumer.list_topics(timeout=2))
                 self.broker_down = False
             except KafkaException as error:
-                logger.warning("broker still unreachable", extra={"cause": error.args[0].str()})
+                logger.warning("broker still unreachable: %s", error.args[0].str())
 
     async def close(self) -> None:
         await self.assign({})

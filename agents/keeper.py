@@ -80,7 +80,7 @@ class Keeper:
         self._adopting: asyncio.Task[None] | None = None
         self._follower = Follower(settings.consumer(), settings.app)
         self._announcer = Producer({**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000})
-        self._started_ms = system_clock.now_ms()
+        self._started_ms, self._announced = system_clock.now_ms(), False
         self._watches: set[asyncio.Task[None]] = set()
         self._inflight_bytes, self.room = 0, asyncio.Event()
         self.room.set()
@@ -170,11 +170,9 @@ class Keeper:
         await self.thread(self._follower.follow, [])
         pool: dict[Held, Partition] = {**self._opening, **self._standby, **{k: v.part for k, v in self._owned.items() if k not in kept}}
         self._owned, self._standby, self._opening = kept, {}, pool
-        await asyncio.gather(*(self.thread(part.stand_by) for part in pool.values()))
+        await asyncio.gather(*(self.thread(self._step_down, part) for part in pool.values()))
         for held in [held for held in pool if held not in plan.active and held not in plan.standby]:
-            part = pool[held]
-            await self.thread(part.touch, system_clock.now_ms())
-            await self.thread(part.close)
+            await self.thread(pool[held].close)
             del pool[held]
         wanted = sorted((plan.active | plan.standby) - set(kept) - set(pool))
         for held, part in zip(wanted, await asyncio.gather(*(self.thread(self._open, held) for held in wanted)), strict=True):
@@ -237,8 +235,12 @@ class Keeper:
         return part
 
     def _activate(self, part: Partition) -> None:
-        part.touch(system_clock.now_ms())
         part.activate()
+        part.touch(system_clock.now_ms())
+
+    def _step_down(self, part: Partition) -> None:
+        part.touch(system_clock.now_ms())
+        part.stand_by()
 
     def _applied(self, part: Partition) -> None:
         self._loop.call_soon_threadsafe(part.wake_readers)
@@ -349,6 +351,15 @@ class Keeper:
         """Return every partition held, active and standby, for metrics."""
         return [*(owned.part for owned in self._owned.values()), *self._standby.values()]
 
+    def touch(self) -> None:
+        """Note in the stores that they are current, so that one left by a SIGKILL months from now is not taken for older than it is."""
+        for part in self.holds():
+            self.thread(part.touch, system_clock.now_ms())
+
+    def restored_records(self) -> int:
+        """Return how many changelog records were read for partitions that are not yet ready: a restore that moves is not stuck."""
+        return sum(part.restored_records for part in self._opening.values())
+
     def note_ends(self) -> None:
         """Note how far the source logs reach, for lag."""
         ends = self.feed.ends()
@@ -368,6 +379,7 @@ class Keeper:
             }
             for name, processor in self.processors.items()
         }
+        self._announced = True
         await self._tell(
             json.dumps(
                 {
@@ -384,7 +396,7 @@ class Keeper:
         self._announcer.produce(self.settings.workers_topic, value, self.url.encode(), 0)
         left = await self.thread(self._announcer.flush, 10.0)
         if left:
-            logger.warning("could not announce this worker; queries will find it late", extra={"url": self.url})
+            logger.warning("could not announce %s in %s; queries will find it late", self.url, self.settings.workers_topic)
 
     # -- the end
 
@@ -398,11 +410,11 @@ class Keeper:
         await self.feed.close()
         await self.thread(self._follower.close)
         for part in [*(owned.part for owned in self._owned.values()), *self._standby.values(), *self._opening.values()]:
-            if self._follower.failure is None or part.active:
-                await self.thread(part.touch, system_clock.now_ms())
+            await self.thread(self._step_down, part)
             await self.thread(part.close)
         self._owned, self._standby, self._opening = {}, {}, {}
-        await self._tell(None)
+        if self._announced:
+            await self._tell(None)
         for task in self._watches:
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLD_SLICE_S = 0.008
-QUARANTINE_COPY_BYTES = 4 << 20
+QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
+"""How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
+Kafka takes by default, and only where the record is and why it was refused."""
 
 _COLUMN: dict[Input, Callable[[Message], Any]] = {
     "value": Message.value,
@@ -74,7 +76,7 @@ class Runner:
                 if events:
                     await self._transact(events, batches)
         except Exception as error:
-            logger.exception("partition failed", extra={"table": self.part.processor.table, "partition": self.part.partition})
+            logger.exception("partition %d of %s failed", self.part.partition, self.part.processor.table)
             self._keeper.crash(error)
 
     async def _linger(self) -> None:
@@ -135,25 +137,23 @@ class Runner:
         self._busy_until_s = time.monotonic()
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
-        refused = changes.refused
-        try:
-            extra = self._quarantined(refused, fetched, QUARANTINE_COPY_BYTES)
-            await self._keeper.thread(self.part.write, changes, extra, self._keeper.commit_timeout_s)
-        except UndeliverableError as error:
-            if not refused or error.topic != self._keeper.quarantine_topic:
-                raise
-            # The quarantine topic refuses a record of this size: keep coordinates and reason, the value is still in the source.
-            extra = self._quarantined(refused, fetched, 0)
-            await self._keeper.thread(self.part.write, changes, extra, self._keeper.commit_timeout_s)
-
-    def _quarantined(self, refused: list[Refused], fetched: list[Fetched], copy_bytes: int) -> list[Emit]:
+        keeper, refused = self._keeper, changes.refused
         if not refused:
-            return []
+            await keeper.thread(self.part.write, changes, (), keeper.commit_timeout_s)
+            return
+        self._log_refused(refused)
         messages = {message.offset(): message for each in fetched for message in each.messages}
-        out = [
-            quarantine_record(self._keeper.quarantine_topic, self.part.processor.name, each, messages[each.offset], copy_bytes)
-            for each in refused
-        ]
+        for copy_bytes in QUARANTINE_COPY_BYTES:
+            topic, name = keeper.quarantine_topic, self.part.processor.name
+            copies = [quarantine_record(topic, name, each, messages[each.offset], copy_bytes) for each in refused]
+            try:
+                await keeper.thread(self.part.write, changes, copies, keeper.commit_timeout_s)
+                return
+            except UndeliverableError as error:
+                if error.topic != topic or not copy_bytes:
+                    raise
+
+    def _log_refused(self, refused: list[Refused]) -> None:
         for each in refused:
             logger.warning(
                 "record quarantined: %s/%d/%d at %s: %s: %s",
@@ -164,14 +164,16 @@ class Runner:
                 each.error,
                 each.reason[:200],
             )
-        return out
 
 
 def quarantine_record(topic: str, processor: str, refused: Refused, message: Message, copy_bytes: int) -> Emit:
-    """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers."""
+    """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers.
+
+    Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` tells its size; where the headers
+    alone do, they are left out too. The record itself is still in the source.
+    """
     value, key = message.value(), message.key()
     headers: list[tuple[str, bytes | None]] = [
-        *(message.headers() or ()),
         ("holdfast-processor", processor.encode()),
         ("holdfast-topic", (message.topic() or "").encode()),
         ("holdfast-partition", b"%d" % (message.partition() or 0)),
@@ -182,9 +184,13 @@ def quarantine_record(topic: str, processor: str, refused: Refused, message: Mes
         ("holdfast-at-ms", b"%d" % message.timestamp()[1]),
     ]
     if key is not None:
-        headers.append(("holdfast-key", key if len(key) <= max(copy_bytes, 1024) else key[:1024]))
-    if value is not None and len(value) > copy_bytes:
-        headers.append(("holdfast-truncated", b"%d" % len(value)))
+        headers.append(("holdfast-key", key if len(key) <= max(copy_bytes // 4, 1024) else key[:1024]))
+    original: list[tuple[str, bytes | None]] = list(message.headers() or ())  # type: ignore[arg-type]
+    size = sum(len(name.encode()) + len(content or b"") for name, content in original) + min(len(key or b""), copy_bytes // 4)
+    if size + len(value or b"") > copy_bytes:
+        headers.append(("holdfast-truncated", b"%d" % len(value or b"")))
         value = b""
+        original = [] if size > copy_bytes else original
+    headers[:0] = original
     where = f"{message.topic()}/{message.partition()}/{refused.offset}/{processor}"
     return Emit(topic, where, value, tuple(headers))

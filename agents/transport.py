@@ -62,7 +62,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         except CommitFailedError:
             return False
         except Exception as error:  # noqa: BLE001  advice only
-            logger.warning("offsets not committed; lag tools show them late", extra={"cause": repr(error)})
+            logger.warning("offsets not committed; lag tools show them late: %r", error)
             return False
         return True
 

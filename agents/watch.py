@@ -17,7 +17,7 @@ from holdfast.errors import HoldfastError
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.5
-PROBE_EVERY_S, NOTE_EVERY_S = 5.0, 1.0
+PROBE_EVERY_S, NOTE_EVERY_S, TOUCH_EVERY_S = 5.0, 1.0, 600.0
 STUCK_EXIT_CODE = 70
 
 
@@ -30,6 +30,7 @@ class KeeperService(Service):
 
     def __init__(self, keeper: Keeper, **kwargs: Any) -> None:
         self.keeper = keeper
+        self._restored = 0
         super().__init__(**kwargs)
 
     async def on_start(self) -> None:
@@ -41,13 +42,16 @@ class KeeperService(Service):
     @Service.task
     async def _watch(self) -> None:
         keeper = self.keeper
-        probed_s = noted_s = time.monotonic()
+        probed_s = noted_s = touched_s = time.monotonic()
         while not self.should_stop:
             await asyncio.sleep(TICK_S)
             now_s = time.monotonic()
             if now_s - noted_s > NOTE_EVERY_S:
                 noted_s = now_s
                 keeper.note_ends()
+            if now_s - touched_s > TOUCH_EVERY_S:
+                touched_s = now_s
+                keeper.touch()
             if keeper.feed.broker_down and now_s - probed_s > PROBE_EVERY_S:
                 probed_s = now_s
                 await keeper.feed.probe()
@@ -59,8 +63,9 @@ class KeeperService(Service):
     def _stuck(self, now_s: float) -> str | None:
         keeper = self.keeper
         idle_s = now_s - keeper.progress_s
-        if keeper.open and not keeper.busy:
-            keeper.progress_s = now_s
+        restored = keeper.restored_records()
+        if (keeper.open and not keeper.busy) or restored != self._restored:
+            keeper.progress_s, self._restored = now_s, restored
         elif keeper.open and idle_s > keeper.settings.stall_timeout_s:
             return f"records in hand and nothing committed for {idle_s:.0f} s"
         elif not keeper.open and idle_s > 2 * keeper.settings.stall_timeout_s:

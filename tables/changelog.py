@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -17,6 +18,20 @@ from holdfast.errors import BrokerError, FencedError
 logger = logging.getLogger(__name__)
 
 _FENCING = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+_REFUSALS = (
+    KafkaError.MSG_SIZE_TOO_LARGE,
+    KafkaError.RECORD_LIST_TOO_LARGE,
+    KafkaError.INVALID_MSG_SIZE,
+    KafkaError.INVALID_RECORD,
+    KafkaError.TOPIC_EXCEPTION,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+    KafkaError.POLICY_VIOLATION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError._UNKNOWN_PARTITION,
+)
+"""What trying again does not cure. Anything else that keeps a record from its topic (a time-out, a purge) ends with the outage."""
+_BACKOFF_S = 0.1
 
 
 class ChangelogWriter:
@@ -58,13 +73,15 @@ class ChangelogWriter:
     def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> int:
         """Write rows, emits, *extra* (quarantined records) and the position marker in one transaction; return the changelog's next offset.
 
-        Raises FencedError when a newer owner exists, BrokerError when the outcome is not settled in time. A timed out commit is
-        asked again, never repeated as a new transaction, so its outcome is known when this returns.
+        Raises FencedError when a newer owner exists, UndeliverableError when a topic refuses a record, BrokerError when the outcome is
+        not settled in time. A timed out commit is asked again, never repeated as a new transaction, so its outcome is known when this
+        returns.
         """
         deadline = system_clock.monotonic_s() + timeout_s
+        watched = False
         while True:
             try:
-                return self._transact(changes, extra, deadline)
+                return self._transact(changes, extra, deadline, watched=watched)
             except UndeliverableError:
                 self._abort(deadline)
                 raise
@@ -74,8 +91,10 @@ class ChangelogWriter:
                     raise FencedError(f"{self.transactional_id}: a newer owner exists ({why.name()})") from error
                 if not why.txn_requires_abort() or system_clock.monotonic_s() >= deadline:
                     raise BrokerError(f"{self.transactional_id}: transaction failed: {why.name()}: {why.str()}") from error
-                logger.warning("transaction aborted, trying again", extra={"id": self.transactional_id, "cause": why.str()})
+                logger.warning("transaction of %s aborted, trying again: %s", self.transactional_id, why.str())
                 self._abort(deadline)
+                watched = True  # if a row is what the changelog refuses, say so next time
+                time.sleep(_BACKOFF_S)
 
     def _abort(self, deadline: float) -> None:
         try:
@@ -85,13 +104,14 @@ class ChangelogWriter:
                 raise FencedError(f"{self.transactional_id}: a newer owner exists ({error.args[0].name()})") from error
             raise BrokerError(f"{self.transactional_id}: cannot abort: {error.args[0].str()}") from error
 
-    def _transact(self, changes: Changes, extra: Sequence[Emit], deadline: float) -> int:
+    def _transact(self, changes: Changes, extra: Sequence[Emit], deadline: float, *, watched: bool) -> int:
+        """Write one transaction; with *watched*, hear of each row's delivery, which costs time that a good transaction need not take."""
         producer, partition, changelog = self._producer, self._partition, self._changelog
         marked: list[Message] = []
         failed: list[tuple[str, KafkaError]] = []
 
         def delivered(error: KafkaError | None, message: Message) -> None:
-            if error is not None:
+            if error is not None and error.code() in _REFUSALS:
                 failed.append((message.topic() or "?", error))
 
         def closed(error: KafkaError | None, message: Message) -> None:
@@ -99,12 +119,16 @@ class ChangelogWriter:
 
         producer.begin_transaction()
         produce = producer.produce
+        heard = delivered if watched else None
         for key, value in changes.puts:
-            produce(changelog, value, key, partition)
+            produce(changelog, value, key, partition, on_delivery=heard)
         for emit in (*changes.emits, *extra):
             emit_key = emit.key.encode() if isinstance(emit.key, str) else emit.key
             where = -1 if emit.partition is None else emit.partition
-            produce(emit.topic, emit.value, emit_key, where, on_delivery=delivered, headers=list(emit.headers) or None)
+            try:
+                produce(emit.topic, emit.value, emit_key, where, on_delivery=delivered, headers=list(emit.headers) or None)
+            except KafkaException as error:
+                raise UndeliverableError(emit.topic, error.args[0]) from error
         # The marker goes last: readers of the changelog apply a transaction when they meet it.
         produce(changelog, encode_marker(changes.marker), APPLIED, partition, on_delivery=closed)
         while True:
@@ -112,7 +136,7 @@ class ChangelogWriter:
                 producer.commit_transaction(max(0.1, deadline - system_clock.monotonic_s()))
                 break
             except KafkaException as error:
-                if failed:
+                if failed and error.args[0].code() not in _FENCING:
                     topic, why = failed[0]
                     raise UndeliverableError(topic, why) from error
                 if not error.args[0].retriable() or system_clock.monotonic_s() >= deadline:

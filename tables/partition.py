@@ -193,11 +193,19 @@ class Partition:
         self._held = []
 
     def rebuild(self, cause: str) -> None:
+        """Set the store aside and begin an empty one, which knows of no time at which it was current."""
+        served, self._serving = self._serving, False
         self.forget_torn()
         self._store.rebuild(cause)
+        self._serving, self.current_ms = served, UNKNOWN
 
     def touch(self, now_ms: int) -> None:
-        self._store.touch(now_ms)
+        """Note in the store when it was last abreast of its changelog, if that is known: a restore cut short has not been."""
+        if self._folder is not None:
+            if self._still_ours():
+                self._store.touch(now_ms)
+        elif self.current_ms != UNKNOWN:
+            self._store.touch(self.current_ms)
 
     def close(self) -> None:
         self.lose()

@@ -113,11 +113,13 @@ class _Reader:
                 try:
                     _, end = self.consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
                 except KafkaException:
-                    continue  # the date stays as old as it is
+                    return  # no answer: the dates stay as old as they are, and no other partition need wait as long
                 self._asked[place] = (now_ms, end)
 
     def _rebuild(self, part: Partition) -> None:
         """The store is ahead of the log, or the log no longer reaches back to it: it never fits, so begin anew."""
+        self._ends.pop((part.changelog, part.partition), None)
+        self._asked.pop((part.changelog, part.partition), None)
         part.rebuild("its changelog offset is outside the changelog")
         low, _ = self.consumer.get_watermark_offsets(TopicPartition(part.changelog, part.partition), timeout=_OLD_END_TIMEOUT_S)
         place = TopicPartition(part.changelog, part.partition, low)

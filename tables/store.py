@@ -125,7 +125,7 @@ class PartitionStore:
         aside = self.path.with_name(self.path.name + ".set-aside")
         shutil.rmtree(aside, ignore_errors=True)
         self.path.rename(aside)
-        logger.warning("store set aside and rebuilt", extra={"store": str(self.path), "kept_at": str(aside), "cause": cause})
+        logger.warning("store %s set aside as %s and rebuilt: %s", self.path, aside.name, cause)
 
     def rebuild(self, cause: str) -> None:
         """Set the store aside and start an empty one in its place."""
@@ -200,7 +200,10 @@ class PartitionStore:
 
     def touch(self, now_ms: int) -> None:
         """Note that the store is abreast of its changelog now; tombstones older than the topic keeps them can be missed otherwise."""
-        self._db[_TOUCHED] = b"%d" % now_ms
+        try:
+            self._db[_TOUCHED] = b"%d" % now_ms
+        except Exception as error:  # noqa: BLE001  all it can cost is a rebuild that was not needed
+            logger.warning("store %s: cannot note that it is current: %s", self.path, error)
 
     def close(self) -> None:
         self._db.close()

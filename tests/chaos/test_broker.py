@@ -1,0 +1,140 @@
+"""The broker dies, freezes, or is not there when a worker starts or stops: workers say so, end or wait, and counts stay exact."""
+
+from __future__ import annotations
+
+import signal
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from holdfast.dev.broker import Cluster
+from holdfast.dev.fixtures import SessionBroker
+from tests.chaos.conftest import MakeApplication
+from tests.harness import TIMES, Application, running, wait_for
+from tests.proof import prove
+
+STOP_DEADLINE_S = TIMES["commit_timeout_s"] + TIMES["rebalance_timeout_s"] + 5
+UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
+
+
+@pytest.fixture(scope="module")
+def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
+    """Give a broker that these tests may do anything to."""
+    with Cluster(tmp_path_factory.mktemp("frail")) as cluster:
+        yield SessionBroker(config=cluster.client_config(), cluster=cluster)
+
+
+@pytest.fixture
+def frail_application(frail: SessionBroker, tmp_path: Path) -> Iterator[MakeApplication]:
+    """Give a maker of applications on the frail broker, which is up and awake again after the test."""
+    with ExitStack() as stack:
+
+        def make(**settings: str | float) -> Application:
+            made = Application(frail, tmp_path, **settings)  # type: ignore[arg-type]
+            return stack.enter_context(running(made)).create_topics()
+
+        yield make
+        cluster_of(frail).resume(1)
+
+
+def cluster_of(broker: SessionBroker) -> Cluster:
+    assert broker.cluster is not None
+    return broker.cluster
+
+
+def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -> int:
+    """Start again whatever ends, as a supervisor does, until the condition holds; return how often that was needed."""
+    restarts = 0
+
+    def condition() -> bool:
+        nonlocal restarts
+        for worker in app.workers:
+            if not worker.running:
+                assert worker.process.returncode > 0, f"{worker.name} ended in silence with {worker.process.returncode}\n{worker.tail()}"
+                worker.start()
+                restarts += 1
+        return until()
+
+    wait_for("the fleet to be well again", condition, deadline_s, app.tails)
+    return restarts
+
+
+def all_ready(app: Application) -> bool:
+    return all(worker.ready for worker in app.workers) and sum(len(worker.applied()) for worker in app.workers) == 2 * app.partitions
+
+
+def test_a_broker_killed_and_restarted_under_load_costs_nothing(frail: SessionBroker, frail_application: MakeApplication) -> None:
+    app = frail_application()
+    app.worker().start(), app.worker().start()
+    wait_for("both at work", lambda: all_ready(app), 60, app.tails)
+    load = app.load(rate=2_000, seed=71)
+    for _ in range(2):
+        progressed(app)
+        cluster_of(frail).kill(1)
+        cluster_of(frail).restart(1)
+        supervised(app, lambda: all_ready(app), 90)
+    progressed(app)
+    prove(app, load.stop())
+
+
+def progressed(app: Application) -> None:
+    """Return when each owned partition has moved."""
+    before = {place: at for worker in app.live for place, at in worker.applied().items()}
+    wait_for(
+        "progress", lambda: all(at > before.get(place, -1) for worker in app.live for place, at in worker.applied().items()), 60, app.tails
+    )
+
+
+def freeze(frail: SessionBroker, make: MakeApplication, *, seconds: float, seed: int) -> None:
+    """Freeze the broker under load: workers say that they are not ready, none ends in silence, and all is well afterwards."""
+    app = make()
+    app.worker().start(), app.worker().start()
+    load = app.load(rate=1_500, seed=seed)
+    wait_for("both at work", lambda: all_ready(app), 60, app.tails)
+    progressed(app)
+    cluster_of(frail).pause(1)
+    began_s = time.monotonic()
+    try:
+        wait_for("all to be unready", lambda: not any(worker.ready for worker in app.workers), UNREADY_DEADLINE_S, app.tails)
+        # Time is what this test is about.
+        wait_for("the outage to end", lambda: time.monotonic() - began_s > seconds, seconds + 10)
+    finally:
+        cluster_of(frail).resume(1)
+    supervised(app, lambda: all_ready(app), 120)
+    progressed(app)
+    prove(app, load.stop())
+
+
+def test_a_broker_frozen_for_15_s_costs_nothing(frail: SessionBroker, frail_application: MakeApplication) -> None:
+    freeze(frail, frail_application, seconds=15, seed=72)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [5, 30, 60])
+def test_a_broker_frozen_for_a_minute_costs_nothing(frail: SessionBroker, frail_application: MakeApplication, seconds: int) -> None:
+    freeze(frail, frail_application, seconds=seconds, seed=73)
+
+
+def test_a_worker_started_without_a_broker_says_so_and_ends(frail: SessionBroker, frail_application: MakeApplication) -> None:
+    app = frail_application()
+    cluster_of(frail).pause(1)
+    worker = app.worker().start()
+    code = worker.wait_exit(TIMES["request_timeout_s"] * 2 + 15)
+    assert code > 0
+    assert worker.said(rf"BrokerError: no Kafka broker at {app.broker.bootstrap} answered within"), worker.tail()
+
+
+def test_sigterm_without_a_broker_ends_a_worker_in_time(frail: SessionBroker, frail_application: MakeApplication) -> None:
+    app = frail_application()
+    load = app.load(rate=1_000, seed=74)
+    worker = app.worker().start().wait_ready()
+    progressed(app)
+    cluster_of(frail).pause(1)
+    worker.signal(signal.SIGTERM)
+    worker.wait_exit(STOP_DEADLINE_S)
+    cluster_of(frail).resume(1)
+    worker.start()
+    prove(app, load.stop())

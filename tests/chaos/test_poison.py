@@ -1,0 +1,124 @@
+"""Records that no worker can fold: set aside once, with coordinates and reason, while their neighbours are folded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from confluent_kafka import Producer
+
+from holdfast.clients.admin import Admin
+from holdfast.clients.quarantine import Quarantined, read_record
+from holdfast.clients.topics import AlterConfig
+from tests.chaos.conftest import MakeApplication
+from tests.harness import Application
+from tests.proof import Proof, last_offsets, prove, read_topic
+
+MIB = 1 << 20
+ROOMY = {"max.message.bytes": str(16 * MIB)}
+
+Header = tuple[str, bytes]
+
+
+def write(app: Application, *values: bytes | None, headers: Sequence[Header] = (), partition: int = 0) -> int:
+    """Append *values*, each followed by one ordinary record, in one go; return the offset of the first."""
+    producer = Producer(app.broker.client_config(**{"message.max.bytes": 20 * MIB, "linger.ms": 100}))
+    offsets: list[int] = []
+    for value in values:
+        producer.produce(
+            app.source,
+            value,
+            "k1",
+            partition,
+            headers=list(headers),
+            on_delivery=lambda error, message: offsets.append(message.offset() or 0),
+        )
+        producer.produce(app.source, b"add k1 1", "k1", partition)
+    assert producer.flush(30) == 0
+    return min(offsets)
+
+
+def quarantined(proof: Proof) -> dict[tuple[str, int], Quarantined]:
+    """Return what is in the quarantine by processor and offset."""
+    records = [read_record(message) for messages in proof.quarantined.values() for message in messages]
+    assert None not in records
+    return {(each.processor, each.offset): each for each in records if each is not None}
+
+
+def test_each_kind_of_poison_is_set_aside_once_and_its_neighbours_are_folded(application: MakeApplication) -> None:
+    app = application(partitions=2)
+    poison = {
+        b"\xffnot text": ("decode", "UnicodeDecodeError"),
+        b"two words": ("decode", "ValueError"),
+        b"": ("decode", "ValueError"),
+        b"raise k1 7": ("fold", "ValueError"),
+        b"unknown k1 7": ("fold", "ValueError"),
+        b"grow k1 1000001": ("fold", "FoldError"),
+        b"shout k1 1000001": ("fold", "FoldError"),
+        b"\xff" * 1_000_000: ("decode", "UnicodeDecodeError"),
+    }
+    first = write(app, *poison)
+    write(app, None)
+    app.worker().start()
+    proof = prove(app)
+    found = quarantined(proof)
+    for at, (value, (stage, error)) in enumerate(poison.items()):
+        record = found["counts", first + 2 * at]
+        assert (record.stage, record.error, record.topic, record.partition, record.key) == (stage, error, app.source, 0, b"k1")
+        assert record.value == value
+        assert record.truncated_bytes is None
+        assert record.reason
+    assert found["counts", first + 2 * len(poison)].error in ("AttributeError", "TypeError"), "a tombstone"
+    assert ("tally", first + 2 * 3) not in found, "what one processor refuses another may fold"
+    assert sum(name == "counts" for name, _ in found) == len(poison) + 1
+    worker = app.workers[0]
+    assert worker.said(rf"record quarantined: {app.source}/0/{first} at decode: UnicodeDecodeError")
+
+
+def test_what_is_too_large_for_the_quarantine_is_there_by_its_coordinates(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    Admin(app.settings).apply([AlterConfig(topic=app.source, config=ROOMY)])
+    huge = write(app, b"\xff" * (6 * MIB))
+    heads = write(app, b"\xfe", headers=[("trace", b"h" * (5 * MIB))])
+    both = write(app, b"\xfd" * (2 * MIB), headers=[("trace", b"h" * (3 * MIB))])
+    keeps = write(app, b"\xfc" * (3 * MIB), headers=[("trace", b"t")])
+    app.worker().start()
+    found = quarantined(prove(app))
+    assert (found["counts", huge].truncated_bytes, found["counts", huge].value) == (6 * MIB, None)
+    assert (found["counts", heads].truncated_bytes, found["counts", heads].headers) == (1, ())
+    assert (found["counts", both].truncated_bytes, len(found["counts", both].headers)) == (2 * MIB, 1)
+    assert found["counts", keeps].value == b"\xfc" * (3 * MIB)
+    assert found["counts", keeps].headers == (("trace", b"t"),)
+
+
+def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    Admin(app.settings).apply(
+        [
+            AlterConfig(topic=app.source, config=ROOMY),
+            AlterConfig(topic=app.settings.quarantine_topic, config={"max.message.bytes": "20000"}),
+        ]
+    )
+    large = write(app, b"\xff" * (2 * MIB))
+    app.worker().start()
+    found = quarantined(prove(app))
+    assert found["counts", large].truncated_bytes == 2 * MIB
+    assert found["counts", large].error == "UnicodeDecodeError"
+
+
+def test_a_topic_that_refuses_what_a_fold_makes_stops_the_worker_and_says_which(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    changelog = app.processors[0].changelog(app.settings.app)
+    for topic, record in ((app.out, b"shout s1 50000"), (changelog, b"grow g1 50000")):
+        Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "20000"})])
+        write(app, record)
+        worker = app.workers[0] if app.workers else app.worker()
+        code = worker.start().wait_exit(60)
+        assert code > 0
+        assert worker.said(rf"topic {topic} refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"), worker.tail()
+        Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "1048588"})])
+        worker.start()
+        ends = last_offsets(read_topic(app.broker, app.source))
+        app.wait_applied(ends, 60)
+        worker.stop()
+    app.workers[0].start()
+    prove(app)
