@@ -141,8 +141,8 @@ class Stage:
             if path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
                     path.rmdir()
-            elif path.suffix != ".log" or path.stat().st_size == 0:
-                path.unlink(missing_ok=True)
+            elif path.suffix != ".log" or "data" in path.relative_to(self.folder).parts or path.stat().st_size == 0:
+                path.unlink(missing_ok=True)  # in data folders, .log is what Kafka and RocksDB call their own files
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
