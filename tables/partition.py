@@ -79,7 +79,7 @@ class Partition:
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
         self.role, self._serving = Role.STANDBY, False
         self.source_end = UNKNOWN
-        """The end of the source partition as last heard by the owner; UNKNOWN on a standby."""
+        """The end of the source partition as last heard in this role; UNKNOWN before that, and on a standby whose broker does not answer."""
         self.current_ms = UNKNOWN
         """For a standby: when its changelog's end was asked for which it has since reached."""
 
@@ -140,7 +140,7 @@ class Partition:
 
     def stand_by(self) -> None:
         """Stop folding: drop writer and fold state; what is committed stays."""
-        self.role, self._folder = Role.STANDBY, None
+        self.role, self._folder, self.source_end = Role.STANDBY, None, UNKNOWN
         self._drop_writer()
 
     def lose(self) -> None:

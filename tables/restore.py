@@ -11,15 +11,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 
 from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, ChangelogError
+from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.messages import Place, by_place, only
-from holdfast.tables.partition import Partition
+from holdfast.tables.partition import UNKNOWN, Partition
 
 logger = logging.getLogger(__name__)
 
 READ_RECORDS = 20_000
 STAND_BY_RECORDS = 5_000
 DATE_EVERY_S = 1.0
-ASK_TIMEOUT_S = 1.0
 _OLD_END_TIMEOUT_S = 30.0
 
 
@@ -97,24 +97,25 @@ class _Reader:
         elif error.fatal() or not error.retriable():
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
-    def date(self) -> None:
-        """Find out how current the partitions are: ask for the ends of their logs, and date those that have since read up to one.
+    def places(self) -> list[Place]:
+        """Return the partitions whose ends tell how current these are: the changelogs', and the sources'."""
+        return [*self.parts, *{(part.processor.source, part.partition) for part in self.parts.values()}]
+
+    def date(self, news: LogEnds | None) -> None:
+        """Note how current the partitions are: those that have read up to where their log ended when that was last asked.
 
         The end seen by a reader of committed records lies behind the log's while a transaction is open, so an end is kept until it
-        is reached.
+        is reached. Without *news*, what was asked for before is looked at again.
         """
         for place, part in self.parts.items():
+            if news is not None:
+                part.source_end = news.ends.get((part.processor.source, part.partition), UNKNOWN)
+                if place in news.ends:
+                    self._asked.setdefault(place, (news.asked_ms, news.ends[place]))
             asked = self._asked.get(place)
             if asked is not None and max(part.changelog_next, self._ends.get(place, 0)) >= asked[1]:
                 part.current_ms = asked[0]
-                asked = None
-            if asked is None:
-                now_ms = system_clock.now_ms()
-                try:
-                    _, end = self.consumer.get_watermark_offsets(TopicPartition(*place), timeout=ASK_TIMEOUT_S)
-                except KafkaException:
-                    return  # no answer: the dates stay as old as they are, and no other partition need wait as long
-                self._asked[place] = (now_ms, end)
+                del self._asked[place]
 
     def _rebuild(self, part: Partition) -> None:
         """The store is ahead of the log, or the log no longer reaches back to it: it never fits, so begin anew."""
@@ -172,6 +173,7 @@ class Follower(threading.Thread):
         self._client, self._name = client, name
         self._lock, self._wanted, self._done = threading.Lock(), threading.Event(), threading.Event()
         self._reader: _Reader | None = None
+        self._log_ends: EndsClient | None = None
         self.failure: Exception | None = None
 
     def follow(self, parts: Iterable[Partition]) -> None:
@@ -181,6 +183,7 @@ class Follower(threading.Thread):
                 if not parts:
                     return
                 self._reader = _Reader(changelog_consumer(self._client, self._name, wait_ms=200))
+                self._log_ends = EndsClient(self._client)
             self._reader.assign(parts)
             if parts:
                 self._wanted.set()
@@ -197,11 +200,12 @@ class Follower(threading.Thread):
             records, now_s = 0, system_clock.monotonic_s()
             try:
                 with self._lock:
-                    if self._reader is not None and self._reader.parts:
+                    if self._reader is not None and self._log_ends is not None and self._reader.parts:
                         records, _ = self._reader.step(STAND_BY_RECORDS, 0)
                         if now_s - dated_s > DATE_EVERY_S:
-                            self._reader.date()
+                            self._log_ends.ask(self._reader.places())
                             dated_s = now_s
+                        self._reader.date(self._log_ends.answer())
             except Exception as error:
                 logger.exception("standby stopped following")
                 self.failure = error
@@ -217,4 +221,4 @@ class Follower(threading.Thread):
         with self._lock:
             if self._reader is not None:
                 self._reader.consumer.close()
-                self._reader = None
+                self._reader = self._log_ends = None
