@@ -35,6 +35,8 @@ if TYPE_CHECKING:
 
 pytestmark = [pytest.mark.spark, pytest.mark.broker]
 
+QUICK = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
+
 TEN: Log = {p: [Record(at, 1_000 + at, b"k", b"add k %d" % at) for at in range(10)] for p in range(2)}
 
 
@@ -331,14 +333,14 @@ def test_killed_landings_leave_every_record_once(broker: SessionBroker, settings
         command += ["--set", f"kafka.{name}={value}"]
     killed_at = [kill_during(command, commit=2, delay_s=0.2), kill_during(command, commit=4, delay_s=0.05)]
     assert killed_at[0] < killed_at[1] < 30_000, "both died in the middle, and the second went on where the first was"
-    finish = subprocess.run([*command, "--max-records", "30000"], capture_output=True, text=True, timeout=240, check=False)
+    finish = subprocess.run([*command, "--max-records", "30000"], capture_output=True, text=True, timeout=240, check=False, env=QUICK)
     assert finish.returncode == 0, finish.stderr
     assert places(bronze_path(str(lake), topic)) == [(p, at) for p in range(3) for at in range(10_000)]
 
 
 def kill_during(command: list[str], *, commit: int, delay_s: float) -> int:
     """Start a landing, SIGKILL it and its JVM a moment after its *commit*-th commit, and return how many offsets were landed by then."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True)
+    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True, env=QUICK)
     watchdog = threading.Timer(200, os.killpg, (process.pid, signal.SIGKILL))
     watchdog.start()
     try:

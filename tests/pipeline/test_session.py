@@ -1,0 +1,200 @@
+"""Starting Spark: quiet, tuned, and gone afterwards."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import pytest
+
+from holdfast.config import Settings
+from holdfast.errors import ConfigError, SparkError
+from holdfast.jars import spark_jars
+from holdfast.pipeline.java_client import java_properties
+from holdfast.pipeline.session import ClassArchive, SparkOptions, cores_of, settings
+from holdfast.pipeline.spark_errors import failed
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+NO_ARCHIVE = ClassArchive(path=None, made_at=None)
+
+
+def test_a_local_master_gets_its_jars_by_class_path_and_a_cluster_by_upload(tmp_path: Path) -> None:
+    jars = [str(path) for path in spark_jars()]
+    local = settings(SparkOptions(master="local[3]"), NO_ARCHIVE, tmp_path)
+    assert local["spark.driver.extraClassPath"].split(os.pathsep) == jars
+    assert local["spark.sql.shuffle.partitions"] == "3"
+    cluster = settings(SparkOptions(master="spark://host:7077"), NO_ARCHIVE, tmp_path)
+    assert cluster["spark.jars"].split(",") == jars
+    assert "spark.driver.extraClassPath" not in cluster
+    assert cluster["spark.sql.shuffle.partitions"] == "2"
+
+
+def test_what_the_user_sets_wins(tmp_path: Path) -> None:
+    conf = settings(SparkOptions(conf={"spark.ui.enabled": "true"}), NO_ARCHIVE, tmp_path)
+    assert conf["spark.ui.enabled"] == "true"
+    assert conf["spark.sql.parquet.outputTimestampType"] == "TIMESTAMP_MICROS"
+
+
+@pytest.mark.parametrize(("master", "cores"), [("local", 1), ("local[2]", 2), ("local[*]", os.cpu_count()), ("local[4,2]", 4), ("yarn", 2)])
+def test_cores(master: str, cores: int) -> None:
+    assert cores_of(master) == cores
+
+
+def test_an_archive_is_made_once_kept_when_whole_and_replaces_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    jars = spark_jars()
+    monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
+    monkeypatch.setattr("holdfast.pipeline.session.spark_jars", lambda: jars)
+    first = ClassArchive.of(SparkOptions(master="local[2]"))
+    assert first.made_at is not None
+    assert f"-XX:ArchiveClassesAtExit={first.made_at}" in first.flags()
+    first.keep()
+    assert first.path is not None
+    assert not first.path.exists(), "the JVM died before it wrote the archive"
+    old = first.path.with_name("classes-0000.jsa")
+    old.write_bytes(b"old")
+    first.made_at.write_bytes(b"archive")
+    first.keep()
+    assert sorted(each.name for each in first.path.parent.iterdir()) == [first.path.name]
+    again = ClassArchive.of(SparkOptions(master="local[2]"))
+    assert f"-XX:SharedArchiveFile={first.path}" in again.flags()
+    assert ClassArchive.of(SparkOptions(master="yarn")).flags() == []
+
+
+@pytest.mark.spark
+def test_an_active_session_is_used_and_left_running(spark: SparkSession) -> None:
+    from holdfast.pipeline.session import open_session
+
+    with open_session(SparkOptions(master="local[1]")) as session:
+        assert session is spark
+    assert spark.range(3).count() == 3
+
+
+SCRIPT = """
+import sys
+from pathlib import Path
+from holdfast.pipeline.session import SparkOptions, open_session
+for _ in range(2):
+    with open_session(SparkOptions(master="local[1]", quick=True, log_dir=Path(sys.argv[1]))) as session:
+        print(session.range(7).count(), flush=True)
+"""
+
+
+@pytest.mark.spark
+def test_a_session_says_nothing_and_its_jvm_ends_with_the_block(tmp_path: Path) -> None:
+    import psutil  # type: ignore[import-untyped]
+
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", SCRIPT + "input()\n", str(tmp_path)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    ) as process:
+        try:
+            assert process.stdout is not None
+            assert [process.stdout.readline() for _ in range(2)] == ["7\n", "7\n"]
+            assert process.stdin is not None
+            _, alive = psutil.wait_procs(psutil.Process(process.pid).children(recursive=True), timeout=60)
+            assert alive == [], "no JVM is left while the process goes on"
+            out, err = process.communicate("\n", timeout=60)
+            assert (out, err) == ("", "")
+        finally:
+            process.kill()
+    assert list(tmp_path.glob("spark-*.log")), "what Spark said is in the log"
+
+
+# -- the Kafka properties, as Java wants them
+
+
+def test_scram_and_tls_are_told_to_java() -> None:
+    here = Path(__file__)
+    kafka = {
+        "bootstrap.servers": "h:1",
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "SCRAM-SHA-512",
+        "sasl.username": "ada",
+        "sasl.password": 'p"w\\d',
+        "ssl.ca.location": str(here),
+        "fetch.wait.max.ms": "77",
+        "queue.buffering.max.kbytes": "1024",
+    }
+    java = java_properties(Settings(kafka=kafka))
+    assert java["sasl.jaas.config"] == (
+        'org.apache.kafka.common.security.scram.ScramLoginModule required username="ada" password="p\\"w\\\\d";'
+    )
+    assert (java["ssl.truststore.type"], java["ssl.truststore.certificates"]) == ("PEM", here.read_text())
+    assert java["fetch.max.wait.ms"] == "77"
+    assert "queue.buffering.max.kbytes" not in java
+    assert java["security.protocol"] == "SASL_SSL"
+
+
+def test_bearer_tokens_are_told_to_java() -> None:
+    kafka = {
+        "security.protocol": "SASL_SSL",
+        "sasl.mechanism": "OAUTHBEARER",
+        "sasl.oauthbearer.method": "oidc",
+        "sasl.oauthbearer.token.endpoint.url": "https://token",
+        "sasl.oauthbearer.client.id": "me",
+        "sasl.oauthbearer.client.secret": "s",
+        "sasl.oauthbearer.extensions": "cluster=c1",
+    }
+    java = java_properties(Settings(kafka=kafka))
+    assert 'clientId="me" clientSecret="s" extension_cluster="c1";' in java["sasl.jaas.config"]
+    assert java["sasl.oauthbearer.token.endpoint.url"] == "https://token"
+
+
+@pytest.mark.parametrize("name", ["ssl.ca.location", "enable.ssl.certificate.verification"])
+def test_what_java_cannot_be_told_is_an_error(name: str, tmp_path: Path) -> None:
+    value = "false" if name.startswith("enable") else str(tmp_path / "missing.pem")
+    with pytest.raises(ConfigError, match=name):
+        java_properties(Settings(kafka={"security.protocol": "SSL", name: value}))
+
+
+# -- what Spark's failures mean
+
+
+class Java:
+    def __init__(self, name: str, message: str | None, cause: Java | None = None) -> None:
+        self._name, self._message, self._cause = name, message, cause
+
+    def getClass(self) -> Java:
+        return self
+
+    def getName(self) -> str:
+        return self._name
+
+    def getMessage(self) -> str | None:
+        return self._message
+
+    def getCause(self) -> Java | None:
+        return self._cause
+
+
+def spark_failure(java: Java) -> Exception:
+    error = Exception("<exception str() failed>")
+    error.java_exception = java  # type: ignore[attr-defined]
+    return error
+
+
+def test_the_innermost_message_is_told() -> None:
+    error = spark_failure(Java("a.SparkException", "Job aborted", Java("b.C", None, Java("c.IOException", "No space left on device"))))
+    assert str(failed(error, "t 0:5")) == "t 0:5: IOException: No space left on device"
+
+
+def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
+    trace = "Traceback (most recent call last):\n  File \"f.py\", line 3, in f\n    x\nModuleNotFoundError: No module named 'shop'\n"
+    assert (
+        str(failed(spark_failure(Java("PythonException", trace)), "t")) == "t: PythonException: ModuleNotFoundError: No module named 'shop'"
+    )
+
+
+def test_a_missing_connector_is_told_with_its_cure() -> None:
+    error = spark_failure(Java("org.apache.spark.sql.AnalysisException", "[KAFKA_DATA_SOURCE_NOT_ENABLED] x"))
+    told = failed(error, "t")
+    assert isinstance(told, SparkError)
+    assert "spark-sql-kafka-0-10_2.13" in str(told)
