@@ -226,7 +226,8 @@ class Cluster:
     def _launch(self, launched: NodeState, java: Java) -> None:
         known = self._known()
         home = node.home_of(self.folder, launched)
-        command = node.command_line(home, java, heap_max_mb=known.heap_max_mb, leashed=not known.detached)
+        alone = len(known.nodes) == 1
+        command = node.command_line(home, java, heap_max_mb=known.heap_max_mb, leashed=not known.detached, alone=alone)
 
         def fork() -> subprocess.Popen[bytes]:
             child = node.spawn(command, home)
