@@ -20,6 +20,17 @@ logger = logging.getLogger(__name__)
 STORE_FORMAT = 1
 NEVER_TOUCHED = -1
 
+_TROUBLES = (
+    "No space left",
+    "quota exceeded",
+    "File too large",
+    "Too many open files",
+    "Cannot allocate memory",
+    "Permission denied",
+    "Read-only file system",
+)
+"""What operating systems say of a disk, a process or an account, and never of the content of a file."""
+
 _STAMP = META + b"stamp"
 _CHANGELOG = META + b"changelog"
 _TOUCHED = META + b"touched"
@@ -104,6 +115,9 @@ class PartitionStore:
         except Exception as error:
             if "lock" in str(error).lower():
                 raise StoreError(f"the store {self.path} is in use by another process: give each worker its own data folder") from error
+            if any(trouble in str(error) for trouble in _TROUBLES):
+                # The store may well be good: what is wrong is where it lies, and a rebuild would need more room yet.
+                raise StoreError(f"cannot open the store {self.path}: {error}; cure that and restart, the store is left as it is") from error
             return f"it cannot be opened: {error}"
         try:
             found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=Stamp)
