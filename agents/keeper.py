@@ -170,10 +170,11 @@ class Keeper:
         await self.thread(self._follower.follow, [])
         pool: dict[Held, Partition] = {**self._opening, **self._standby, **{k: v.part for k, v in self._owned.items() if k not in kept}}
         self._owned, self._standby, self._opening = kept, {}, pool
+        for part in pool.values():
+            part.serving = False
         await asyncio.gather(*(self.thread(self._step_down, part) for part in pool.values()))
         for held in [held for held in pool if held not in plan.active and held not in plan.standby]:
-            await self.thread(pool[held].close)
-            del pool[held]
+            await self.thread(pool.pop(held).close)  # gone from view first: a closed store cannot be asked anything
         wanted = sorted((plan.active | plan.standby) - set(kept) - set(pool))
         for held, part in zip(wanted, await asyncio.gather(*(self.thread(self._open, held) for held in wanted)), strict=True):
             pool[held] = part
@@ -320,8 +321,8 @@ class Keeper:
         return self.processors
 
     def lookup(self, table: str, partition: int) -> Partition | None:
-        owned = self._owned.get((table, partition))
-        return owned.part if owned is not None else self._standby.get((table, partition))
+        held, owned = (table, partition), self._owned.get((table, partition))
+        return owned.part if owned is not None else self._standby.get(held) or self._opening.get(held)
 
     def partitions(self, table: str) -> int:
         return 0 if self._cluster is None else self._cluster.partitions[table]
@@ -409,10 +410,11 @@ class Keeper:
         await self._quiet()
         await self.feed.close()
         await self.thread(self._follower.close)
-        for part in [*(owned.part for owned in self._owned.values()), *self._standby.values(), *self._opening.values()]:
+        parts = [*(owned.part for owned in self._owned.values()), *self._standby.values(), *self._opening.values()]
+        self._owned, self._standby, self._opening = {}, {}, {}
+        for part in parts:
             await self.thread(self._step_down, part)
             await self.thread(part.close)
-        self._owned, self._standby, self._opening = {}, {}, {}
         if self._announced:
             await self._tell(None)
         for task in self._watches:
