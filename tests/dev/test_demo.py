@@ -137,6 +137,21 @@ def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(tmp_path: Path, wor
 
 
 @pytest.mark.broker
+def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_the_logs(tmp_path: Path) -> None:
+    with demo(tmp_path, *SMALL, "--seconds", "60") as run:
+        run.wait_for("Watch them live")
+        found = re.search(r"worker\.2 \(pid (\d+)\)", run.text)
+        assert found is not None
+        os.kill(int(found[1]), signal.SIGKILL)
+        assert run.end(deadline_s=30) == 1, run.text
+        assert re.search(r"^holdfast: worker\.2 ended with code -9; the end of \S+/worker\.2\.log says: ", run.text, re.MULTILINE), run.text
+        assert run.left() == []
+        (kept,) = run.temporary.iterdir()
+        assert f"The logs are in {kept}" in " ".join(run.text.split())
+        assert {path.suffix for path in kept.rglob("*") if path.is_file()} == {".log"}
+
+
+@pytest.mark.broker
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a process of its owner's death")
 def test_even_a_demo_that_is_killed_leaves_no_process(tmp_path: Path) -> None:
     with demo(tmp_path, *SMALL) as run:
