@@ -20,6 +20,8 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Self, TypeVar
 
+from confluent_kafka.admin import AdminClient
+
 from holdfast.clients.admin import create_topics
 from holdfast.config import Settings
 from holdfast.dev import leash
@@ -284,6 +286,13 @@ class Application:
         self.broker.create_topic(self.source, partitions=self.partitions, config=config, exact=True)
         create_topics(self.settings, self.processors, partitions=self.partitions)
         return self
+
+    def remake_topic(self, topic: str) -> None:
+        """Delete one of holdfast's own topics and make it again, empty."""
+        self.broker.delete_topics([topic])
+        admin = AdminClient(self.broker.client_config())
+        wait_for(f"{topic} to be gone", lambda: topic not in admin.list_topics(timeout=10).topics, 30)
+        create_topics(self.settings, self.processors)
 
     def worker(self, name: str = "", **settings: str | float) -> Worker:
         """Return a new worker, not yet started, with its own *settings* beside the application's."""

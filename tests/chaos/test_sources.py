@@ -1,0 +1,132 @@
+"""Sources of every shape: empty, cut by retention, written in transactions; two processors of one source; processors of several."""
+
+from __future__ import annotations
+
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from tests.chaos.conftest import MakeApplication
+from tests.harness import Application, wait_for
+from tests.proof import last_offsets, prove, read_topic
+
+TRANSACTIONS = 60
+
+
+def write(app: Application, *values: bytes, partition: int = 0) -> None:
+    producer = Producer(app.broker.client_config())
+    for value in values:
+        producer.produce(app.source, value, b"k1", partition)
+    assert producer.flush(30) == 0
+
+
+def cut(app: Application, before: int, partition: int = 0) -> None:
+    """Have retention take the records before an offset."""
+    admin = AdminClient(app.broker.client_config())
+    for future in admin.delete_records([TopicPartition(app.source, partition, before)]).values():
+        future.result(30)
+
+
+def test_a_worker_on_an_empty_topic_is_ready_and_folds_the_first_record(application: MakeApplication) -> None:
+    app = application(partitions=2)
+    worker = app.worker().start().wait_ready()
+    assert set(worker.applied().values()) == {-1}
+    write(app, b"add k1 1")
+    assert prove(app).source[0][-1].offset() == 0
+
+
+def test_a_fresh_worker_on_a_topic_whose_beginning_is_gone_folds_what_is_left(application: MakeApplication) -> None:
+    app = application(partitions=2)
+    app.load(rate=10_000, limit=4_000, seed=81).wait()
+    cut(app, 700)
+    app.worker().start()
+    proof = prove(app)
+    assert proof.source[0][0].offset() == 700
+    assert (proof.source[1][0].offset() or 0) == 0
+
+
+def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(application: MakeApplication) -> None:
+    app = application(partitions=2, instance_id="only")
+    worker = app.worker().start()
+    app.load(rate=10_000, limit=2_000, seed=82).wait()
+    prove(app)
+    end = last_offsets(read_topic(app.broker, app.source))[0] + 1
+    write(app, *[b"add k1 1"] * 50)
+    cut(app, end + 20)
+    code = worker.start().wait_exit(60)
+    assert code > 0
+    assert worker.said(rf"TopicError: {app.source} partition 0: offset {end} is not in the log any more"), worker.tail()
+
+
+def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(application: MakeApplication) -> None:
+    app = application(partitions=1, instance_id="only")
+    worker = app.worker().start()
+    write(app, *[b"add k1 1"] * 50)
+    prove(app)
+    cut(app, 50)
+    worker.start().wait_ready()
+    write(app, *[b"add k1 1"] * 5)
+    wait_for("the new records", lambda: worker.applied().get(("counts", 0)) == 54, 30, worker.tail)
+    status, body = worker.ask("/tables/counts/0/rows/k1")
+    assert (status, '"seen":55' in body or "[55," in body) == (200, True), body
+
+
+def test_transactional_producers_are_folded_exactly(application: MakeApplication) -> None:
+    """Control records leave holes in the offsets, aborted records must not be folded, and a log may end in either."""
+    app = application(partitions=2, instance_id="only")
+    worker = app.worker().start()
+    producer = Producer(app.broker.client_config(**{"transactional.id": f"{app.name}-writer", "transaction.timeout.ms": 20_000}))
+    producer.init_transactions(30)
+    kept = 0
+    for at in range(TRANSACTIONS):
+        producer.begin_transaction()
+        for number in range(20):
+            producer.produce(app.source, b"add k%d %d" % (number % 4, at), b"k%d" % (number % 4), number % 2)
+        if at % 3 == 1:
+            producer.flush(30)
+            producer.abort_transaction(30)
+        else:
+            producer.commit_transaction(30)
+            kept += 20
+        if at == TRANSACTIONS // 2:
+            worker.wait_ready().kill()
+            worker.start()
+    # An open transaction holds back what others write after it; the worker folds up to it and no further.
+    producer.begin_transaction()
+    producer.produce(app.source, b"add k0 1", b"k0", 0)
+    producer.flush(30)
+    write(app, b"add k0 1")
+    before = last_offsets(read_topic(app.broker, app.source))
+    app.wait_applied(before, 60)
+    producer.abort_transaction(30)
+    proof = prove(app, kept + 1)
+    assert [each.offset() for each in proof.source[0]] != list(range(len(proof.source[0]))), "the log is dense, so it shows nothing"
+
+
+def test_two_processors_of_one_source_each_fold_all_of_it_from_positions_of_their_own(application: MakeApplication) -> None:
+    app = application(partitions=2, instance_id="only")
+    worker = app.worker().start()
+    app.load(rate=10_000, limit=3_000, seed=83).wait()
+    prove(app)
+    # One of them loses everything and starts over while the other stays: records that only one needs reach both.
+    app.remake_topic(app.processors[1].changelog(app.settings.app))
+    worker.start()
+    more = app.load(rate=1_000, limit=2_000, seed=84)
+    more.wait()
+    prove(app, from_source=True)
+
+
+def test_workers_beyond_the_number_of_partitions_are_idle_and_take_over(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    load = app.load(rate=1_000, seed=85)
+    first = app.worker().start().wait_ready()
+    second = app.worker().start()
+    wait_for(
+        "both ready, one with work",
+        lambda: first.ready and second.ready and len(first.applied()) + len(second.applied()) == 2,
+        60,
+        app.tails,
+    )
+    busy, idle = (first, second) if first.applied() else (second, first)
+    busy.kill()
+    wait_for("takeover", lambda: len(idle.applied()) == 2 and idle.ready, 60, app.tails)
+    prove(app, load.stop())
