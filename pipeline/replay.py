@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -55,20 +55,34 @@ class ReplayOptions:
             raise ConfigError("replay from bronze needs the lake: --lake DIR")
 
 
-SPARK_PAYS_OFF_OFFSETS = 20_000_000
-SPARK_PAYS_OFF_CORES = 4
+SPARK_START_S = 8.0
+"""From a cold start to the first record folded, with the class archive in place."""
+LOCAL_US: Mapping[Source, float] = {"topic": 2.5, "bronze": 1.3}
+SPARK_US: Mapping[Source, float] = {"topic": 6.3, "bronze": 1.5}
+"""Core time for one record, a cheap fold included: measured by bench/spark_replay.py, and for the topic with Spark's connector.
+
+A task that reads the bronze table's files itself costs little more than this process; through the connector, records cross the JVM.
+"""
+MARGIN = 1.25
 
 
-def choose_engine(offsets: int, partitions: int, cores: int) -> Literal["local", "spark"]:
-    """Return the engine that is done first: Spark only where there is enough to share out among enough cores.
+def choose_engine(source: Source, offsets: int, partitions: int, cores: int) -> Literal["local", "spark"]:
+    """Return the engine that is done first, by clear odds: Spark when there is enough to share out among enough cores.
 
-    A task per partition runs as fast as the local engine, so Spark wins by the cores it can use and loses its start.
+    Spark's tasks are one per partition, so it wins by the cores and partitions it can use at once, and loses its start. On two cores
+    that is from some 25 million records in bronze on, and never from the topic.
 
-    >>> choose_engine(1_000_000, 16, 16), choose_engine(50_000_000, 16, 8), choose_engine(50_000_000, 16, 2), choose_engine(50_000_000, 1, 8)
-    ('local', 'spark', 'local', 'local')
+    >>> [choose_engine("bronze", millions * 10**6, 16, 2) for millions in (1, 20, 40)]
+    ['local', 'local', 'spark']
+    >>> [choose_engine("topic", 100 * 10**6, 16, cores) for cores in (2, 4, 8)]
+    ['local', 'spark', 'spark']
+    >>> choose_engine("bronze", 10**9, 1, 64)
+    'local'
     """
-    useful = min(partitions, cores)
-    return "spark" if useful >= SPARK_PAYS_OFF_CORES and offsets >= SPARK_PAYS_OFF_OFFSETS else "local"
+    useful = max(1, min(partitions, cores))
+    local_s = offsets * LOCAL_US[source] / 1e6
+    spark_s = SPARK_START_S + offsets * SPARK_US[source] / 1e6 / useful
+    return "spark" if spark_s * MARGIN < local_s else "local"
 
 
 def replay(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None) -> Replayed:
@@ -147,7 +161,7 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
     if options.engine != "auto":
         return options.engine
     cores = cores_of(options.spark.master) if options.spark.in_one_jvm else os.cpu_count() or 1
-    return choose_engine(extent.offsets, len(extent.spans), cores)
+    return choose_engine(options.source, extent.offsets, len(extent.spans), cores)
 
 
 def _finish(plan: Plan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]) -> Replayed:

@@ -10,8 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -117,16 +119,34 @@ def _start(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple
     with log_path.open("ab") as log:
         # Everything Spark says goes through the JVM's two streams; only the JVM gets them, this process keeps its own.
         try:
-            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
+            gateway = _whole(partial(launch_gateway, conf, popen_kwargs={"stdout": log, "stderr": log}))
         except Exception as error:
             raise SparkError(f"Spark's JVM did not start: {error}; its log is {log_path}") from error
-    SparkContext._ensure_initialized(gateway=gateway)
     try:
+        SparkContext._ensure_initialized(gateway=gateway)
         session = SparkSession.builder.config(conf=conf).getOrCreate()
-    except Exception as error:
+    except BaseException as error:
         _end(gateway)
-        raise SparkError(f"no Spark session: {str(error)[:500]}; the log is {log_path}") from error
+        if isinstance(error, Exception):
+            raise SparkError(f"no Spark session: {str(error)[:500]}; the log is {log_path}") from error
+        raise
     return session, gateway.proc
+
+
+def _whole(launch: Callable[[], Any]) -> Any:
+    """Return what *launch* returns. When this thread is interrupted meanwhile, the JVM is started to the end, then ended.
+
+    pyspark's launcher, cut short, leaves a JVM that nobody knows and that does not notice the end of this process. Signals reach the
+    main thread only, so the launcher runs in another one.
+    """
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-spark") as pool:
+        launching = pool.submit(launch)
+        try:
+            return launching.result()
+        except BaseException:
+            if not launching.done() or launching.exception() is None:
+                _end(launching.result())
+            raise
 
 
 def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dict[str, str]:
