@@ -117,7 +117,9 @@ class PartitionStore:
                 raise StoreError(f"the store {self.path} is in use by another process: give each worker its own data folder") from error
             if any(trouble in str(error) for trouble in _TROUBLES):
                 # The store may well be good: what is wrong is where it lies, and a rebuild would need more room yet.
-                raise StoreError(f"cannot open the store {self.path}: {error}; cure that and restart, the store is left as it is") from error
+                raise StoreError(
+                    f"cannot open the store {self.path}: {error}; cure that and restart, the store is left as it is"
+                ) from error
             return f"it cannot be opened: {error}"
         try:
             found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=Stamp)
