@@ -11,6 +11,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Iterable, Mapping
+from hashlib import blake2s
 from typing import Any, cast
 
 from aiokafka.errors import CommitFailedError
@@ -25,6 +26,16 @@ logger = logging.getLogger(__name__)
 
 WAIT_S = 0.1
 TRICKLE_RECORDS = 1_000
+LIMIT_INSTANCE = 240
+
+
+def static_member(instance: str, topics: Iterable[str]) -> str:
+    """Return the group instance id of *instance* with this subscription.
+
+    >>> static_member("w1", ["b", "a"]) == static_member("w1", ["a", "b"]) != static_member("w1", ["a"])
+    True
+    """
+    return f"{instance[:LIMIT_INSTANCE]}.{blake2s(','.join(sorted(topics)).encode(), digest_size=4).hexdigest()}"
 
 
 class GroupThread(driver.AIOKafkaConsumerThread):
@@ -39,6 +50,21 @@ class GroupThread(driver.AIOKafkaConsumerThread):
     async def on_start(self) -> None:
         await super().on_start()
         self._note_heartbeats(self._ensure_consumer()._coordinator)
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        topics = set(topics)
+        self._name_static_member(self._ensure_consumer()._coordinator, topics)
+        await super().subscribe(topics)
+
+    def _name_static_member(self, coordinator: Any, topics: set[str]) -> None:
+        """Have a static member's id tell what it subscribes to, until it has joined.
+
+        A static member that returns within its session gets back its old assignment without a rebalance, even when it subscribes to other
+        topics now: those of a processor's new version, or of an agent just added, would be nobody's.
+        """
+        instance = cast(Any, self.app).settings.instance_id
+        if instance is not None and coordinator.generation < 0:
+            coordinator._group_instance_id = static_member(instance, topics)
 
     def _note_heartbeats(self, coordinator: Any) -> None:
         """Tell the keeper of each heartbeat that the group answered, by when it was sent: the broker began to wait no earlier."""
