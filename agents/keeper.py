@@ -150,6 +150,10 @@ class Keeper:
         self._adopting.add_done_callback(lambda adopting: adopting.cancelled() or adopting.exception())
         await asyncio.shield(self._adopting)
 
+    @property
+    def adopting(self) -> bool:
+        return self._adopting is not None and not self._adopting.done()
+
     async def settled(self) -> None:
         """Wait until an adoption that was interrupted has ended. A member must not join the next generation before that.
 

@@ -18,6 +18,8 @@ from holdfast.tables.restore import Interrupted
 
 logger = logging.getLogger(__name__)
 
+STAY_EVERY_S = 1.0
+
 
 class KeeperRecovery(recovery.Recovery):
     """Turns an assignment into a plan for the keeper, and opens the tap when the plan is carried out."""
@@ -40,6 +42,15 @@ class KeeperRecovery(recovery.Recovery):
 
     @Service.task
     async def _publish_stats(self) -> None: ...
+
+    @Service.task
+    async def _stay_in_group(self) -> None:
+        # aiokafka sees no fetches of ours and leaves the group after a while; the transport's loop, which tells it otherwise, runs only
+        # from the first assignment on that was carried out. A restore that stands still is ended by the keeper's watch.
+        while not self.should_stop:
+            await self.sleep(STAY_EVERY_S)
+            if self.keeper.adopting:
+                self.app.consumer.stay_in_group()
 
     async def on_rebalance(self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0) -> None:
         """Remember the assignment and return at once: heartbeats go on while the plan is carried out."""

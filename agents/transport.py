@@ -152,6 +152,10 @@ class BatchConsumer(driver.Consumer):
         self._delivered.clear()
         await keeper.feed.assign(keeper.positions(), committed)
 
+    def stay_in_group(self) -> None:
+        """Count as a live member, although nothing is fetched."""
+        self._thread.alive()
+
     def discard(self, message: Any) -> None:
         """Let nobody wait for a message that will not be acked."""
         self._unacked_messages.discard(message)

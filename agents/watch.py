@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import asyncio
+import faulthandler
 import logging
 import os
+import sys
 import threading
 import time
+from contextlib import suppress
 from typing import Any
 
 from mode import Service
@@ -25,26 +28,43 @@ class KeeperService(Service):
     """Starts, watches and closes the keeper.
 
     The watch ends a worker that cannot make progress: records in hand that are not committed, or an assignment that does not
-    become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a silent worker helps nobody.
+    become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a silent worker helps nobody. A fold that never
+    returns stops the event loop and with it the watch, so a thread watches the watch.
     """
 
     def __init__(self, keeper: Keeper, **kwargs: Any) -> None:
         self.keeper = keeper
         self._restored = 0
+        self._ticked, self._ended = threading.Event(), threading.Event()
         super().__init__(**kwargs)
 
     async def on_start(self) -> None:
         await self.keeper.start()
+        threading.Thread(target=self._watch_the_watch, name="holdfast-watch", daemon=True).start()
 
     async def on_stop(self) -> None:
+        self._ended.set()
         await self.keeper.close()
+
+    def _watch_the_watch(self) -> None:
+        # Own ticks are counted, not the clock: in a process that was frozen both stood still.
+        limit, missed = self.keeper.settings.stall_timeout_s / TICK_S, 0
+        while not self._ended.wait(TICK_S):
+            missed = 0 if self._ticked.is_set() else missed + 1
+            self._ticked.clear()
+            if missed > limit:
+                logger.critical("the event loop has stood still for %.0f s: a fold that does not return? leaving", missed * TICK_S)
+                with suppress(Exception):  # the supervisor's next attempt matters more than this one's trace
+                    faulthandler.dump_traceback(sys.__stderr__ or 2)
+                os._exit(STUCK_EXIT_CODE)
 
     @Service.task
     async def _watch(self) -> None:
         keeper = self.keeper
         probed_s = noted_s = touched_s = time.monotonic()
         while not self.should_stop:
-            await asyncio.sleep(TICK_S)
+            await asyncio.sleep(TICK_S / 2)
+            self._ticked.set()
             now_s = time.monotonic()
             if now_s - noted_s > NOTE_EVERY_S:
                 noted_s = now_s

@@ -6,6 +6,7 @@ fired, records emitted by folds and by timers, and records that must be refused 
 
 from __future__ import annotations
 
+import time
 from collections.abc import Iterator
 from typing import Any
 
@@ -67,6 +68,8 @@ def processors(source: str, out: str) -> list[Processor[Any, Any]]:
                 rows[order.key] = Count(padding="x" * order.number)
             case "shout":
                 yield Emit(out, key=order.key, value=b"x" * order.number)
+            case "sleep":
+                time.sleep(order.number)  # what no fold may do, and some will
             case _:
                 raise ValueError(f"no such operation: {order.op}")
 

@@ -1,7 +1,7 @@
 """The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, and faults when told to have some.
 
 `CHAOS_SOURCE` and `CHAOS_OUT` name its topics. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it comes to POINT for the Nth
-time; `CHAOS_RESTORE_PAUSE_MS` makes restores slow.
+time; `CHAOS_RESTORE_PAUSE_MS` makes restores slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is read.
 """
 
 from __future__ import annotations
@@ -17,4 +17,7 @@ if __name__ == "__main__":
         plant(Doom(fault))
     if pause_ms := os.environ.get("CHAOS_RESTORE_PAUSE_MS"):
         slow_down(float(pause_ms))
-    create_app(processors(os.environ["CHAOS_SOURCE"], os.environ["CHAOS_OUT"])).main()
+    app = create_app(processors(os.environ["CHAOS_SOURCE"], os.environ["CHAOS_OUT"]))
+    if max_poll_s := os.environ.get("CHAOS_MAX_POLL_S"):
+        app.conf.broker_max_poll_interval = float(max_poll_s)
+    app.main()

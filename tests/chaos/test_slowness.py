@@ -1,0 +1,86 @@
+"""Restores that take long, topics where nothing happens, folds that never return, and a polite stop in the middle of it all."""
+
+from __future__ import annotations
+
+import signal
+import time
+
+import pytest
+from confluent_kafka import Producer
+
+from tests.chaos.conftest import MakeApplication
+from tests.harness import TIMES, Application, Worker, wait_for
+from tests.proof import prove
+
+RECORDS = 9_000
+HASTY = {"commit_timeout_s": 3, "stall_timeout_s": 3}
+
+
+def wiped_after_work(make: MakeApplication, **settings: float) -> tuple[Application, Worker]:
+    """Return an application with a full changelog and a worker that has lost its stores."""
+    app = make(partitions=2, instance_id="only", **settings)
+    worker = app.worker().start()
+    app.load(rate=3_000, limit=RECORDS, seed=55).wait()  # slowly, so that there are many transactions
+    prove(app, RECORDS)
+    worker.wipe()
+    return app, worker
+
+
+def test_a_restore_longer_than_any_timeout_goes_on_as_long_as_it_moves(application: MakeApplication) -> None:
+    app, worker = wiped_after_work(application, **HASTY)
+    began_s = time.monotonic()
+    worker.start(CHAOS_RESTORE_PAUSE_MS="60", CHAOS_MAX_POLL_S="3").wait_ready(120)
+    assert time.monotonic() - began_s > 3 * HASTY["stall_timeout_s"], "the restore was too quick to show anything"
+    assert worker.said("LeaveGroup|Joined group.*generation [^1]\\)") == worker.said("Joined group")[1:], "it left the group"
+    prove(app, RECORDS)
+
+
+def test_sigterm_in_the_middle_of_a_restore_ends_the_worker_at_once(application: MakeApplication) -> None:
+    app, worker = wiped_after_work(application)
+    worker.start(CHAOS_RESTORE_PAUSE_MS="200")
+    worker.wait_said("Executing _on_partitions_assigned", 60)
+    wait_for("the restore to begin", lambda: "restoring" in worker.ask("/health/ready")[1], 30, worker.tail)
+    assert worker.stop() < TIMES["commit_timeout_s"]
+    assert worker.said("generation .* restored") == [], "the restore was over before the signal came"
+    worker.start()
+    prove(app, RECORDS)
+
+
+def test_a_worker_with_nothing_to_do_stays_in_the_group(application: MakeApplication) -> None:
+    app = application(partitions=2)
+    worker = app.worker().start(CHAOS_MAX_POLL_S="2").wait_ready()
+    ready_s = time.monotonic()
+    wait_for("a long silence", lambda: time.monotonic() - ready_s > 6, 10)
+    load = app.load(rate=5_000, limit=2_000, seed=56)
+    prove(app, load.wait())
+    assert len(worker.said(r"Joined group")) == 1
+
+
+def test_a_fold_that_does_not_return_ends_the_worker(application: MakeApplication) -> None:
+    app = application(partitions=1, **HASTY)
+    worker = app.worker().start().wait_ready()
+    producer = Producer(app.broker.client_config())
+    producer.produce(app.source, b"sleep k1 120", b"k1", 0)
+    assert producer.flush(30) == 0
+    code = worker.wait_exit(30)
+    assert code == 70
+    assert worker.said("the event loop has stood still for .* s: a fold that does not return"), worker.tail()
+    assert worker.said(r"counting\.py.* in fold"), "the log does not tell which fold"
+
+
+@pytest.mark.slow
+def test_a_worker_frozen_for_longer_than_it_may_stall_comes_back_or_ends(application: MakeApplication) -> None:
+    app = application(partitions=2, **HASTY)
+    load = app.load(rate=1_000, seed=57)
+    worker = app.worker().start().wait_ready()
+    for _ in range(3):
+        worker.signal(signal.SIGSTOP)
+        stopped_s = time.monotonic()
+        wait_for("a long freeze", lambda stopped_s=stopped_s: time.monotonic() - stopped_s > 15, 20)  # type: ignore[misc]
+        worker.signal(signal.SIGCONT)
+        wait_for("the worker to be back, or gone", lambda: worker.ready or not worker.running, 60, worker.tail)
+        assert worker.said("the event loop has stood still") == [], "it was the process that stood still"
+        if not worker.running:
+            assert worker.process.returncode > 0, worker.tail()
+            worker.start().wait_ready()
+    prove(app, load.stop())
