@@ -24,6 +24,8 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLD_SLICE_S = 0.008
+TRANSACTION_RECORDS = 30_000
+"""No more are gathered once a transaction holds that many: rocksdict keeps Python's lock for a whole WriteBatch, 1 us a row and more."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
@@ -90,9 +92,10 @@ class Runner:
     def _gather(self) -> tuple[list[Any], list[Batch]]:
         events: list[Any] = []
         batches: list[Batch] = []
-        size, limit = 0, self._keeper.transaction_bytes
-        while self._pending and (not events or size + self._pending[0][0].value.size_bytes <= limit):
+        size, records, limit = 0, 0, self._keeper.transaction_bytes
+        while self._pending and (not events or (size + self._pending[0][0].value.size_bytes <= limit and records < TRANSACTION_RECORDS)):
             event, batch = self._pending.popleft()
+            records += len(batch.offsets)
             if self._keeper.owns(self.part, event.value.epoch):
                 events.append(event)
                 batches.append(batch)
