@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.errors import LakeError, LostRecordsError
+from holdfast.errors import LakeError, LostRecordsError, SparkError
 from holdfast.pipeline.lake import (
     COLUMNS,
     FIRST_LINK,
@@ -102,7 +102,12 @@ def land(
             ends = landing.ends()
             while not stop.is_set():
                 started_s = system_clock.monotonic_s()
-                landed = landing.step(ends)
+                try:
+                    landed = landing.step(ends)
+                except SparkError:
+                    if stop.is_set():  # a supervisor that ends all processes of a service at once ended the JVM as well
+                        break
+                    raise
                 if landed is not None and progress is not None:
                     progress(landed)
                 if options.follow:

@@ -10,10 +10,10 @@ import signal
 import subprocess
 import sys
 import tempfile
-from collections.abc import Callable, Iterator, Mapping
+import warnings
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -24,6 +24,7 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 STOP_DEADLINE_S = 60.0
+ABANDON_DEADLINE_S = 10.0
 LOGS_KEPT = 10
 _INSTALL = "pip install 'holdfast[spark]' (pyspark 4.0.0 and delta-spark 4.0.0), or use --engine local, which needs no JVM"
 
@@ -86,12 +87,20 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
     archive = ClassArchive.of(options)
     scratch = Path(tempfile.mkdtemp(prefix="holdfast-spark-"))
     try:
-        session, process = _start(options, archive, scratch)
+        session, gateway = _start(options, archive, scratch)
         try:
+            # The active session is one of a thread.
+            sql.SparkSession._get_j_spark_session_class(session._jvm).setActiveSession(session._jsparkSession)
             yield session
-        finally:
-            _stop(session, process)
+        except Exception:
+            _stop(session, gateway)
             archive.keep()
+            raise
+        except BaseException:
+            _abandon(gateway)
+            raise
+        _stop(session, gateway)
+        archive.keep()
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -104,49 +113,48 @@ def _import_pyspark() -> Any:
     return pyspark.sql
 
 
-def _start(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple[SparkSession, subprocess.Popen[bytes]]:
-    from pyspark import SparkConf, SparkContext
-    from pyspark.java_gateway import launch_gateway
-    from pyspark.sql import SparkSession
+def _start(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple[SparkSession, Any]:
+    """Return a session and the gateway to its JVM.
 
+    Both are made in a thread of their own, to the end even when this one is interrupted meanwhile: pyspark's launcher, cut short,
+    leaves a JVM that nobody knows and that does not notice the end of this process. Also, pyspark would put a handler of Ctrl-C in
+    place of its caller's, but only in the main thread.
+    """
     # The workers take PATH's first python3 otherwise; -P keeps this folder's `tables` and `agents` from shadowing other packages.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONSAFEPATH"] = "1"
     if options.in_one_jvm:
         os.environ.setdefault("SPARK_LOCAL_IP", "127.0.0.1")
+    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-spark") as pool:
+        starting = pool.submit(_launch, options, archive, scratch)
+        try:
+            session, gateway = starting.result()
+        except BaseException:
+            if not starting.done() or starting.exception() is None:
+                _abandon(starting.result()[1])
+            raise
+    return session, gateway
+
+
+def _launch(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple[SparkSession, Any]:
+    from pyspark import SparkConf, SparkContext
+    from pyspark.java_gateway import launch_gateway
+    from pyspark.sql import SparkSession
+
     log_path = _log_path(options)
     conf = SparkConf(loadDefaults=False).setAll(list(settings(options, archive, scratch).items()))
     with log_path.open("ab") as log:
         # Everything Spark says goes through the JVM's two streams; only the JVM gets them, this process keeps its own.
         try:
-            gateway = _whole(partial(launch_gateway, conf, popen_kwargs={"stdout": log, "stderr": log}))
+            gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         except Exception as error:
             raise SparkError(f"Spark's JVM did not start: {error}; its log is {log_path}") from error
     try:
         SparkContext._ensure_initialized(gateway=gateway)
-        session = SparkSession.builder.config(conf=conf).getOrCreate()
-    except BaseException as error:
+        return SparkSession.builder.config(conf=conf).getOrCreate(), gateway
+    except Exception as error:
         _end(gateway)
-        if isinstance(error, Exception):
-            raise SparkError(f"no Spark session: {str(error)[:500]}; the log is {log_path}") from error
-        raise
-    return session, gateway.proc
-
-
-def _whole(launch: Callable[[], Any]) -> Any:
-    """Return what *launch* returns. When this thread is interrupted meanwhile, the JVM is started to the end, then ended.
-
-    pyspark's launcher, cut short, leaves a JVM that nobody knows and that does not notice the end of this process. Signals reach the
-    main thread only, so the launcher runs in another one.
-    """
-    with ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-spark") as pool:
-        launching = pool.submit(launch)
-        try:
-            return launching.result()
-        except BaseException:
-            if not launching.done() or launching.exception() is None:
-                _end(launching.result())
-            raise
+        raise SparkError(f"no Spark session: {str(error)[:500]}; the log is {log_path}") from error
 
 
 def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dict[str, str]:
@@ -195,29 +203,51 @@ def _log_path(options: SparkOptions) -> Path:
     return folder / f"spark-{os.getpid()}.log"
 
 
-def _stop(session: SparkSession, process: subprocess.Popen[bytes]) -> None:
-    from pyspark import SparkContext
-
-    gateway = SparkContext._gateway
+def _stop(session: SparkSession, gateway: Any) -> None:
     try:
-        session.stop()
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore", RuntimeWarning)  # "unable to cleanly shutdown": a JVM that was killed
+            session.stop()
+    except Exception:
+        # A JVM that died before: what it took with it was told where it was missed.
+        if gateway.proc.poll() is None:
+            raise
+        _forget()
     finally:
-        if gateway is not None:
-            _end(gateway)
+        _end(gateway)
 
 
 def _end(gateway: Any) -> None:
     """Close the JVM as its launcher does (end of input), wait for it, and let this process start another one later."""
+    with contextlib.suppress(Exception):  # a JVM that died already has nothing to shut down
+        gateway.shutdown()
+    _close(gateway, STOP_DEADLINE_S)
+
+
+def _abandon(gateway: Any) -> None:
+    """End the JVM without another word to it: the answer to a call that was interrupted may still lie in the connection."""
+    _close(gateway, ABANDON_DEADLINE_S)
+    _forget()
+
+
+def _forget() -> None:
+    """Make pyspark forget a session whose JVM is gone, so that another can start."""
+    from pyspark import SparkContext
+    from pyspark.sql import SparkSession
+
+    SparkContext._active_spark_context = None
+    SparkSession._instantiatedSession = SparkSession._activeSession = None
+
+
+def _close(gateway: Any, deadline_s: float) -> None:
     from pyspark import SparkContext
 
     process: subprocess.Popen[bytes] = gateway.proc
-    with contextlib.suppress(Exception):  # a JVM that died already has nothing to shut down
-        gateway.shutdown()
     if process.stdin is not None:
         with contextlib.suppress(OSError):
             process.stdin.close()
     try:
-        process.wait(STOP_DEADLINE_S)
+        process.wait(deadline_s)
     except subprocess.TimeoutExpired:
         process.send_signal(signal.SIGKILL)
         process.wait()

@@ -13,7 +13,7 @@ from typing import Annotated
 import typer
 
 from holdfast.cli.context import output_of, settings_of
-from holdfast.cli.output import Cell, Output, note, show
+from holdfast.cli.output import Cell, note, show
 from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
@@ -58,8 +58,7 @@ def land(
     options = LandOptions(follow=follow, max_records=max_records, every_s=every_s, accept_loss=accept_loss, rebuild=rebuild)
 
     def told(landed: Landed) -> None:
-        if output is Output.TABLE:
-            note(f"landed {topic} up to {describe(landed.end)}")
+        note(f"landed {topic} up to {describe(landed.end)}")
 
     with stopped_by_signals() as stop:
         report = run(

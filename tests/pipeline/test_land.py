@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
 import re
 import signal
@@ -328,41 +330,69 @@ def test_killed_landings_leave_every_record_once(broker: SessionBroker, settings
             producer.poll(0)
     assert producer.flush(60) == 0
     command = [sys.executable, "-P", "-m", "holdfast.cli", "pipeline", "land", "--topic", topic, "--lake", str(lake)]
-    command += ["--max-records", "1500", "--master", "local[2]"]
+    command += ["--max-records", "1500", "--master", "local[2]", "--follow", "--every", "0"]
     for name, value in broker.config.items():
         command += ["--set", f"kafka.{name}={value}"]
-    killed_at = [kill_during(command, commit=2, delay_s=0.2), kill_during(command, commit=4, delay_s=0.05)]
-    assert killed_at[0] < killed_at[1] < 30_000, "both died in the middle, and the second went on where the first was"
-    finish = subprocess.run([*command, "--max-records", "30000"], capture_output=True, text=True, timeout=240, check=False, env=QUICK)
-    assert finish.returncode == 0, finish.stderr
+    with landing(command) as killed:
+        first = killed.landed_after(commit=2)
+        killed.end_group_soon(delay_s=0.2)
+    with landing(command) as killed:
+        second = killed.landed_after(commit=4)
+        killed.end_group_soon(delay_s=0.05)
+    assert first < second < 30_000, "both died in the middle, and the second went on where the first was"
+    with landing([*command, "--output", "json", "--max-records", "30000"]) as last:
+        while last.landed_after(commit=1) < 30_000:
+            pass
+        last.process.send_signal(signal.SIGTERM)
+        assert last.process.stdout is not None
+        told = json.loads(last.process.stdout.read())
+        assert last.process.wait(60) == 0, "a following landing that is told to stop has done its work"
+    assert [(row["partition"], row["end_offset"]) for row in told] == [(p, 10_000) for p in range(3)]
     assert places(bronze_path(str(lake), topic)) == [(p, at) for p in range(3) for at in range(10_000)]
 
 
-def kill_during(command: list[str], *, commit: int, delay_s: float) -> int:
-    """Start a landing, SIGKILL it and its JVM a moment after its *commit*-th commit, and return how many offsets were landed by then."""
-    process = subprocess.Popen(command, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, start_new_session=True, env=QUICK)
-    watchdog = threading.Timer(200, os.killpg, (process.pid, signal.SIGKILL))
+class Follower:
+    """A landing in a process of its own, in a group with its JVM."""
+
+    def __init__(self, command: list[str]) -> None:
+        self.process = subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=QUICK
+        )
+        self._said: list[str] = []
+
+    def landed_after(self, *, commit: int) -> int:
+        """Read what it says up to its *commit*-th commit from now, and return how many offsets it has landed by then."""
+        assert self.process.stderr is not None
+        for line in self.process.stderr:
+            self._said.append(line)
+            if found := re.search(r"up to (\S+)", line):
+                commit -= 1
+                if commit == 0:
+                    return sum(int(each.split(":")[1]) for each in found[1].split(","))
+        raise AssertionError("".join(self._said))
+
+    def end_group_soon(self, *, delay_s: float) -> None:
+        """SIGKILL it and its JVM in the midst of the next commit; where exactly is chance."""
+        threading.Event().wait(delay_s)
+        self.end_group()
+
+    def end_group(self) -> None:
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(30)
+
+
+@contextlib.contextmanager
+def landing(command: list[str]) -> Iterator[Follower]:
+    """Run a landing; whatever becomes of it, it and its JVM are gone afterwards."""
+    follower = Follower(command)
+    watchdog = threading.Timer(200, follower.end_group)
     watchdog.start()
     try:
-        assert process.stderr is not None
-        landed, seen = 0, 0
-        said = []
-        for line in process.stderr:
-            said.append(line)
-            if found := re.search(r"up to (\S+)", line):
-                seen += 1
-                landed = sum(int(each.split(":")[1]) for each in found[1].split(","))
-                if seen == commit:
-                    break
-        assert seen == commit, "".join(said)
-        threading.Event().wait(delay_s)  # into the next commit, where exactly is chance
-        os.killpg(process.pid, signal.SIGKILL)
-        process.wait(30)
-        return landed
+        yield follower
     finally:
         watchdog.cancel()
-        if process.poll() is None:
-            os.killpg(process.pid, signal.SIGKILL)
-            process.wait(30)
-        if process.stderr is not None:
-            process.stderr.close()
+        follower.end_group()
+        for stream in (follower.process.stdout, follower.process.stderr):
+            if stream is not None:
+                stream.close()
