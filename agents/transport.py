@@ -156,6 +156,22 @@ class BatchConsumer(driver.Consumer):
         """Count as a live member, although nothing is fetched."""
         self._thread.alive()
 
+    async def wait_empty(self) -> None:
+        """Wait for ordinary agents to ack what they have begun, a session long; what they keep longer is delivered again.
+
+        Stock waits for ever: an agent with a long job, or one that never acks, would keep all partitions of all workers from moving.
+        """
+        giving_up = self.loop.call_later(self.keeper.settings.session_timeout_s, self._give_up)
+        try:
+            await super().wait_empty()
+        finally:
+            giving_up.cancel()
+
+    def _give_up(self) -> None:
+        left = {message for message in self._unacked_messages if message.topic not in self.keeper.sources}
+        logger.warning("not acked in time, to be delivered again: %s", sorted(f"{each.topic}/{each.partition}/{each.offset}" for each in left))
+        self._unacked_messages -= left
+
     def discard(self, message: Any) -> None:
         """Let nobody wait for a message that will not be acked."""
         self._unacked_messages.discard(message)
