@@ -169,7 +169,8 @@ class BatchConsumer(driver.Consumer):
 
     def _give_up(self) -> None:
         left = {message for message in self._unacked_messages if message.topic not in self.keeper.sources}
-        logger.warning("not acked in time, to be delivered again: %s", sorted(f"{each.topic}/{each.partition}/{each.offset}" for each in left))
+        places = sorted(f"{each.topic}/{each.partition}/{each.offset}" for each in left)
+        logger.warning("not acked in time, to be delivered again: %s", places)
         self._unacked_messages -= left
 
     def discard(self, message: Any) -> None:
