@@ -102,7 +102,9 @@ class ChangelogWriter:
         except KafkaException as error:
             if error.args[0].code() in _FENCING:
                 raise FencedError(f"{self.transactional_id}: a newer owner exists ({error.args[0].name()})") from error
-            raise BrokerError(f"{self.transactional_id}: cannot abort: {error.args[0].str()}") from error
+            raise BrokerError(
+                f"{self.transactional_id}: cannot abort a failed transaction in time: {error.args[0].str()}; is the broker reachable?"
+            ) from error
 
     def _transact(self, changes: Changes, extra: Sequence[Emit], deadline: float, *, watched: bool) -> int:
         """Write one transaction; with *watched*, hear of each row's delivery, which costs time that a good transaction need not take."""
