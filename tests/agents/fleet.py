@@ -1,9 +1,9 @@
-"""The claims application as real worker processes, and what tests write to it and ask of it."""
+"""An application as real worker processes, the built-in one unless told otherwise, and what tests write to its topics."""
 
 from __future__ import annotations
 
 import uuid
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any, Self
 
@@ -22,24 +22,36 @@ SPREAD_DEADLINE_S = 60.0
 
 
 class Fleet:
-    """Workers of one application: the built-in one unless *module* names another. Topics are its own; `close` ends every process."""
+    """Workers of one application with topics of its own, in processes that `close` ends.
+
+    *declare* returns its processors; *module* is what a worker runs; *settings* count for both.
+    """
 
     def __init__(
-        self, broker: SessionBroker, folder: Path, *, app: str = "fleet", partitions: int = 4, module: str = CLAIMS_MODULE, **settings: Any
+        self,
+        broker: SessionBroker,
+        folder: Path,
+        *,
+        app: str = "fleet",
+        partitions: int = 4,
+        module: str = CLAIMS_MODULE,
+        declare: Callable[[Settings], Sequence[Processor[Any, Any]]] = processors,
+        **settings: Any,
     ) -> None:
         self.broker, self.partitions = broker, partitions
         self._folder, self._module = folder, module
         name = f"{app}-{uuid.uuid4().hex[:8]}"
         kafka = {key: str(value) for key, value in broker.config.items()}
         self.settings = Settings(**{"app": name, "coordination_topic": f"{name}-marshal", "kafka": kafka, **settings})
-        self.processors: list[Processor[Any, Any]] = processors(self.settings)
+        self.processors = list(declare(self.settings))
         self.environment = {**environment_of(self.settings), **{f"HOLDFAST_{key.upper()}": str(value) for key, value in TIMES.items()}}
         self.workers: list[Worker] = []
 
     def create_topics(self, source: Mapping[str, str] | None = None) -> Self:
-        """Create the coordination topic, with *source* as its configuration, and all that belongs to it."""
+        """Create the source topics, with *source* as their configuration, and all that belongs to them."""
         config = {"message.timestamp.type": "LogAppendTime", **(source or {})}
-        self.broker.create_topic(self.settings.coordination_topic, partitions=self.partitions, config=config, exact=True)
+        for topic in sorted({processor.source for processor in self.processors}):
+            self.broker.create_topic(topic, partitions=self.partitions, config=config, exact=True)
         create_topics(self.settings, self.processors, partitions=self.partitions)
         return self
 

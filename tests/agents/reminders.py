@@ -1,0 +1,71 @@
+"""An application of one processor with timers, in a version of one's choice: `python -P -m tests.agents.reminders worker`."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+
+from holdfast.agents.app import create_app
+from holdfast.core.partitioners import by_key
+from holdfast.core.processor import Emit, Processor
+from holdfast.core.rows import Rows
+from tests.chaos.faults import Doom, plant
+
+
+class Reminded(msgspec.Struct, frozen=True, array_like=True):
+    """How much was added under a key, and how often its timer fired."""
+
+    total: int = 0
+    woken: int = 0
+
+
+class Order(msgspec.Struct, frozen=True):
+    """One record: `add KEY NUMBER`, or `remind KEY MS`, which sets a timer."""
+
+    op: str
+    key: str
+    number: int
+
+
+def decode(value: bytes) -> Order:
+    op, key, number = value.decode().split(" ")
+    return Order(op, key, int(number))
+
+
+def reminders(app: str, version: int = 1) -> Processor[Any, Any]:
+    """Return the processor; version 2 counts double, so that nobody can take the rows of one for the other's."""
+
+    def fold(rows: Rows[Reminded], order: Order, at_ms: int) -> Iterator[Emit]:
+        before = rows.get(order.key) or Reminded()
+        if order.op == "remind":
+            rows[order.key] = before
+            rows.wake_at(order.key, at_ms + order.number)
+        else:
+            rows[order.key] = msgspec.structs.replace(before, total=before.total + version * order.number)
+            yield Emit(f"{app}-out", key=order.key, value=b"v%d added %d" % (version, order.number))
+
+    def on_wake(rows: Rows[Reminded], key: str, at_ms: int) -> Iterator[Emit]:
+        before = rows[key]
+        rows[key] = msgspec.structs.replace(before, woken=before.woken + 1)
+        yield Emit(f"{app}-out", key=key, value=b"v%d woken" % version)
+
+    return Processor(
+        name="reminders",
+        source=f"{app}-in",
+        decode=decode,
+        fold=fold,
+        on_wake=on_wake,
+        row=Reminded,
+        version=version,
+        route=by_key,
+        emits=(f"{app}-out",),
+    )
+
+
+if __name__ == "__main__":
+    if fault := os.environ.get("CHAOS_FAULT"):
+        plant(Doom(fault))
+    create_app([reminders(os.environ["HOLDFAST_APP"], int(os.environ.get("REMINDERS_VERSION", "1")))]).main()

@@ -1,0 +1,170 @@
+"""Ordinary Faust agents beside processors on a real broker: their records at least once, by committed offsets, whatever is killed."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from holdfast.dev.fixtures import SessionBroker
+from tests.agents.fleet import Writer
+from tests.agents.jobs import KEEP, Done
+from tests.harness import Application, running, wait_for
+from tests.proof import prove
+
+pytestmark = pytest.mark.broker
+
+PARTITIONS = 3
+DEADLINE_S = 60.0
+GIVEN_UP_DEADLINE_S = 30.0
+"""A session, and what a stop takes besides on a busy machine."""
+decode = msgspec.json.Decoder(Done).decode
+
+
+class Jobs(Application):
+    """The counting application with the agent beside it."""
+
+    def __init__(self, broker: SessionBroker, folder: Path, *, instance_id: str = "") -> None:
+        super().__init__(broker, folder, partitions=PARTITIONS, module="tests.agents.jobs", instance_id=instance_id)
+        self.jobs, self.done = f"{self.name}-jobs", f"{self.name}-done"
+        self._environment |= {"JOBS": self.jobs, "JOBS_DONE": self.done, "JOBS_RUN": "none"}
+        self.create_topics()
+        for topic, partitions in ((self.jobs, PARTITIONS), (self.done, 1)):
+            broker.create_topic(topic, partitions=partitions, exact=True)
+        self._writer, self._admin = Writer(broker), AdminClient(broker.client_config())
+        self._consumer = Consumer(broker.client_config(**{"group.id": "jobs", "enable.auto.commit": False, "fetch.wait.max.ms": 20}))
+        self._consumer.assign([TopicPartition(self.done, 0, OFFSET_BEGINNING)])
+        self.deliveries: list[Done] = []
+
+    def write(self, count: int, *, partitions: range = range(PARTITIONS), value: bytes = b"job") -> None:
+        """Append *count* jobs to each of *partitions*."""
+        self._writer.write_all(self.jobs, [(value, None, partition, 0) for _ in range(count) for partition in partitions])
+
+    def read(self) -> list[Done]:
+        """Return every delivery noted so far."""
+        for message in self._consumer.consume(10_000, 0.05):
+            assert message.error() is None, message.error()
+            self.deliveries.append(decode(message.value() or b""))
+        return self.deliveries
+
+    def wait_noted(self, places: int) -> None:
+        """Return when so many different jobs have been noted."""
+
+        def condition() -> bool:
+            assert self.live, f"no worker runs\n{self.tails()}"
+            return len({(each.partition, each.offset) for each in self.read()}) >= places
+
+        wait_for(f"{places} jobs done", condition, DEADLINE_S, lambda: f"{len(self.deliveries)} noted\n{self.tails()}")
+
+    def committed(self) -> dict[int, int]:
+        """Return the group's committed offset of each partition of the jobs, 0 for none."""
+        places = [TopicPartition(self.jobs, partition) for partition in range(PARTITIONS)]
+        asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.settings.app, places)])
+        found = asked[self.settings.app].result(DEADLINE_S).topic_partitions
+        return {place.partition: max(0, place.offset) for place in found}
+
+    def wait_committed(self, wanted: dict[int, int]) -> None:
+        wait_for(
+            f"offsets {wanted} committed", lambda: self.committed() == wanted, DEADLINE_S, lambda: f"{self.committed()}\n{self.tails()}"
+        )
+
+    def of_run(self, run: str) -> dict[int, list[int]]:
+        """Return the offsets delivered to one process, by partition, in the order of delivery."""
+        out: dict[int, list[int]] = defaultdict(list)
+        for each in self.read():
+            if each.run == run:
+                out[each.partition].append(each.offset)
+        return out
+
+    def close(self) -> None:
+        super().close()
+        self._consumer.close()
+
+
+@pytest.fixture
+def jobs(broker: SessionBroker, tmp_path: Path) -> Iterator[Jobs]:
+    # A static member, so that each restart has its partitions back at once.
+    with running(Jobs(broker, tmp_path, instance_id="only")) as application:
+        assert isinstance(application, Jobs)
+        yield application
+
+
+@pytest.fixture
+def two(broker: SessionBroker, tmp_path: Path) -> Iterator[Jobs]:
+    with running(Jobs(broker, tmp_path)) as application:
+        assert isinstance(application, Jobs)
+        yield application
+
+
+def check_at_least_once(app: Jobs, count: int) -> None:
+    """Every job was delivered, for the first time in the order of its partition's log."""
+    first: dict[int, list[int]] = defaultdict(list)
+    seen: set[tuple[int, int]] = set()
+    for each in app.read():
+        if (each.partition, each.offset) not in seen:
+            seen.add((each.partition, each.offset))
+            first[each.partition].append(each.offset)
+    assert dict(first) == {partition: list(range(count)) for partition in range(PARTITIONS)}
+
+
+def test_an_agent_resumes_at_its_committed_offsets_after_sigkill_and_leaves_processors_alone(jobs: Jobs) -> None:
+    count = 300
+    worker = jobs.worker()
+    load = jobs.load(rate=800, seed=7)
+    committed = dict.fromkeys(range(PARTITIONS), 0)
+    jobs.write(count)
+    for run, noted in enumerate((250, 600, PARTITIONS * count)):
+        worker.start(JOBS_RUN=f"run{run}")
+        jobs.wait_noted(noted)
+        if noted < PARTITIONS * count:
+            worker.kill()
+        for partition, offsets in jobs.of_run(f"run{run}").items():
+            begin = committed[partition]
+            assert offsets == list(range(begin, begin + len(offsets))), f"run {run} of partition {partition} did not go on at {begin}"
+        committed = jobs.committed()
+    check_at_least_once(jobs, count)
+    jobs.wait_committed(dict.fromkeys(range(PARTITIONS), count))
+    print(f"{len(jobs.deliveries)} deliveries of {PARTITIONS * count} jobs over two kills")
+    prove(jobs, load.stop())
+
+
+def test_offsets_are_committed_up_to_the_first_job_that_is_not_acked(jobs: Jobs) -> None:
+    worker = jobs.worker().start(JOBS_RUN="first")
+    jobs.write(10)
+    jobs.write(1, partitions=range(1, 2), value=KEEP)
+    jobs.write(10)
+    jobs.wait_noted(PARTITIONS * 20 + 1)
+    jobs.wait_committed({0: 20, 1: 10, 2: 20})
+    jobs.write(1)  # the next commit shows that the one before was not just early
+    jobs.wait_committed({0: 21, 1: 10, 2: 21})
+    assert worker.stop(GIVEN_UP_DEADLINE_S) < GIVEN_UP_DEADLINE_S, "a stop waits for the agent, but not for ever"
+    assert worker.said(rf"delivered again: \['{jobs.jobs}/1/10'\]")
+    assert jobs.committed() == {0: 21, 1: 10, 2: 21}
+    worker.start(JOBS_RUN="second", JOBS_ACK_ALL="1")
+    jobs.wait_committed({0: 21, 1: 22, 2: 21})
+    assert dict(jobs.of_run("second")) == {1: list(range(10, 22))}, "from the first that was not acked, and nothing else again"
+    worker.stop()
+
+
+def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> None:
+    count = 200
+    first, second = two.worker(), two.worker()
+    load = two.load(rate=500, seed=8)
+    two.write(count)
+    first.start(JOBS_RUN="a")
+    two.wait_noted(100)
+    second.start(JOBS_RUN="b")
+    wait_for("both work", lambda: first.ready and second.ready and first.applied() and second.applied(), DEADLINE_S, two.tails)
+    two.write(count)
+    two.wait_noted(PARTITIONS * count + 150)
+    assert two.of_run("a")
+    assert two.of_run("b"), "both had jobs"
+    first.kill()
+    two.wait_noted(2 * PARTITIONS * count)
+    check_at_least_once(two, 2 * count)
+    prove(two, load.stop())

@@ -1,0 +1,156 @@
+"""Timers fire inside the transaction of the record that makes them due; versions of a processor share nothing. On real workers."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.clients.admin import create_topics
+from holdfast.clients.tables import TableClient
+from holdfast.core.codec import APPLIED, WAKE, row_key, wake_key
+from holdfast.core.processor import Processor
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import NoSuchTableError
+from tests.agents.fleet import Fleet, Writer
+from tests.agents.reminders import Reminded, reminders
+from tests.harness import Worker, wait_for
+from tests.proof import read_topic
+
+pytestmark = pytest.mark.broker
+
+DEADLINE_S = 60.0
+TIMER_MS = 400
+
+
+class Reminders(Fleet):
+    """One partition, one static worker: each restart has it back at once."""
+
+    def __init__(self, broker: SessionBroker, folder: Path) -> None:
+        super().__init__(
+            broker,
+            folder,
+            app="reminders",
+            partitions=1,
+            module="tests.agents.reminders",
+            declare=lambda settings: [reminders(settings.app)],
+            standbys=0,
+            instance_id="only",
+        )
+        self.create_topics()
+        self.source, self.out = f"{self.settings.app}-in", f"{self.settings.app}-out"
+        self.writer = Writer(broker)
+
+    def write(self, *orders: str) -> int:
+        """Append *orders* and return the offset of the last."""
+        return self.writer.write_all(self.source, [(order.encode(), None, 0, 0) for order in orders])[-1][1]
+
+    def wait_applied(self, worker: Worker, offset: int) -> None:
+        def condition() -> bool:
+            assert worker.running, worker.tail()
+            return worker.applied().get(("reminders", 0), -1) >= offset
+
+        wait_for(f"offset {offset} applied", condition, DEADLINE_S, worker.tail)
+
+    def emitted(self, *, committed: bool = True) -> Counter[str]:
+        messages = read_topic(self.broker, self.out, committed=committed)
+        return Counter(f"{(each.key() or b'').decode()}: {(each.value() or b'').decode()}" for found in messages.values() for each in found)
+
+    def logged(self, processor: Processor[Any, Any], *, committed: bool = True) -> list[tuple[bytes, bytes | None]]:
+        messages = read_topic(self.broker, processor.changelog(self.settings.app), committed=committed)[0]
+        return [(message.key() or b"", message.value()) for message in messages]
+
+    def rows(self, processor: Processor[Any, Any], offset: int) -> dict[str, Reminded]:
+        """Return the live table as of *offset* at least."""
+
+        async def scan() -> dict[str, Reminded]:
+            async with TableClient(self.settings, [processor]) as tables:
+                found = tables.scan(processor, at_least=(0, offset), timeout_s=DEADLINE_S)
+                return {answer.key: answer.value async for answer in found}
+
+        return asyncio.run(scan())
+
+
+@pytest.fixture
+def fleet(broker: SessionBroker, tmp_path: Path) -> Iterator[Reminders]:
+    fleet = Reminders(broker, tmp_path)
+    try:
+        yield fleet
+    finally:
+        fleet.close()
+
+
+def transactions(log: list[tuple[bytes, bytes | None]]) -> list[dict[bytes, bytes | None]]:
+    """Return a changelog's transactions: each ends with its marker."""
+    out: list[dict[bytes, bytes | None]] = [{}]
+    for key, value in log:
+        if key == APPLIED:
+            out.append({})
+        else:
+            out[-1][key] = value
+    assert out.pop() == {}, "a changelog ends with a marker"
+    return out
+
+
+def test_a_timer_survives_sigkill_and_loss_of_the_store_and_fires_once_with_the_record_that_makes_it_due(fleet: Reminders) -> None:
+    worker = fleet.worker().start().wait_ready()
+    processor = fleet.processors[0]
+    set_at = fleet.write(f"remind ada {TIMER_MS}", "add bob 1")
+    fleet.wait_applied(worker, set_at)
+    worker.kill()
+    worker.wipe()
+    # The next process dies in the transaction in which the timer fires; the one after it does the same work again.
+    worker.start(CHAOS_FAULT="produced:1").wait_ready()
+    assert fleet.rows(processor, set_at) == {"ada": Reminded(), "bob": Reminded(total=1)}, "not due before a record says what time it is"
+    appended = wait_for("stream time past the timer", lambda: due(fleet, set_at), DEADLINE_S)
+    assert worker.wait_exit(DEADLINE_S) == -9
+    worker.start().wait_ready()
+    assert fleet.rows(processor, appended)["ada"] == Reminded(woken=1)
+    more = fleet.write("add bob 2")
+    assert fleet.rows(processor, more)["ada"] == Reminded(woken=1), "once"
+    worker.stop()
+    assert fleet.emitted()["ada: v1 woken"] == 1
+    assert fleet.emitted(committed=False)["ada: v1 woken"] == 2, "the transaction that was cut off had emitted it too"
+    firing = [each for each in transactions(fleet.logged(processor)) if wake_key("ada") in each and each[wake_key("ada")] is None]
+    assert len(firing) == 1
+    assert row_key("ada") in firing[0], "row, timer and the record's own row change together"
+    assert row_key("carl") in firing[0]
+    assert not [key for key, value in dict(fleet.logged(processor)).items() if key[:1] == WAKE and value is not None], "no timer is left"
+
+
+def due(fleet: Reminders, set_at: int) -> int | None:
+    """Write the record that makes the timer due, as soon as the broker's clock has passed it; return its offset."""
+    messages = read_topic(fleet.broker, fleet.source)[0]
+    set_ms = messages[0].timestamp()[1]
+    return fleet.write("add carl 1") if time.time() * 1000 > set_ms + TIMER_MS + 50 else None
+
+
+def test_versions_of_a_processor_share_no_state(fleet: Reminders) -> None:
+    old, new = fleet.processors[0], reminders(fleet.settings.app, version=2)
+    worker = fleet.worker().start().wait_ready()
+    last = fleet.write(*(f"add k{number % 3} 1" for number in range(30)))
+    assert fleet.rows(old, last) == {f"k{number}": Reminded(total=10) for number in range(3)}
+    worker.stop()
+    logged = fleet.logged(old)
+
+    create_topics(fleet.settings, [new])
+    worker.start(REMINDERS_VERSION="2").wait_ready()
+    assert fleet.rows(new, last) == {f"k{number}": Reminded(total=20) for number in range(3)}, "built from the log's beginning"
+    with pytest.raises(NoSuchTableError, match="version 2, not 1"):
+        fleet.rows(old, last)
+    more = fleet.write("add k0 5")
+    assert fleet.rows(new, more)["k0"] == Reminded(total=30)
+    worker.stop()
+    assert fleet.logged(old) == logged, "the old version's changelog is as it was"
+    assert fleet.emitted()["k0: v1 added 1"] == fleet.emitted()["k0: v2 added 1"] == 10, "a rebuild emits again"
+
+    worker.start(REMINDERS_VERSION="1").wait_ready()
+    assert fleet.rows(old, more)["k0"] == Reminded(total=15)
+    folded = worker.metric("holdfast_records_folded_total")
+    assert sum(folded.values()) == 1, "the old version went on from its own state"
+    worker.stop()
