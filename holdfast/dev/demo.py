@@ -36,11 +36,11 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> Findings:
     """
     _require_packages()
     teller = Teller(console or console_for_people())
-    with Signals() as signals:
+    with Signals():
         stage = Stage(keep=options.keep, folder=options.folder)
         try:
             with stage, asyncio.Runner() as runner:
-                found, pointers = _play(options, stage, teller, signals, runner)
+                found, pointers = _play(options, stage, teller, runner)
         except HoldfastError:
             if stage.folder.exists():
                 teller.say(f"It ends here. The logs are in {stage.folder}; nothing runs any more.")
@@ -49,7 +49,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> Findings:
     return found
 
 
-def _play(options: DemoOptions, stage: Stage, teller: Teller, signals: Signals, runner: asyncio.Runner) -> tuple[Findings, Pointers]:
+def _play(options: DemoOptions, stage: Stage, teller: Teller, runner: asyncio.Runner) -> tuple[Findings, Pointers]:
     _introduce(teller, options, stage)
     _start_broker(teller, stage)
     with Scenes(options, stage, teller, runner) as scenes:
@@ -65,7 +65,7 @@ def _play(options: DemoOptions, stage: Stage, teller: Teller, signals: Signals, 
         # Imported where Spark is about to be used: what it brings along takes a second to load.
         from holdfast.dev.proof import Proof
 
-        ways = Proof(stage, scenes.claims, teller, signals, scenes.seen.ends).ways(table)
+        ways = Proof(stage, scenes.claims, teller, scenes.seen.ends).ways(table)
     pointers = _leave_running(stage, scenes) if options.keep else _end(teller, stage)
     return _findings(scenes, ways, rows=len(table.rows), elapsed_s=teller.elapsed_s), pointers
 

@@ -9,7 +9,9 @@ import signal
 import subprocess
 import sys
 from collections.abc import Mapping
-from dataclasses import dataclass
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from honcho.environ import expand_processes, parse_procfile
@@ -42,7 +44,7 @@ def read_commands(path: Path | None = None) -> dict[str, str]:
 
 @dataclass(slots=True)
 class Process:
-    """One process of a Procfile. Whoever starts it ends it; unless *detached* it also dies with the thread that started it (Linux).
+    """One process of a Procfile. Whoever starts it ends it; unless *detached* it also dies with this process (Linux).
 
     The command replaces the shell that reads it (`exec`), so that a signal meets the program and not its shell; what it starts in turn is in
     its process group and gets the same signals.
@@ -56,6 +58,9 @@ class Process:
     detached: bool = False
     _child: subprocess.Popen[bytes] | None = None
     _birth: str | None = None
+    # A leashed process dies with the thread that forked it, so that thread stays. And what an interrupted `start` forks is known to
+    # `kill` all the same, since signals reach the main thread only.
+    _forker: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="holdfast-procfile"))
 
     @property
     def url(self) -> str:
@@ -82,6 +87,9 @@ class Process:
     def start(self) -> None:
         """Start it; its output is appended to `log`."""
         assert not self.running, f"{self.name} runs already"
+        self._forker.submit(self._fork).result()
+
+    def _fork(self) -> None:
         leashed = [] if self.detached else [sys.executable, "-I", "-S", leash.__file__, str(os.getpid())]
         with self.log.open("ab") as log:
             # A session of its own: Ctrl-C at the terminal reaches the owner alone, who ends everything in order.
@@ -98,11 +106,13 @@ class Process:
 
     def kill(self) -> None:
         """End it at once, by SIGKILL to its group, as the kernel's out-of-memory killer would."""
+        self._forker.submit(lambda: None).result()  # one that is being forked right now is known after this
         self._signal(signal.SIGKILL)
         self._wait(KILL_DEADLINE_S)
 
     def stop(self, *, grace_s: float) -> None:
         """End it in order: SIGTERM, and SIGKILL after *grace_s*. Harmless when it has ended."""
+        self._forker.submit(lambda: None).result()
         self._signal(signal.SIGTERM)
         if not self._wait(grace_s):
             self.kill()

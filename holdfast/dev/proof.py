@@ -9,7 +9,6 @@ from typing import Any
 from holdfast.clock import system_clock
 from holdfast.core.processor import Processor
 from holdfast.dev.desk import Snapshot
-from holdfast.dev.signals import Signals
 from holdfast.dev.stage import Stage
 from holdfast.dev.telling import HASH_SHOWN, Teller, Way, require_one_hash
 from holdfast.errors import DemoError
@@ -21,8 +20,8 @@ from holdfast.pipeline.session import SparkOptions, open_session
 class Proof:
     """Folds what the workers have folded, by two other ways."""
 
-    def __init__(self, stage: Stage, processor: Processor[Any, Any], teller: Teller, signals: Signals, ends: Mapping[int, int]) -> None:
-        self._stage, self._processor, self._teller, self._signals = stage, processor, teller, signals
+    def __init__(self, stage: Stage, processor: Processor[Any, Any], teller: Teller, ends: Mapping[int, int]) -> None:
+        self._stage, self._processor, self._teller = stage, processor, teller
         self._ends = ends
         self._records = sum(end + 1 for end in ends.values())
         self._lake = str(stage.folder / "lake")
@@ -39,9 +38,7 @@ class Proof:
             with self._teller.step("Land the log in a Delta table, by Spark"):
                 self._teller.waiting("starting Spark")
                 began_s = system_clock.monotonic_s()
-                stack.callback(self._signals.arm)
                 stack.enter_context(open_session(self._spark))
-                self._signals.arm()  # Spark put its own handler of Ctrl-C in place of ours
                 self._land(system_clock.monotonic_s() - began_s)
             with self._teller.step("Fold the Delta table, on Spark"):
                 self._teller.waiting("folding")

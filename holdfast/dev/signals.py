@@ -23,30 +23,20 @@ class Interrupted(KeyboardInterrupt):
 
 
 class Signals:
-    """While the block lasts, the first of ENDING raises Interrupted in the main thread; further ones are ignored, so that clean-up finishes.
-
-    A library that installs a handler of its own undoes that: call `arm` when it has.
-    """
+    """While the block lasts, the first of ENDING raises Interrupted in the main thread; further ones are ignored, so that clean-up finishes."""
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
-        self._raised = False
 
     def __enter__(self) -> Self:
-        self._before = {number: signal.getsignal(number) for number in ENDING}
-        self.arm()
+        self._before = {number: signal.signal(number, self._interrupt) for number in ENDING}
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 
-    def arm(self) -> None:
-        """Put the handlers in place, unless a signal has come already."""
-        for number in ENDING:
-            signal.signal(number, signal.SIG_IGN if self._raised else self._interrupt)
-
     def _interrupt(self, number: int, frame: FrameType | None) -> None:
-        self._raised = True
-        self.arm()
+        for each in ENDING:
+            signal.signal(each, signal.SIG_IGN)
         raise Interrupted(number)

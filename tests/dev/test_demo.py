@@ -125,6 +125,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         ("Start a Kafka broker", signal.SIGINT),
         ("Start two workers", signal.SIGTERM),
         ("Kill worker", signal.SIGHUP),
+        pytest.param("by Spark", signal.SIGINT, marks=pytest.mark.spark),
     ],
 )
 def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(tmp_path: Path, words: str, number: signal.Signals) -> None:
@@ -293,11 +294,10 @@ def test_the_first_signal_interrupts_and_later_ones_let_the_clean_up_finish() ->
     steps = []
 
     def be_interrupted() -> None:
-        with Signals() as signals:
+        with Signals():
             try:
                 signal.raise_signal(signal.SIGTERM)
             finally:
-                signals.arm()  # as after a library that put its own handlers in place
                 signal.raise_signal(signal.SIGINT)
                 steps.append("cleaned up")
 
