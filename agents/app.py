@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import logging
+import os
 from collections.abc import Iterable, Sequence
 from typing import Any, cast
 
@@ -11,6 +12,7 @@ import faust
 from faust.app import BootStrategy
 from faust.serializers import codecs
 from faust.transport.drivers import TRANSPORTS
+from yarl import URL
 
 from holdfast.agents.credentials import broker_credentials
 from holdfast.agents.keeper import Keeper
@@ -54,8 +56,11 @@ class App(faust.App):
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
     keeper: Keeper
+    bound: str
+    """Faust's web_bind as it was before its command line was read."""
 
     def on_init_dependencies(self) -> Iterable[Any]:
+        self._refuse_faust_options()
         self.metrics = Metrics(self.settings.app)
         self.keeper = Keeper(self.settings, self.processors, self.metrics)
         self.keeper.on_crash = self._leave
@@ -63,6 +68,16 @@ class App(faust.App):
         self.keeper.who_owns = self._who_owns
         web = WebService(self.settings, self.keeper, self.metrics)
         return [web, KeeperService(self.keeper), *super().on_init_dependencies()]
+
+    def _refuse_faust_options(self) -> None:
+        """Faust's own options for what holdfast's settings govern would be obeyed by half; a worker that differs from what it was told is worse."""
+        if URL(self.conf.canonical_url) != URL(self.settings.advertised_url) or self.conf.web_bind != self.bound:
+            raise ConfigError(
+                "faust's --web-port, --web-host and --web-bind do not move the port of tables, health and metrics: "
+                f"set web_port, web_url and web_bind instead, as in HOLDFAST_WEB_PORT={self.conf.web_port}"
+            )
+        if folder := os.environ.get("F_DATADIR"):
+            raise ConfigError(f"faust's --datadir (F_DATADIR) does not move the tables: set data_dir instead, HOLDFAST_DATA_DIR={folder}")
 
     async def _leave(self, error: BaseException) -> None:
         exit_within(self.settings.commit_timeout_s, STUCK_EXIT_CODE)
@@ -132,7 +147,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
         web_tables_enabled=False,
         web_router_enabled=False,
     )
-    app.settings, app.processors = settings, by_name
+    app.settings, app.processors, app.bound = settings, by_name, app.conf.web_bind
     for processor in processors:
         _declare(app, processor)
     return app
@@ -141,10 +156,11 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
 def _declare(app: App, processor: Processor[Any, Any]) -> None:
     """Register one processor: its agent is the way in for batches, its table makes Faust co-partition changelog and standbys."""
     source = app.topic(processor.source, key_serializer="holdfast", value_serializer="holdfast")
-    app.Table(processor.table, key_type=bytes, value_type=bytes)
+    app.Table(processor.table, key_type=bytes, value_type=bytes, help=f"rows of {processor.name}, folded from {processor.source}")
 
     async def fold(stream: Any) -> None:
         async for event in stream.noack().events():
             app.keeper.hand(processor.name, event)
 
+    fold.__doc__ = f"Folds {processor.source} into table {processor.table}, exactly once."
     app.agent(source, name=f"holdfast.{processor.name}", concurrency=1)(fold)
