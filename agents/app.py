@@ -27,6 +27,8 @@ from holdfast.errors import ConfigError
 logger = logging.getLogger(__name__)
 
 STREAM_BUFFER_EVENTS = 4096
+FAUST_DATADIR = "{conf.name}-data"
+"""What `faust` exports when nobody says --datadir."""
 
 
 class AsIs(codecs.Codec):
@@ -76,7 +78,8 @@ class App(faust.App):
                 "faust's --web-port, --web-host and --web-bind do not move the port of tables, health and metrics: "
                 f"set web_port, web_url and web_bind instead, as in HOLDFAST_WEB_PORT={self.conf.web_port}"
             )
-        if folder := os.environ.get("F_DATADIR"):
+        folder = os.environ.get("F_DATADIR", FAUST_DATADIR)
+        if folder != FAUST_DATADIR:
             raise ConfigError(f"faust's --datadir (F_DATADIR) does not move the tables: set data_dir instead, HOLDFAST_DATA_DIR={folder}")
 
     async def _leave(self, error: BaseException) -> None:
