@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import hashlib
+import logging
 import os
 import shutil
 import signal
@@ -22,6 +23,8 @@ from holdfast.jars import cache_folder, find_java, spark_jars
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
+
+logger = logging.getLogger(__name__)
 
 STOP_DEADLINE_S = 60.0
 ABANDON_DEADLINE_S = 10.0
@@ -208,10 +211,9 @@ def _stop(session: SparkSession, gateway: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # "unable to cleanly shutdown": a JVM that was killed
             session.stop()
-    except Exception:
-        # A JVM that died before: what it took with it was told where it was missed.
-        if gateway.proc.poll() is None:
-            raise
+    except Exception as error:
+        # Nearly always a JVM that died before; what it took with it was told where it was missed. It ends now in any case.
+        logger.info("Spark did not stop by itself", extra={"cause": repr(error)})
         _forget()
     finally:
         _end(gateway)

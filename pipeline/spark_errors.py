@@ -26,7 +26,8 @@ class explained:
 
 
 def is_of_spark(error: Exception) -> bool:
-    return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta")
+    """Tell whether an error comes from Spark; a refused connection is all that is left of a JVM that died."""
+    return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta") or isinstance(error, ConnectionError)
 
 
 def causes(error: BaseException) -> Iterator[tuple[str, str]]:
@@ -50,6 +51,8 @@ def failed(error: Exception, what: str) -> PipelineError:
             )
         if name.rpartition(".")[2] in _RACES:
             return LakeError(f"{what}: another writer changed this table at the same time; run one landing per topic and lake")
+        if isinstance(error, ConnectionError) or "Py4JNetworkError" in name:
+            return SparkError(f"{what}: Spark's JVM is gone (killed, or out of memory: see its log in the cache folder and --memory)")
         if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
             return SparkError("this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version")
     name, message = next(((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1])

@@ -109,7 +109,8 @@ def test_a_session_says_nothing_ends_its_jvm_and_outlives_one_that_was_killed(tm
     ) as process:
         try:
             assert process.stdout is not None
-            assert [process.stdout.readline() for _ in range(2)] == ["told\n", "7\n"]
+            said = [process.stdout.readline() for _ in range(2)]
+            assert said == ["told\n", "7\n"], process.communicate(timeout=60)
             assert process.stdin is not None
             _, alive = psutil.wait_procs(psutil.Process(process.pid).children(recursive=True), timeout=60)
             assert alive == [], "no JVM is left while the process goes on"
