@@ -211,7 +211,7 @@ def _stop(session: SparkSession, gateway: Any) -> None:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", RuntimeWarning)  # "unable to cleanly shutdown": a JVM that was killed
             session.stop()
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001  whatever it is, the JVM is ended next
         # Nearly always a JVM that died before; what it took with it was told where it was missed. It ends now in any case.
         logger.info("Spark did not stop by itself", extra={"cause": repr(error)})
         _forget()
