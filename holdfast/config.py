@@ -13,7 +13,6 @@ A flag wins over the environment, the environment over the file, the file over t
 
 from __future__ import annotations
 
-import importlib.util
 import ipaddress
 import math
 import os
@@ -22,7 +21,7 @@ import socket
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, get_type_hints
+from typing import TYPE_CHECKING, get_type_hints
 from urllib.parse import urlsplit
 
 from holdfast.config_sources import KAFKA, convert, find_file, read_layers
@@ -107,8 +106,7 @@ class Settings:
     store_write_buffer_bytes: int = field(
         default=64 * MIB, metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB)
     )
-    cache_rows: int = field(default=200_000, metadata=_doc("decoded rows kept per worker", low=0, high=1_000_000_000))
-    loop: Literal["asyncio", "uvloop"] = field(default="asyncio", metadata=_doc("event loop of the worker"))
+    cache_rows: int = field(default=200_000, metadata=_doc("decoded rows kept for each partition of a table", low=0, high=1_000_000_000))
 
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Where values came from, by setting name or "kafka.<property>"; filled by `load_settings`."""
@@ -286,18 +284,11 @@ def _check_web(settings: Settings) -> None:
             raise ConfigError(f"{settings._place('web_url')} is {settings.web_url!r}; write http://host:port or https://host:port")
 
 
-def _check_loop(settings: Settings) -> None:
-    if settings.loop not in ("asyncio", "uvloop"):
-        raise ConfigError(f"{settings._place('loop')} is {settings.loop!r}; choose asyncio or uvloop")
-    if settings.loop == "uvloop" and importlib.util.find_spec("uvloop") is None:
-        raise ConfigError(f"{settings._place('loop')} is uvloop, which is not installed: `pip install uvloop` or use asyncio")
-
-
 def _check_kafka(settings: Settings) -> None:
     check_security(settings.kafka)
 
 
-_CHECKS: tuple[Callable[[Settings], None], ...] = (_check_ranges, _check_names, _check_times, _check_web, _check_loop, _check_kafka)
+_CHECKS: tuple[Callable[[Settings], None], ...] = (_check_ranges, _check_names, _check_times, _check_web, _check_kafka)
 
 
 def _is_wildcard(host: str) -> bool:

@@ -239,7 +239,6 @@ def test_the_check_for_secrets_can_fail() -> None:
         ({"web_url": "example.org:6066"}, "web_url"),
         ({"web_url": "http://example.org/path"}, "web_url"),
         ({"web_url": "ftp://example.org"}, "web_url"),
-        ({"loop": "trio"}, "choose asyncio or uvloop"),
         ({"kafka": {"sasl.username": "ada"}}, "security.protocol is PLAINTEXT"),
         ({"kafka": {"ssl.ca.location": "ca.pem"}}, "security.protocol is PLAINTEXT"),
         ({"kafka": {"ssl.ca.location": "c", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"}}, "ssl.ca.location is set"),
@@ -264,8 +263,6 @@ def test_a_refusal_says_where_the_value_came_from() -> None:
         load(env={"HOLDFAST_WEB_PORT": "x"})
     with pytest.raises(ConfigError, match=r"flag: compat_view cannot be 'maybe'"):
         load(flags={"compat_view": "maybe"})
-    with pytest.raises(ConfigError, match=r"flag: loop cannot be 'trio'"):
-        load(flags={"loop": "trio"})
 
 
 def test_everything_at_the_edge_of_its_range_is_accepted() -> None:
