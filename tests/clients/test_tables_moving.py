@@ -334,12 +334,12 @@ async def test_a_standby_answers_when_the_owner_is_gone_and_the_caller_accepts_i
             assert (answer.value, answer.role, answer.as_of_offset) == (Total(5), "standby", 5)
             assert (await tables.get(TOTALS, "ada", max_staleness=2)).role == "standby"
             with pytest.raises(NotReadyError):
-                await tables.get(TOTALS, "ada", timeout_s=0.2)
+                await tables.get(TOTALS, "ada", timeout_s=1)
             with pytest.raises(NotReadyError, match="2 records behind, 1 allowed"):
-                await tables.get(TOTALS, "ada", max_staleness=1, timeout_s=0.2)
+                await tables.get(TOTALS, "ada", max_staleness=1, timeout_s=1)
             replica.current_ms -= 60_000
             with pytest.raises(NotReadyError, match="ms old, 5000 allowed"):
-                await tables.get(TOTALS, "ada", max_staleness=timedelta(seconds=5), timeout_s=0.2)
+                await tables.get(TOTALS, "ada", max_staleness=timedelta(seconds=5), timeout_s=1)
 
 
 @scenario
