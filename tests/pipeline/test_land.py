@@ -89,8 +89,8 @@ def test_landing_again_adds_only_what_is_new(
     spark: SparkSession, broker: SessionBroker, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
-    first = land(settings, topic, str(lake), options=LandOptions(max_records=6))
-    assert first.commits == 4
+    first = land(settings, topic, str(lake), options=LandOptions(max_records=11))
+    assert first.commits == 2
     assert land(settings, topic, str(lake)).commits == 0
     send(broker, topic, [b"x", b"y"], partition=1)
     again = land(settings, topic, str(lake))
@@ -229,7 +229,7 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
 
 def test_upkeep_of_the_table_does_not_lose_the_vector(spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path) -> None:
     topic = make_topic(TEN)
-    path = land(settings, topic, str(lake), options=LandOptions(max_records=8)).path
+    path = land(settings, topic, str(lake), options=LandOptions(max_records=11)).path
     before = rows(path)
     DeltaTable(path).optimize.compact()
     DeltaTable(path).vacuum(0, dry_run=False, enforce_retention_duration=False)
@@ -250,7 +250,7 @@ def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accep
     spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
     topic = make_topic(TEN)
-    path = land(settings, topic, str(lake), options=LandOptions(max_records=8)).path
+    path = land(settings, topic, str(lake), options=LandOptions(max_records=11)).path
     delete_before(settings, topic, 0, 10)
     version = DeltaTable(path).version()
     DeltaTable(path).restore(version - 1)
