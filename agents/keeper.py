@@ -80,7 +80,7 @@ class Keeper:
         self._adopting: asyncio.Task[None] | None = None
         self._follower = Follower(settings.consumer(), settings.app)
         self._announcer = Producer({**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000})
-        self._started_ms, self._announced = system_clock.now_ms(), False
+        self._started_ms, self._announced, self._crashed = system_clock.now_ms(), False, False
         self._watches: set[asyncio.Task[None]] = set()
         self._inflight_bytes, self.room = 0, asyncio.Event()
         self.room.set()
@@ -108,6 +108,9 @@ class Keeper:
 
     def crash(self, error: BaseException) -> None:
         """End the worker: something is wrong that only a restart (and perhaps a person) can cure."""
+        if self._crashed:
+            return  # what fails because of the first failure is not worth another
+        self._crashed = True
         self._why_unready = f"stopping: {error}"
         self.open = False
         if self.on_crash is not None:
@@ -276,7 +279,7 @@ class Keeper:
         # The batch's epoch: the revocation often arrives before the refusal.
         await asyncio.sleep(self.settings.session_timeout_s + 2)
         if self.epoch == epoch:
-            self.crash(HoldfastError(f"{error}, and the group shows no change: another application uses this transactional id"))
+            self.crash(HoldfastError(f"{error}; and the group shows no change: does another application use this transactional id?"))
 
     # -- records
 

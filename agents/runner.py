@@ -60,9 +60,13 @@ class Runner:
         self._busy_until_s = 0.0
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[None] | None = None
+        self._failed = False
 
     def hand(self, event: Any) -> None:
         """Take over one fetched event; it is acked when its records are durable, or dropped when the partition is lost."""
+        if self._failed:
+            self._keeper.void(event)
+            return
         self._pending.append((event, batch_of(event.value, self.part.processor.inputs)))
         if self.job is None or self.job.done():
             self.job = asyncio.ensure_future(self._run())
@@ -79,6 +83,9 @@ class Runner:
                     await self._transact(events, batches)
         except Exception as error:
             logger.exception("partition %d of %s failed", self.part.partition, self.part.processor.table)
+            self._failed = True  # the worker is about to end; folding on after a batch that is missing would only hide why
+            while self._pending:
+                self._keeper.void(self._pending.popleft()[0])
             self._keeper.crash(error)
 
     async def _linger(self) -> None:

@@ -17,7 +17,8 @@ from holdfast.errors import BrokerError, FencedError
 
 logger = logging.getLogger(__name__)
 
-_FENCING = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED)
+_FENCING = (KafkaError._FENCED, KafkaError.INVALID_PRODUCER_EPOCH, KafkaError.PRODUCER_FENCED, KafkaError.INVALID_TXN_STATE)
+"""What tells that this producer's epoch is over: a newer owner has begun, or the broker has ended a transaction that took too long."""
 _REFUSALS = (
     KafkaError.MSG_SIZE_TOO_LARGE,
     KafkaError.RECORD_LIST_TOO_LARGE,
@@ -88,7 +89,7 @@ class ChangelogWriter:
             except KafkaException as error:
                 why: KafkaError = error.args[0]
                 if why.code() in _FENCING:
-                    raise FencedError(f"{self.transactional_id}: a newer owner exists ({why.name()})") from error
+                    raise self._fenced(why) from error
                 if not why.txn_requires_abort() or system_clock.monotonic_s() >= deadline:
                     raise BrokerError(f"{self.transactional_id}: transaction failed: {why.name()}: {why.str()}") from error
                 logger.warning("transaction of %s aborted, trying again: %s", self.transactional_id, why.str())
@@ -96,12 +97,18 @@ class ChangelogWriter:
                 watched = True  # if a row is what the changelog refuses, say so next time
                 time.sleep(_BACKOFF_S)
 
+    def _fenced(self, why: KafkaError) -> FencedError:
+        return FencedError(
+            f"{self.transactional_id}: the broker refused this owner ({why.name()}): there is a newer one, or a transaction took longer "
+            f"than transaction_timeout_s"
+        )
+
     def _abort(self, deadline: float) -> None:
         try:
             self._producer.abort_transaction(max(0.1, deadline - system_clock.monotonic_s()))
         except KafkaException as error:
             if error.args[0].code() in _FENCING:
-                raise FencedError(f"{self.transactional_id}: a newer owner exists ({error.args[0].name()})") from error
+                raise self._fenced(error.args[0]) from error
             raise BrokerError(
                 f"{self.transactional_id}: cannot abort a failed transaction in time: {error.args[0].str()}; is the broker reachable?"
             ) from error

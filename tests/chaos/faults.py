@@ -22,6 +22,7 @@ from holdfast.tables.store import PartitionStore
 FAULTS = ("begin", "produced", "committing", "committed", "storing", "stored", "acked", "fenced", "restoring", "activated")
 """Where a worker can be told to die, in the order of the path: seven points of a batch, then three of taking over a partition."""
 
+SMALL_STEP_RECORDS = 20
 _JUST_MS = 4.0
 
 
@@ -96,4 +97,4 @@ def plant(doom: Doom) -> None:
 def slow_down(milliseconds: float) -> None:
     """Have restores go in small steps with a pause before each, so that a test can act while a worker restores."""
     around(Partition, "apply", before=functools.partial(time.sleep, milliseconds / 1000))
-    restore.READ_RECORDS = 20
+    restore.READ_RECORDS = SMALL_STEP_RECORDS

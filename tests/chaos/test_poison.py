@@ -99,10 +99,12 @@ def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -
         ]
     )
     large = write(app, b"\xff" * (2 * MIB))
+    heads = write(app, b"\xfe" * 1_000, headers=[("trace", b"h" * 30_000)])
     app.worker().start()
     found = quarantined(prove(app))
     assert found["counts", large].truncated_bytes == 2 * MIB
     assert found["counts", large].error == "UnicodeDecodeError"
+    assert (found["counts", heads].truncated_bytes, found["counts", heads].headers) == (1_000, ())
 
 
 def test_a_topic_that_refuses_what_a_fold_makes_stops_the_worker_and_says_which(application: MakeApplication) -> None:

@@ -9,6 +9,7 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
+from tests.chaos.faults import SMALL_STEP_RECORDS
 from tests.harness import TIMES, Application, Worker, wait_for
 from tests.proof import prove
 
@@ -16,28 +17,29 @@ RECORDS = 9_000
 HASTY = {"commit_timeout_s": 3, "stall_timeout_s": 3}
 
 
-def wiped_after_work(make: MakeApplication, **settings: float) -> tuple[Application, Worker]:
-    """Return an application with a full changelog and a worker that has lost its stores."""
+def wiped_after_work(make: MakeApplication, restore_s: float, **settings: float) -> tuple[Application, Worker, str]:
+    """Return an application with a full changelog, a worker that has lost its stores, and the pause that makes its restore last."""
     app = make(partitions=2, instance_id="only", **settings)
     worker = app.worker().start()
     app.load(rate=3_000, limit=RECORDS, seed=55).wait()  # slowly, so that there are many transactions
-    prove(app, RECORDS)
+    proof = prove(app, RECORDS)
     worker.wipe()
-    return app, worker
+    longest = max(len(messages) for changelog in proof.changelogs.values() for messages in changelog.values())
+    return app, worker, f"{restore_s * 1000 / (longest / SMALL_STEP_RECORDS):.0f}"
 
 
 def test_a_restore_longer_than_any_timeout_goes_on_as_long_as_it_moves(application: MakeApplication) -> None:
-    app, worker = wiped_after_work(application, **HASTY)
+    app, worker, pause_ms = wiped_after_work(application, 4 * HASTY["stall_timeout_s"], **HASTY)
     began_s = time.monotonic()
-    worker.start(CHAOS_RESTORE_PAUSE_MS="60", CHAOS_MAX_POLL_S="3").wait_ready(120)
+    worker.start(CHAOS_RESTORE_PAUSE_MS=pause_ms, CHAOS_MAX_POLL_S="3").wait_ready(120)
     assert time.monotonic() - began_s > 3 * HASTY["stall_timeout_s"], "the restore was too quick to show anything"
     assert worker.said("LeaveGroup|Joined group.*generation [^1]\\)") == worker.said("Joined group")[1:], "it left the group"
     prove(app, RECORDS)
 
 
 def test_sigterm_in_the_middle_of_a_restore_ends_the_worker_at_once(application: MakeApplication) -> None:
-    app, worker = wiped_after_work(application)
-    worker.start(CHAOS_RESTORE_PAUSE_MS="200")
+    app, worker, pause_ms = wiped_after_work(application, 60)
+    worker.start(CHAOS_RESTORE_PAUSE_MS=pause_ms)
     worker.wait_said("Executing _on_partitions_assigned", 60)
     wait_for("the restore to begin", lambda: "restoring" in worker.ask("/health/ready")[1], 30, worker.tail)
     assert worker.stop() < TIMES["commit_timeout_s"]
