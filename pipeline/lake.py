@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -165,15 +166,18 @@ def describe(vector: Vector) -> str:
 # -- without a JVM
 
 
-def open_table(path: str, storage_options: Mapping[str, str] | None = None) -> Any:
-    """Return the delta-rs table at *path*; LakeError when there is none."""
+def open_table(path: str) -> Any:
+    """Return the delta-rs table at *path*; LakeError when there is none, or none that delta-rs can open."""
     from deltalake import DeltaTable
-    from deltalake.exceptions import TableNotFoundError
+    from deltalake.exceptions import DeltaError, TableNotFoundError
 
     try:
-        return DeltaTable(path, storage_options=dict(storage_options or {}) or None)
+        return DeltaTable(path if "://" in path else Path(path).absolute().as_uri())
     except TableNotFoundError as error:
         raise LakeError(f"no Delta table at {path}: land the topic first (`holdfast pipeline land`)") from error
+    except DeltaError as error:
+        hint = "; delta-rs does not find folders with a percent sign in their name" if "%" in path else ""
+        raise LakeError(f"cannot open the Delta table at {path}: {error}{hint}") from error
 
 
 def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[Commit]:

@@ -21,6 +21,8 @@ from holdfast.pipeline.topic import Span, TopicReader
 logger = logging.getLogger(__name__)
 
 READ_ROWS = 20_000
+READ_BYTES = 32 << 20
+_EXPANSION = 4  # of compressed columns, at a guess
 
 
 def fold_topic(settings: Settings, plan: Plan, extent: Extent) -> Iterator[pa.RecordBatch]:
@@ -51,6 +53,12 @@ class File:
     first: int | None
     last: int | None
     latest_ms: float | None
+    row_bytes: int
+
+    @property
+    def read_rows(self) -> int:
+        """Return how many rows to read at once, so that large values do not fill the memory."""
+        return max(16, min(READ_ROWS, READ_BYTES // max(1, self.row_bytes * _EXPANSION)))
 
     def touches(self, span: Span) -> bool:
         return self.first is None or self.last is None or (self.first < span.end and self.last >= span.first)
@@ -70,6 +78,7 @@ def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
             first=each.get("min.offset"),
             last=each.get("max.offset"),
             latest_ms=None if latest is None else latest.timestamp() * 1000,
+            row_bytes=each["size_bytes"] // max(1, each.get("num_records") or 1),
         )
         listed.setdefault(int(each["partition.partition"]), []).append(file)
     for files in listed.values():
@@ -136,7 +145,7 @@ def _rows(filesystem: Any, file: File, columns: list[str]) -> Iterator[pa.Record
     from pyarrow import parquet
 
     with filesystem.open_input_file(file.path) as opened:
-        yield from parquet.ParquetFile(opened).iter_batches(READ_ROWS, columns=columns)
+        yield from parquet.ParquetFile(opened).iter_batches(file.read_rows, columns=columns)
 
 
 def _in_order(filesystem: Any, files: Sequence[File]) -> bool:

@@ -53,6 +53,8 @@ def failed(error: Exception, what: str) -> PipelineError:
             return LakeError(f"{what}: another writer changed this table at the same time; run one landing per topic and lake")
         if isinstance(error, ConnectionError) or "Py4JNetworkError" in name:
             return SparkError(f"{what}: Spark's JVM is gone (killed, or out of memory: see its log in the cache folder and --memory)")
+        if "spark.driver.maxResultSize" in message:
+            return SparkError(f"{what}: the result is too large to come through the driver: write it with --out, or raise --memory")
         if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
             return SparkError("this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version")
     name, message = next(((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1])

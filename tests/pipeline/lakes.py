@@ -62,7 +62,7 @@ def write_bronze(lake: Path, topic: str, log: Log, *, commits: int = 2, shuffled
         told = landed(log, topic=topic, batch=f"b{commit}").encode()
         batches = [record_batch(partition, records[::-1] if shuffled else records) for partition, records in parts.items()]
         write_deltalake(
-            path,
+            Path(path).as_uri(),
             pa.Table.from_batches(batches),
             mode="append",
             partition_by=["topic", "partition"],

@@ -222,6 +222,24 @@ def test_a_bronze_table_with_noted_losses_is_refused_unless_told(lake: Path) -> 
     assert replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake), allow_holes=True)).records == 500
 
 
+@pytest.mark.parametrize("name", ["my lake", "a+b", "ключ"])
+def test_the_name_of_a_lakes_folder_may_have_spaces_signs_and_other_letters(tmp_path: Path, name: str) -> None:
+    write_bronze(tmp_path / name, "t", LOG)
+    assert replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(tmp_path / name))).records == 500
+
+
+def test_large_values_are_read_few_at_a_time(lake: Path) -> None:
+    import random
+
+    noise = random.Random(7)
+    big = {0: [Record(at, 1_000 + at, b"k", noise.randbytes(400_000)) for at in range(40)]}
+    write_bronze(lake, "t", big, commits=1)
+    files, _ = open_bronze(bronze_path(str(lake), "t"))
+    sizes = [len(batch.offsets) for batch, _ in files.batches(Plan(processor=accounts("t")), 0, Span(first=0, end=40))]
+    assert sum(sizes) == 40
+    assert max(sizes) <= 32
+
+
 def test_no_table_is_an_error_that_says_what_to_do(lake: Path) -> None:
     with pytest.raises(LakeError, match="land the topic first"):
         replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake)))

@@ -206,6 +206,11 @@ def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
     )
 
 
+def test_results_that_do_not_fit_are_told_with_their_cure() -> None:
+    error = spark_failure(Java("org.apache.spark.SparkException", "Total size ... is bigger than spark.driver.maxResultSize (1024.0 MiB)"))
+    assert "write it with --out" in str(failed(error, "t"))
+
+
 def test_a_missing_connector_is_told_with_its_cure() -> None:
     error = spark_failure(Java("org.apache.spark.sql.AnalysisException", "[KAFKA_DATA_SOURCE_NOT_ENABLED] x"))
     told = failed(error, "t")
