@@ -152,6 +152,16 @@ class ChangelogWriter:
                     raise
         return (marked[-1].offset() or 0) + 1
 
+    def disown(self, timeout_s: float) -> None:
+        """Replace the position marker by a tombstone: what is on this changelog is not a state. Best effort."""
+        producer = self._producer
+        try:
+            producer.begin_transaction()
+            producer.produce(self._changelog, None, APPLIED, self._partition)
+            producer.commit_transaction(timeout_s)
+        except KafkaException as error:
+            logger.error("cannot disown %s partition %d: %s", self._changelog, self._partition, error.args[0].str())
+
     def close(self) -> None:
         """Drop the producer. An open transaction is left to the next owner's fence or to its timeout."""
         self._producer.purge()

@@ -14,6 +14,7 @@ from confluent_kafka import Message
 from holdfast.core.codec import APPLIED, decode_marker, row_key
 from holdfast.core.folding import Changes, Folder
 from holdfast.core.processor import Emit, Processor
+from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.store import Budget, PartitionStore, Stamp
 
@@ -162,9 +163,14 @@ class Partition:
     # -- the path of a batch
 
     def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> None:
-        """Make one transaction durable: first in Kafka, then here. Raises FencedError, BrokerError, StoreError."""
+        """Make one transaction durable: first in Kafka, then here. Raises FencedError, BrokerError, StoreError, ChangelogError."""
         assert self._writer is not None, "fence first"
         changelog_next = self._writer.write(changes, extra, timeout_s)
+        if changelog_next < self.changelog_next:
+            # Offsets only grow, so this is another topic of the same name. It has this transaction and not the state before it, which
+            # nobody could tell later: take back the marker that says otherwise.
+            self._writer.disown(timeout_s)
+            raise ChangelogError(self._made_again())
         self._store.write(changes.puts, changes.marker, changelog_next)
 
     def apply(self, messages: list[Message]) -> None:
@@ -179,10 +185,19 @@ class Partition:
             return
         self._held = held[closed + 1 :]
         marker = held[closed]
+        if marker.value() is None:
+            raise ChangelogError(self._made_again())
         # Markers of transactions before the last are written over by it.
         items = zip(keys[:closed], map(Message.value, held), strict=False)
         self._store.write(items, decode_marker(marker.value() or b""), (marker.offset() or 0) + 1)  # type: ignore[arg-type]
         self._notify(self)
+
+    def _made_again(self) -> str:
+        return (
+            f"{self.changelog} was deleted and made again while a worker wrote to it, and holds only a part of the state: stop all workers "
+            "of this application, delete it once more, run `holdfast topics create` and start them; the state is then rebuilt from "
+            f"{self.processor.source}"
+        )
 
     def torn(self) -> bool:
         """Return whether changelog records are held back that no marker has closed."""

@@ -130,6 +130,25 @@ def test_a_changelog_deleted_and_made_again_is_rebuilt_from_the_source(applicati
     prove(app, from_source=True)
 
 
+def test_a_changelog_made_again_under_a_running_worker_is_never_taken_for_the_state(application: MakeApplication) -> None:
+    app, worker = worked(application)
+    worker.start().wait_ready()
+    changelog = app.processors[0].changelog(app.settings.app)
+    app.remake_topic(changelog)
+    load = app.load(rate=500, seed=53)
+    told = rf"ChangelogError: {changelog} was deleted and made again while a worker wrote to it"
+    for _ in ("at the first write", "at each start until somebody has deleted it once more"):
+        code = worker.wait_exit(60)
+        assert code > 0
+        assert worker.said(told), worker.tail()
+        worker.start()
+    worker.kill()
+    load.stop()
+    app.remake_topic(changelog)
+    worker.start()
+    prove(app, from_source=True)
+
+
 def test_a_store_away_for_longer_than_tombstones_are_kept_is_rebuilt(application: MakeApplication) -> None:
     app, worker = worked(application)
     topics = [each.changelog(app.settings.app) for each in app.processors]
