@@ -112,7 +112,7 @@ def quiet_the_collector() -> None:
     and again costs a fifth of the worker's time. What was loaded at start is not walked at all."""
     gc.collect()
     gc.freeze()
-    gc.set_threshold(100_000, 20, 100)
+    gc.set_threshold(400_000, 20, 100)
 
 
 def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | None = None) -> App:

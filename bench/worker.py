@@ -35,23 +35,24 @@ class Count(msgspec.Struct, frozen=True, gc=False, array_like=True):
     time_s: int = 0
     offset: int = 0
     seen: int = 0
-    owner: bytes = b""
+    instance: bytes = b""
+    client: bytes = b""
 
 
 NOTHING = Count()
 
 
-def decode(value: bytes) -> tuple[str, int, int, bytes]:
+def decode(value: bytes) -> tuple[str, int, int, bytes, bytes]:
     kind, _, time_s, instance, client, rest = value.split(b"/", 5)
     key, _, offset = rest.rpartition(b"/")
     if kind != b"Heartbeat" or key.count(b"/") != 2:
         raise ValueError(value)
-    return key.decode(), int(time_s), int(offset), instance + b"/" + client
+    return key.decode(), int(time_s), int(offset), instance, client
 
 
-def fold(rows: Rows[Count], event: tuple[str, int, int, bytes], at_ms: int) -> None:
-    key, time_s, offset, owner = event
-    rows[key] = Count(time_s, offset, rows.get(key, NOTHING).seen + 1, owner)
+def fold(rows: Rows[Count], event: tuple[str, int, int, bytes, bytes], at_ms: int) -> None:
+    key, time_s, offset, instance, client = event
+    rows[key] = Count(time_s, offset, rows.get(key, NOTHING).seen + 1, instance, client)
 
 
 class Clock:
@@ -118,7 +119,7 @@ def hold_until(gate: Path) -> None:
     Feed.fetch = held  # type: ignore[method-assign]
 
 
-def counting_of(source: str) -> Processor[tuple[str, int, int, bytes], Count]:
+def counting_of(source: str) -> Processor[tuple[str, int, int, bytes, bytes], Count]:
     """Return the counting fold over *source*."""
     return Processor(name="count", source=source, decode=decode, fold=fold, row=Count)
 
