@@ -201,6 +201,29 @@ async def test_a_page_stays_within_its_limits_in_rows_and_in_bytes(monkeypatch: 
 
 
 @scenario
+async def test_reading_ahead_grows_only_as_far_as_the_reply_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(queries, "LIMIT_REPLY_BYTES", 1_000_000)
+    read = 0
+    async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker, accept=MSGPACK) as asking:
+        replica = worker.replica(TOTALS, 0)
+        plain = replica.scan
+
+        def scan(prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+            nonlocal read
+            rows = plain(prefix, after, limit)
+            read += len(rows)
+            return rows
+
+        monkeypatch.setattr(replica, "scan", scan)
+        for at in range(1_000):
+            replica.put(f"{at:04}", Total(1, "x" * 10_000))
+        _, raw, _ = await asking.ask("/tables/totals/0/scan?limit=1000")
+    answered = len(msgspec.msgpack.decode(raw, type=PageReply).rows)
+    assert 90 <= answered <= 100
+    assert read <= answered + 2
+
+
+@scenario
 async def test_one_row_larger_than_a_reply_is_still_answered(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(queries, "LIMIT_REPLY_BYTES", 1_000)
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:

@@ -6,7 +6,7 @@ import base64
 import json
 import sys
 import uuid
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -16,8 +16,11 @@ from confluent_kafka.admin import AdminClient
 
 from holdfast.agents.runner import quarantine_record
 from holdfast.cli.__main__ import main
+from holdfast.clients.quarantine import Quarantine
+from holdfast.config import Settings
 from holdfast.core.folding import Refused, Stage
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import QuarantineError
 
 pytestmark = pytest.mark.broker
 
@@ -70,13 +73,18 @@ class Shop:
         reason: str = "no such thing",
         copy_bytes: int = 1 << 20,
         stage: Stage = "decode",
+        abort: bool = False,
     ) -> str:
         """Write the quarantine's copy as the worker does, in a transaction; return its coordinates."""
         refused = Refused(offset=offset, stage=stage, error="DecodeError", reason=reason)
         record = quarantine_record(self.quarantine, processor, refused, self.read(partition, offset), copy_bytes)
         self._producer.begin_transaction()
         self._producer.produce(self.quarantine, key=record.key, value=record.value, headers=list(record.headers))
-        self._producer.commit_transaction(DEADLINE_S)
+        if abort:
+            self._producer.flush(DEADLINE_S)
+            self._producer.abort_transaction(DEADLINE_S)
+        else:
+            self._producer.commit_transaction(DEADLINE_S)
         return f"{self.source}/{partition}/{offset}/{processor}"
 
     def read(self, partition: int, offset: int) -> Message:
@@ -164,17 +172,14 @@ def test_what_was_set_aside_is_listed_with_coordinates_and_reason(shop: Shop, ru
 
 def test_an_aborted_batch_leaves_nothing_in_the_quarantine(shop: Shop, run: Run) -> None:
     offset = shop.send(0, b"bad")
-    shop._producer.begin_transaction()
-    shop._producer.produce(shop.quarantine, key=b"x", value=b"y", headers=[("holdfast-topic", b"t")])
-    shop._producer.flush(DEADLINE_S)
-    shop._producer.abort_transaction(DEADLINE_S)
+    shop.set_aside(0, offset, abort=True)
     assert listed(run, shop) == []
     shop.set_aside(0, offset)
     assert len(listed(run, shop)) == 1
 
 
 def test_one_record_is_shown_whole(shop: Shop, run: Run) -> None:
-    headers = [("trace", b"abc"), ("holdfast-topic", b"the record's own"), ("empty", None)]
+    headers = [("trace", b"abc"), ("empty", None), ("holdfast-topic", b"the record's own")]
     offset = shop.send(1, b"\x00\x01bad", key=b"ada", headers=headers)
     coordinates = shop.set_aside(1, offset, stage="fold")
     for name in (coordinates, coordinates.removesuffix("/totals")):
@@ -183,7 +188,7 @@ def test_one_record_is_shown_whole(shop: Shop, run: Run) -> None:
         assert code == 0
         assert base64.b64decode(record["value_base64"]) == b"\x00\x01bad"
         assert (record["key"], record["stage"], record["partition"]) == ("ada", "fold", 1)
-        assert record["headers"] == [["trace", "abc"], ["holdfast-topic", "the record's own"], ["empty", None]]
+        assert record["headers"] == [["trace", "abc"], ["empty", None], ["holdfast-topic", "the record's own"]]
     code, out, _ = run(shop, "show", coordinates)
     assert code == 0
     assert "0x0001626164" in out
@@ -199,7 +204,7 @@ def test_a_retry_without_execute_sends_nothing(shop: Shop, run: Run) -> None:
 
 
 def test_a_retried_record_is_what_it_was_and_says_what_it_repeats(shop: Shop, run: Run) -> None:
-    headers = [("trace", b"abc"), ("holdfast-topic", b"own"), ("empty", None)]
+    headers = [("trace", b"abc"), ("empty", None), ("holdfast-topic", b"own")]
     offset = shop.send(1, b"bad\x00", key=b"ada", headers=headers)
     coordinates = shop.set_aside(1, offset)
     code, out, _ = run(shop, "retry", coordinates, "--execute", "-o", "json")
@@ -254,6 +259,20 @@ def test_a_value_that_is_nowhere_any_more_is_told(shop: Shop, run: Run, broker: 
     code, _, err = run(shop, "retry", coordinates, "--execute")
     assert (code, shop.end(2)) == (1, 2)
     assert "no longer has offset 0" in err
+
+
+def test_another_record_is_never_taken_for_the_one_that_compaction_removed(shop: Shop, broker: SessionBroker) -> None:
+    shop.set_aside(2, shop.send(2, b"x" * 1_000), copy_bytes=0)
+    neighbour = shop.read(2, shop.send(2, b"a neighbour"))
+
+    class Compacted(Quarantine):
+        def _log(self, topic: str, at: tuple[int, int] | None = None) -> Generator[Message, None, None]:
+            yield from super()._log(topic) if at is None else [neighbour]
+
+    quarantine = Compacted(Settings(app=shop.app, kafka={"bootstrap.servers": broker.bootstrap}))
+    (record,) = quarantine.records(lambda record: True)
+    with pytest.raises(QuarantineError, match="no longer has offset 0"):
+        quarantine.original(record)
 
 
 def test_a_record_that_a_neighbour_has_taken_is_not_sent_to_it_twice(shared_shop: Shop, run: Run) -> None:

@@ -112,8 +112,8 @@ async def test_workers_that_send_each_other_the_asker_end_in_moved_at_the_deadli
         async with client(directory=directory) as tables:
             began_s = time.monotonic()
             with pytest.raises(MovedError, match=r"totals/0 is served by http"):
-                await tables.get(TOTALS, "ada", timeout_s=0.3)
-            assert time.monotonic() - began_s < 1.0
+                await tables.get(TOTALS, "ada", timeout_s=1)
+            assert time.monotonic() - began_s < 5
         assert asked(one) == asked(other) > 1, "one redirect a round, and further rounds"
         assert directory.refreshed >= 1
 
@@ -165,7 +165,7 @@ async def test_a_worker_that_restores_for_too_long_is_not_ready_with_the_cause()
     async with one_worker() as worker, client(worker) as tables:
         worker.replica(TOTALS, 0).serving, worker.cause = False, "restoring totals/0: 10 of 90"
         with pytest.raises(NotReadyError, match="restoring totals/0: 10 of 90"):
-            await tables.get(TOTALS, "ada", timeout_s=0.3)
+            await tables.get(TOTALS, "ada", timeout_s=1)
         assert asked(worker) > 1
 
 
@@ -175,7 +175,7 @@ async def test_a_worker_that_is_gone_is_asked_again_until_it_is_back() -> None:
     claims = MemoryWorker(once, [TOTALS], partitions=1).claims()
     async with client(directory=FixedDirectory([claims])) as tables, AsyncExitStack() as stack:
         with pytest.raises(NotReadyError, match="cannot be reached"):
-            await tables.get(TOTALS, "ada", timeout_s=0.2)
+            await tables.get(TOTALS, "ada", timeout_s=1)
         waiting = asyncio.create_task(tables.get(TOTALS, "ada", timeout_s=20))
         worker = await stack.enter_async_context(MemoryWorker(once, [TOTALS], partitions=1))
         worker.put(TOTALS, 0, "ada", Total(1), offset=1)
@@ -225,7 +225,7 @@ async def test_a_worker_that_hangs_costs_the_deadline_and_not_more() -> None:
                 began_s = time.monotonic()
                 with pytest.raises(NotReadyError, match="did not answer"):
                     await tables.get(TOTALS, "ada", timeout_s=timeout_s)
-                assert timeout_s * 0.9 <= time.monotonic() - began_s < timeout_s + 0.5
+                assert timeout_s * 0.9 <= time.monotonic() - began_s < timeout_s + 3
 
 
 @scenario
@@ -281,12 +281,13 @@ async def test_who_has_just_written_waits_for_that_offset() -> None:
 @scenario
 async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.clients.asking.ATTEMPT_S", 0.1)
-    async with one_worker() as worker, client(worker) as tables:
+    async with one_worker() as worker, client(directory=(directory := Unfolding([worker.claims()]))) as tables:
         waiting = asyncio.create_task(tables.get(TOTALS, "ada", partition=0, at_least=(0, 7), timeout_s=20))
         while asked(worker, "offset_timeout") < 3:  # noqa: ASYNC110  the worker's own count
             await asyncio.sleep(0.01)
         await worker.replica(TOTALS, 0).advance(7)
         assert (await waiting).as_of_offset == 7
+        assert directory.refreshed == 0, "the right worker is asked again at once"
 
 
 @scenario
@@ -294,7 +295,7 @@ async def test_an_offset_that_does_not_come_is_told_with_the_numbers() -> None:
     async with one_worker() as worker, client(worker) as tables:
         await worker.replica(TOTALS, 0).advance(3)
         with pytest.raises(OffsetTimeoutError, match="offset 3, not yet 7"):
-            await tables.get(TOTALS, "ada", at_least=(0, 7), timeout_s=0.3)
+            await tables.get(TOTALS, "ada", at_least=(0, 7), timeout_s=1)
         assert (await tables.get(TOTALS, "ada", at_least=(0, 3))).as_of_offset == 3
 
 
@@ -303,7 +304,7 @@ async def test_a_scan_waits_in_each_partition_for_its_own_offset() -> None:
     async with one_worker(partitions=2) as worker, client(worker) as tables:
         for partition in range(2):
             worker.put(TOTALS, partition, f"{partition}", Total(partition), offset=4)
-        scan = tables.scan(TOTALS, at_least={0: 4, 1: 5}, timeout_s=0.2)
+        scan = tables.scan(TOTALS, at_least={0: 4, 1: 5}, timeout_s=1)
         assert (await anext(scan)).key == "0"
         with pytest.raises(OffsetTimeoutError):
             await anext(scan)
@@ -333,8 +334,10 @@ async def test_a_standby_answers_when_the_owner_is_gone_and_the_caller_accepts_i
             answer = await tables.get(TOTALS, "ada", max_staleness=timedelta(minutes=1))
             assert (answer.value, answer.role, answer.as_of_offset) == (Total(5), "standby", 5)
             assert (await tables.get(TOTALS, "ada", max_staleness=2)).role == "standby"
+            before = asked(standby)
             with pytest.raises(NotReadyError):
                 await tables.get(TOTALS, "ada", timeout_s=1)
+            assert asked(standby) == before, "who wants the owner's word does not trouble a standby"
             with pytest.raises(NotReadyError, match="2 records behind, 1 allowed"):
                 await tables.get(TOTALS, "ada", max_staleness=1, timeout_s=1)
             replica.current_ms -= 60_000
