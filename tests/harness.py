@@ -266,7 +266,8 @@ class Application:
         self.name = f"chaos-{uuid.uuid4().hex[:8]}"
         self.source, self.out = f"{self.name}-in", f"{self.name}-out"
         kafka = {name: str(value) for name, value in broker.config.items()}
-        self.settings = Settings(app=self.name, kafka=kafka, standbys=standbys)
+        replicas = int(settings.get("replication_factor", 1))
+        self.settings = Settings(app=self.name, kafka=kafka, standbys=standbys, replication_factor=replicas)
         self.processors = processors(self.source, self.out)
         self._environment = {
             "HOLDFAST_APP": self.name,

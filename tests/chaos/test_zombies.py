@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import json
+import random
 import signal
 import time
+
+import pytest
 
 from tests.chaos.conftest import MakeApplication
 from tests.harness import Application, Worker, wait_for
@@ -46,3 +49,31 @@ def test_a_frozen_owner_is_fenced_and_rejoins_clean(application: MakeApplication
     if not first.running:
         first.start()
     prove(app, acked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", [42, 43])
+def test_freezes_of_any_length_at_any_moment_leave_counts_exact(application: MakeApplication, seed: int) -> None:
+    """Shorter and longer than a session, one or both at once, in the middle of batches, joins, fences and restores."""
+    chance = random.Random(seed)
+    app = application(partitions=4, standbys=1)
+    load = app.load(rate=1_500, seed=seed)
+    fleet = [app.worker().start() for _ in range(3)]
+    wait_for("all at work", lambda: all(worker.ready for worker in fleet), 60, app.tails)
+    for _ in range(12):
+        victims = chance.sample(fleet, chance.choice([1, 1, 2]))
+        for victim in victims:
+            victim.signal(signal.SIGSTOP)
+        asleep_s, length_s = time.monotonic(), chance.choice([0.5, 2.0, 5.5, 6.5, 9.0, 14.0])
+        wait_for("a freeze", lambda end_s=asleep_s + length_s: time.monotonic() > end_s, 20)  # type: ignore[misc]
+        for victim in victims:
+            victim.signal(signal.SIGCONT)
+        awake_s, length_s = time.monotonic(), chance.uniform(0, 3)
+        wait_for("a moment", lambda end_s=awake_s + length_s: time.monotonic() > end_s, 20)  # type: ignore[misc]
+        for worker in fleet:
+            if not worker.running:
+                assert worker.process.returncode > 0, f"{worker.name} ended in silence\n{worker.tail()}"
+                worker.start()
+    wait_for("all well again", lambda: all(worker.ready for worker in fleet), 120, app.tails)
+    prove(app, load.stop())
