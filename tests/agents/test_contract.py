@@ -130,7 +130,10 @@ PRIVATE: dict[str, set[str]] = {
 
 OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
     transport.GroupThread: (driver.AIOKafkaConsumerThread, {"_create_worker_consumer", "_commit", "on_start", "subscribe"}),
-    transport.BatchConsumer: (driver.Consumer, {"_new_consumer_thread", "_new_offset", "perform_seek", "_drain_messages", "__init__"}),
+    transport.BatchConsumer: (
+        driver.Consumer,
+        {"_new_consumer_thread", "_new_offset", "perform_seek", "_drain_messages", "wait_empty", "__init__"},
+    ),
     recovery.KeeperRecovery: (
         stock_recovery.Recovery,
         {
