@@ -24,8 +24,9 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLD_SLICE_S = 0.008
-TRANSACTION_RECORDS = 30_000
-"""No more are gathered once a transaction holds that many: rocksdict keeps Python's lock for a whole WriteBatch, 1 us a row and more."""
+TRANSACTION_ROWS = 30_000
+"""No more records are gathered once a transaction is likely to change that many rows, going by the last one: rocksdict keeps Python's
+lock for a whole WriteBatch, 1 us a row and more."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
@@ -58,6 +59,7 @@ class Runner:
         self._keeper, self.part = keeper, part
         self._pending: deque[tuple[Any, Batch]] = deque()
         self._busy_until_s = 0.0
+        self._rows_a_record = 1.0
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[None] | None = None
         self._failed = False
@@ -100,7 +102,8 @@ class Runner:
         events: list[Any] = []
         batches: list[Batch] = []
         size, records, limit = 0, 0, self._keeper.transaction_bytes
-        while self._pending and (not events or (size + self._pending[0][0].value.size_bytes <= limit and records < TRANSACTION_RECORDS)):
+        most = TRANSACTION_ROWS / self._rows_a_record
+        while self._pending and (not events or (size + self._pending[0][0].value.size_bytes <= limit and records < most)):
             event, batch = self._pending.popleft()
             records += len(batch.offsets)
             if self._keeper.owns(self.part, event.value.epoch):
@@ -135,6 +138,7 @@ class Runner:
                 return
             folder.commit()
             part.wake_readers()
+            self._rows_a_record = max(0.01, len(changes.puts) / changes.records)
             self._counts.committed(
                 records=changes.records,
                 rows=len(changes.puts),

@@ -86,8 +86,9 @@ class Rows(Generic[R]):
     def get(self, key: str, default: D) -> R | D: ...
     def get(self, key: str, default: D | None = None) -> R | D | None:
         """Return the row of *key*, or *default*."""
-        row = self._young.get(key)
-        if row is None:
+        try:
+            row = self._young[key]  # cheaper than its get() where it hits, and a miss costs a read of the store anyway
+        except KeyError:
             row = self._load(key)
         return default if row is _GONE else row  # type: ignore[return-value]
 
