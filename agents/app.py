@@ -67,6 +67,7 @@ class App(faust.App):
         self.keeper = Keeper(self.settings, self.processors, self.metrics)
         self.keeper.on_crash = self._leave
         self.keeper.discard = lambda message: cast(Any, self.consumer).discard(message)
+        self.keeper.rejoin = lambda: cast(Any, self.consumer).rejoin()
         self.keeper.who_owns = self._who_owns
         web = WebService(self.settings, self.keeper, self.metrics)
         return [web, KeeperService(self.keeper), *super().on_init_dependencies()]

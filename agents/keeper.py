@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 
 Held = tuple[str, int]
 NOT_IN_GROUP = -1
+LIMIT_LOSSES, LOSSES_WITHIN_S = 5, 60.0
 THREADS = 64
 
 
@@ -92,6 +93,8 @@ class Keeper:
         self._why_unready = "starting: reading the cluster's topics"
         self.on_crash: Callable[[BaseException], Coroutine[Any, Any, None]] | None = None
         self.discard: Callable[[Any], None] = lambda message: None
+        self.rejoin: Callable[[], Coroutine[Any, Any, None]] | None = None
+        self._losses: dict[Held, list[float]] = {}
         self.progress_s = self._heard_s = time.monotonic()
 
     async def start(self) -> None:
@@ -267,17 +270,32 @@ class Keeper:
         self.open = True
 
     def lost(self, part: Partition, epoch: int, error: FencedError) -> None:
-        """Stop answering for *part*: the broker refused its write. The group will say so too within a session, or this worker leaves."""
+        """Stop answering for *part*, whose write the broker refused, and ask the group whose it is now.
+
+        It may be ours still, when the broker was away for longer than it keeps a transaction. The next assignment tells; without one
+        within a session this worker leaves, as it does when a partition is taken from it again and again.
+        """
         logger.warning("partition lost: %s", error)
         part.lose()
         self.metrics.fenced += 1
         self._why_unready = f"{part.processor.name} partition {part.partition} has a newer owner"
-        self._owned[(part.processor.name, part.partition)].generation = NOT_IN_GROUP
-        self._watch(self._expect_rebalance(epoch, error))
+        held = (part.processor.name, part.partition)
+        self._owned[held].generation = NOT_IN_GROUP
+        now_s = time.monotonic()
+        losses = self._losses[held] = [at_s for at_s in self._losses.get(held, []) if now_s - at_s < LOSSES_WITHIN_S] + [now_s]
+        if len(losses) > LIMIT_LOSSES:
+            self.crash(HoldfastError(f"{error}; for the {len(losses)}th time: does another application use this transactional id?"))
+        elif epoch == self.epoch:  # the batch's epoch: the revocation often arrives before the refusal
+            self._watch(self._ask_group(epoch, error))
 
-    async def _expect_rebalance(self, epoch: int, error: FencedError) -> None:
-        # The batch's epoch: the revocation often arrives before the refusal.
-        await asyncio.sleep(self.settings.session_timeout_s + 2)
+    async def _ask_group(self, epoch: int, error: FencedError) -> None:
+        try:
+            if self.rejoin is not None:
+                await self.rejoin()
+            await asyncio.sleep(self.settings.session_timeout_s + 2)
+        except Exception as failure:  # noqa: BLE001  whatever it is, the partition is without an owner
+            self.crash(HoldfastError(f"{error}; and the group could not be asked: {failure!r}"))
+            return
         if self.epoch == epoch:
             self.crash(HoldfastError(f"{error}; and the group shows no change: does another application use this transactional id?"))
 

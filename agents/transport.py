@@ -103,6 +103,10 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         consumer = self._ensure_consumer()
         return {(tp.topic, tp.partition): await consumer.committed(AioTP(*tp)) or 0 for tp in tps}
 
+    async def rejoin(self) -> None:
+        """Have the group assign everything anew."""
+        self._ensure_consumer()._coordinator.request_rejoin()
+
     def alive(self) -> None:
         """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the group."""
         self._ensure_consumer()._subscription._last_fetch_ended = time.monotonic()
@@ -155,6 +159,10 @@ class BatchConsumer(driver.Consumer):
     def stay_in_group(self) -> None:
         """Count as a live member, although nothing is fetched."""
         self._thread.alive()
+
+    async def rejoin(self) -> None:
+        """Ask the group for a new assignment, as after a heartbeat that tells of a rebalance."""
+        await self._thread.call_thread(self._thread.rejoin)
 
     async def wait_empty(self) -> None:
         """Wait for ordinary agents to ack what they have begun, a session long; what they keep longer is delivered again.
