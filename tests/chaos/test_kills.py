@@ -77,10 +77,6 @@ def kill_at_random(make: MakeApplication, *, kills: int, seed: int, workers: int
     prove(app, acked)
 
 
-def test_random_sigkills_under_load_leave_counts_exact(application: MakeApplication) -> None:
-    kill_at_random(application, kills=2, seed=21, workers=1)
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("seed", [31, 32, 33])

@@ -11,7 +11,7 @@ from holdfast.clients.quarantine import Quarantined, read_record
 from holdfast.clients.topics import AlterConfig
 from tests.chaos.conftest import MakeApplication
 from tests.harness import Application
-from tests.proof import Proof, last_offsets, prove, read_topic
+from tests.proof import Proof, prove
 
 MIB = 1 << 20
 ROOMY = {"max.message.bytes": str(16 * MIB)}
@@ -108,19 +108,18 @@ def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -
 
 
 def test_a_topic_that_refuses_what_a_fold_makes_stops_the_worker_and_says_which(application: MakeApplication) -> None:
-    app = application(partitions=1)
+    app = application(partitions=1, instance_id="only")
+    worker = app.worker()
     changelog = app.processors[0].changelog(app.settings.app)
-    for topic, record in ((app.out, b"shout s1 50000"), (changelog, b"grow g1 50000")):
+    refusing = {app.out: b"shout s1 50000", changelog: b"grow g1 50000"}
+    for topic, record in refusing.items():
         Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "20000"})])
         write(app, record)
-        worker = app.workers[0] if app.workers else app.worker()
+    for _ in refusing:
         code = worker.start().wait_exit(60)
         assert code > 0
-        assert worker.said(rf"topic {topic} refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"), worker.tail()
-        Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "1048588"})])
-        worker.start()
-        ends = last_offsets(read_topic(app.broker, app.source))
-        app.wait_applied(ends, 60)
-        worker.stop()
-    app.workers[0].start()
+        assert worker.said(r"topic \S+ refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"), worker.tail()
+        refused = next(each for each in refusing if worker.said(f"topic {each} refused a record"))
+        Admin(app.settings).apply([AlterConfig(topic=refused, config={"max.message.bytes": "1048588"})])
+    worker.start()
     prove(app)

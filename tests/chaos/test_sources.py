@@ -127,6 +127,6 @@ def test_workers_beyond_the_number_of_partitions_are_idle_and_take_over(applicat
         app.tails,
     )
     busy, idle = (first, second) if first.applied() else (second, first)
-    busy.kill()
+    busy.stop()
     wait_for("takeover", lambda: len(idle.applied()) == 2 and idle.ready, 60, app.tails)
     prove(app, load.stop())

@@ -8,6 +8,7 @@ import signal
 import time
 
 import pytest
+from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
 from tests.harness import Application, Worker, wait_for
@@ -76,4 +77,23 @@ def test_freezes_of_any_length_at_any_moment_leave_counts_exact(application: Mak
                 assert worker.process.returncode > 0, f"{worker.name} ended in silence\n{worker.tail()}"
                 worker.start()
     wait_for("all well again", lambda: all(worker.ready for worker in fleet), 120, app.tails)
+    prove(app, load.stop())
+
+
+@pytest.mark.slow
+def test_a_stranger_with_the_same_transactional_id_is_not_fought_for_ever(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    load = app.load(rate=500, seed=44)
+    worker = app.worker().start().wait_ready()
+    strange_id = app.processors[0].transactional_id(app.name, 0)
+
+    def taken_once_more() -> bool:
+        stranger = Producer(app.broker.client_config(**{"transactional.id": strange_id}))
+        stranger.init_transactions(30)
+        return not worker.running
+
+    wait_for("the worker to give up", taken_once_more, 60, worker.tail)
+    assert worker.process.returncode > 0
+    assert worker.said("for the .*th time: does another application use this transactional id"), worker.tail()
+    worker.start()
     prove(app, load.stop())
