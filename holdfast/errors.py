@@ -4,12 +4,19 @@ HoldfastError
 ├── ConfigError              a setting is unknown, malformed or contradicts another
 ├── TopicError               a topic is missing or laid out so that state on it would be wrong
 ├── DecodeError              the bytes of one record are not what the decoder expects (goes to quarantine)
-│   └── FrameError           a value is not, or may not be written as, a frame of the coordination topic
+│   ├── FrameError           a value is not, or may not be written as, a frame of the coordination topic
+│   └── WireError            bytes in Kafka's own format are cut short or corrupt, and where
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
 │   └── ChangelogError       a changelog does not fit: torn, foreign or newer
 ├── FencedError              a newer owner of this partition exists; this one must stop writing
+├── ClaimError               a claim client cannot do what was asked
+│   ├── ClaimLostError       the message's claim is not held any more: another member may get the message too
+│   ├── CommitError          an offset that was never delivered was to be committed
+│   ├── InstanceConflictError  a newer process runs under the same client id; this one has stopped
+│   ├── ClockSkewError       this machine's clock is too far from the broker's to take part
+│   └── TerminatedError      the client has been terminated, or failed before
 ├── BrokerError              Kafka could not be reached or refused, after all retries within the deadline
 ├── QueryError               a table query could not be answered
 │   ├── NotReadyError        the owner is still restoring
@@ -57,6 +64,14 @@ class FrameError(DecodeError):
         self.reason = reason
 
 
+class WireError(DecodeError):
+    """Bytes in Kafka's own format are cut short or corrupt. *offset* is the byte where that shows, *reason* the class of error."""
+
+    def __init__(self, text: str, *, offset: int, reason: str = "") -> None:
+        super().__init__(f"at byte {offset}: {text}")
+        self.offset, self.reason = offset, reason
+
+
 class FoldError(HoldfastError):
     """A fold broke a rule of the framework."""
 
@@ -75,6 +90,30 @@ class ChangelogError(StateError):
 
 class FencedError(HoldfastError):
     """A newer owner of this partition exists; this one must stop writing."""
+
+
+class ClaimError(HoldfastError):
+    """A claim client cannot do what was asked."""
+
+
+class ClaimLostError(ClaimError):
+    """The message's claim is not held any more: its offset is not committed, another member may get the message too."""
+
+
+class CommitError(ClaimError):
+    """An offset that was never delivered was to be committed."""
+
+
+class InstanceConflictError(ClaimError):
+    """A newer process runs under the same client id; this one has stopped."""
+
+
+class ClockSkewError(ClaimError):
+    """This machine's clock is too far from the broker's to take part."""
+
+
+class TerminatedError(ClaimError):
+    """The client has been terminated, or failed before."""
 
 
 class BrokerError(HoldfastError):
