@@ -33,7 +33,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "clock": frozenset(),
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
-    "core": frozenset({"msgspec"}),
+    "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),
     "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "sqlalchemy"}),
     "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
