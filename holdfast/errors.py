@@ -17,6 +17,7 @@ HoldfastError
 │   ├── InstanceConflictError  a newer process runs under the same client id; this one has stopped
 │   ├── ClockSkewError       this machine's clock is too far from the broker's to take part
 │   └── TerminatedError      the client has been terminated, or failed before
+├── GroupError               a group cannot be paused, reset or described as asked
 ├── BrokerError              Kafka could not be reached or refused, after all retries within the deadline
 ├── QueryError               a table query could not be answered
 │   ├── NotReadyError        the owner is still restoring
@@ -25,6 +26,10 @@ HoldfastError
 │   ├── NoSuchTableError     no processor of that name in this application
 │   └── AccessError          the endpoint asks for a token or certificate that was not given
 ├── QuarantineError          a refused record cannot be found, or cannot be tried again
+├── OutboxError              the outbox could not do what was asked
+│   ├── OutboxRecordError    a record cannot be written as it is given; nothing was written
+│   ├── OutboxSchemaError    the outbox's tables are missing or not of the layout that was named
+│   └── OutboxDatabaseError  the database could not be reached, or refused a statement
 ├── JarError                 the Java archives that Kafka and Spark run on could not be had
 │   ├── JarChecksumError     a fetched archive is not the one that the lock file names
 │   └── JavaMissingError     no JDK, or one that is too old
@@ -116,6 +121,10 @@ class TerminatedError(ClaimError):
     """The client has been terminated, or failed before."""
 
 
+class GroupError(HoldfastError):
+    """A group cannot be paused, reset or described as asked: the text names who or what stands in the way."""
+
+
 class BrokerError(HoldfastError):
     """Kafka could not be reached or refused, after all retries within the deadline."""
 
@@ -146,6 +155,26 @@ class AccessError(QueryError):
 
 class QuarantineError(HoldfastError):
     """A refused record cannot be found, or cannot be tried again."""
+
+
+class OutboxError(HoldfastError):
+    """The outbox could not do what was asked."""
+
+
+class OutboxRecordError(OutboxError, ValueError):
+    """A record cannot be written as it is given; nothing was written."""
+
+
+class OutboxSchemaError(OutboxError):
+    """The outbox's tables are missing or not of the layout that was named."""
+
+
+class OutboxDatabaseError(OutboxError):
+    """The database could not be reached, or refused a statement. *is_lost* tells that the connection is gone and the call may be repeated."""
+
+    def __init__(self, text: str, *, is_lost: bool = False) -> None:
+        super().__init__(text)
+        self.is_lost = is_lost
 
 
 class JarError(HoldfastError):

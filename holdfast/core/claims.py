@@ -32,6 +32,8 @@ from holdfast.core.rows import Rows
 
 LIMIT_FENCED = 8
 PAUSE_PREFIX = "/pause//"
+RESET_INSTANCE = "reset-"
+"""Begins the instance id of an administrator that resets a group; what members make up are hexadecimal digits."""
 
 
 class ClaimKey(NamedTuple):
@@ -186,6 +188,9 @@ def _log_time_s(claim: Claim | None, frame_time_s: int, at_ms: int) -> int:
 def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int) -> Claim:
     """Return the claim after any heartbeat but the plain renewal."""
     offset = frame.current_offset if frame.current_offset >= 0 else None
+    if claim is not None and not _owns(claim, frame) and (is_reserved(claim) or frame.instance_id.startswith(RESET_INSTANCE)):
+        # Nobody takes from a reset, and a reset takes by claiming only: a heartbeat of it that comes late must not.
+        return _with_anomaly(claim, AnomalyKind.FOREIGN_HEARTBEAT, frame, now_s)
     if claim is None or not is_live(claim, now_s):
         # Nobody holds it. Taking it by a heartbeat alone is how a Go client hands over, and how a stale owner comes back.
         after = _renewed(claim, frame, now_s) if claim is not None and _owns(claim, frame) else _taken(claim, frame, now_s)
@@ -211,7 +216,7 @@ def _other(claim: Claim | None, frame: ClaimingPartition | ReleasingPartition | 
     match frame:
         case ClaimingPartition():
             # Losing the race is the normal end of most claims, no anomaly.
-            return claim if claim is not None and is_live(claim, now_s) else _taken(claim, frame, now_s)
+            return claim if claim is not None and (is_live(claim, now_s) or is_reserved(claim)) else _taken(claim, frame, now_s)
         case ReleasingPartition():
             return None if claim is None else _released(claim, frame, now_s)
         case ClaimingMessages():
@@ -302,6 +307,12 @@ def is_live(claim: Claim, now_s: int) -> bool:
     """Return whether the claim has an owner at *now_s*: whoever asks at the log's time gets what the fold decides by."""
     heartbeat_at_s = claim.heartbeat_at_s
     return heartbeat_at_s is not None and now_s - heartbeat_at_s < STALE_AFTER_S
+
+
+def is_reserved(claim: Claim) -> bool:
+    """Return whether a reset of the group holds the claim: nobody can take it, however old it is, until it is released
+    (PROTOCOL.md#pausing-and-resetting-a-group)."""
+    return claim.heartbeat_at_s is not None and claim.instance_id.startswith(RESET_INSTANCE)
 
 
 def claimed(claim: Claim | None, now_s: int) -> bool:
