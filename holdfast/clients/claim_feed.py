@@ -1,0 +1,271 @@
+"""The messages of the partitions this instance holds: one confluent-kafka consumer in a thread of its own, assigned exact positions.
+
+It never subscribes: the claims say what it reads. Its group id is the group's, so that positions can be committed to Kafka beside the
+coordination topic, for `kafka-consumer-groups` and every other tool that looks there.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from holdfast.clients.claim_queue import Fetched, FetchQueue, Lease
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+
+JOIN_S = 10.0
+"""How long `close` waits for the thread; it ends within a poll unless the process is starved."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FeedSettings:
+    """How far ahead messages are fetched, and in what portions."""
+
+    batch_messages: int = 2_000
+    queue_messages: int = 20_000
+    queue_bytes: int = 32 << 20
+    prefetch_bytes: int = 64 << 20
+    """What librdkafka may hold beyond the queue, over all partitions; at least PREFETCH_FLOOR for each."""
+    poll_s: float = 0.02
+    """How long the thread sleeps when nothing arrives before it looks for changes of the assignment."""
+    space_wait_s: float = 0.1
+
+
+PREFETCH_FLOOR_BYTES = 1 << 20
+SIZE_SAMPLES = 32
+"""Messages of a batch that are measured to tell its size."""
+
+
+class Feed:
+    """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is told of it afterwards.
+
+    `start` and `stop` return at once and may be called from any thread; nothing of a stopped lease comes out of the queue afterwards,
+    since `stop` closes the lease before it returns.
+    """
+
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        queue: FetchQueue,
+        settings: FeedSettings,
+        *,
+        expected_partitions: int,
+        failed: Callable[[Lease, str], None],
+        broken: Callable[[BaseException], None],
+        arrived: Callable[[list[Fetched]], None] | None = None,
+    ) -> None:
+        self._queue, self._settings = queue, settings
+        self._arrived = arrived
+        self._failed, self._broken = failed, broken
+        per_partition = max(PREFETCH_FLOOR_BYTES, settings.prefetch_bytes // max(1, expected_partitions))
+        self._config = {
+            **config,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            # A partition with a full queue is not looked at again for this long; librdkafka's own second costs 8 x in throughput.
+            "fetch.queue.backoff.ms": 5,
+            "fetch.wait.max.ms": 100,
+            "queued.min.messages": 100_000,
+            "queued.max.messages.kbytes": per_partition >> 10,
+            "error_cb": self._on_error,
+            "on_commit": self._on_commit,
+        }
+        self._commands: deque[Callable[[Consumer], None]] = deque()
+        self._leases: dict[Place, Lease] = {}
+        self._stopping = threading.Event()
+        self._thread = threading.Thread(target=self._run, name="holdfast-claims-feed", daemon=True)
+        self._consumer: Consumer | None = None
+        self.last_error: str | None = None
+        self.commits_failed = 0
+
+    # -- any thread
+
+    def open(self) -> None:
+        """Start the thread; the broker is reached when there is something to read."""
+        self._consumer = Consumer(self._config, logger=logger)
+        self._thread.start()
+
+    def start(self, topic: str, partition: int, offset: int, epoch: int) -> Lease:
+        """Begin to read a partition from *offset*."""
+        lease = Lease(topic, partition, offset, epoch)
+        self._commands.append(lambda consumer: self._assign(consumer, lease))
+        return lease
+
+    def stop(self, lease: Lease) -> None:
+        """Hand out nothing more under *lease*, from this moment on."""
+        lease.open = False
+        self._queue.drop(lease)
+        self._commands.append(lambda consumer: self._unassign(consumer, lease))
+
+    def commit(self, offsets: Mapping[Place, int]) -> None:
+        """Write positions to Kafka's own book of offsets, best effort: the coordination topic is what counts."""
+        wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
+        self._commands.append(lambda consumer: self._commit(consumer, wanted))
+
+    def end_of(self, topic: str, partition: int) -> int | None:
+        """Return the end of a partition's log as the last fetch brought it, without asking the broker; None while unknown."""
+        consumer = self._consumer
+        if consumer is None:
+            return None
+        try:
+            _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
+        except (KafkaException, RuntimeError):  # unknown to the client yet; or closed meanwhile by its thread
+            return None
+        return high if high >= 0 else None
+
+    def close(self) -> None:
+        """Stop everything and let go of the broker; what is queued is dropped with the queue, not here."""
+        for lease in list(self._leases.values()):
+            lease.open = False
+        self._stopping.set()
+        if self._thread.is_alive():
+            self._thread.join(JOIN_S)
+
+    # -- the thread
+
+    def _run(self) -> None:
+        consumer = self._consumer
+        assert consumer is not None
+        try:
+            while not self._stopping.is_set():
+                self._obey(consumer)
+                if not self._queue.wait_space(self._settings.space_wait_s):
+                    continue
+                first = consumer.poll(self._settings.poll_s)
+                if first is not None:
+                    self._sort([first, *consumer.consume(self._settings.batch_messages - 1, 0)])
+            self._obey(consumer)
+        except Exception as error:  # noqa: BLE001  told to the user by the engine
+            self._broken(error)
+        finally:
+            for lease in self._leases.values():
+                lease.open = False
+            self._consumer = None
+            consumer.close()
+
+    def _obey(self, consumer: Consumer) -> None:
+        while self._commands:
+            self._commands.popleft()(consumer)
+
+    def _assign(self, consumer: Consumer, lease: Lease) -> None:
+        if not lease.open:
+            return
+        place = (lease.topic, lease.partition)
+        if place in self._leases:
+            consumer.incremental_unassign([TopicPartition(*place)])
+        self._leases[place] = lease
+        consumer.incremental_assign([TopicPartition(*place, lease.next_offset)])
+
+    def _unassign(self, consumer: Consumer, lease: Lease) -> None:
+        place = (lease.topic, lease.partition)
+        if self._leases.get(place) is lease:
+            del self._leases[place]
+            consumer.incremental_unassign([TopicPartition(*place)])
+
+    def _commit(self, consumer: Consumer, offsets: list[TopicPartition]) -> None:
+        try:
+            consumer.commit(offsets=offsets, asynchronous=True)
+        except KafkaException as error:
+            self._on_commit(error.args[0], offsets)
+
+    def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        if error is None:
+            for each in offsets:
+                if each.error is not None:
+                    error = each.error
+        if error is not None:
+            self.commits_failed += 1
+            if self.commits_failed == 1:
+                logger.warning("offsets were not committed to Kafka: %s; the coordination topic has them", error.str())
+
+    def _on_error(self, error: KafkaError) -> None:
+        text = error.str()
+        if text != self.last_error:
+            logger.warning("claimed partitions: %s", text)
+        self.last_error = text
+
+    # -- sorting what came
+
+    def _sort(self, messages: list[Message]) -> None:
+        """Put *messages* into batches by partition, each in offset order, and those into the queue."""
+        self.last_error = None
+        leases = self._leases
+        by_place: dict[Place, list[Message]] = {}
+        ends: list[Fetched] = []
+        if len(leases) == 1 and not any(map(Message.error, messages)):
+            by_place[next(iter(leases))] = messages
+        else:
+            places = zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
+            for message, error, place in zip(messages, map(Message.error, messages), places, strict=True):
+                if error is not None:
+                    self._judge(message, error, ends)
+                    continue
+                try:
+                    by_place[place].append(message)  # type: ignore[index]
+                except KeyError:
+                    by_place[place] = [message]  # type: ignore[index]
+        batches = [batch for place, found in by_place.items() if (batch := self._batch(place, found)) is not None]
+        # The end of a log comes after all that is before it.
+        batches += [each for each in ends if self._moves(each)]
+        if batches:
+            self._queue.put(batches)
+            if self._arrived is not None:
+                self._arrived(batches)
+
+    def _batch(self, place: Place, messages: list[Message]) -> Fetched | None:
+        lease = self._leases.get(place)
+        if lease is None or not lease.open:
+            return None
+        first, end = messages[0].offset() or 0, (messages[-1].offset() or 0) + 1
+        if first < lease.next_offset:  # of an assignment before this one
+            messages = [each for each in messages if (each.offset() or 0) >= lease.next_offset]
+            if not messages:
+                return None
+            first = messages[0].offset() or 0
+        lease.next_offset = end
+        step = max(1, len(messages) // SIZE_SAMPLES)
+        size = sum(map(len, messages[::step])) * step
+        return Fetched(lease, messages, first, end, end - first == len(messages), size)
+
+    @staticmethod
+    def _moves(end: Fetched) -> bool:
+        """Return whether the log ends behind what was fetched: in a control record, or a hole of compaction."""
+        if end.end <= end.lease.next_offset:
+            return False
+        end.lease.next_offset = end.end
+        return True
+
+    def _judge(self, message: Message, error: KafkaError, ends: list[Fetched]) -> None:
+        topic, partition = message.topic() or "", message.partition() or 0
+        lease = self._leases.get((topic, partition))
+        if error.code() == KafkaError._PARTITION_EOF:
+            if lease is not None:
+                end = message.offset() or 0
+                ends.append(Fetched(lease, [], end, end, True, 0))
+        elif error.fatal():
+            raise KafkaException(error)
+        elif error.code() in _HOPELESS and lease is not None:
+            self._failed(lease, error.str())
+        else:
+            self._on_error(error)
+
+
+_HOPELESS = (
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+)
+"""What ends the reading of a partition: its claim is given back, and whoever gets it begins where there is something to read."""

@@ -1,0 +1,164 @@
+"""What stands between the thread that fetches messages and the code that takes them: queues with limits in messages and in bytes."""
+
+from __future__ import annotations
+
+import threading
+from collections import deque
+from collections.abc import Callable, Iterable
+from typing import NamedTuple
+
+from confluent_kafka import Message
+
+
+class Lease:
+    """One stay of one partition with this instance, from `Start` to `Stop`. Another stay of the same partition is another Lease.
+
+    *open* turns False before anything else happens at a stop: whoever hands out looks at it last. *next_offset* is where fetching
+    stands, *granted* the end of what may be handed out at most once (unused otherwise).
+    """
+
+    __slots__ = ("epoch", "granted", "next_offset", "open", "partition", "proposed", "queue", "topic")
+
+    def __init__(self, topic: str, partition: int, next_offset: int, epoch: int) -> None:
+        self.topic, self.partition, self.epoch = topic, partition, epoch
+        self.next_offset = self.granted = self.proposed = next_offset
+        self.open = True
+        self.queue: deque[Fetched] = deque()
+
+    def __repr__(self) -> str:
+        return f"Lease({self.topic}/{self.partition}, epoch {self.epoch}, {'open' if self.open else 'closed'})"
+
+
+class Fetched(NamedTuple):
+    """Messages of one partition in offset order, as one fetch brought them. *end* is the position after them.
+
+    *dense*: every offset from *first* to *end* has a message. No messages at all: only the position moved, over a hole at the log's end.
+    """
+
+    lease: Lease
+    messages: list[Message]
+    first: int
+    end: int
+    dense: bool
+    size_bytes: int
+
+    def offsets(self) -> range | list[int]:
+        """Return the offsets of the messages, a range where that says it all."""
+        return range(self.first, self.end) if self.dense else [each.offset() or 0 for each in self.messages]
+
+
+class FetchQueue:
+    """Hands batches from the fetching thread to one taker: partitions in turn, each in its order.
+
+    The taker is woken at most once for all that is put while it sleeps. At the limit the fetching thread waits, and behind it librdkafka,
+    which fetches ahead as far as its own limits go: that is the pause, and unlike librdkafka's own it throws nothing away. A batch still
+    fits whatever is left, so the limits can be exceeded by one batch.
+    """
+
+    def __init__(self, *, limit_messages: int, limit_bytes: int) -> None:
+        self._limit_messages, self._limit_bytes = limit_messages, limit_bytes
+        self._turns: deque[Lease] = deque()  # each lease with something queued, once
+        self._lock = threading.Lock()
+        self._space = threading.Condition(self._lock)
+        self._wake: Callable[[], None] | None = None
+        self._closed = self._nudged = False
+        self.messages = 0
+        self.size_bytes = 0
+
+    # -- the fetching thread
+
+    def wait_space(self, timeout_s: float) -> bool:
+        """Return whether there is room, after at most *timeout_s*."""
+        with self._lock:
+            return self._has_space() or self._space.wait_for(self._has_space, timeout_s)
+
+    def _has_space(self) -> bool:
+        return not self._closed and self.messages < self._limit_messages and self.size_bytes < self._limit_bytes
+
+    def put(self, batches: Iterable[Fetched]) -> None:
+        """Append *batches* to their partitions' queues and wake the taker if it sleeps. What is of a closed lease is dropped."""
+        with self._lock:
+            for batch in batches:
+                lease = batch.lease
+                if not lease.open or self._closed:
+                    continue
+                if not lease.queue:
+                    self._turns.append(lease)
+                lease.queue.append(batch)
+                self.messages += len(batch.messages)
+                self.size_bytes += batch.size_bytes
+            wake, self._wake = self._wake, None
+        if wake is not None:
+            wake()
+
+    # -- the taker
+
+    def take(self, ready: Callable[[Lease], bool]) -> Fetched | None:
+        """Return the next batch of the next partition that is *ready*; None when there is none now."""
+        with self._lock:
+            for _ in range(len(self._turns)):
+                lease = self._turns[0]
+                if not lease.open:
+                    self._turns.popleft()
+                    self._discard(lease)
+                elif ready(lease):
+                    batch = lease.queue.popleft()
+                    self._turns.popleft()
+                    if lease.queue:
+                        self._turns.append(lease)
+                    self._left(len(batch.messages), batch.size_bytes)
+                    return batch
+                else:
+                    self._turns.rotate(-1)
+        return None
+
+    def wake_with(self, wake: Callable[[], None]) -> None:
+        """Have *wake* called once, as soon as something is put, `nudge`d or closed: at once if that was since the last call."""
+        with self._lock:
+            if not (self._closed or self._nudged):
+                self._wake = wake
+                return
+            self._nudged = False
+        wake()
+
+    # -- anybody
+
+    @property
+    def waiting(self) -> bool:
+        """Return whether the taker sleeps."""
+        return self._wake is not None
+
+    def nudge(self) -> None:
+        """Wake the taker, or keep it from falling asleep: what it may take has changed."""
+        with self._lock:
+            wake, self._wake = self._wake, None
+            self._nudged = wake is None
+        if wake is not None:
+            wake()
+
+    def drop(self, lease: Lease) -> None:
+        """Throw away what is queued of a lease that has been closed."""
+        with self._lock:
+            if lease.queue:
+                self._turns.remove(lease)
+                self._discard(lease)
+
+    def close(self) -> None:
+        """Drop what is queued and wake whoever waits; nothing can be put any more."""
+        with self._lock:
+            self._closed = True
+            while self._turns:
+                self._discard(self._turns.popleft())
+            wake, self._wake = self._wake, None
+            self._space.notify_all()
+        if wake is not None:
+            wake()
+
+    def _discard(self, lease: Lease) -> None:
+        self._left(sum(len(batch.messages) for batch in lease.queue), sum(batch.size_bytes for batch in lease.queue))
+        lease.queue.clear()
+
+    def _left(self, messages: int, size_bytes: int) -> None:
+        self.messages -= messages
+        self.size_bytes -= size_bytes
+        self._space.notify()
