@@ -74,6 +74,10 @@ class Settings:
     standbys: int = field(default=1, metadata=_doc("standby replicas of each table partition", low=0, high=100))
     replication_factor: int = field(default=1, metadata=_doc("replicas of each topic that holdfast creates", low=1, high=100))
     coordination_topic: str = field(default="__marshal", metadata=_doc("topic of claims and heartbeats"))
+    claim_interval_s: float = field(
+        default=60.0,
+        metadata=_doc("heartbeat interval of claims: a claim is free after twice this; equal in the whole fleet", low=1, high=3_600),
+    )
     compat_view: bool = field(default=False, metadata=_doc("also fold claims as the Go library would, to compare"))
 
     web_bind: str = field(default="127.0.0.1", metadata=_doc("address the web port listens on"))
@@ -130,6 +134,11 @@ class Settings:
     def bootstrap_servers(self) -> str:
         """Return the brokers to begin with, as host:port,host:port."""
         return self.kafka["bootstrap.servers"]
+
+    @property
+    def claim_stale_after_s(self) -> int:
+        """Return the age from which on a claim is free, in whole seconds as all times of the protocol."""
+        return int(2 * self.claim_interval_s)
 
     @property
     def quarantine_topic(self) -> str:
@@ -250,6 +259,11 @@ def _check_names(settings: Settings) -> None:
 
 
 def _check_times(settings: Settings) -> None:
+    if 2 * settings.claim_interval_s % 1:
+        raise ConfigError(
+            f"{settings._place('claim_interval_s')} is {settings.claim_interval_s:g}: use steps of 0.5, since a claim is free after twice "
+            "that, in whole seconds"
+        )
     for smaller, larger, why, factor in (
         ("heartbeat_interval_s", "session_timeout_s", "a worker must be able to miss two heartbeats", 3),
         ("session_timeout_s", "request_timeout_s", "a request may wait as long as a session", 1),

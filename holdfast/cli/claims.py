@@ -101,7 +101,7 @@ class _Desk:
     def claims(self, group: str | None, topic: str | None) -> _Found:
         """Return the claims asked for and the pauses that concern them."""
         prefix = "" if group is None else f"{group}/" if topic is None else f"{group}/{topic}/"
-        found = _Found({}, {}, system_clock.now_ms() // 1000)
+        found = _Found({}, {}, system_clock.now_ms() // 1000, self.settings.claim_stale_after_s)
         for answer in self.scan(prefix):
             if answer.key.startswith(PAUSE_PREFIX):
                 found.add_pause(answer)
@@ -132,6 +132,7 @@ class _Found:
     claims: dict[ClaimKey, Answer[Any]]
     pauses: dict[str, Pause]
     now_s: int
+    stale_after_s: int
 
     def add_pause(self, answer: Answer[Any]) -> None:
         """A pause lies in every partition that has heard of it; the one that was appended last counts."""
@@ -147,7 +148,7 @@ class _Found:
     def records(self, ends: Mapping[tuple[str, int], int]) -> list[dict[str, Cell]]:
         """Return one record a claim in the order of group, topic and partition, then one for each paused group that holds none."""
         records = [
-            _record(key, answer, self.now_s, ends.get((key.topic, key.partition)), self.paused_until_s(key.group_id))
+            _record(key, answer, self, ends.get((key.topic, key.partition)), self.paused_until_s(key.group_id))
             for key, answer in sorted(self.claims.items())
         ]
         holding = {key.group_id for key in self.claims}
@@ -157,10 +158,10 @@ class _Found:
         return records
 
 
-def _record(key: ClaimKey, answer: Answer[Any], now_s: int, end: int | None, paused_until_s: int | None) -> dict[str, Cell]:
-    claim = answer.value
+def _record(key: ClaimKey, answer: Answer[Any], found: _Found, end: int | None, paused_until_s: int | None) -> dict[str, Cell]:
+    claim, now_s = answer.value, found.now_s
     assert isinstance(claim, Claim)
-    held = status(claim, now_s)
+    held = status(claim, now_s, found.stale_after_s)
     owned = held is not ClaimStatus.RELEASED
     return {
         "group": key.group_id,
@@ -238,7 +239,7 @@ def show_claim(
     claim, paused = answer.value, pause.value
     assert isinstance(claim, Claim)
     until_s = paused.expires_at_s if isinstance(paused, Pause) and is_paused(paused, now_s) else None
-    record = _record(key, answer, now_s, end, until_s) | _details(claim)
+    record = _record(key, answer, _Found({}, {}, now_s, desk.settings.claim_stale_after_s), end, until_s) | _details(claim)
     if output_of(context) is Output.JSON:
         show_json(record)
         return

@@ -17,7 +17,6 @@ from typing import NamedTuple, TypeAlias, assert_never
 import msgspec
 
 from holdfast.core.frames import (
-    HEARTBEAT_INTERVAL_S,
     STALE_AFTER_S,
     ClaimingMessages,
     ClaimingPartition,
@@ -134,8 +133,11 @@ GuardedRow: TypeAlias = Claim | Pause
 # -- the guarded view: fold
 
 
-def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int) -> Emits:
-    """Apply *frame* to the guarded view; *at_ms* is the partition's append time, -1 while it has none. Emits nothing."""
+def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s: int | None = None) -> Emits:
+    """Apply *frame* to the guarded view; *at_ms* is the partition's append time, -1 while it has none. Emits nothing.
+
+    *stale_after_s* is twice the fleet's heartbeat interval, None for STALE_AFTER_S: every reader of one log must use the same.
+    """
     if isinstance(frame, Heartbeat):
         key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
         claim: Claim | None = rows.get(key)  # type: ignore[assignment]
@@ -162,14 +164,14 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int) -> Emits:
                 claim.anomaly,
             )
             return None
-        rows[key] = _heartbeat(claim, frame, _log_time_s(claim, frame.time_s, at_ms))
+        rows[key] = _heartbeat(claim, frame, _log_time_s(claim, frame.time_s, at_ms), stale_after_s)
         return None
     if isinstance(frame, ReleaseGroup):
         _pause(rows, frame, frame.time_s if at_ms < 0 else at_ms // 1000)
         return None
     key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
     claim = rows.get(key)  # type: ignore[assignment]
-    after = _other(claim, frame, _log_time_s(claim, frame.time_s, at_ms))
+    after = _other(claim, frame, _log_time_s(claim, frame.time_s, at_ms), stale_after_s)
     if after is not claim and after is not None:
         rows[key] = after
     return None
@@ -185,13 +187,13 @@ def _log_time_s(claim: Claim | None, frame_time_s: int, at_ms: int) -> int:
     return frame_time_s if known_s is None else max(frame_time_s, known_s)
 
 
-def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int) -> Claim:
+def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s: int | None) -> Claim:
     """Return the claim after any heartbeat but the plain renewal."""
     offset = frame.current_offset if frame.current_offset >= 0 else None
     if claim is not None and not _owns(claim, frame) and (is_reserved(claim) or frame.instance_id.startswith(RESET_INSTANCE)):
         # Nobody takes from a reset, and a reset takes by claiming only: a heartbeat of it that comes late must not.
         return _with_anomaly(claim, AnomalyKind.FOREIGN_HEARTBEAT, frame, now_s)
-    if claim is None or not is_live(claim, now_s):
+    if claim is None or not is_live(claim, now_s, stale_after_s):
         # Nobody holds it. Taking it by a heartbeat alone is how a Go client hands over, and how a stale owner comes back.
         after = _renewed(claim, frame, now_s) if claim is not None and _owns(claim, frame) else _taken(claim, frame, now_s)
     elif _owns(claim, frame):
@@ -212,15 +214,18 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int) -> Claim:
     )
 
 
-def _other(claim: Claim | None, frame: ClaimingPartition | ReleasingPartition | ClaimingMessages, now_s: int) -> Claim | None:
+def _other(
+    claim: Claim | None, frame: ClaimingPartition | ReleasingPartition | ClaimingMessages, now_s: int, stale_after_s: int | None
+) -> Claim | None:
     match frame:
         case ClaimingPartition():
             # Losing the race is the normal end of most claims, no anomaly.
-            return claim if claim is not None and (is_live(claim, now_s) or is_reserved(claim)) else _taken(claim, frame, now_s)
+            taken = claim is not None and (is_live(claim, now_s, stale_after_s) or is_reserved(claim))
+            return claim if taken else _taken(claim, frame, now_s)
         case ReleasingPartition():
             return None if claim is None else _released(claim, frame, now_s)
         case ClaimingMessages():
-            return None if claim is None else _proposed(claim, frame, now_s)
+            return None if claim is None else _proposed(claim, frame, now_s, stale_after_s)
         case _:
             assert_never(frame)
 
@@ -236,11 +241,11 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
     return after if frame.current_offset >= 0 else _with_anomaly(after, AnomalyKind.NEGATIVE_OFFSET, frame, now_s)
 
 
-def _proposed(claim: Claim, frame: ClaimingMessages, now_s: int) -> Claim:
+def _proposed(claim: Claim, frame: ClaimingMessages, now_s: int, stale_after_s: int | None) -> Claim:
     """Step 3 of consuming at most once. It renews nothing: only a heartbeat does, and only that commits the batch (step 5)."""
     if not (claim.client_id == frame.client_id and claim.instance_id == frame.instance_id):
         return _with_anomaly(claim, AnomalyKind.FOREIGN_PROPOSAL, frame, now_s)
-    if not is_live(claim, now_s):
+    if not is_live(claim, now_s, stale_after_s):
         return _with_anomaly(claim, AnomalyKind.LATE_PROPOSAL, frame, now_s)
     floor = -1 if claim.current_offset is None else claim.current_offset
     if frame.proposed_current_offset <= floor:
@@ -303,10 +308,10 @@ class ClaimStatus(StrEnum):
     RELEASED = "released"
 
 
-def is_live(claim: Claim, now_s: int) -> bool:
+def is_live(claim: Claim, now_s: int, stale_after_s: int | None = None) -> bool:
     """Return whether the claim has an owner at *now_s*: whoever asks at the log's time gets what the fold decides by."""
     heartbeat_at_s = claim.heartbeat_at_s
-    return heartbeat_at_s is not None and now_s - heartbeat_at_s < STALE_AFTER_S
+    return heartbeat_at_s is not None and now_s - heartbeat_at_s < (STALE_AFTER_S if stale_after_s is None else stale_after_s)
 
 
 def is_reserved(claim: Claim) -> bool:
@@ -315,12 +320,12 @@ def is_reserved(claim: Claim) -> bool:
     return claim.heartbeat_at_s is not None and claim.instance_id.startswith(RESET_INSTANCE)
 
 
-def claimed(claim: Claim | None, now_s: int) -> bool:
+def claimed(claim: Claim | None, now_s: int, stale_after_s: int | None = None) -> bool:
     """Return whether somebody holds the claim at *now_s*; None is a claim nobody ever held."""
-    return claim is not None and is_live(claim, now_s)
+    return claim is not None and is_live(claim, now_s, stale_after_s)
 
 
-def status(claim: Claim, now_s: int) -> ClaimStatus:
+def status(claim: Claim, now_s: int, stale_after_s: int | None = None) -> ClaimStatus:
     """Return how much *claim* can be trusted at *now_s* (PROTOCOL.md#status).
 
     A heartbeat from the future (the reader's clock is behind) counts as age 0. Exactly twice the interval is stale, as in the Go
@@ -333,14 +338,18 @@ def status(claim: Claim, now_s: int) -> ClaimStatus:
     if claim.heartbeat_at_s is None:
         return ClaimStatus.RELEASED
     age_s = now_s - claim.heartbeat_at_s
-    if age_s < HEARTBEAT_INTERVAL_S:
+    if stale_after_s is None:
+        stale_after_s = STALE_AFTER_S
+    if age_s < (stale_after_s + 1) // 2:
         return ClaimStatus.FRESH
-    return ClaimStatus.UNKNOWN if age_s < STALE_AFTER_S else ClaimStatus.STALE
+    return ClaimStatus.UNKNOWN if age_s < stale_after_s else ClaimStatus.STALE
 
 
-def owned_by(claim: Claim | None, client_id: str, instance_id: str, now_s: int) -> bool:
+def owned_by(claim: Claim | None, client_id: str, instance_id: str, now_s: int, stale_after_s: int | None = None) -> bool:
     """Return whether exactly this instance holds the claim at *now_s*: to ask before each delivery."""
-    return claim is not None and claim.client_id == client_id and claim.instance_id == instance_id and is_live(claim, now_s)
+    if claim is None or claim.client_id != client_id or claim.instance_id != instance_id:
+        return False
+    return is_live(claim, now_s, stale_after_s)
 
 
 def skew_s(claim: Claim) -> int | None:

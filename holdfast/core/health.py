@@ -1,0 +1,92 @@
+"""Whether an owner keeps up with its partition, by the velocities of both (PROTOCOL.md#health). The Go library's rules, exactly."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from enum import StrEnum
+
+import msgspec
+
+RING_SLOTS = 10
+LIMIT_CYCLES_BEHIND = 3
+PREDICTED_CYCLES = 2
+
+
+def velocity(ring: Sequence[int]) -> float:
+    """Return how many offsets a ring of samples gained per heartbeat; slots of 0 are not filled yet, or at offset 0.
+
+    >>> velocity([1, 21, 21, 0, 0, 0, 0, 0, 0, 0]), velocity([21, 0, 0, 0, 0, 0, 0, 0, 0, 0])
+    (10.0, 0.0)
+    """
+    filled = [sample for sample in ring if sample > 0]
+    if len(filled) < 2:
+        return 0.0
+    return (max(filled) - min(filled)) / (len(filled) - 1)
+
+
+class Verdict(StrEnum):
+    """What is to become of a claim."""
+
+    NONE = "none"
+    KEEP = "keep"
+    EXPIRED = "expired"
+    PAUSED = "paused"
+    WEDGED = "wedged"
+    BEHIND = "behind"
+
+
+class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
+    """What a check looks at. Ages are of the last heartbeat that counted and of the last message."""
+
+    terminated: bool
+    heartbeat_age_s: float
+    group_paused: bool
+    idle_s: float
+    release_if_behind: bool
+    whole_topic: bool
+    current: int
+    latest: int
+
+
+class Health:
+    """The rings of one claim, and how many checks in a row it was behind."""
+
+    __slots__ = ("_at", "current_ring", "cycles_behind", "latest_ring")
+
+    def __init__(self) -> None:
+        self.current_ring = [0] * RING_SLOTS
+        self.latest_ring = [0] * RING_SLOTS
+        self.cycles_behind = 0
+        self._at = 0
+
+    def note(self, current: int, latest: int) -> None:
+        """Put one sample into the rings, once per heartbeat."""
+        self.current_ring[self._at] = current
+        self.latest_ring[self._at] = latest
+        self._at = (self._at + 1) % RING_SLOTS
+
+    def check(self, sample: Sample, *, expired_after_s: float, idle_after_s: float) -> Verdict:
+        """Return what is to become of the claim, and count the checks it is behind. The rules in order; the first that fits decides."""
+        if sample.terminated:
+            return Verdict.NONE
+        if sample.heartbeat_age_s > expired_after_s:
+            return Verdict.EXPIRED
+        if sample.group_paused:
+            return Verdict.PAUSED
+        consumer = partition = None
+        if sample.release_if_behind and sample.idle_s > idle_after_s:
+            consumer, partition = velocity(self.current_ring), velocity(self.latest_ring)
+            if consumer == 0 and (partition > 0 or sample.latest > sample.current):
+                return Verdict.WEDGED
+        if sample.whole_topic or not sample.release_if_behind:
+            return Verdict.KEEP
+        if sample.current >= sample.latest:
+            self.cycles_behind = 0  # no prediction is needed, and velocities are what a check costs
+            return Verdict.KEEP
+        if consumer is None or partition is None:
+            consumer, partition = velocity(self.current_ring), velocity(self.latest_ring)
+        if sample.current + int(PREDICTED_CYCLES * consumer) >= sample.latest or partition < consumer:
+            self.cycles_behind = 0
+            return Verdict.KEEP
+        self.cycles_behind += 1
+        return Verdict.BEHIND if self.cycles_behind >= LIMIT_CYCLES_BEHIND else Verdict.KEEP
