@@ -1,0 +1,176 @@
+"""The tables of an outbox: the one that services write to, and three beside it that only holdfast uses.
+
+- ``<outbox>``: the rows that wait, in the columns of its layout
+- ``<outbox>_attempts``: of each row that Kafka refused so far, how often, why, and when it is due again; mostly empty
+- ``<outbox>_quarantine``: rows set aside, whole, in the outbox's own columns, with the reason
+- ``<outbox>_lease``: of each shard the epoch of its leader
+
+Rows that failed are not marked in the outbox itself: layouts of others have no column for it, and an outbox that is only ever inserted
+into and deleted from stays small.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect
+from sqlalchemy.engine import Connection, Dialect, make_url
+from sqlalchemy.engine.url import URL
+from sqlalchemy.exc import ArgumentError, NoSuchModuleError
+from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
+
+from holdfast.errors import ConfigError, OutboxSchemaError
+from holdfast.outbox.layouts import Layout, big_id, layout_named, long_text
+
+DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
+LIMIT_NAME = 40  # longer ones would not leave room for the names derived from it, at 63 bytes on Postgres
+DRIVERS = {"postgresql": "psycopg", "mysql": "pymysql", "mariadb": "pymysql", "sqlite": "pysqlite"}
+_NAME = re.compile(r"(?:[A-Za-z_][A-Za-z0-9_]*\.)?[A-Za-z_][A-Za-z0-9_]*")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxTables:
+    """The four tables of one outbox, in one layout, for one kind of database."""
+
+    layout: Layout
+    outbox: Table
+    attempts: Table
+    quarantine: Table
+    lease: Table
+
+    @property
+    def own(self) -> tuple[Table, Table, Table]:
+        """The tables beside the outbox, which only holdfast uses."""
+        return (self.attempts, self.quarantine, self.lease)
+
+    @property
+    def every(self) -> tuple[Table, Table, Table, Table]:
+        """All four, the outbox first."""
+        return (self.outbox, *self.own)
+
+
+def outbox_tables(
+    layout: str | Layout = "holdfast", table: str = "outbox", *, dialect: str = "postgresql", metadata: MetaData | None = None
+) -> OutboxTables:
+    """Return the tables of the outbox named *table* (``schema.table`` to name its schema), ready to be created.
+
+    Give your own *metadata* to have them beside your models, for your own Alembic migrations.
+    """
+    if not _NAME.fullmatch(table) or len(table.rpartition(".")[2]) > LIMIT_NAME:
+        raise ConfigError(f"outbox table {table!r}: letters, digits and _ (and one schema before a dot), at most {LIMIT_NAME} characters")
+    if dialect not in DIALECTS:
+        raise ConfigError(f"the outbox does not know the database {dialect!r}; it knows {', '.join(DIALECTS)}")
+    chosen = layout_named(layout)
+    schema, _, name = table.rpartition(".")
+    place: dict[str, Any] = {"schema": schema or None, "mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
+    place |= {"mysql_charset": "utf8mb4", "mariadb_charset": "utf8mb4"}
+    metadata = MetaData() if metadata is None else metadata
+    columns = chosen.columns(dialect)
+    by_name = {each.name: each for each in columns}
+    return OutboxTables(
+        layout=chosen,
+        # A number that was used once must never come again: a leader that crashed takes such a row for one it has published.
+        outbox=Table(name, metadata, *columns, **place, sqlite_autoincrement=True),
+        attempts=Table(
+            f"{name}_attempts",
+            metadata,
+            Column("id", big_id, primary_key=True, autoincrement=False),
+            Column("topic", by_name[chosen.topic].type, nullable=False),
+            Column("key", by_name[chosen.key].type),
+            Column("attempts", Integer(), nullable=False),
+            Column("last_error", long_text, nullable=False),
+            Column("next_attempt_ms", BigInteger(), nullable=False),
+            **place,
+        ),
+        quarantine=Table(
+            f"{name}_quarantine",
+            metadata,
+            *(Column(each.name, each.type, primary_key=each.name == chosen.order, autoincrement=False) for each in columns),
+            Column("attempts", Integer(), nullable=False),
+            Column("reason", long_text, nullable=False),
+            Column("quarantined_ms", BigInteger(), nullable=False),
+            **place,
+        ),
+        lease=Table(
+            f"{name}_lease",
+            metadata,
+            Column("shard", Integer(), primary_key=True, autoincrement=False),
+            Column("epoch", BigInteger(), nullable=False),
+            Column("leader", String(255), nullable=False),
+            Column("updated_ms", BigInteger(), nullable=False),
+            **place,
+        ),
+    )
+
+
+def database_url(url: str | URL) -> URL:
+    """Return *url* with the driver that holdfast uses where it names none; ConfigError for what is no URL of a known database.
+
+    >>> database_url("postgresql://shop@localhost/shop").drivername, database_url("mariadb://u@h/d").drivername
+    ('postgresql+psycopg', 'mariadb+pymysql')
+    """
+    try:
+        read = make_url(url)
+    except (ArgumentError, ValueError) as error:
+        raise ConfigError(f"{str(url)!r} is no database URL; write one like postgresql://user:password@host/database") from error
+    backend = {"postgres": "postgresql"}.get(read.get_backend_name(), read.get_backend_name())
+    if backend not in DIALECTS:
+        raise ConfigError(f"the outbox does not know the database {backend!r}; it knows {', '.join(DIALECTS)}")
+    return read if "+" in read.drivername else read.set(drivername=f"{backend}+{DRIVERS[backend]}")
+
+
+def dialect_of(url: URL) -> Dialect:
+    """Return the dialect of *url*; ConfigError when its driver is not installed."""
+    try:
+        return url.get_dialect()()
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
+        raise ConfigError(f"the driver of {url.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
+
+
+def ddl(tables: OutboxTables, dialect: Dialect, *, drop: bool = False) -> list[str]:
+    """Return the statements that create (or *drop*) the tables, as text for this database."""
+    statements: list[Any] = []
+    if drop:
+        statements = [DropTable(each) for each in reversed(tables.every)]
+    else:
+        for table in tables.every:
+            statements += [CreateTable(table), *(CreateIndex(index) for index in sorted(table.indexes, key=lambda one: str(one.name)))]
+    return [str(each.compile(dialect=dialect)).strip() for each in statements]
+
+
+def problems(connection: Connection, tables: OutboxTables, *, only: Sequence[Table] | None = None) -> list[str]:
+    """Return what the database lacks of *tables*: missing tables and columns, text columns that are too short; empty when all is well."""
+    found = []
+    inspector = inspect(connection)
+    for table in tables.every if only is None else only:
+        if not inspector.has_table(table.name, schema=table.schema):
+            found.append(f"table {table.fullname} is missing")
+            continue
+        there = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
+        for column in table.columns:
+            if column.name not in there:
+                found.append(f"table {table.fullname} has no column {column.name}")
+            elif not there[column.name]["nullable"] and column.nullable:
+                found.append(f"column {table.fullname}.{column.name} is NOT NULL and must take nulls")
+        alien = [
+            name
+            for name, column in there.items()
+            if name not in table.columns
+            and not column["nullable"]
+            and column.get("default") is None
+            and not column.get("autoincrement") is True
+        ]
+        found += [f"column {table.fullname}.{name} is NOT NULL without a default, and this layout does not fill it" for name in alien]
+    return found
+
+
+def check(connection: Connection, tables: OutboxTables) -> None:
+    """Return when the tables are as they must be; OutboxSchemaError says what is not."""
+    if found := problems(connection, tables):
+        raise OutboxSchemaError(
+            f"the outbox {tables.outbox.fullname} is not ready for the layout {tables.layout.name}: {'; '.join(found)}; "
+            f"`holdfast outbox init --layout {tables.layout.name} --table {tables.outbox.fullname}` makes what is missing"
+        )
