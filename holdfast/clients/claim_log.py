@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 from collections import deque
 from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from confluent_kafka import (
@@ -134,13 +135,13 @@ class CoordinationLog:
         return len(listed.partitions)
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Read the partitions of *topics* too, each from its beginning; what is read already goes on."""
+        """Read the coordination partitions of *topics* too, each from its beginning; what is read already goes on."""
         self.follow_partitions({coordination_partition(topic, self.partitions) for topic in topics})
 
-    def follow_partitions(self, partitions: Iterable[int]) -> None:
-        """Read these coordination partitions too, each from its beginning."""
+    def follow_partitions(self, partitions: AbstractSet[int]) -> None:
+        """Read these coordination partitions too."""
         assert self._reader is not None
-        added = set(partitions) - self.reading
+        added = partitions - self.reading
         if added:
             self._reader.incremental_assign([TopicPartition(self._topic, number, OFFSET_BEGINNING) for number in sorted(added)])
             self.reading |= added

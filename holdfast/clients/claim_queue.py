@@ -47,6 +47,24 @@ class Fetched(NamedTuple):
         return range(self.first, self.end) if self.dense else [each.offset() or 0 for each in self.messages]
 
 
+class Handout:
+    """A batch that is handed out message by message; *at* is the index of the next one."""
+
+    __slots__ = ("at", "batch")
+
+    def __init__(self, batch: Fetched) -> None:
+        self.batch, self.at = batch, 0
+
+    def rest(self) -> Fetched:
+        """Return what has not been handed out, as a batch of its own."""
+        batch, at = self.batch, self.at
+        if at == 0:
+            return batch
+        messages = batch.messages[at:]
+        first = messages[0].offset() or 0
+        return batch._replace(messages=messages, first=first, size_bytes=batch.size_bytes * len(messages) // len(batch.messages))
+
+
 class FetchQueue:
     """Hands batches from the fetching thread to one taker: partitions in turn, each in its order.
 
@@ -88,6 +106,7 @@ class FetchQueue:
                 self.messages += len(batch.messages)
                 self.size_bytes += batch.size_bytes
             wake, self._wake = self._wake, None
+            self._nudged = wake is None
         if wake is not None:
             wake()
 
@@ -113,7 +132,7 @@ class FetchQueue:
         return None
 
     def wake_with(self, wake: Callable[[], None]) -> None:
-        """Have *wake* called once, as soon as something is put, `nudge`d or closed: at once if that was since the last call."""
+        """Have *wake* called once, as soon as something is put, nudged or closed; at once if that happened since the last wake."""
         with self._lock:
             if not (self._closed or self._nudged):
                 self._wake = wake

@@ -1,0 +1,35 @@
+"""Deadlines of a claim consumer, and how often it asks the broker."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.errors import ConfigError
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EngineSettings:
+    """Deadlines, and how often the broker is asked, as parts of the heartbeat interval where that is what matters."""
+
+    start_timeout_s: float = 60.0
+    """Until the coordination partitions are read to their end."""
+    request_timeout_s: float = 10.0
+    stop_timeout_s: float = 30.0
+    flush_timeout_s: float = 30.0
+    send_timeout_s: float = 0.0
+    """How long a frame may be under way; 0 for the heartbeat interval."""
+    poll_s: float = 0.02
+    """The longest sleep of the coordinating thread."""
+    health_lookup_intervals: float = 0.25
+    partitions_lookup_intervals: float = 0.25
+    compression: str = "none"
+
+    def __post_init__(self) -> None:
+        if self.compression not in ("none", "gzip", "snappy"):
+            raise ConfigError(f"compression is {self.compression!r}: the Go library reads none, gzip and snappy")
+        for name in ("start_timeout_s", "request_timeout_s", "stop_timeout_s", "flush_timeout_s", "poll_s"):
+            if not 0 < getattr(self, name) <= 3_600:
+                raise ConfigError(f"{name} is {getattr(self, name):g}: every wait has an end, use more than 0 and at most 3600 seconds")
+        for name in ("health_lookup_intervals", "partitions_lookup_intervals"):
+            if not 0.01 <= getattr(self, name) <= 1.0:
+                raise ConfigError(f"{name} is {getattr(self, name):g}: use 0.01 to 1 heartbeat intervals")

@@ -1,0 +1,66 @@
+"""How a claim consumer is told what to do: one flat list of named settings, each with a default."""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, fields
+from difflib import get_close_matches
+from typing import Any
+
+from holdfast.clients.claim_feed import FeedSettings
+from holdfast.clients.claim_options import EngineSettings
+from holdfast.config import Settings
+from holdfast.core.member_settings import Delivery, MemberSettings
+from holdfast.errors import ConfigError
+
+_GIVEN_OTHERWISE = frozenset({"group_id", "client_id", "topics"})
+_PARTS = (MemberSettings, EngineSettings, FeedSettings)
+NAMES = {declared.name: part for part in _PARTS for declared in fields(part) if declared.name not in _GIVEN_OTHERWISE}
+"""Every named setting of a claim consumer, and the part that has it."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ConsumerSettings:
+    """All a claim consumer is told, in the parts that use it."""
+
+    kafka: Settings
+    member: MemberSettings
+    engine: EngineSettings
+    feed: FeedSettings
+
+
+def consumer_settings(
+    kafka: Settings | str, *, topics: Sequence[str], group: str, client: str, named: Mapping[str, Any]
+) -> ConsumerSettings:
+    """Return the settings that these amount to; ConfigError for a name that does not exist or a value that cannot be.
+
+    >>> found = consumer_settings("127.0.0.1:9092", topics=["orders"], group="billing", client="billing-1", named={"greedy": True})
+    >>> found.member.greedy, found.member.heartbeat_interval_s, len(found.member.instance_id)
+    (True, 60.0, 8)
+    """
+    for name in named:
+        if name not in NAMES:
+            close = get_close_matches(name, [*NAMES, "topics", "group", "client"], 1)
+            raise ConfigError(f"{name} is not a setting of a claim consumer" + (f"; did you mean {close[0]}?" if close else ""))
+    parts: dict[type, dict[str, Any]] = {part: {} for part in _PARTS}
+    for name, value in named.items():
+        parts[NAMES[name]][name] = value
+    member = parts[MemberSettings]
+    if "delivery" in member:
+        member["delivery"] = _delivery(member["delivery"])
+    member.setdefault("instance_id", uuid.uuid4().hex[:8])
+    wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+    return ConsumerSettings(
+        kafka=kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka}),
+        member=MemberSettings(group_id=group, client_id=client, topics=wanted, **member),
+        engine=EngineSettings(**parts[EngineSettings]),
+        feed=FeedSettings(**parts[FeedSettings]),
+    )
+
+
+def _delivery(value: object) -> Delivery:
+    try:
+        return Delivery(str(value))
+    except ValueError:
+        raise ConfigError(f"delivery is {value!r}: use {' or '.join(repr(each.value) for each in Delivery)}") from None
