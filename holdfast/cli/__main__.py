@@ -23,6 +23,7 @@ COMMANDS = {
     "config": "Print the effective settings and where each comes from.",
     "demo": "Show the whole of it on real parts, in about a minute.",
     "dev": "Run a real Kafka broker on this machine for development and tests.",
+    "groups": "Look at groups, pause and resume them, set their offsets.",
     "pipeline": "Land topics in a lake.",
     "quarantine": "List, show and retry records that could not be decoded or folded.",
     "replay": "Fold a processor over its source's history, in this process or on Spark.",

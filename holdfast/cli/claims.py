@@ -6,7 +6,6 @@ import json
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from time import sleep
 from typing import Annotated, Any
 
@@ -15,7 +14,7 @@ import typer
 from holdfast.agents.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
-from holdfast.cli.output import Cell, Output, Record, note, show, show_json
+from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
 from holdfast.clients.admin import Admin
 from holdfast.clients.answers import Answer
 from holdfast.clients.tables_blocking import BlockingTableClient
@@ -197,7 +196,7 @@ def _show(records: Sequence[dict[str, Cell]], output: Output) -> None:
 
 def _for_people(record: Mapping[str, Cell]) -> Record:
     age_s, until_s = record.get("heartbeat_age_s"), record.get("paused_until_s")
-    return {**record, "heartbeat_age": None if age_s is None else f"{age_s}s", "paused_until": _at(until_s)}
+    return {**record, "heartbeat_age": None if age_s is None else f"{age_s}s", "paused_until": utc(until_s)}
 
 
 @app.command("list", help="List claims with their owners and lag, in the columns of kafka-consumer-groups.")
@@ -243,7 +242,7 @@ def show_claim(
     if output_of(context) is Output.JSON:
         show_json(record)
         return
-    times = {name.removesuffix("_s"): _at(record[name]) for name in record if name.endswith(("_at_s", "_until_s"))}
+    times = {name.removesuffix("_s"): utc(record[name]) for name in record if name.endswith(("_at_s", "_until_s"))}
     shown = {name: cell for name, cell in record.items() if not name.endswith(("_at_s", "_until_s"))} | times
     show([{"name": name.replace("_", "-"), "value": cell} for name, cell in shown.items()], ("name", "value"), Output.TABLE)
 
@@ -286,7 +285,7 @@ def watch(
             found = desk.claims(group, topic)
             records = found.records(desk.ends(found.claims))
             if sys.stdout.isatty() and output is Output.TABLE:
-                print("\x1b[H\x1b[2J" + f"{_at(found.now_s)}   every {interval:g} s, Ctrl-C ends")
+                print("\x1b[H\x1b[2J" + f"{utc(found.now_s)}   every {interval:g} s, Ctrl-C ends")
                 _show(records, output)
                 continue
             before = _tell_changes(records, before, found.now_s, output)
@@ -308,9 +307,9 @@ def _tell_changes(
             print(json.dumps({"at_s": now_s, **record}, ensure_ascii=False), flush=True)
             continue
         was = "" if old is None else f" (was {old['status']}, {old.get('consumer_id') or '-'})"
-        pause = f" paused until {_at(record['paused_until_s'])}" if record.get("paused_until_s") is not None else ""
+        pause = f" paused until {utc(record['paused_until_s'])}" if record.get("paused_until_s") is not None else ""
         where = " ".join("-" if part is None else str(part) for part in place)
-        print(f"{_at(now_s)} {where} {record['status']} {record.get('consumer_id') or '-'}{pause}{was}", flush=True)
+        print(f"{utc(now_s)} {where} {record['status']} {record.get('consumer_id') or '-'}{pause}{was}", flush=True)
     return seen
 
 
@@ -319,17 +318,3 @@ def _staleness(text: str | None) -> Staleness | None:
         return None if text is None else Staleness.parse(text)
     except ValueError as error:
         raise ConfigError(f"--stale-ok: {error}") from None
-
-
-def _at(at_s: Cell) -> str | None:
-    """Return a time in UTC as people read it.
-
-    >>> _at(1_700_000_000), _at(None)
-    ('2023-11-14T22:13:20Z', None)
-    """
-    if not isinstance(at_s, int):
-        return None
-    try:
-        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # an administrator may pause a group for longer than calendars reach
-        return f"@{at_s}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Mapping, Sequence
+from datetime import UTC, datetime
 from enum import StrEnum
 
 Cell = str | int | float | bool | None | Sequence["Cell"] | Mapping[str, "Cell"]
@@ -62,6 +63,20 @@ def text(cell: Cell) -> str:
             return ",".join(text(part) for part in cell) or "-"
         case _:
             return str(cell)
+
+
+def utc(at_s: Cell) -> str | None:
+    """Return a time in UTC as people read it.
+
+    >>> utc(1_700_000_000), utc(None)
+    ('2023-11-14T22:13:20Z', None)
+    """
+    if not isinstance(at_s, int):
+        return None
+    try:
+        return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+    except (ValueError, OverflowError, OSError):  # an administrator may pause a group for longer than calendars reach
+        return f"@{at_s}"
 
 
 def align(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:

@@ -120,6 +120,15 @@ class Admin:
         end = self._persist(lambda metadata, wait_s: self._ends(wanted, last, wait_s))
         return {partition: (begin[partition], end[partition]) for partition in begin}
 
+    def offsets_at(self, partitions: Iterable[tuple[str, int]], at_ms: int) -> dict[tuple[str, int], int | None]:
+        """Return the first offset whose record is not older than *at_ms* of each partition, None where there is none."""
+        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
+        if not wanted:
+            return {}
+        spec = OffsetSpec.for_timestamp(at_ms)
+        found = self._persist(lambda metadata, wait_s: self._ends(wanted, spec, wait_s))
+        return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
+
     # Parts
 
     def _persist(self, step: Callable[[Any, float], T]) -> T:

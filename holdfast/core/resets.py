@@ -56,7 +56,7 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort", tag_field="d
 
 Decision: TypeAlias = Commit | Abort
 
-_decoder = msgspec.json.Decoder(Commit | Abort)
+_decoder: msgspec.json.Decoder[Decision] = msgspec.json.Decoder(Commit | Abort)
 
 
 def encode_decision(decision: Decision) -> bytes:
@@ -155,6 +155,11 @@ class Spot(NamedTuple):
     latest: int
     at_time: int | None = None
 
+    @property
+    def start(self) -> int:
+        """Return where a member would start."""
+        return self.earliest if self.current is None else self.current
+
 
 class Aim(msgspec.Struct, frozen=True):
     """A new offset for every partition: *value* is an offset, a shift, or a time in ms, as *where* says."""
@@ -188,7 +193,7 @@ class Aim(msgspec.Struct, frozen=True):
             case Where.DATETIME | Where.DURATION:
                 wanted = spot.latest if spot.at_time is None else spot.at_time
             case Where.SHIFT:
-                wanted = (spot.earliest if spot.current is None else spot.current) + self.value
+                wanted = spot.start + self.value
         return min(max(wanted, spot.earliest), spot.latest)
 
 

@@ -1,0 +1,125 @@
+"""Groups that the broker's own coordinator keeps: what `kafka-consumer-groups` shows and resets."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Mapping
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, TypeVar
+
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from holdfast.clients.group_records import Group, Kind, Member
+from holdfast.config import Settings
+from holdfast.errors import BrokerError, GroupError
+
+logger = logging.getLogger(__name__)
+T = TypeVar("T")
+
+_ABSENT = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID)
+_STATES = {
+    ConsumerGroupState.PREPARING_REBALANCING: "PreparingRebalance",
+    ConsumerGroupState.COMPLETING_REBALANCING: "CompletingRebalance",
+    ConsumerGroupState.STABLE: "Stable",
+    ConsumerGroupState.DEAD: "Dead",
+    ConsumerGroupState.EMPTY: "Empty",
+    # Consumer groups of the new protocol have states that the client library has no names for: they assign and reconcile.
+    ConsumerGroupState.UNKNOWN: "Reconciling",
+}
+
+
+class BrokerGroups:
+    """The broker's groups. Each call waits for one answer, *timeout_s* at the longest."""
+
+    def __init__(self, settings: Settings, *, timeout_s: float) -> None:
+        self._servers, self._timeout_s = settings.bootstrap_servers, timeout_s
+        config: dict[str, Any] = settings.client()
+        self._client = AdminClient(config, logger=logger)
+
+    def states(self) -> dict[str, str]:
+        """Return the state of every group."""
+        listed = self._result(self._client.list_consumer_groups(request_timeout=self._timeout_s), "list of groups")
+        if listed.errors:
+            raise self._refused("list of groups", listed.errors[0])
+        return {each.group_id: _STATES[each.state] for each in listed.valid}
+
+    def describe(self, group: str) -> tuple[Group, tuple[Member, ...]] | None:
+        """Return a group with its members; None where the broker has none of that name."""
+        future = self._client.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
+        try:
+            found = self._result(future, f"description of group {group}")
+        except GroupError as error:
+            if _code(error.__cause__) in _ABSENT:
+                return None
+            raise
+        if found.state is ConsumerGroupState.DEAD:
+            return None
+        members = tuple(
+            Member(
+                group=group,
+                consumer_id=each.member_id,
+                host=each.host,
+                client_id=each.client_id,
+                assignment=tuple(sorted((place.topic, place.partition) for place in each.assignment.topic_partitions)),
+            )
+            for each in found.members
+        )
+        held = sum(len(member.assignment) for member in members)
+        coordinator = found.coordinator
+        return (
+            Group(
+                group=group,
+                kind=Kind.CONSUMER,
+                state=_STATES[found.state],
+                members=len(members),
+                partitions_held=held,
+                partitions=held,
+                coordinator=None if coordinator is None else f"{coordinator.host}:{coordinator.port} ({coordinator.id})",
+                assignment_strategy=found.partition_assignor or None,
+            ),
+            tuple(sorted(members, key=lambda member: member.consumer_id)),
+        )
+
+    def committed(self, group: str) -> dict[tuple[str, int], int]:
+        """Return what the group has committed."""
+        request = [ConsumerGroupTopicPartitions(group)]
+        future = self._client.list_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
+        try:
+            found = self._result(future, f"offsets of group {group}")
+        except GroupError as error:
+            if _code(error.__cause__) in _ABSENT:
+                return {}
+            raise
+        return {(place.topic, place.partition): place.offset for place in found.topic_partitions if place.offset >= 0}
+
+    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Set committed offsets of a group that nobody is in; one request, so all of them or none."""
+        self._alter(group, [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())])
+
+    def _alter(self, group: str, places: list[TopicPartition]) -> None:
+        request = [ConsumerGroupTopicPartitions(group, places)]
+        future = self._client.alter_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
+        found = self._result(future, f"new offsets of group {group}")
+        wrong: Iterable[Any] = [place for place in found.topic_partitions if place.error is not None]
+        for place in wrong:
+            raise GroupError(f"new offsets of group {group}: {place.topic}/{place.partition}: {place.error.str()}")
+
+    def _result(self, future: Future[T], what: str) -> Any:
+        try:
+            return future.result(self._timeout_s + 1)
+        except FutureTimeoutError as error:
+            raise BrokerError(f"{what}: no answer within {self._timeout_s:g} s from {self._servers}") from error
+        except KafkaException as error:
+            raise self._refused(what, error) from error
+
+    def _refused(self, what: str, error: KafkaException) -> BrokerError | GroupError:
+        cause: KafkaError = error.args[0]
+        if cause.retriable() or cause.code() in (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN):
+            return BrokerError(f"{what}: {cause.str()}; asked {self._servers}, check the broker")
+        return GroupError(f"{what}: {cause.str()}")
+
+
+def _code(error: BaseException | None) -> int | None:
+    return int(error.args[0].code()) if isinstance(error, KafkaException) else None

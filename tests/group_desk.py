@@ -1,0 +1,171 @@
+"""A coordination topic of a test's own, members played frame by frame, and an administrator who can be killed at any write."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.clients.claim_log import CAPABILITY_HEADER
+from holdfast.clients.group_admin import GroupAdmin
+from holdfast.clients.group_records import Progress, Step
+from holdfast.clients.group_reset import ClaimReset
+from holdfast.clients.group_view import GroupView
+from holdfast.clients.reset_log import ResetLog
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.claims import Claim, ClaimKey
+from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition, encode
+from holdfast.core.resets import Decision
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+
+DEADLINE_S = 30.0
+PARTITIONS = 4
+Tell = Callable[[Progress], None]
+
+
+class LaterClock:
+    """The machine's clock, *ahead_s* later: to look at what is there when time has passed."""
+
+    def __init__(self, ahead_s: int) -> None:
+        self._ahead_ms = ahead_s * 1000
+
+    def now_ms(self) -> int:
+        return system_clock.now_ms() + self._ahead_ms
+
+    def monotonic_s(self) -> float:
+        return system_clock.monotonic_s()
+
+
+class Killed(BaseException):
+    """What SIGKILL is to an administrator: nothing of it runs any more, only what is in the log counts."""
+
+
+class GroupDesk:
+    """Claims of group "shop" and others on a coordination topic of their own."""
+
+    def __init__(self, broker: SessionBroker, fresh_topic: FreshTopic, *, interval_s: float = 5.0) -> None:
+        self.broker, self._fresh = broker, fresh_topic
+        self.coordination = fresh_topic("marshal", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+        self.resets = f"{self.coordination}-resets"
+        self.settings = Settings(
+            app="desk",
+            coordination_topic=self.coordination,
+            claim_interval_s=interval_s,
+            request_timeout_s=10,
+            kafka={"bootstrap.servers": broker.bootstrap},
+        )
+        self._producer = Producer(broker.client_config(**{"linger.ms": 0}))
+
+    def close(self) -> None:
+        self.broker.delete_topics([self.resets])
+
+    # -- topics and members
+
+    def topic(self, name: str = "orders", *, partitions: int = 2, records: int = 50) -> str:
+        """Make a topic with *records* in each partition."""
+        topic = self._fresh(name, partitions=partitions)
+        for partition in range(partitions):
+            for _ in range(records):
+                self._producer.produce(topic, value=b"x", partition=partition)
+        assert self._producer.flush(DEADLINE_S) == 0
+        return topic
+
+    def put(self, *frames: Frame, capable: bool = True) -> None:
+        """Append frames as a member does; one that is not *capable* is a Go member, or ours with interop."""
+        headers: list[Any] = [CAPABILITY_HEADER] if capable else []
+        for frame in frames:
+            assert not hasattr(frame, "msg_expire_time_s")
+            place = coordination_partition(frame.topic, PARTITIONS)  # type: ignore[union-attr]
+            self._producer.produce(self.coordination, value=encode(frame), partition=place, headers=headers)
+        assert self._producer.flush(DEADLINE_S) == 0
+
+    def hold(self, member: str, topic: str, offsets: Mapping[int, int], *, group: str = "shop", capable: bool = True) -> None:
+        """Have *member* (client/instance) claim partitions and tell its offsets."""
+        client, instance = member.split("/")
+        for partition, offset in offsets.items():
+            self.put(
+                ClaimingPartition(self.now_s, instance, client, group, topic, partition),
+                Heartbeat(self.now_s, instance, client, group, topic, partition, offset),
+                capable=capable,
+            )
+
+    def give_back(self, member: str, topic: str, offsets: Mapping[int, int], *, group: str = "shop") -> None:
+        client, instance = member.split("/")
+        for partition, offset in offsets.items():
+            self.put(ReleasingPartition(self.now_s, instance, client, group, topic, partition, offset))
+
+    def obeying(self, *releases: tuple[str, str, Mapping[int, int]], then: Tell | None = None) -> Tell:
+        """Return a `tell` by which the members named obey the pause."""
+
+        def tell(progress: Progress) -> None:
+            if progress.step is Step.PAUSED:
+                for member, topic, offsets in releases:
+                    self.give_back(member, topic, offsets)
+            if then is not None:
+                then(progress)
+
+        return tell
+
+    @property
+    def now_s(self) -> int:
+        return system_clock.now_ms() // 1000
+
+    # -- administrators and what they leave
+
+    def admin(self, *, clock: Clock = system_clock, client: str = "holdfast-admin") -> GroupAdmin:
+        return GroupAdmin(self.settings, resets_topic=self.resets, clock=clock, client=client)
+
+    def view(self) -> GroupView:
+        return GroupView(self.settings)
+
+    def claims(self, group: str = "shop") -> dict[ClaimKey, Claim]:
+        with self.view() as view:
+            return view.claims(group)
+
+    def offsets(self, group: str = "shop") -> dict[tuple[str, int], int | None]:
+        """Return where each partition is, of those that nobody holds."""
+        return {
+            (key.topic, key.partition): claim.current_offset for key, claim in self.claims(group).items() if claim.heartbeat_at_s is None
+        }
+
+    def decisions(self) -> list[Decision]:
+        found = ResetLog(self.settings, topic=self.resets, timeout_s=10).decisions()
+        return list(found._first.values())
+
+
+def kill_at(monkeypatch: pytest.MonkeyPatch, write: int) -> list[str]:
+    """Kill the administrator after *write* records, frames and decisions alike; the list fills with what it wrote.
+
+    Every record of a send counts by itself: the broker may have some of them and not others.
+    """
+    written: list[str] = []
+    send, append = GroupView.send, ResetLog._append
+
+    def note(what: str) -> None:
+        written.append(what)
+        if len(written) == write:
+            raise Killed(what)
+
+    def sending(self: GroupView, frames: Sequence[Frame], to: Iterable[int] | None = None) -> None:
+        for frame in frames:
+            for place in sorted(to) if to is not None else [None]:
+                send(self, [frame], None if place is None else [place])
+                note(type(frame).__name__)
+
+    def appending(self: ResetLog, decision: Decision) -> int:
+        offset = append(self, decision)
+        note(type(decision).__name__)
+        return offset
+
+    def dying(self: ClaimReset, error: BaseException) -> None:
+        if not isinstance(error, Killed):
+            give_up(self, error)
+
+    give_up = ClaimReset._give_up
+    monkeypatch.setattr(GroupView, "send", sending)
+    monkeypatch.setattr(ResetLog, "_append", appending)
+    monkeypatch.setattr(ClaimReset, "_give_up", dying)
+    return written
