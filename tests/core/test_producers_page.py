@@ -13,6 +13,7 @@ import msgspec
 import pytest
 
 from holdfast.core import producer_state, producers, transaction_state, transactions
+from holdfast.core.codec import RowCodec
 from holdfast.core.producer_state import EXPIRATION_MS, LATE_TRANSACTION_BUFFER_MS, MAX_TRANSACTION_TIMEOUT_MS, Code, Outcome
 from holdfast.core.transaction_state import (
     ALLOWED_PREVIOUS,
@@ -237,11 +238,10 @@ def test_a_fault_planted_in_the_coordinator_is_noticed(old: str, new: str) -> No
 
 
 def test_rows_of_leaders_and_coordinators_are_read_as_they_were_written() -> None:
-    from holdfast.core.codec import RowCodec
-
-    log = known("epoch 3 open by coordinator 5: 0-2 3-5")
-    for row in log.state().values():
-        assert RowCodec(producer_state.LeaderRow).canonical(row) == row
-    row = Transaction(1, 2, 3, partitions=(("a", 1), ("b", 0)), pending_state=TransactionState.ONGOING)
-    assert RowCodec(transaction_state.CoordinatorRow).canonical(row) == row
-    assert msgspec.structs.replace(row, epoch=EXHAUSTED_EPOCH).is_exhausted
+    leading: RowCodec[producer_state.LeaderRow] = RowCodec(producer_state.LeaderRow)
+    for row in known("epoch 3 open by coordinator 5: 0-2 3-5").state().values():
+        assert leading.canonical(row) == row
+    coordinating: RowCodec[transaction_state.CoordinatorRow] = RowCodec(transaction_state.CoordinatorRow)
+    kept = Transaction(1, 2, 3, partitions=(("a", 1), ("b", 0)), pending_state=TransactionState.ONGOING)
+    assert coordinating.canonical(kept) == kept
+    assert msgspec.structs.replace(kept, epoch=EXHAUSTED_EPOCH).is_exhausted
