@@ -1,9 +1,15 @@
-"""Fixtures of all tests. `broker` is the one real Kafka of the session; `fresh_topic` makes topics on it."""
+"""Fixtures of all tests. `broker` is the one real Kafka of the session; `fresh_topic` makes topics on it.
+
+`postgres` and `mariadb` are the session's databases, started by the first test that asks.
+"""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 
+from holdfast.dev.databases import MariaDB, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
@@ -13,3 +19,17 @@ __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 def broker(holdfast_broker: SessionBroker) -> SessionBroker:
     """Give the session's Kafka: set ``KAFKA_BOOTSTRAP_SERVERS`` to test against another one."""
     return holdfast_broker
+
+
+@pytest.fixture(scope="session")
+def postgres() -> Iterator[Postgres]:
+    """Give the session's PostgreSQL; whoever freezes or kills it brings it back."""
+    with Postgres() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mariadb() -> Iterator[MariaDB]:
+    """Give the session's MariaDB; whoever freezes or kills it brings it back."""
+    with MariaDB() as server:
+        yield server
