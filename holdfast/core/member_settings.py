@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
+from holdfast.core.claims import RESET_INSTANCE
 from holdfast.core.frames import HEARTBEAT_INTERVAL_S, check_id
 from holdfast.errors import ConfigError
 
@@ -41,7 +42,7 @@ class MemberSettings:
 
     *maximum_claims* counts partitions, topics with *whole_topic*; 0 is no limit. *drain_s* is how long a release waits for messages in
     flight (None: a quarter of the interval); never longer than the claim is safe. *maximum_outstanding* bounds delivered and
-    uncommitted messages of one claim. *skew_limit_s* is how far the clock may be from the broker's at the start (None: half the
+    uncommitted messages of one claim. With *balanced*, nothing is claimed but what `aim` names. *skew_limit_s* is how far the clock may be from the broker's at the start (None: half the
     interval, at least 5 s). With *interop*, only what is free in the Go library's view too is claimed, and what another member holds in
     either view is given up.
 
@@ -65,12 +66,15 @@ class MemberSettings:
     maximum_outstanding: int = 100_000
     skew_limit_s: float | None = None
     interop: bool = False
+    balanced: bool = False
 
     def __post_init__(self) -> None:
         for field in ("group_id", "client_id", "instance_id"):
             check_id(field, getattr(self, field))
         if not self.topics or isinstance(self.topics, str):
             raise ConfigError(f"topics is {self.topics!r}: name at least one topic, as a tuple")
+        if self.instance_id.startswith(RESET_INSTANCE):
+            raise ConfigError(f"instance_id is {self.instance_id!r}: {RESET_INSTANCE!r} begins those of resets; choose another")
         for topic in self.topics:
             check_id("topic", topic)
         if len(set(self.topics)) != len(self.topics):
