@@ -78,7 +78,7 @@ class OutboxRows:
         self.tables: OutboxTables = outbox_tables(layout, table, dialect=self.database.name)
         self.layout = self.tables.layout
         self._clock = clock
-        self._takes: dict[tuple[bool, bool, bool, int], tuple[str, dict[str, Any]]] = {}
+        self._takes: dict[tuple[bool, bool, bool, int, int, bool], tuple[str, dict[str, Any]]] = {}
         self._failing: set[int] = set()  # ids that may have a row in the attempts table
         self._outbox, self._attempts, self._quarantine, self._lease = map(self.database.quoted, self.tables.every)
         quote = self.database.dialect.identifier_preparer.quote
@@ -94,12 +94,18 @@ class OutboxRows:
         after_id: int | None = None,
         buckets: range | None = None,
         excluding: Collection[bytes] = (),
+        without_topics: Collection[str] = (),
+        expecting: int | None = None,
         hold_keys: bool = True,
     ) -> list[OutboxRow]:
         """Return at most *limit* rows in the order of their ids: the lowest, or the lowest above *after_id*.
 
         *buckets* are those of a shard (a range of step 1). Left out are rows of the keys *excluding*, rows that failed and are not due
         yet and, with *hold_keys*, all later rows of their topic and key.
+
+        *expecting* makes it safe to take rows above *after_id* while those up to it are in flight: nothing is returned unless exactly
+        that many rows up to *after_id* would be taken in the same look at the table. Another one there has become visible late or fallen
+        due again, and rows above it may have to follow it.
         """
         named: dict[str, Any] = {"limit_rows": limit, "now_ms": self._clock.now_ms()}
         if after_id is not None:
@@ -111,7 +117,11 @@ class OutboxRows:
             keys += keys[-1:] * ((1 << (len(keys) - 1).bit_length()) - len(keys))
             as_text = self.layout.name != "holdfast"
             named |= {f"key_{index}": key.decode() if as_text else key for index, key in enumerate(keys)}
-        shape = (after_id is not None, buckets is not None, hold_keys, len(keys))
+        topics = sorted(map(self._stored_topic, without_topics))
+        named |= {f"topic_{index}": topic for index, topic in enumerate(topics)}
+        if expecting is not None:
+            named["expecting"] = expecting
+        shape = (after_id is not None, buckets is not None, hold_keys, len(keys), len(topics), expecting is not None)
         found = self._takes.get(shape)
         if found is None:
             found = self._takes[shape] = self.database.compile(self._take(*shape))
@@ -121,32 +131,48 @@ class OutboxRows:
         self._failing.update(row.id for row in rows if row.attempts)
         return rows
 
-    def _take(self, with_after: bool, with_buckets: bool, hold_keys: bool, excluded: int) -> Any:
-        outbox, layout = self.tables.outbox, self.layout
-        mine, other = self.tables.attempts.alias("mine"), self.tables.attempts.alias("other")
-        order, topic, key = outbox.c[layout.order], outbox.c[layout.topic], outbox.c[layout.key]
-        now = bindparam("now_ms", type_=mine.c.next_attempt_ms.type)
+    def _take(self, with_after: bool, with_buckets: bool, hold_keys: bool, excluded: int, topics: int, expecting: bool) -> Any:
+        outbox, mine = self.tables.outbox, self.tables.attempts.alias("mine")
+        order = outbox.c[self.layout.order]
+        shape = (with_buckets, hold_keys, excluded, topics)
         statement = (
-            select(*layout.selection(outbox), func.coalesce(mine.c.attempts, literal_column("0")))
+            select(*self.layout.selection(outbox), func.coalesce(mine.c.attempts, literal_column("0")))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
-            .where(or_(mine.c.id.is_(None), mine.c.next_attempt_ms <= now))
+            .where(*self._takeable(outbox, mine, *shape))
             .order_by(order)
             .limit(bindparam("limit_rows"))
         )
         if with_after:
             statement = statement.where(order > bindparam("after_id", type_=order.type))
+        if expecting:
+            before, theirs = outbox.alias("before_it"), self.tables.attempts.alias("theirs")
+            place = before.c[self.layout.order]
+            seen = (
+                select(func.count())
+                .select_from(before.outerjoin(theirs, theirs.c.id == place))
+                .where(place <= bindparam("after_id", type_=order.type), *self._takeable(before, theirs, *shape))
+            )
+            statement = statement.where(seen.scalar_subquery() == bindparam("expecting", type_=order.type))
+        return statement
+
+    def _takeable(self, outbox: Any, mine: Any, with_buckets: bool, hold_keys: bool, excluded: int, topics: int) -> list[Any]:
+        """Return the conditions under which a row of *outbox*, with its failed attempts in *mine*, may be taken."""
+        layout, other = self.layout, self.tables.attempts.alias("other")
+        order, topic, key = outbox.c[layout.order], outbox.c[layout.topic], outbox.c[layout.key]
+        now = bindparam("now_ms", type_=mine.c.next_attempt_ms.type)
+        conditions: list[Any] = [or_(mine.c.id.is_(None), mine.c.next_attempt_ms <= now)]
         if with_buckets and layout.sharded:
             column = outbox.c.bucket
-            statement = statement.where(
-                column.between(bindparam("bucket_low", type_=column.type), bindparam("bucket_high", type_=column.type))
-            )
+            conditions.append(column.between(bindparam("bucket_low", type_=column.type), bindparam("bucket_high", type_=column.type)))
         if hold_keys:
             earlier = and_(other.c.topic == topic, other.c.key == key, other.c.id < order, other.c.next_attempt_ms > now)
-            statement = statement.where(~exists().select_from(other).where(earlier))
+            conditions.append(~exists().select_from(other).where(earlier))
         if excluded:
             listed = [bindparam(f"key_{index}", type_=key.type) for index in range(excluded)]
-            statement = statement.where(or_(key.is_(None), key.not_in(listed)))
-        return statement
+            conditions.append(or_(key.is_(None), key.not_in(listed)))
+        if topics:
+            conditions.append(topic.not_in([bindparam(f"topic_{index}", type_=topic.type) for index in range(topics)]))
+        return conditions
 
     # --- what became of a row ------------------------------------------------------------------------------------------------
 
