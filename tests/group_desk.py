@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack
 from typing import Any
 
 import pytest
@@ -17,7 +18,7 @@ from holdfast.clients.reset_log import ResetLog
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims import Claim, ClaimKey
-from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition, encode
+from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup, ReleasingPartition, coordination_partition, encode
 from holdfast.core.resets import Decision
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 
@@ -58,8 +59,12 @@ class GroupDesk:
             kafka={"bootstrap.servers": broker.bootstrap},
         )
         self._producer = Producer(broker.client_config(**{"linger.ms": 0}))
+        self._open = ExitStack()
+        self._looking: GroupView | None = None
+        self._member: GroupAdmin | None = None
 
     def close(self) -> None:
+        self._open.close()
         self.broker.delete_topics([self.resets])
 
     # -- topics and members
@@ -77,8 +82,8 @@ class GroupDesk:
         """Append frames as a member does; one that is not *capable* is a Go member, or ours with interop."""
         headers: list[Any] = [CAPABILITY_HEADER] if capable else []
         for frame in frames:
-            assert not hasattr(frame, "msg_expire_time_s")
-            place = coordination_partition(frame.topic, PARTITIONS)  # type: ignore[union-attr]
+            assert not isinstance(frame, ReleaseGroup), "members pause nobody"
+            place = coordination_partition(frame.topic, PARTITIONS)
             self._producer.produce(self.coordination, value=encode(frame), partition=place, headers=headers)
         assert self._producer.flush(DEADLINE_S) == 0
 
@@ -121,9 +126,18 @@ class GroupDesk:
     def view(self) -> GroupView:
         return GroupView(self.settings)
 
+    @property
+    def next_member(self) -> GroupAdmin:
+        """Return somebody who comes a minute later."""
+        if self._member is None:
+            self._member = self._open.enter_context(self.admin(clock=LaterClock(60), client="worker-8"))
+        return self._member
+
     def claims(self, group: str = "shop") -> dict[ClaimKey, Claim]:
-        with self.view() as view:
-            return view.claims(group)
+        if self._looking is None:
+            self._looking = self._open.enter_context(self.view())
+        self._looking.refresh()
+        return self._looking.claims(group)
 
     def offsets(self, group: str = "shop") -> dict[tuple[str, int], int | None]:
         """Return where each partition is, of those that nobody holds."""

@@ -13,7 +13,6 @@ from collections.abc import Set as AbstractSet
 from typing import Any, NamedTuple
 
 from confluent_kafka import (
-    OFFSET_BEGINNING,
     TIMESTAMP_NOT_AVAILABLE,
     Consumer,
     KafkaError,
@@ -143,7 +142,8 @@ class CoordinationLog:
         assert self._reader is not None
         added = partitions - self.reading
         if added:
-            self._reader.incremental_assign([TopicPartition(self._topic, number, OFFSET_BEGINNING) for number in sorted(added)])
+            # From 0, and from the first there is where that is gone (auto.offset.reset): asking for the beginning takes half a second.
+            self._reader.incremental_assign([TopicPartition(self._topic, number, 0) for number in sorted(added)])
             self.reading |= added
 
     def close(self, timeout_s: float = 0.0) -> int:

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clients.admin import Admin
 from holdfast.clients.topics import CreateTopic, Role, TopicSpec
@@ -77,7 +77,7 @@ class ResetLog:
     def _append(self, decision: Decision) -> int:
         value, outcome = encode_decision(decision), list[tuple[KafkaError | None, Message]]()
         overrides: dict[str, str | int | bool] = {
-            "enable.idempotence": True,
+            "enable.idempotence": False,  # the same decision twice is one decision, and an id would have to be waited for
             "acks": "all",
             "linger.ms": 0,
             "message.timeout.ms": int(self._timeout_s * 1000),
@@ -119,7 +119,7 @@ class ResetLog:
                 if listed is None or not listed.partitions:
                     return found  # no reset was ever decided
                 end = consumer.get_watermark_offsets(TopicPartition(self.topic, PARTITION), timeout=self._timeout_s)[1]
-            consumer.assign([TopicPartition(self.topic, PARTITION, OFFSET_BEGINNING)])
+            consumer.assign([TopicPartition(self.topic, PARTITION, 0)])
             self._take(consumer, end, found)
             return found
         except KafkaException as error:

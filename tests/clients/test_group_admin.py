@@ -126,30 +126,25 @@ def test_members_that_cannot_obey_are_named_and_nothing_is_written(desk: GroupDe
 # -- resetting a claim group
 
 
-@pytest.mark.parametrize(
-    ("aim", "expected"),
-    [
-        (Aim(Where.EARLIEST), [0, 0, 0]),
-        (Aim(Where.LATEST), [50, 50, 50]),
-        (Aim(Where.OFFSET, 7), [7, 7, 7]),
-        (Aim(Where.OFFSET, 1_000), [50, 50, 50]),
-        (Aim(Where.SHIFT, -15), [25, 0, 0]),
-        (Aim(Where.SHIFT, 15), [50, 25, 15]),
-        (Aim(Where.DATETIME, 0), [0, 0, 0]),
-        (Aim(Where.DATETIME, 4_000_000_000_000), [50, 50, 50]),
-    ],
-)
-def test_a_plan_says_where_each_partition_would_go_and_changes_nothing(
-    broker: SessionBroker, desk: GroupDesk, aim: Aim, expected: list[int]
-) -> None:
+def test_a_plan_says_where_each_partition_would_go_and_changes_nothing(desk: GroupDesk) -> None:
     topic = desk.topic(partitions=3)
     desk.hold("worker-7/i7", topic, {0: 40, 1: 10})
+    before = desk.claims()
     with desk.admin() as admin:
-        before = desk.claims()
-        plan = admin.plan_reset("shop", aim)
-        assert [(move.partition, move.current_offset) for move in plan.moves] == [(0, 40), (1, 10), (2, None)]
-        assert [move.new_offset for move in plan.moves] == expected
-        assert desk.claims() == before
+        for aim, expected in (
+            (Aim(Where.EARLIEST), [0, 0, 0]),
+            (Aim(Where.LATEST), [50, 50, 50]),
+            (Aim(Where.OFFSET, 7), [7, 7, 7]),
+            (Aim(Where.OFFSET, 1_000), [50, 50, 50]),
+            (Aim(Where.SHIFT, -15), [25, 0, 0]),
+            (Aim(Where.SHIFT, 15), [50, 25, 15]),
+            (Aim(Where.DATETIME, 0), [0, 0, 0]),
+            (Aim(Where.DATETIME, 4_000_000_000_000), [50, 50, 50]),
+        ):
+            plan = admin.plan_reset("shop", aim)
+            assert [(move.partition, move.current_offset) for move in plan.moves] == [(0, 40), (1, 10), (2, None)]
+            assert [move.new_offset for move in plan.moves] == expected, aim
+    assert desk.claims() == before
 
 
 def test_a_plan_takes_only_the_partitions_named(desk: GroupDesk) -> None:
@@ -260,7 +255,7 @@ def test_of_two_resets_at_once_one_moves_everything_and_the_other_nothing(desk: 
     moved = [outcome for outcome in outcomes if isinstance(outcome, int)]
     assert len(outcomes) == 2
     # Both may give way to the other, and both may succeed one after the other: never a mixture.
-    expected = {*moved} or {40, None}
+    expected: set[int | None] = {*moved} or {40, None}
     found = set(desk.offsets().values())
     assert len(found) == 1 or not moved, outcomes
     assert found <= expected | {0}, outcomes
