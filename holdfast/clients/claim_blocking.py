@@ -22,6 +22,7 @@ from holdfast.clients.claim_messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claim_settings import consumer_settings
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.member import Draws
 from holdfast.errors import BrokerError
 
 __all__ = ["BlockingClaimConsumer"]
@@ -43,7 +44,7 @@ class BlockingClaimConsumer(Hands):
         group: str,
         client: str,
         clock: Clock = system_clock,
-        draws: random.Random | None = None,
+        draws: Draws | None = None,
         **named: Any,
     ) -> None:
         """Describe a consumer as `ClaimConsumer` does."""
@@ -71,7 +72,7 @@ class BlockingClaimConsumer(Hands):
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
         """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live."""
-        within_s = timeout_s or self._options.stop_timeout_s
+        within_s = timeout_s or self._options.stop_within_s(self._engine.member_settings)
         try:
             self._wait(self._engine.terminate(release=release, timeout_s=within_s), within_s)
         finally:

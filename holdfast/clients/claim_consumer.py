@@ -24,6 +24,7 @@ from holdfast.clients.claim_messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claim_settings import consumer_settings
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.member import Draws
 
 __all__ = ["ClaimConsumer", "ClaimedBatch", "ClaimedMessage"]
 
@@ -44,7 +45,7 @@ class ClaimConsumer(Hands):
         group: str,
         client: str,
         clock: Clock = system_clock,
-        draws: random.Random | None = None,
+        draws: Draws | None = None,
         **named: Any,
     ) -> None:
         """Describe a consumer; *kafka* is `host:port,…` or Settings with security and the name of the coordination topic.

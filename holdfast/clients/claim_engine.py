@@ -7,7 +7,6 @@ wherever it runs. One lock is around the member and everything it says, so frame
 from __future__ import annotations
 
 import logging
-import random
 import threading
 from collections import deque
 from collections.abc import Callable, Sequence
@@ -23,7 +22,7 @@ from holdfast.clients.claim_waits import Waits
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.frames import Frame, decode, encode
-from holdfast.core.member import Member
+from holdfast.core.member import Draws, Member
 from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Send, Start, Stop, Token
 from holdfast.core.member_settings import Delivery, MemberSettings
 from holdfast.errors import BrokerError, FrameError, HoldfastError, TerminatedError
@@ -41,7 +40,7 @@ class Engine:
     """One running instance of a claim client. `start` it once, `terminate` it once; it cannot be started again."""
 
     def __init__(
-        self, settings: Settings, member: MemberSettings, options: EngineSettings, feed: FeedSettings, *, clock: Clock, draws: random.Random
+        self, settings: Settings, member: MemberSettings, options: EngineSettings, feed: FeedSettings, *, clock: Clock, draws: Draws
     ) -> None:
         self._settings, self.member_settings, self._options, self._clock, self._draws = settings, member, options, clock, draws
         self._at_most_once = member.delivery is Delivery.AT_MOST_ONCE
@@ -90,7 +89,9 @@ class Engine:
                 self._quit = True
                 done.set_result(None)
                 return done
-            self._wait_for(lambda: member.terminated, done, timeout_s or self._options.stop_timeout_s, "the release of all claims")
+            self._wait_for(
+                lambda: member.terminated, done, timeout_s or self._options.stop_within_s(self.member_settings), "the release of all claims"
+            )
             if not member.terminated:
                 self._do(member.terminate(release, self._clock.monotonic_s()))
         self.queue.nudge()
@@ -123,6 +124,10 @@ class Engine:
                 if not batch.messages:
                     self._do(member.skipped(lease.topic, lease.partition, batch.end, now_s))
                     continue
+                left = self.member_settings.maximum_outstanding - member.outstanding(lease.topic, lease.partition)
+                if 0 < left < len(batch.messages):
+                    batch, rest = batch.split(left)
+                    self.queue.put_back(rest)
                 self._do(member.delivered(lease.topic, lease.partition, batch.offsets(), now_s))
                 if self._at_most_once:
                     self._propose(member, lease, now_s)
@@ -358,7 +363,7 @@ class Engine:
 
     def _open(self) -> None:
         settings, options, wanted = self._settings, self._options, self.member_settings
-        self._lookups = Lookups(settings, wanted.group_id, timeout_s=options.request_timeout_s)
+        self._lookups = Lookups(settings, wanted.group_id, timeout_s=options.request_timeout_s, clock=self._clock)
         counts = self._lookups.counts(wanted.topics)
         self._lookups.check_group()
         self._log.open(wanted.topics, options.request_timeout_s)
@@ -371,6 +376,7 @@ class Engine:
             failed=self._fetch_failed,
             broken=self._feed_broke,
             arrived=self._arrived if self._at_most_once else None,
+            clock=self._clock,
         )
         self._feed.open()
         now_s = self._clock.monotonic_s()
@@ -461,7 +467,8 @@ class Engine:
 
     def _shut(self) -> None:
         if self._feed is not None:
-            self._feed.commit(self._to_commit)
+            if self._to_commit:
+                self._feed.commit(self._to_commit)
             self._feed.close()
         unsent = self._log.close()
         if unsent:
@@ -475,4 +482,4 @@ class Engine:
         self.queue.close()
 
 
-_ALARMING = (Event.FENCED, Event.EXPIRED, Event.ABANDONED, Event.CLOCK_SKEW, Event.RIVAL)
+_ALARMING = (Event.FENCED, Event.ABANDONED, Event.CLOCK_SKEW, Event.RIVAL)

@@ -16,6 +16,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.clients.claim_queue import Fetched, FetchQueue, Lease
+from holdfast.clock import Clock, system_clock
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,8 @@ class FeedSettings:
     space_wait_s: float = 0.1
 
 
+LAST_COMMIT_S = 2.0
+"""How long the end waits for Kafka's own book of offsets."""
 PREFETCH_FLOOR_BYTES = 1 << 20
 SIZE_SAMPLES = 32
 """Messages of a batch that are measured to tell its size."""
@@ -61,7 +64,9 @@ class Feed:
         failed: Callable[[Lease, str], None],
         broken: Callable[[BaseException], None],
         arrived: Callable[[list[Fetched]], None] | None = None,
+        clock: Clock = system_clock,
     ) -> None:
+        self._clock = clock
         self._queue, self._settings = queue, settings
         self._arrived = arrived
         self._failed, self._broken = failed, broken
@@ -87,6 +92,7 @@ class Feed:
         self._consumer: Consumer | None = None
         self.last_error: str | None = None
         self.commits_failed = 0
+        self._committing = 0
 
     # -- any thread
 
@@ -145,6 +151,8 @@ class Feed:
                 if first is not None:
                     self._sort([first, *consumer.consume(self._settings.batch_messages - 1, 0)])
             self._obey(consumer)
+            consumer.unassign()
+            self._finish_commits(consumer)
         except Exception as error:  # noqa: BLE001  told to the user by the engine
             self._broken(error)
         finally:
@@ -173,12 +181,20 @@ class Feed:
             consumer.incremental_unassign([TopicPartition(*place)])
 
     def _commit(self, consumer: Consumer, offsets: list[TopicPartition]) -> None:
+        self._committing += 1
         try:
             consumer.commit(offsets=offsets, asynchronous=True)
         except KafkaException as error:
             self._on_commit(error.args[0], offsets)
 
+    def _finish_commits(self, consumer: Consumer) -> None:
+        """Wait a little for commits under way: a consumer that is closed forgets them."""
+        until_s = self._clock.monotonic_s() + LAST_COMMIT_S
+        while self._committing and self._clock.monotonic_s() < until_s:
+            consumer.poll(self._settings.poll_s)
+
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
+        self._committing -= 1
         if error is None:
             for each in offsets:
                 if each.error is not None:

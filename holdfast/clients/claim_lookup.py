@@ -7,6 +7,7 @@ looked at again when its caller comes by. A slow broker so never holds up a hear
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
@@ -23,6 +24,7 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
 
@@ -31,6 +33,7 @@ logger = logging.getLogger(__name__)
 LIMIT_ASKED = 5_000
 """Partitions asked about in one round."""
 RETRY_S = 0.5
+COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
 """A request ends by its own deadline; this is for the answer to reach us."""
 
@@ -65,7 +68,8 @@ class _Round:
 class Lookups:
     """Asks on connections of its own, since a broker answers those of a consumer in turn, after a fetch that waits for news."""
 
-    def __init__(self, settings: Settings, group_id: str, *, timeout_s: float) -> None:
+    def __init__(self, settings: Settings, group_id: str, *, timeout_s: float, clock: Clock = system_clock) -> None:
+        self._clock = clock
         self._servers, self._group_id, self._timeout_s = settings.bootstrap_servers, group_id, timeout_s
         config: dict[str, Any] = {**settings.client(), "error_cb": self._on_error}
         self._admin = AdminClient(config, logger=logger)
@@ -175,7 +179,7 @@ class Lookups:
         for topic, future in asked.items():
             count = self._count(topic, future)
             if count is None:
-                raise BrokerError(f"cannot ask for topic {topic} at {self._servers}: {self._last_error or 'no answer'}; check the broker")
+                raise self._no_answer(f"topic {topic}", "no answer")
             if count == 0:
                 raise TopicError(f"topic {topic} does not exist at {self._servers}: create it, or correct its name")
             out[topic] = count
@@ -183,20 +187,36 @@ class Lookups:
 
     def check_group(self) -> None:
         """Raise ConfigError when Kafka knows a group of this name that has members: its coordinator would refuse our offsets (D24)."""
-        (future,) = self._admin.describe_consumer_groups([self._group_id], request_timeout=self._timeout_s).values()
-        try:
-            found = future.result(self._timeout_s + SLACK_S)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.GROUP_ID_NOT_FOUND:
-                return
-            raise BrokerError(
-                f"cannot ask for group {self._group_id} at {self._servers}: {self._last_error or error.args[0].str()}; check the broker"
-            ) from None
-        except FutureTimeoutError:
-            raise BrokerError(f"cannot ask for group {self._group_id} at {self._servers}: no answer; check the broker") from None
+        found = self._describe_group()
+        if found is None:
+            return
         if found.members or found.state not in (ConsumerGroupState.DEAD, ConsumerGroupState.EMPTY, ConsumerGroupState.UNKNOWN):
             names = ", ".join(sorted({member.client_id for member in found.members})[:5])
             raise ConfigError(
                 f"group {self._group_id} is a live consumer group of Kafka's own ({found.state.name.lower()}; members: {names or 'joining'}): "
                 "its coordinator refuses offsets from anybody else. Stop those consumers, or claim under another group name"
             )
+
+    def _describe_group(self) -> Any:
+        """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that is not ready yet."""
+        until_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            (future,) = self._admin.describe_consumer_groups([self._group_id], request_timeout=self._timeout_s).values()
+            try:
+                return future.result(self._timeout_s + SLACK_S)
+            except KafkaException as error:
+                cause: KafkaError = error.args[0]
+                if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                    return None
+                if cause.code() not in _NOT_YET or self._clock.monotonic_s() > until_s:
+                    raise self._no_answer(f"group {self._group_id}", cause.str() or cause.name()) from None
+            except FutureTimeoutError:
+                raise self._no_answer(f"group {self._group_id}", "no answer") from None
+            time.sleep(COORDINATOR_WAIT_S)
+
+    def _no_answer(self, what: str, why: str) -> BrokerError:
+        return BrokerError(f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers and the broker")
+
+
+_NOT_YET = (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR)
+"""A broker that has just started makes its book of offsets with the first question for it."""

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.core.member_settings import ATTEMPT_INTERVALS, MemberSettings
 from holdfast.errors import ConfigError
+
+STOP_SLACK_S = 5.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -14,7 +17,8 @@ class EngineSettings:
     start_timeout_s: float = 60.0
     """Until the coordination partitions are read to their end."""
     request_timeout_s: float = 10.0
-    stop_timeout_s: float = 30.0
+    stop_timeout_s: float = 0.0
+    """Until all claims are given back; 0 for what a member takes at most, and STOP_SLACK_S."""
     flush_timeout_s: float = 30.0
     send_timeout_s: float = 0.0
     """How long a frame may be under way; 0 for the heartbeat interval."""
@@ -27,9 +31,16 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.compression not in ("none", "gzip", "snappy"):
             raise ConfigError(f"compression is {self.compression!r}: the Go library reads none, gzip and snappy")
-        for name in ("start_timeout_s", "request_timeout_s", "stop_timeout_s", "flush_timeout_s", "poll_s"):
+        for name in ("start_timeout_s", "request_timeout_s", "flush_timeout_s", "poll_s"):
             if not 0 < getattr(self, name) <= 3_600:
                 raise ConfigError(f"{name} is {getattr(self, name):g}: every wait has an end, use more than 0 and at most 3600 seconds")
+        for name in ("stop_timeout_s", "send_timeout_s"):
+            if not 0 <= getattr(self, name) <= 3_600:
+                raise ConfigError(f"{name} is {getattr(self, name):g}: use 0 for the default, else at most 3600 seconds")
         for name in ("health_lookup_intervals", "partitions_lookup_intervals"):
             if not 0.01 <= getattr(self, name) <= 1.0:
                 raise ConfigError(f"{name} is {getattr(self, name):g}: use 0.01 to 1 heartbeat intervals")
+
+    def stop_within_s(self, member: MemberSettings) -> float:
+        """Return how long a terminate may take."""
+        return self.stop_timeout_s or ATTEMPT_INTERVALS * member.heartbeat_interval_s + member.drain_within_s + STOP_SLACK_S

@@ -46,6 +46,15 @@ class Fetched(NamedTuple):
         """Return the offsets of the messages, a range where that says it all."""
         return range(self.first, self.end) if self.dense else [each.offset() or 0 for each in self.messages]
 
+    def split(self, count: int) -> tuple[Fetched, Fetched]:
+        """Return the first *count* messages and the rest; there must be more than that, and *count* must not be 0."""
+        rest, total = self.messages[count:], len(self.messages)
+        first, size = rest[0].offset() or 0, self.size_bytes * count // total
+        end = (self.messages[count - 1].offset() or 0) + 1
+        dense = end - self.first == count
+        head = Fetched(self.lease, self.messages[:count], self.first, end, dense, size)
+        return head, Fetched(self.lease, rest, first, self.end, self.end - first == total - count, self.size_bytes - size)
+
 
 class Handout:
     """A batch that is handed out message by message; *at* is the index of the next one."""
@@ -57,12 +66,7 @@ class Handout:
 
     def rest(self) -> Fetched:
         """Return what has not been handed out, as a batch of its own."""
-        batch, at = self.batch, self.at
-        if at == 0:
-            return batch
-        messages = batch.messages[at:]
-        first = messages[0].offset() or 0
-        return batch._replace(messages=messages, first=first, size_bytes=batch.size_bytes * len(messages) // len(batch.messages))
+        return self.batch if self.at == 0 else self.batch.split(self.at)[1]
 
 
 class FetchQueue:
@@ -130,6 +134,17 @@ class FetchQueue:
                 else:
                     self._turns.rotate(-1)
         return None
+
+    def put_back(self, batch: Fetched) -> None:
+        """Put what was taken too much to the front of its partition."""
+        lease = batch.lease
+        with self._lock:
+            if lease.open and not self._closed:
+                if not lease.queue:
+                    self._turns.append(lease)
+                lease.queue.appendleft(batch)
+                self.messages += len(batch.messages)
+                self.size_bytes += batch.size_bytes
 
     def wake_with(self, wake: Callable[[], None]) -> None:
         """Have *wake* called once, as soon as something is put, nudged or closed; at once if that happened since the last wake."""
