@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from functools import partial
 from math import inf
 from random import Random
 from typing import Any
@@ -145,7 +146,7 @@ class World:
                 case Send():
                     self.later(self.delay_s, self._arrival(node, action))
                 case Look():
-                    self.later(self.delay_s, lambda place=Place(action.topic, action.partition): self.look(node, place))  # type: ignore[misc]
+                    self.later(self.delay_s, partial(self.look, node, Place(action.topic, action.partition)))
                 case Start():
                     node.started[Place(action.topic, action.partition)] = action
                 case Stop():
