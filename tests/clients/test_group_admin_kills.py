@@ -7,6 +7,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterator
+from itertools import groupby
 from pathlib import Path
 
 import pytest
@@ -18,6 +19,7 @@ from holdfast.core.frames import Heartbeat
 from holdfast.core.resets import Abort, Aim, Commit, Decision, Where, decode_decision, held_by_reset
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, GroupError
+from tests.core.test_protocol_page import plain, table
 from tests.group_desk import DEADLINE_S, GroupDesk, Killed, kill_at
 
 pytestmark = pytest.mark.broker
@@ -96,6 +98,11 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
     claims, moves = ["ClaimingPartition"] * 3, ["ReleasingPartition"] * 3
     assert story[-1:] == ["ReleaseGroup"]
     assert [what for what in story if what != "ReleaseGroup"] == [*claims, "Commit", *moves]
+    # The page tells the same steps, and for each what a kill after it leaves.
+    steps = [row for row in table("Step", "Written", "Killed after it") if row["Written"]]
+    assert [plain(row["Written"]) for row in steps] == [what for what, _ in groupby(story)]
+    told = [row["Killed after it"].partition(":")[0] for row in steps]
+    assert told == ["the pause ends by itself; nothing has moved", "given up", "carried out", "carried out", "done"]
 
 
 def test_the_check_notices_a_reset_that_decides_nowhere(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> None:
