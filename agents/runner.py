@@ -36,6 +36,7 @@ _COLUMN: dict[Input, Callable[[Message], Any]] = {
     "key": Message.key,
     "headers": lambda message: tuple(message.headers() or ()),
     "offset": Message.offset,
+    "partition": Message.partition,
 }
 
 

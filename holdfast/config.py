@@ -79,6 +79,11 @@ class Settings:
         metadata=_doc("heartbeat interval of claims: a claim is free after twice this; equal in the whole fleet", low=1, high=3_600),
     )
     compat_view: bool = field(default=False, metadata=_doc("also fold claims as the Go library would, to compare"))
+    registry: bool = field(default=False, metadata=_doc("keep the registry of producers' names"))
+    producers_topic: str = field(default="holdfast.producers", metadata=_doc("topic of the registry's commands"))
+    books: str = field(default="", metadata=_doc("topics of stamped records to keep books of: orders,payments"))
+    dedupe: str = field(default="", metadata=_doc("stamped topics to clean, and the clean ones: orders:orders-clean,..."))
+    progress: str = field(default="", metadata=_doc("topics of outbox progress to keep books of"))
 
     web_bind: str = field(default="127.0.0.1", metadata=_doc("address the web port listens on"))
     web_port: int = field(default=6066, metadata=_doc("port of queries, health and metrics", low=1, high=65_535))
@@ -149,6 +154,22 @@ class Settings:
     def workers_topic(self) -> str:
         """Return the topic in which workers announce what they serve."""
         return f"{self.app}-workers"
+
+    @property
+    def book_topics(self) -> tuple[str, ...]:
+        """Return the topics named in `books`."""
+        return _names(self.books)
+
+    @property
+    def progress_topics(self) -> tuple[str, ...]:
+        """Return the topics named in `progress`."""
+        return _names(self.progress)
+
+    @property
+    def dedupe_topics(self) -> tuple[tuple[str, str], ...]:
+        """Return the pairs of source and clean topic named in `dedupe`."""
+        pairs = (pair.partition(":") for pair in _names(self.dedupe))
+        return tuple((source.strip(), clean.strip()) for source, _, clean in pairs)
 
     @property
     def advertised_url(self) -> str:
@@ -227,6 +248,10 @@ class Settings:
         return " and ".join(f"{name} ({origin})" if (origin := self.origins.get(name)) else name for name in names)
 
 
+def _names(text: str) -> tuple[str, ...]:
+    return tuple(name.strip() for name in text.split(",") if name.strip())
+
+
 _PRODUCER_ONLY = PRODUCER | {"transactional.id", "transaction.timeout.ms", "enable.idempotence", "linger.ms", "acks"}
 _CONSUMER_ONLY = CONSUMER | {"group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset", "enable.partition.eof"}
 
@@ -252,6 +277,17 @@ def _check_names(settings: Settings) -> None:
         raise ConfigError(
             f"{settings._place('coordination_topic')} is {settings.coordination_topic!r}, which is not a valid Kafka topic name"
         )
+    topics = {
+        "producers_topic": (settings.producers_topic,),
+        "books": settings.book_topics,
+        "progress": settings.progress_topics,
+        "dedupe": tuple(name for pair in settings.dedupe_topics for name in pair),
+    }
+    for setting, names in topics.items():
+        for name in names:
+            if not _TOPIC.fullmatch(name) or name in (".", ".."):
+                form = "write source:clean pairs" if setting == "dedupe" else "write topics"
+                raise ConfigError(f"{settings._place(setting)}: {name!r} is not a valid Kafka topic name; {form}, separated by commas")
     if settings.instance_id is not None and not _TOPIC.fullmatch(settings.instance_id):
         raise ConfigError(f"{settings._place('instance_id')} is {settings.instance_id!r}; use 1 to 249 letters, digits, '.', '_' or '-'")
     if not all(part.strip() for part in settings.bootstrap_servers.split(",")):

@@ -238,7 +238,7 @@ def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
 
 def columns_needed(processor: Processor[Any, Any]) -> list[str]:
     """Return the bronze columns a fold needs: coordinates, time and the processor's inputs."""
-    return ["partition", "offset", "timestamp", *(name for name in processor.inputs if name != "offset")]
+    return ["partition", "offset", "timestamp", *(name for name in processor.inputs if name not in ("offset", "partition"))]
 
 
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
@@ -282,7 +282,8 @@ def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int,
             raise OrderError(f"partition {partition}: offset {offsets[at + 1]} came after {offsets[at]}")
         dense = int(offsets[-1]) - int(offsets[0]) + 1 == len(offsets)
         places: Sequence[int] = range(int(offsets[0]), int(offsets[-1]) + 1) if dense else offsets.tolist()
-        columns = tuple(places if name == "offset" else _COLUMN[name](run.column(name)) for name in inputs)
+        known: dict[str, Sequence[Any]] = {"offset": places, "partition": [partition] * len(places)}
+        columns = tuple(known[name] if name in known else _COLUMN[name](run.column(name)) for name in inputs)
         yield partition, Batch(places, times_ms(run.column("timestamp")), columns)
 
 

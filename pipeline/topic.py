@@ -127,6 +127,7 @@ _INPUT: dict[str, Any] = {
     "key": Message.key,
     "headers": lambda message: tuple(message.headers() or ()),
     "offset": Message.offset,
+    "partition": Message.partition,
 }
 
 

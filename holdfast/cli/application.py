@@ -15,7 +15,7 @@ from holdfast.core.processor import Processor
 from holdfast.errors import ConfigError
 from holdfast.kafka_properties import suggest
 
-BUILT_IN = "holdfast.agents.rationalizer:processors"
+BUILT_IN = "holdfast.agents.services:processors"
 NAMES = ("app", "processors")
 
 

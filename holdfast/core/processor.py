@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, Generic, Literal, TypeVar, get_args
 
 import msgspec
 
@@ -17,7 +17,8 @@ E = TypeVar("E")
 R = TypeVar("R")
 
 Headers = tuple[tuple[str, bytes | None], ...]
-Input = Literal["value", "key", "headers", "offset"]
+Input = Literal["value", "key", "headers", "offset", "partition"]
+INPUTS: tuple[Input, ...] = get_args(Input)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
@@ -77,9 +78,9 @@ class Processor(Generic[E, R]):
             raise ConfigError(f"processor {self.name}: row type {self.row!r:.200}: {why}")
         if self.version < 1:
             raise ConfigError(f"processor {self.name}: version {self.version}; versions start at 1")
-        unknown = [name for name in self.inputs if name not in ("value", "key", "headers", "offset")]
+        unknown = [name for name in self.inputs if name not in INPUTS]
         if unknown or not self.inputs:
-            raise ConfigError(f"processor {self.name}: inputs {self.inputs}; choose from value, key, headers, offset")
+            raise ConfigError(f"processor {self.name}: inputs {self.inputs}; choose from {', '.join(INPUTS)}")
 
     @property
     def table(self) -> str:

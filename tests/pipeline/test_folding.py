@@ -151,6 +151,8 @@ def test_dense_offsets_are_kept_as_a_range_and_sparse_ones_as_they_are() -> None
     sparse = record_batch(0, [Record(offset, 1, None, b"x") for offset in (4, 6)])
     assert [batch.offsets for _, batch in split(dense, ["value"])] == [range(4, 7)]
     assert [batch.columns for _, batch in split(sparse, ["value", "offset"])] == [([b"x", b"x"], [4, 6])]
+    elsewhere = record_batch(3, [Record(offset, 1, None, b"x") for offset in (4, 6)])
+    assert [batch.columns for _, batch in split(elsewhere, ["partition", "offset"])] == [([3, 3], [4, 6])]
 
 
 def test_only_the_columns_a_fold_asks_for_are_read() -> None:
