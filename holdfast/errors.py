@@ -5,6 +5,7 @@ HoldfastError
 ├── TopicError               a topic is missing or laid out so that state on it would be wrong
 ├── DecodeError              the bytes of one record are not what the decoder expects (goes to quarantine)
 │   ├── FrameError           a value is not, or may not be written as, a frame of the coordination topic
+│   ├── AnnouncementError    a value is not, or may not be written as, an announcement of a balanced group
 │   └── WireError            bytes in Kafka's own format are cut short or corrupt, and where
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
 ├── StateError               local or logged state is not what it must be
@@ -16,6 +17,7 @@ HoldfastError
 │   ├── CommitError          an offset that was never delivered was to be committed
 │   ├── InstanceConflictError  a newer process runs under the same client id; this one has stopped
 │   ├── ClockSkewError       this machine's clock is too far from the broker's to take part
+│   ├── MembershipError      the balanced group does not take this member, or has given its place to another
 │   └── TerminatedError      the client has been terminated, or failed before
 ├── GroupError               a group cannot be paused, reset or described as asked
 ├── BrokerError              Kafka could not be reached or refused, after all retries within the deadline
@@ -77,6 +79,14 @@ class WireError(DecodeError):
         self.offset, self.reason = offset, reason
 
 
+class AnnouncementError(DecodeError):
+    """A value is not, or may not be written as, an announcement of a balanced group. *reason* is the class of error."""
+
+    def __init__(self, text: str, reason: str = "") -> None:
+        super().__init__(text)
+        self.reason = reason
+
+
 class FoldError(HoldfastError):
     """A fold broke a rule of the framework."""
 
@@ -115,6 +125,14 @@ class InstanceConflictError(ClaimError):
 
 class ClockSkewError(ClaimError):
     """This machine's clock is too far from the broker's to take part."""
+
+
+class MembershipError(ClaimError):
+    """The balanced group does not take this member, or has given its place to another. *code* is Kafka's error code."""
+
+    def __init__(self, text: str, code: int = -1) -> None:
+        super().__init__(text)
+        self.code = code
 
 
 class TerminatedError(ClaimError):
