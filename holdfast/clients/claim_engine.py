@@ -136,11 +136,10 @@ class Engine:
 
     def take_handout(self) -> Handout | None:
         """Return the next batch to be handed out message by message: one that was set aside and may go on, else a new one."""
-        now_s = self._clock.monotonic_s()
         for lease, handout in list(self._handouts.items()):
             if not lease.open:
                 self.used_up(handout)
-            elif self.member is not None and self.member.may_deliver(lease.topic, lease.partition, now_s):
+            elif self.may_deliver(lease):
                 return handout
         batch = self.take()
         if batch is None:
@@ -149,14 +148,8 @@ class Engine:
         return handout
 
     def may_deliver(self, lease: Lease) -> bool:
-        """Return whether a message of *lease* may be handed out at this very moment."""
-        member = self.member
-        return lease.open and member is not None and member.may_deliver(lease.topic, lease.partition, self._clock.monotonic_s())
-
-    def may_work(self, lease: Lease) -> bool:
-        """Return whether what was handed out under *lease* is still this instance's alone."""
-        member = self.member
-        return lease.open and member is not None and self._clock.monotonic_s() < member.deliver_until_s(lease.topic, lease.partition)
+        """Return whether a message of *lease* may be handed out at this very moment. What was frozen meanwhile is told by the clock."""
+        return lease.open and self._clock.monotonic_s() < lease.gate.deliver_until_s
 
     def set_aside(self, handout: Handout) -> None:
         """The rest of *handout* may not be handed out now; if its lease has ended, never."""
@@ -278,7 +271,10 @@ class Engine:
         assert self._feed is not None
         place = (action.topic, action.partition)
         assert place not in self._leases, f"{place} started twice"
-        self._leases[place] = self._feed.start(action.topic, action.partition, action.offset, action.epoch)
+        assert self.member is not None
+        gate = self.member.gate(*place)
+        assert gate is not None
+        self._leases[place] = self._feed.start(Lease(action.topic, action.partition, action.offset, action.epoch, gate))
 
     def _end(self, action: Stop) -> None:
         lease = self._leases.pop((action.topic, action.partition), None)
@@ -372,7 +368,7 @@ class Engine:
             settings.consumer(**overrides),
             self.queue,
             self._feed_settings,
-            expected_partitions=sum(counts.values()),
+            partitions=counts,
             failed=self._fetch_failed,
             broken=self._feed_broke,
             arrived=self._arrived if self._at_most_once else None,
@@ -402,6 +398,8 @@ class Engine:
             self._observe(member, records[start : start + OBSERVED_AT_ONCE])
         with self.lock:
             now_s = self._clock.monotonic_s()
+            for moved in self.queue.take_moves():
+                self._do(member.skipped(moved.lease.topic, moved.lease.partition, moved.end, now_s))
             self._tell(member, now_s)
             if now_s >= member.wake_at_s():
                 self._do(member.clock(self._clock.now_ms() / 1000, now_s))

@@ -94,6 +94,8 @@ class CoordinationLog:
             # An open transaction of a stranger must not hide frames: nobody writes transactionally here by rule.
             "isolation.level": "read_uncommitted",
             "fetch.queue.backoff.ms": 5,
+            # The end of a silent partition is told by a fetch that waited for this long in vain: it is what a start takes at least.
+            "fetch.wait.max.ms": 100,
             "queued.max.messages.kbytes": 8_192,
         }
         config: dict[str, Any] = self._settings.consumer(**overrides)

@@ -115,7 +115,7 @@ class ClaimedBatch:
     @property
     def is_held(self) -> bool:
         """Return whether the claim is still safe to work under: to ask between the messages of a long batch."""
-        return self._engine.may_work(self._fetched.lease)
+        return self._engine.may_deliver(self._fetched.lease)
 
     def commit(self) -> None:
         """Note that all of it is done. Raises ClaimLostError when the claim is not held any more, and then commits nothing."""

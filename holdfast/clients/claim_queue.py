@@ -9,18 +9,20 @@ from typing import NamedTuple
 
 from confluent_kafka import Message
 
+from holdfast.core.member import Gate
+
 
 class Lease:
     """One stay of one partition with this instance, from `Start` to `Stop`. Another stay of the same partition is another Lease.
 
-    *open* turns False before anything else happens at a stop: whoever hands out looks at it last. *next_offset* is where fetching
+    *gate* is the member's: until when messages may be handed out. *open* turns False before anything else happens at a stop: whoever hands out looks at it last. *next_offset* is where fetching
     stands, *granted* the end of what may be handed out at most once (unused otherwise).
     """
 
-    __slots__ = ("epoch", "granted", "next_offset", "open", "partition", "proposed", "queue", "topic")
+    __slots__ = ("epoch", "gate", "granted", "next_offset", "open", "partition", "proposed", "queue", "topic")
 
-    def __init__(self, topic: str, partition: int, next_offset: int, epoch: int) -> None:
-        self.topic, self.partition, self.epoch = topic, partition, epoch
+    def __init__(self, topic: str, partition: int, next_offset: int, epoch: int, gate: Gate) -> None:
+        self.topic, self.partition, self.epoch, self.gate = topic, partition, epoch, gate
         self.next_offset = self.granted = self.proposed = next_offset
         self.open = True
         self.queue: deque[Fetched] = deque()
@@ -83,7 +85,7 @@ class FetchQueue:
         self._lock = threading.Lock()
         self._space = threading.Condition(self._lock)
         self._wake: Callable[[], None] | None = None
-        self._closed = self._nudged = False
+        self._closed = self._nudged = self._moves = False
         self.messages = 0
         self.size_bytes = 0
 
@@ -107,6 +109,7 @@ class FetchQueue:
                 if not lease.queue:
                     self._turns.append(lease)
                 lease.queue.append(batch)
+                self._moves |= not batch.messages
                 self.messages += len(batch.messages)
                 self.size_bytes += batch.size_bytes
             wake, self._wake = self._wake, None
@@ -134,6 +137,16 @@ class FetchQueue:
                 else:
                     self._turns.rotate(-1)
         return None
+
+    def take_moves(self) -> list[Fetched]:
+        """Return what only moves the position of a partition with nothing queued before it; needs no taker."""
+        if not self._moves:
+            return []
+        with self._lock:
+            found = [each.queue.popleft() for each in self._turns if each.queue and not each.queue[0].messages]
+            self._turns = deque(each for each in self._turns if each.queue)
+            self._moves = any(not batch.messages for each in self._turns for batch in each.queue)
+        return found
 
     def put_back(self, batch: Fetched) -> None:
         """Put what was taken too much to the front of its partition."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from typing import NamedTuple
+from typing import NamedTuple, Protocol
 
 from holdfast.core.claims import Claim
 from holdfast.core.frames import Frame, ReleaseGroup, check_id
@@ -18,6 +18,12 @@ from holdfast.errors import ClaimLostError
 __all__ = ["Draws", "Held", "Member"]
 
 _COMMITTING = frozenset({Stage.ACTIVE, Stage.DRAINING})
+
+
+class Gate(Protocol):
+    """Until when messages of one stay may be handed out: a number that moves as heartbeats are accepted, and drops at any stop."""
+
+    deliver_until_s: float
 
 
 class Held(NamedTuple):
@@ -78,6 +84,13 @@ class Member(Claiming):
         """
         claim = self._claims.get(Place(topic, partition))
         return claim is not None and now_s < claim.deliver_until_s and claim.tracker.outstanding < self.settings.maximum_outstanding
+
+    def gate(self, topic: str, partition: int) -> Gate | None:
+        """Return the gate of a claim, to look at before each of many messages: the same object from `Start` to the end of the stay.
+
+        It knows nothing of `maximum_outstanding`: whoever reports whole batches as delivered keeps them within it by `outstanding`.
+        """
+        return self._claims.get(Place(topic, partition))
 
     def deliver_until_s(self, topic: str, partition: int) -> float:
         """Return until when messages may be handed out as things stand (-inf: not at all). Can shrink at any input: ask again."""

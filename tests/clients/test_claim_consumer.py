@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import closing
 from typing import Any
 
@@ -350,27 +351,36 @@ def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
 
 
 @scenario
-async def test_a_lost_race_is_told_and_nobody_hangs(ground: Ground) -> None:
-    """M6: ten claim one partition at the same moment, one has it, nine know that they have not."""
+async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(ground: Ground) -> None:
+    """M6. All have decided to claim before the first of them writes it."""
+    together = threading.Barrier(10)
+    asked_s: list[float] = []
+    consumers = [ground.consumer(f"c{number}") for number in range(10)]
+    for each in consumers:
+        log = each._engine._log
 
-    class Eager:
-        """No jitter: all of them act at the very moment the pause ends."""
+        def send(send_id: int, value: bytes, partition: int, send: Callable[[int, bytes, int], None] = log.send) -> None:
+            if value.startswith(b"ClaimingPartition/"):
+                together.wait(30)
+                asked_s.append(time.monotonic())
+            send(send_id, value, partition)
 
-        def uniform(self, a: float, b: float, /) -> float:
-            return a
-
-    ground.pause(4)
-    consumers = [ground.consumer(f"c{number}", heartbeat_interval_s=2.0, draws=Eager()) for number in range(10)]
+        log.send = send  # type: ignore[method-assign]
     try:
         await asyncio.gather(*(each.__aenter__() for each in consumers))
-        await until("a winner", lambda: sum(each.load for each in consumers) == 1)
+        await until("ten to have asked", lambda: len(asked_s) == 10)
+        lost: set[str] = set()
+
+        def all_know() -> bool:
+            lost.update(each.client for each in consumers if Event.RACE_LOST in [seen.event for seen in each.recent_events])
+            return len(lost) == 9 and sum(each.load for each in consumers) == 1
+
+        await until("nine losses and a win", all_know, 5.0)
+        assert time.monotonic() - max(asked_s) < 1.0
         (winner,) = [each for each in consumers if each.load]
-        claimed = [frame.instance_id for frame in ground.frames(ClaimingPartition)]
-        losers = [each for each in consumers if each.instance in claimed and each is not winner]
-        assert claimed[0] == winner.instance
-        assert len(losers) >= 1, "they raced"
-        await until("definite losses", lambda: all(Event.RACE_LOST in [seen.event for seen in each.recent_events] for each in losers), 3)
-        row = ground.rows(heartbeat_interval_s=2.0)[claim_key(ground.group, ground.topic, 0)]
+        assert next(frame.instance_id for frame in ground.frames(ClaimingPartition)) == winner.instance
+        assert len(ground.frames(ClaimingPartition)) == 10
+        row = ground.rows()[claim_key(ground.group, ground.topic, 0)]
         assert isinstance(row, Claim)
         assert (row.instance_id, row.epoch, row.anomaly) == (winner.instance, 1, None)
     finally:
