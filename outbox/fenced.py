@@ -1,0 +1,364 @@
+"""Strategy `fenced`: rows and progress in one Kafka transaction, rows deleted afterwards; exactly once for readers of committed records.
+
+    fence -> read progress -> delete what was published -> { take the lowest rows -> publish them with progress -> delete them }
+
+Whatever moment a leader dies at, the next one repairs it. Before the commit, nobody has seen the records and the rows are still there.
+After it, the progress record names the rows, and they are deleted before anything else is published. A leader that wakes up after its
+successor has fenced it can publish nothing more, and what it deletes was published: only published rows are ever deleted.
+
+The rows of the next batch are taken while this one is being committed. They lie above it, and are taken only if nothing became visible
+below: a row that commits late has a lower id, and rows of its key may come after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
+
+import msgspec
+from confluent_kafka import KafkaError, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.harvest import BatchSize, Books, producer_name
+from holdfast.errors import BrokerError, FencedError, HoldfastError
+from holdfast.outbox.destinations import REFUSED_TOPIC
+from holdfast.outbox.lane import Abandoned, Pending
+from holdfast.outbox.layouts import OutboxRow
+from holdfast.outbox.publisher import Aborted, Publisher, Refused, Stopped, read_progress
+from holdfast.outbox.settings import Poison
+from holdfast.outbox.shard import Term
+
+logger = logging.getLogger(__name__)
+
+FIRST_ROWS = 64
+BACKOFF_S, LIMIT_BACKOFF_S = 0.1, 5.0
+ABORTS_IN_TURN = 5
+LIMIT_HOLDS = 100
+"""Topics that may be left out of a take; rows of further ones are held one by one."""
+HOLD_SHARE = 9.0
+"""How much longer a topic that is refused is left alone than it took to deal with it: others keep nine tenths of their rate."""
+
+Place = tuple[str, bytes | None]
+
+
+@dataclass(slots=True)
+class Hold:
+    """A topic that nothing can be written to: how often it was found so, and when to look again."""
+
+    attempts: int
+    until_s: float
+
+
+class FencedTerm:
+    """One term of one leader. `run` returns when it is over; whatever happens, what it leaves behind is repaired by the next one."""
+
+    def __init__(self, term: Term, clock: Clock = system_clock) -> None:
+        self._term, self._clock = term, clock
+        self._settings, self._desk, self._signals, self._stats = term.settings, term.desk, term.signals, term.stats
+        self._books = Books(producer_name(term.settings.name, term.shard))
+        self._size = BatchSize(
+            least=min(FIRST_ROWS, term.settings.batch_rows), most=term.settings.batch_rows, limit_bytes=term.settings.batch_bytes
+        )
+        self._holds: dict[str, Hold] = {}
+        self._blocked: set[Place] = set()
+        self._publisher: Publisher | None = None
+        self._ahead: Pending[list[OutboxRow]] | None = None
+        self._deleting: tuple[Pending[int], list[int]] | None = None
+
+    def run(self) -> None:
+        """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
+        backoff_s = BACKOFF_S
+        while not self._signals.stopping():
+            began_s = self._clock.monotonic_s()
+            try:
+                self._begin()
+                self._lead()
+            except (Stopped, Abandoned):
+                pass
+            except HoldfastError as error:
+                self._stats.restarts += 1
+                self._stats.fenced += isinstance(error, FencedError)
+                self._stats.last_error = str(error)
+                logger.warning("outbox %s: beginning again: %s", self._books.producer, error, extra={"producer": self._books.producer})
+            finally:
+                self._end()
+            if self._clock.monotonic_s() - began_s > LIMIT_BACKOFF_S * 2:
+                backoff_s = BACKOFF_S
+            if not self._signals.stopping():
+                self._signals.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, LIMIT_BACKOFF_S)
+
+    # -- beginning and end
+
+    def _begin(self) -> None:
+        settings, signals = self._settings, self._signals
+        self._desk.call(self._desk.rows.epoch, self._term.shard, settings.instance)  # also: no fence for a database that is away
+        self._books = books = Books(producer_name(settings.name, self._term.shard))
+        self._publisher = publisher = Publisher(
+            settings.producer(),
+            transactional_id=settings.transactional_id(self._term.shard),
+            progress=TopicPartition(settings.progress_topic, self._term.shard),
+            books=books,
+            transaction_timeout_s=settings.transaction_timeout_s,
+            commit_timeout_s=settings.commit_timeout_s,
+            uses_buckets=self._desk.rows.layout.sharded,
+            stopping=signals.abandoned,
+            clock=self._clock,
+            **self._term.clients,
+        )
+        publisher.fence(signals.stopping)
+        records = read_progress(
+            settings.kafka.consumer(), settings.progress_topic, books, stopping=signals.stopping, timeout_s=settings.commit_timeout_s
+        )
+        books.begin()
+        found = sorted(books.published)
+        repaired = self._desk.call(self._desk.rows.delete, found) if found else 0
+        books.deleted(found)
+        self._stats.epoch = books.epoch
+        logger.info(
+            "outbox %s: epoch %d after %d progress records, %d published rows deleted",
+            books.producer,
+            books.epoch,
+            records,
+            repaired,
+            extra={"producer": books.producer, "epoch": books.epoch},
+        )
+
+    def _end(self) -> None:
+        """Let go of everything. What is still being deleted was published, so it may go on."""
+        self._ahead = self._deleting = None
+        self._stats.in_flight = 0
+        self._blocked.clear()
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
+
+    # -- the loop
+
+    def _lead(self) -> None:
+        while not self._signals.stopping():
+            if self._signals.paused.is_set():
+                self._signals.sleep(self._settings.idle_poll_s)
+                continue
+            rows, full = self._next()
+            if rows:
+                self._desk.busy()
+                self._harvest(rows, full)
+            else:
+                self._settle()
+                self._desk.wait()
+        self._settle()
+
+    def _next(self) -> tuple[list[OutboxRow], bool]:
+        """Return the rows to publish now, in order, and whether there are probably more."""
+        ahead, self._ahead = self._ahead, None
+        rows = ahead.result() if ahead is not None else []
+        if not rows:
+            rows = self._take(None, None).result()
+        size_bytes = sum(len(row.value or b"") + 100 for row in rows)
+        full = len(rows) >= self._size.rows
+        self._size.taken(len(rows), size_bytes)
+        return rows, full
+
+    def _take(self, after_id: int | None, expecting: int | None) -> Pending[list[OutboxRow]]:
+        now_s = self._clock.monotonic_s()
+        held = [topic for topic, hold in self._holds.items() if now_s < hold.until_s]
+        found: Pending[list[OutboxRow]] = self._desk.submit(
+            self._desk.rows.take,
+            self._size.rows,
+            buckets=self._desk.buckets,
+            without_topics=held,
+            after_id=after_id,
+            expecting=expecting,
+        )
+        return found
+
+    def _harvest(self, rows: list[OutboxRow], full: bool) -> None:
+        """Publish what can be published of *rows*, and have it deleted."""
+        whole = len(rows)
+        rows = self._without_refused_topics(rows)
+        odd = any(row.attempts or row.flaw is not None or row.partition is not None for row in rows)
+        if full and not odd and len(rows) == whole:
+            last_id = rows[-1].id
+
+            def meanwhile() -> None:
+                self._ahead = self._take(last_id, whole)
+
+            self._publish(rows, meanwhile)
+        else:
+            for some in self._portions(rows) if odd else [rows]:
+                self._publish(some)
+        self._blocked.clear()
+
+    def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
+        """Yield *rows* in order, those apart that failed before; what cannot be published at all is dealt with on the way."""
+        plain: list[OutboxRow] = []
+        for row in rows:
+            flaw = row.flaw
+            if flaw is None and self._require_publisher().destinations.outside(row):
+                flaw = f"topic {row.topic} has no partition {row.partition}"
+            if flaw is not None or row.attempts:
+                yield plain
+                plain = []
+                if flaw is None:
+                    yield [row]
+                elif (row.topic, row.key) not in self._blocked:
+                    self._failed(row, flaw)
+            else:
+                plain.append(row)
+        yield plain
+
+    def _publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
+        """Publish *rows* but those whose key is blocked; what Kafka refuses is found and held, and the others are published."""
+        if self._blocked:
+            rows = [row for row in rows if row.key is None or (row.topic, row.key) not in self._blocked]
+        if not rows:
+            return
+        publisher = self._require_publisher()
+        for turn in range(ABORTS_IN_TURN + 1):
+            self._settle_deleted()
+            self._stats.in_flight = len(rows)
+            try:
+                publisher.publish(rows, meanwhile)
+                break
+            except Refused as refused:
+                self._ahead = None  # taken before it was known that a key must wait
+                self._isolate(rows, refused)
+                return
+            except Aborted as error:
+                self._ahead = None
+                self._stats.aborted += 1
+                self._stats.last_error = str(error)
+                if turn == ABORTS_IN_TURN:
+                    raise BrokerError(f"{error}; {turn + 1} times in turn") from error
+                self._signals.sleep(BACKOFF_S * 2**turn)
+                if self._signals.abandoned():
+                    raise Stopped from error
+        self._published(rows)
+
+    def _published(self, rows: Sequence[OutboxRow]) -> None:
+        stats, now_ms = self._stats, self._clock.now_ms()
+        stats.published += len(rows)
+        stats.batches += 1
+        stats.in_flight = 0
+        stats.last_published_ms = now_ms
+        created_ms = rows[0].created_ms
+        if created_ms is not None:
+            stats.latency.observe(max(0, now_ms - created_ms) / 1000)
+        ids = [row.id for row in rows]
+        self._settle()
+        self._deleting = (self._desk.submit(self._desk.rows.delete, ids), ids)
+
+    def _settle_deleted(self) -> None:
+        """Take note of rows that are gone by now, so that the next progress record need not name them."""
+        if self._deleting is not None and self._deleting[0].done:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until what was published is deleted."""
+        if self._deleting is not None:
+            deleting, ids = self._deleting
+            self._deleting = None
+            deleting.result()
+            self._books.deleted(ids)
+
+    # -- what Kafka refuses
+
+    def _isolate(self, rows: Sequence[OutboxRow], refused: Refused) -> None:
+        """Publish all of *rows* but those that are to blame. A refused record takes its whole batch with it, so halve until it is alone."""
+        self._stats.refused += 1
+        self._settle()
+        if refused.why.code() in REFUSED_TOPIC:
+            topics = {topic for topic, _ in refused.destinations} or {rows[refused.index or 0].topic}
+            for topic in topics:
+                self._require_publisher().destinations.forget(topic)
+            left = self._without_refused_topics(rows)
+            if len(left) < len(rows):
+                self._publish(left)
+                return
+        if refused.index is not None or len(rows) == 1:
+            index = refused.index or 0
+            self._publish(rows[:index])
+            self._failed(rows[index], str(refused))
+            self._publish(rows[index + 1 :])
+            return
+        at = self._require_publisher().destinations.of(rows)
+        suspects = [row for row, destination in zip(rows, at, strict=True) if destination in refused.destinations and row.key is not None]
+        if not suspects or len(suspects) == len(rows):
+            middle = len(rows) // 2
+            self._publish(rows[:middle])
+            self._publish(rows[middle:])
+            return
+        ids = {row.id for row in suspects}
+        self._publish([row for row in rows if row.id not in ids])  # keys of other partitions, so no order is broken
+        self._publish(suspects)
+
+    def _failed(self, row: OutboxRow, reason: str) -> None:
+        """Hold *row* and its key for a while, or set it aside when it has failed often enough."""
+        settings, rows = self._settings, self._desk.rows
+        self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
+        wait_s = min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s)
+        attempts = self._desk.call(rows.attempt_failed, row, reason, self._clock.now_ms() + int(wait_s * 1000))
+        gives_up = attempts >= settings.attempts or row.flaw is not None
+        if gives_up and settings.poison is Poison.PASS:
+            self._quarantine(msgspec.structs.replace(row, attempts=attempts), reason)
+        elif row.key is not None:
+            self._blocked.add((row.topic, row.key))
+
+    def _quarantine(self, row: OutboxRow, reason: str) -> None:
+        self._desk.call(self._desk.rows.set_aside, row, reason)
+        self._stats.quarantined += 1
+        logger.warning(
+            "outbox %s: row %d for %s set aside after %d attempts: %s",
+            self._books.producer,
+            row.id,
+            row.topic,
+            row.attempts,
+            reason,
+            extra={"producer": self._books.producer, "row": row.id, "topic": row.topic},
+        )
+
+    def _without_refused_topics(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
+        """Return *rows* but those of topics that nothing can be written to; these are held, and set aside in the end."""
+        refused: dict[str, KafkaError] = {}
+        destinations = self._require_publisher().destinations
+        for topic in {row.topic for row in rows}:
+            why = destinations.refusal(topic)
+            if why is None:
+                self._holds.pop(topic, None)
+            else:
+                refused[topic] = why
+        self._stats.holds.clear()
+        self._stats.holds.update(dict.fromkeys(self._holds, 1))
+        if not refused:
+            return list(rows)
+        for topic, why in refused.items():
+            self._hold(topic, why, [row for row in rows if row.topic == topic])
+        return [row for row in rows if row.topic not in refused]
+
+    def _hold(self, topic: str, why: KafkaError, rows: Sequence[OutboxRow]) -> None:
+        settings, began_s = self._settings, self._clock.monotonic_s()
+        reason = f"{why.name()}: {why.str()}"
+        self._stats.refused += 1
+        self._stats.last_error = f"topic {topic}: {reason}"
+        hold = self._holds.get(topic)
+        if hold is None and len(self._holds) >= LIMIT_HOLDS:
+            for row in rows:
+                self._failed(row, reason)
+            return
+        if hold is None:
+            hold = self._holds[topic] = Hold(0, 0.0)
+        hold.attempts += 1
+        wait_s = min(settings.retry_s * 2 ** min(hold.attempts - 1, 30), settings.retry_limit_s)
+        if hold.attempts >= settings.attempts and settings.poison is Poison.PASS:
+            for row in rows:
+                if self._signals.stopping():
+                    break
+                self._quarantine(msgspec.structs.replace(row, attempts=hold.attempts), reason)
+            wait_s = max(BACKOFF_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
+        hold.until_s = self._clock.monotonic_s() + wait_s
+
+    def _require_publisher(self) -> Publisher:
+        assert self._publisher is not None
+        return self._publisher

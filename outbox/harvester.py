@@ -1,0 +1,221 @@
+"""A harvester: takes part in the election of an outbox's shards and leads those it is given, by the strategy it is told.
+
+    with Harvester(HarvestSettings(database=url, kafka=settings, name="orders")) as harvester:
+        harvester.wait()
+
+The same object runs inside Faust workers (holdfast.agents.harvester) and alone (`holdfast outbox harvest`).
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Protocol, Self
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.election import FenceReason, Leadership
+from holdfast.errors import HoldfastError
+from holdfast.outbox.fenced import FencedTerm
+from holdfast.outbox.neli import Election
+from holdfast.outbox.rows import OutboxRows
+from holdfast.outbox.settings import HarvestSettings, Strategy
+from holdfast.outbox.shard import Desk, ShardStats, Signals, Term
+from holdfast.outbox.topics import ensure_topics
+
+logger = logging.getLogger(__name__)
+
+STOP_S = 10.0
+CLOSE_S = 0.5
+"""Kept back of a deadline for cutting what hangs."""
+
+__all__ = ["HarvestSettings", "Harvester", "ShardStats", "Strategy"]
+
+
+class _Runs(Protocol):
+    def run(self) -> None: ...
+
+
+STRATEGIES: dict[Strategy, Callable[[Term], _Runs]] = {Strategy.FENCED: FencedTerm}
+
+
+def open_rows(settings: HarvestSettings) -> OutboxRows:
+    """Return the rows of the outbox over a connection of their own, which is opened when it is needed."""
+    return OutboxRows(settings.database, table=settings.table, layout=settings.layout)
+
+
+@dataclass(slots=True)
+class _Leader:
+    """A term under way in this process."""
+
+    leadership: Leadership
+    signals: Signals
+    thread: threading.Thread = field(default_factory=threading.Thread)
+    desk: Desk | None = None
+
+    def interrupt(self) -> None:
+        if self.desk is not None:
+            self.desk.interrupt()
+
+    def cut(self) -> None:
+        """Leave everything as it is; the successor's fence and repair deal with it."""
+        self.signals.abandon()
+        if self.desk is not None:
+            self.desk.cut()
+
+
+class Harvester:
+    """One process that harvests one outbox. Start it once; it can be stopped from any thread."""
+
+    def __init__(
+        self,
+        settings: HarvestSettings,
+        *,
+        clock: Clock = system_clock,
+        make_rows: Callable[[HarvestSettings], OutboxRows] = open_rows,
+        clients: dict[str, Any] | None = None,
+    ) -> None:
+        self.settings, self._clock = settings, clock
+        self._make_rows, self._clients = make_rows, clients or {}
+        self.election = Election(settings.election(), self, clock=clock)
+        self.stats = [ShardStats(shard) for shard in range(settings.shards)]
+        self._leaders: dict[int, _Leader] = {}
+        self._lock = threading.Lock()
+        self._paused = False
+        self._over = threading.Event()
+        self.error: HoldfastError | None = None
+
+    # -- life
+
+    def start(self) -> Self:
+        """Create missing topics and join the election; raises TopicError, BrokerError or ConfigError."""
+        ensure_topics(self.settings)
+        self.election.start()
+        return self
+
+    def wait(self, timeout_s: float | None = None) -> bool:
+        """Wait until the harvester has ended, return whether it has; raises the error that ended it."""
+        over = self._over.wait(timeout_s)
+        if self.error is not None:
+            raise self.error
+        return over
+
+    def stop(self, timeout_s: float = STOP_S) -> None:
+        """Finish what was begun, give the shards back and leave; returns within *timeout_s*, also when nothing answers any more."""
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        for leader in self._running():
+            leader.signals.stop()
+            leader.interrupt()
+        self.election.stop(deadline_s)
+        for leader in self._running():
+            leader.cut()
+        self._over.set()
+
+    def __enter__(self) -> Self:
+        return self.start()
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    # -- what it can be told
+
+    def pause(self) -> None:
+        """Publish nothing more until `resume`; leadership is kept."""
+        self._paused = True
+        for leader in self._running():
+            leader.signals.paused.set()
+
+    def resume(self) -> None:
+        """Go on publishing."""
+        self._paused = False
+        for leader in self._running():
+            leader.signals.paused.clear()
+            leader.signals.nudged.set()
+
+    @property
+    def paused(self) -> bool:
+        return self._paused
+
+    def leads(self, shard: int) -> bool:
+        """Return whether this process leads *shard* right now."""
+        return self.election.leadership(shard) is not None
+
+    def _running(self) -> list[_Leader]:
+        with self._lock:
+            return list(self._leaders.values())
+
+    # -- what the election says
+
+    def acquired(self, leadership: Leadership) -> None:
+        """Lead a shard from now on."""
+        role = leadership.role
+        signals = Signals(lambda: self.election.leadership(role) == leadership, self._clock)
+        if self._paused:
+            signals.paused.set()
+        with self._lock:
+            before = self._leaders.get(role)
+            leader = self._leaders[role] = _Leader(leadership, signals)
+            leader.thread = threading.Thread(target=self._lead, args=(leader, before), name=f"holdfast-outbox-{role}", daemon=True)
+        leader.thread.start()
+
+    def revoked(self, leaderships: Sequence[Leadership], deadline_s: float) -> None:
+        """Finish and give shards back by *deadline_s*."""
+        mine = [leader for leader in self._running() if leader.leadership in leaderships]
+        for leader in mine:
+            leader.signals.stop()
+            leader.interrupt()
+        for leader in mine:
+            leader.thread.join(max(0.0, deadline_s - CLOSE_S - self._clock.monotonic_s()))
+        late = [leader for leader in mine if leader.thread.is_alive()]
+        for leader in late:
+            logger.warning("outbox %s: shard %d is left unfinished; its next leader repairs it", self.settings.name, leader.leadership.role)
+            leader.cut()
+        for leader in late:
+            leader.thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
+
+    def fenced(self, leadership: Leadership, reason: FenceReason) -> None:
+        """Stop at once."""
+        self.stats[leadership.role].fenced += 1
+        for leader in self._running():
+            if leader.leadership == leadership:
+                leader.cut()
+
+    def failed(self, error: HoldfastError) -> None:
+        """The election is over."""
+        self.error = error
+        for leader in self._running():
+            leader.cut()
+        self._over.set()
+
+    # -- a term
+
+    def _lead(self, leader: _Leader, before: _Leader | None) -> None:
+        if before is not None:
+            before.thread.join()  # it was told to stop; two of one process must not work on one shard
+        role, signals = leader.leadership.role, leader.signals
+        stats = self.stats[role]
+        desk = leader.desk = Desk(self.settings, role, signals, stats, self._make_rows)
+        term = Term(
+            settings=self.settings,
+            shard=role,
+            leadership=leader.leadership,
+            signals=signals,
+            stats=stats,
+            desk=desk,
+            clients=self._clients,
+        )
+        stats.leading = True
+        stats.leader_changes += 1
+        try:
+            STRATEGIES[self.settings.strategy](term).run()
+        except Exception as error:
+            logger.exception("outbox %s: shard %d cannot be led", self.settings.name, role)
+            self.error = error if isinstance(error, HoldfastError) else HoldfastError(f"shard {role} of {self.settings.name}: {error!r}")
+            self._over.set()  # a bug: whoever runs this must hear of it rather than see nothing published
+        finally:
+            stats.leading = False
+            desk.close(CLOSE_S)
+            with self._lock:
+                if self._leaders.get(role) is leader:
+                    del self._leaders[role]

@@ -1,0 +1,257 @@
+"""The transactional producer of one shard's leader: fences the leaders before it, then publishes rows and progress together."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.harvest import SEQUENCE_HEADER, Books, Destination
+from holdfast.errors import BrokerError, FencedError, HoldfastError
+from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
+from holdfast.outbox.layouts import OutboxRow
+
+logger = logging.getLogger(__name__)
+
+FENCING = (
+    KafkaError._FENCED,
+    KafkaError.INVALID_PRODUCER_EPOCH,
+    KafkaError.PRODUCER_FENCED,
+    KafkaError.INVALID_PRODUCER_ID_MAPPING,
+    KafkaError.INVALID_TXN_STATE,
+)
+SLICE_S = 0.5
+"""Longest single wait inside the client: in between, whoever wants to stop is heard."""
+PROGRESS_RECORDS = 5_000
+LIMIT_MESSAGE_BYTES = 64 << 20
+
+
+class Refused(HoldfastError):
+    """Kafka will not have some of the rows, whenever they are tried: those for *destinations*, or the one at *index*."""
+
+    def __init__(self, why: KafkaError, destinations: frozenset[Destination], index: int | None = None) -> None:
+        super().__init__(f"{why.name()}: {why.str()}")
+        self.why, self.destinations, self.index = why, destinations, index
+
+
+class Aborted(HoldfastError):
+    """The transaction came to nothing, for a reason that passes: the same rows may be published again."""
+
+
+class Stopped(Exception):
+    """Whoever waits has been told to stop waiting; the transaction was left to its successor's fence."""
+
+
+class Publisher:
+    """Owns one transactional producer. All methods block, in slices; call them from one thread."""
+
+    def __init__(
+        self,
+        client: Mapping[str, Any],
+        *,
+        transactional_id: str,
+        progress: TopicPartition,
+        books: Books,
+        transaction_timeout_s: float,
+        commit_timeout_s: float,
+        uses_buckets: bool,
+        stopping: Callable[[], bool],
+        clock: Clock = system_clock,
+        make_producer: Callable[[dict[str, Any]], Any] = Producer,
+    ) -> None:
+        self.transactional_id, self.books = transactional_id, books
+        self._progress, self._commit_timeout_s = progress, commit_timeout_s
+        self._stopping, self._clock = stopping, clock
+        self._failed: list[tuple[Destination, KafkaError]] = []
+        self._producer = make_producer(
+            {
+                **client,
+                "transactional.id": transactional_id,
+                "transaction.timeout.ms": int(transaction_timeout_s * 1000),
+                "linger.ms": 5,  # a commit flushes at once; this only gathers what one transaction produces
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+                "batch.num.messages": 10_000,
+                "message.max.bytes": LIMIT_MESSAGE_BYTES,  # the topic's own limit decides
+                "delivery.report.only.error": True,
+                "on_delivery": self._delivered,
+            }
+        )
+        self.destinations = Destinations(self._producer, uses_buckets=uses_buckets, clock=clock)
+
+    def _delivered(self, error: KafkaError | None, message: Message) -> None:
+        if error is not None:
+            self._failed.append(((message.topic() or "", message.partition() or 0), error))
+
+    # -- fencing
+
+    def fence(self, stopping: Callable[[], bool]) -> None:
+        """Raise the id's epoch: from here on the broker refuses every leader before this one, and what they left open is aborted."""
+        self._wait(self._producer.init_transactions, self._commit_timeout_s, "fence the leaders before it", stopping)
+
+    def _wait(self, call: Callable[[float], Any], timeout_s: float, what: str, stopping: Callable[[], bool] | None = None) -> None:
+        """Call *call* with short timeouts until it returns; a call that timed out goes on in the client, asking again continues it."""
+        deadline_s, stopping = self._clock.monotonic_s() + timeout_s, stopping or self._stopping
+        while True:
+            try:
+                call(SLICE_S)
+                return
+            except KafkaException as error:
+                why: KafkaError = error.args[0]
+                if why.code() in FENCING:
+                    raise self._fenced(why) from error
+                if not why.retriable():
+                    raise
+                if stopping():
+                    raise Stopped from error
+                if self._clock.monotonic_s() >= deadline_s:
+                    raise BrokerError(
+                        f"{self.transactional_id} could not {what} within {timeout_s:.0f} s: {why.str()}; check that the broker is "
+                        f"reachable and that this principal may use transactional ids"
+                    ) from error
+
+    def _fenced(self, why: KafkaError) -> FencedError:
+        return FencedError(
+            f"{self.transactional_id}: the broker refused this leader ({why.name()}): there is a newer one, or a transaction took longer "
+            f"than its timeout"
+        )
+
+    # -- publishing
+
+    def publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
+        """Publish *rows* in one transaction; *meanwhile* is called once they are on their way, before their commit is waited for.
+
+        Raises Refused or Aborted when the transaction came to nothing and may be tried otherwise or again, FencedError when there is
+        another leader, Stopped when told to stop, BrokerError when the outcome is not known in time. After any but the first two this
+        publisher is of no use: a new one learns the outcome from the progress records.
+        """
+        books, producer = self.books, self._producer
+        destinations = self.destinations.of(rows)
+        sequences, ahead = books.number(destinations)
+        fixed = books.headers()
+        self._failed.clear()
+        try:
+            producer.begin_transaction()
+            self._produce(rows, destinations, sequences, fixed)
+            for key, value in books.records([row.id for row in rows], ahead):
+                producer.produce(self._progress.topic, value, key, self._progress.partition)
+            if meanwhile is not None:
+                meanwhile()
+            self._wait(producer.commit_transaction, self._commit_timeout_s, "commit")
+        except KafkaException as error:
+            self._give_up(error)
+        books.commit([row.id for row in rows], ahead)
+
+    def _produce(
+        self,
+        rows: Sequence[OutboxRow],
+        destinations: Sequence[Destination],
+        sequences: Sequence[bytes],
+        fixed: tuple[tuple[str, bytes | None], ...],
+    ) -> None:
+        produce = self._producer.produce
+        for index, (row, (topic, partition), sequence) in enumerate(zip(rows, destinations, sequences, strict=True)):
+            headers = [*row.headers, *fixed, (SEQUENCE_HEADER, sequence)]
+            while True:
+                try:
+                    produce(topic, row.value, row.key, partition, timestamp=row.timestamp_ms or 0, headers=headers)
+                    break
+                except BufferError:
+                    self._producer.poll(SLICE_S)
+                    if self._stopping():
+                        raise Stopped from None
+                except (KafkaException, TypeError, ValueError, OverflowError) as error:
+                    why = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._INVALID_ARG, str(error))
+                    if why.code() not in REFUSED_RECORD:
+                        raise
+                    self._abort()
+                    raise Refused(why, frozenset(), index) from error
+
+    def _give_up(self, error: KafkaException) -> None:
+        """Abort, and raise what the failure means."""
+        why: KafkaError = error.args[0]
+        if why.code() in FENCING:
+            raise self._fenced(why) from error
+        if why.fatal() or not (why.txn_requires_abort() or why.retriable()):
+            raise BrokerError(f"{self.transactional_id}: {why.name()}: {why.str()}") from error
+        self._abort()
+        refused = [(destination, each) for destination, each in self._failed if each.code() in REFUSED_RECORD]
+        if refused:
+            raise Refused(refused[0][1], frozenset(destination for destination, _ in refused)) from error
+        raise Aborted(f"{self.transactional_id}: transaction aborted: {why.name()}: {why.str()}") from error
+
+    def _abort(self) -> None:
+        try:
+            self._wait(self._producer.abort_transaction, self._commit_timeout_s, "abort")
+        except KafkaException as error:
+            raise BrokerError(f"{self.transactional_id}: cannot abort: {error.args[0].str()}") from error
+
+    def close(self) -> None:
+        """Drop the producer. An open transaction is left to the next leader's fence or to its timeout."""
+        self._producer.purge()
+        del self._producer, self.destinations
+
+
+def read_progress(
+    client: Mapping[str, Any],
+    topic: str,
+    books: Books,
+    *,
+    stopping: Callable[[], bool],
+    timeout_s: float,
+    clock: Clock = system_clock,
+    make_consumer: Callable[[dict[str, Any]], Any] = Consumer,
+) -> int:
+    """Read all partitions of the progress topic to their ends into *books*, and return how many records there were.
+
+    Call it after the fence: then everything that any leader before this one committed is there, and nothing more will come.
+    Raises BrokerError when nothing has come for *timeout_s*, DecodeError when a record is not a progress record of this version.
+    """
+    consumer = make_consumer(
+        {
+            **client,
+            "group.id": f"{topic}-reader",
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 10,
+            "fetch.queue.backoff.ms": 5,
+        }
+    )
+    records, progress_s = 0, clock.monotonic_s()
+    try:
+        found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
+        if found.error is not None:
+            raise BrokerError(f"progress topic {topic}: {found.error.str()}; `holdfast outbox harvest` creates it when it may")
+        todo = set(found.partitions)
+        consumer.assign([TopicPartition(topic, partition, 0) for partition in todo])
+        while todo:
+            if stopping():
+                raise Stopped
+            for message in _drain(consumer):
+                progress_s = clock.monotonic_s()
+                error = message.error()
+                if error is None:
+                    books.restore(message.key(), message.value())
+                    records += 1
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    todo.discard(message.partition() or 0)
+                elif error.fatal() or not error.retriable():
+                    raise BrokerError(f"progress topic {topic}: {error.str()}")
+            if clock.monotonic_s() - progress_s > timeout_s:
+                raise BrokerError(f"progress topic {topic}: nothing read for {timeout_s:.0f} s; check the broker")
+    except KafkaException as error:
+        raise BrokerError(f"progress topic {topic}: {error.args[0].str()}; check that the broker is reachable") from error
+    finally:
+        consumer.close()
+    return records
+
+
+def _drain(consumer: Any) -> list[Message]:
+    first = consumer.poll(SLICE_S)
+    return [] if first is None else [first, *consumer.consume(PROGRESS_RECORDS, 0)]

@@ -1,0 +1,65 @@
+"""The harvester's own topics: made when they are missing, checked when they are not."""
+
+from __future__ import annotations
+
+from confluent_kafka import KafkaError, KafkaException
+from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+
+from holdfast.errors import BrokerError, TopicError
+from holdfast.outbox.settings import HarvestSettings, Strategy
+
+TIMEOUT_S = 15.0
+
+LEADER_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "600000"}
+"""Heartbeats are of no use to anybody who was not there."""
+PROGRESS_CONFIG = {
+    # The last record of each key is all that counts. Small segments: only closed ones are compacted, and a new leader reads the rest.
+    "cleanup.policy": "compact",
+    "segment.bytes": str(16 << 20),
+    "segment.ms": "600000",
+    "min.cleanable.dirty.ratio": "0.1",
+    "max.compaction.lag.ms": "3600000",
+}
+
+
+def wanted(settings: HarvestSettings) -> dict[str, dict[str, str]]:
+    """Return the topics a harvester needs beside those it publishes to, and how each is configured."""
+    election = settings.election()
+    out = {election.leader_topic: LEADER_CONFIG}
+    if settings.strategy is Strategy.FENCED:
+        out[settings.progress_topic] = PROGRESS_CONFIG
+    return out
+
+
+def ensure_topics(settings: HarvestSettings) -> list[str]:
+    """Create what is missing with a partition for each shard, and return the names of what was created.
+
+    Raises TopicError when a topic exists with too few partitions or is not compacted though it must be, BrokerError when the cluster
+    cannot be asked or refuses.
+    """
+    client = AdminClient({**settings.kafka.client()})
+    topics = wanted(settings)
+    try:
+        there = client.list_topics(timeout=TIMEOUT_S).topics
+        missing = [
+            NewTopic(name, settings.shards, settings.kafka.replication_factor, config=config)
+            for name, config in topics.items()
+            if name not in there
+        ]
+        made = client.create_topics(missing, request_timeout=TIMEOUT_S) if missing else {}
+        for created in made.values():
+            try:
+                created.result(TIMEOUT_S)
+            except KafkaException as error:
+                if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
+                    raise
+    except KafkaException as error:
+        raise BrokerError(f"topics {', '.join(topics)}: {error.args[0].str()}; check the broker and what this principal may do") from error
+    for name in topics.keys() & there.keys():
+        count = len(there[name].partitions)
+        if count != settings.shards and not settings.interop:
+            raise TopicError(
+                f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must be told the same number. To "
+                f"change it, stop all of them and add partitions to the topic"
+            )
+    return sorted(made)
