@@ -35,9 +35,10 @@ class Seen(NamedTuple):
 class LogView:
     """The fold of one coordination partition, restricted to one group. *live* once all that was there at the start has been read.
 
-    What time it is in the log is estimated from below: the append time of a record was past when it was seen, so what looks stale by the
-    estimate is stale. `known` is set once a frame of this instance was seen: from then on the estimate is at most its way through the
-    broker behind. Before, the log may have been silent for long, and the own clock, less the skew it may have, is the better guess.
+    What time it is in the log is estimated from below: the append time of a record was past when it was seen. `known` is set once a
+    frame of this instance was seen: from then on the estimate is at most its way through the broker behind. Before, the log may have
+    been silent for long, and the own clock tells more: as it is where to be early costs a claim that the log refuses, less the skew it
+    may have where to be early would break a pause.
     """
 
     __slots__ = ("_compat", "_group", "_interop", "_lead_s", "_rows", "_skew_s", "_stale_after_s", "at_ms", "known", "live", "next_offset")
@@ -85,16 +86,16 @@ class LogView:
         return [(key, row) for key, row in self._rows.items() if isinstance(row, Claim)]
 
     def now_s(self, now_s: float, unix_s: float) -> float:
-        """Return the least time it can be in the log at *now_s*, when the own wall clock shows *unix_s*."""
+        """Return what time it is in the log at *now_s*, when the own wall clock shows *unix_s*."""
         if self.at_ms < 0:
             return unix_s
         told_s = now_s + self._lead_s
-        return told_s if self.known else max(told_s, unix_s - self._skew_s)
+        return told_s if self.known else max(told_s, unix_s)
 
     def paused_for_s(self, now_s: float, unix_s: float) -> float:
         """Return for how long the group is still paused by what this partition says; 0 or less when it is not."""
         pause = self._rows.get(pause_key(self._group))
-        return pause.expires_at_s - self.now_s(now_s, unix_s) if isinstance(pause, Pause) else 0.0
+        return pause.expires_at_s - self.now_s(now_s, unix_s - self._skew_s) if isinstance(pause, Pause) else 0.0
 
     def busy_for_s(self, place: Place, now_s: float, unix_s: float) -> float:
         """Return how long it takes at least until the claim may be taken; 0 or less when that is now, inf when only a frame can tell."""

@@ -104,7 +104,7 @@ class World:
     # frames of somebody who is not simulated
 
     def _ids(self, client: str) -> tuple[int, str, str, str]:
-        return int(BEGAN_S + self.now_s), f"{client}-i", client, "g"
+        return int(BEGAN_S + self.now_s), "reset-1" if client == "admin" else f"{client}-i", client, "g"
 
     def heartbeat(self, client: str, topic: str, partition: int, offset: int) -> None:
         self.append(Heartbeat(*self._ids(client), topic, partition, offset))
@@ -180,7 +180,7 @@ class World:
     def _read(self, node: Node, log: int, until_s: float = inf) -> None:
         records = self.log[log]
         at = node.cursors.get(log, 0)
-        while at < len(records) and records[at][0] <= until_s:
+        while at < len(records) and records[at][0] + self.delay_s <= until_s:
             appended_s, frame = records[at]
             self.do(node, node.member.observe(frame, log, at, self.at_ms(appended_s), self.now_s))
             at += 1
@@ -217,7 +217,7 @@ class World:
                 if node.alive:
                     if not node.deaf:
                         for log in sorted(node.member.coordination):
-                            self._read(node, log, self.now_s - self.delay_s)
+                            self._read(node, log, self.now_s)
                     if node.member.wake_at_s() <= self.now_s:
                         self.do(node, node.member.clock(BEGAN_S + self.now_s + node.skew_s, self.now_s))
                         self.do(node, node.member.tick(self.now_s))

@@ -1,0 +1,507 @@
+"""Members on a simulated log: leases, health, drains, commits, pauses, both ways of delivery."""
+
+from __future__ import annotations
+
+import time
+from itertools import pairwise
+
+import pytest
+
+from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleasingPartition
+from holdfast.core.member import Member
+from holdfast.core.member_actions import CommitOffset, Deliver, Event, Place, Reason, Send, Start, Stop, Token
+from holdfast.core.member_settings import Delivery
+from holdfast.errors import ClaimLostError
+from tests.core.member_world import Node, World
+
+ORDERS = Place("orders", 0)
+
+
+def working(**settings: object) -> tuple[World, Node]:
+    """Return a world of one partition of 1,000 messages, and its owner."""
+    world = World()
+    world.marks[ORDERS] = (0, 1000)
+    node = world.add(**settings)  # type: ignore[arg-type]
+    world.run(5)
+    assert node.held
+    return world, node
+
+
+def reasons(node: Node) -> list[Reason | None]:
+    return [told.reason for told in node.events(Event.RELEASING)]
+
+
+def row_offset(world: World) -> int | None:
+    row = world.row("orders", 0)
+    return None if row is None else row.current_offset
+
+
+# -- leases
+
+
+def test_heartbeats_keep_the_claim_and_come_within_a_quarter_to_three_quarters_of_the_interval() -> None:
+    world, node = working(release_if_behind=False)
+    world.run(3600)
+    sent = [at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, Heartbeat)]
+    gaps = [later - earlier for earlier, later in pairwise(sent)]
+    assert min(gaps) >= 15
+    assert max(gaps) <= 45
+    assert node.held
+    assert node.member.may_deliver("orders", 0, world.now_s)
+
+
+def test_delivery_stops_before_anybody_else_can_have_the_claim() -> None:
+    """The lease counts from when the last heartbeat that was accepted was sent: a process that freezes hands out nothing after it."""
+    world, node = working(release_if_behind=False)
+    world.run(100)
+    rival = world.add("b", release_if_behind=False)
+    world.run(1)
+    node.alive = False  # frozen: neither ticks nor reads, and thaws at any moment
+    gate_s = node.member.deliver_until_s("orders", 0)
+    world.run(300)
+    taken_s = next(appended_s for appended_s, frame in world.log[0] if isinstance(frame, ClaimingPartition) and frame.client_id == "b")
+    assert rival.held
+    assert gate_s < taken_s
+    assert taken_s - gate_s < 15
+    assert not node.member.may_deliver("orders", 0, world.now_s)
+    node.alive = True
+    tokens = world.deliver(node, "orders", 0, [0])
+    world.run(1)
+    assert not node.held
+    with pytest.raises(ClaimLostError):
+        world.commit(node, *tokens)
+    assert rival.held
+
+
+def test_a_member_that_cannot_see_the_log_stops_although_its_heartbeats_arrive() -> None:
+    """A heartbeat counts when it is seen in the log as accepted: an acknowledgement says nothing about who owns the claim."""
+    world, node = working(release_if_behind=False)
+    node.deaf = True
+    world.run(130)
+    assert not node.held
+    assert Reason.EXPIRED in reasons(node)
+
+
+def test_heartbeats_that_the_broker_refuses_are_repeated_and_in_the_end_the_claim_is_given_up_in_time() -> None:
+    """D14: a heartbeat that failed renews nothing."""
+    world, node = working(release_if_behind=False)
+    node.mute = True
+    world.run(40)
+    gate_s = node.member.deliver_until_s("orders", 0)
+    assert gate_s < 5 + 120
+    assert len(node.frames(Heartbeat)) > 3
+    world.run(60)
+    assert not node.held
+    assert Reason.EXPIRED in reasons(node)
+
+
+def test_a_fenced_owner_stops_at_the_first_frame_that_says_so() -> None:
+    world, node = working()
+    world.append(Heartbeat(1_700_000_005, "a-new", "a", "g", "orders", 0, 0))
+    world.run(0.01)
+    assert not node.held
+    assert not node.member.may_deliver("orders", 0, world.now_s)
+    assert node.events(Event.FENCED)
+
+
+def test_a_claim_lost_and_won_again_is_another_claim() -> None:
+    world, node = working()
+    tokens = world.deliver(node, "orders", 0, range(3))
+    world.append(ReleasingPartition(1_700_000_005, "a0", "a", "g", "orders", 0, 0))
+    world.run(0.01)
+    assert not node.held
+    world.run(10)
+    assert node.held
+    with pytest.raises(ClaimLostError):
+        world.commit(node, tokens[0])
+
+
+def test_a_heartbeat_repeated_late_does_not_leave_the_log_behind() -> None:
+    """Offsets never go back: what a late repetition sets back is put right at once."""
+    world, node = working()
+    first = node.frames(Heartbeat)[0]
+    world.commit(node, *world.deliver(node, "orders", 0, range(50)))
+    world.do(node, node.member.flush(world.now_s))
+    world.run(1)
+    assert row_offset(world) == 50
+    world.append(first)
+    world.run(0.02)
+    assert row_offset(world) == 50
+
+
+def test_a_heartbeat_that_arrives_after_the_release_is_answered_by_another_release() -> None:
+    world, node = working()
+    world.do(node, node.member.fetch_failed("orders", 0, "gone", world.now_s))
+    world.run(1)
+    assert world.owner("orders", 0) is None
+    world.append(Heartbeat(1_700_000_005, "a0", "a", "g", "orders", 0, 0))
+    world.run(0.02)
+    assert world.owner("orders", 0) is None
+
+
+# -- commits
+
+
+def test_commits_out_of_order_and_flush_write_the_first_hole_to_the_log_and_to_the_group() -> None:
+    """M7, TestFlush"""
+    world, node = working()
+    tokens = world.deliver(node, "orders", 0, range(6))
+    seen = []
+    for message in (1, 3, 2, 4, 5, 6):
+        world.commit(node, tokens[message - 1])
+        world.do(node, node.member.flush(world.now_s))
+        world.run(0.1)
+        assert node.member.flushed()
+        seen.append(row_offset(world))
+    assert seen == [1, 1, 3, 4, 5, 6]
+    assert [action.offset for action in node.all(CommitOffset)] == [0, 1, 3, 4, 5, 6]
+    assert len(node.frames(Heartbeat)) == 6  # the set-up's and one for each advance
+
+
+def test_whole_batches_are_committed_in_one_step() -> None:
+    world, node = working()
+    epoch = node.started[ORDERS].epoch
+    world.do(node, node.member.delivered("orders", 0, range(500), world.now_s))
+    world.do(node, node.member.commit_many("orders", 0, epoch, range(500), world.now_s))
+    assert node.member.outstanding("orders", 0) == 0
+    assert node.member.claims[ORDERS].offset == 500
+    assert node.member.lag == 500
+
+
+def test_too_many_messages_in_flight_close_the_gate_until_some_are_done() -> None:
+    world, node = working(maximum_outstanding=10)
+    tokens = world.deliver(node, "orders", 0, range(10))
+    assert not node.member.may_deliver("orders", 0, world.now_s)
+    world.commit(node, tokens[3])
+    assert node.member.may_deliver("orders", 0, world.now_s)
+
+
+def test_lanes_and_holes_move_the_offset_on_when_nothing_is_in_flight() -> None:
+    world, node = working()
+    tokens = world.deliver(node, "orders", 0, [4, 9])
+    world.do(node, node.member.skipped("orders", 0, 100, world.now_s))
+    world.commit(node, *tokens)
+    world.do(node, node.member.flush(world.now_s))
+    world.run(0.1)
+    assert row_offset(world) == 100
+
+
+# -- health
+
+
+def test_an_owner_that_falls_behind_gives_the_claim_back_and_lets_others_go_first() -> None:
+    """M8, TestUnhealthyReclaim: three checks behind, then not claimed again inside the cooldown, and after it claimed."""
+    world, node = working()
+    world.marks[ORDERS] = (0, 10_000)
+    for step in range(30):
+        if not node.held:
+            break
+        if step < 29:
+            for at in range(3):
+                world.deliver(node, "orders", 0, [3 * step + at])
+        world.marks[ORDERS] = (0, 10_000 + 5_000 * step)
+        world.look(node, ORDERS)
+        world.run(15)
+    assert reasons(node) == [Reason.BEHIND]
+    world.run(15)
+    (released_s,) = [at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, ReleasingPartition)]
+    world.run(100)
+    again_s = next(
+        at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, ClaimingPartition) and at_s > released_s
+    )
+    assert 60 <= again_s - released_s < 80
+
+
+def test_a_wedged_owner_releases_and_one_with_nothing_to_read_keeps() -> None:
+    """M9"""
+    for latest, expected in ((1, [Reason.WEDGED]), (0, [])):
+        for behind in (True, False):
+            world = World()
+            world.marks[ORDERS] = (0, latest)
+            node = world.add(release_if_behind=behind)
+            world.run(105)
+            assert reasons(node)[:1] == (expected if behind else [])
+
+
+def test_balanced_groups_and_whole_topics_do_not_release_for_being_slow() -> None:
+    world = World()
+    world.marks[ORDERS] = (0, 5)
+    node = world.add(balanced=True)
+    world.do(node, node.member.aim([ORDERS], world.now_s))
+    world.run(1000)
+    assert node.held
+    assert not reasons(node)
+
+
+# -- giving back
+
+
+def test_a_release_waits_for_messages_in_flight_and_no_longer_than_the_drain_window() -> None:
+    """D21: their commits count."""
+    world, node = working(drain_s=10.0)
+    tokens = world.deliver(node, "orders", 0, range(3))
+    world.do(node, node.member.terminate(True, world.now_s))
+    assert node.all(Stop)
+    assert not node.frames(ReleasingPartition)
+    world.run(3)
+    world.commit(node, *tokens)
+    (release,) = node.frames(ReleasingPartition)
+    assert release.current_offset == 3
+    world.run(1)
+    assert node.member.terminated
+
+    world, node = working(drain_s=10.0)
+    tokens = world.deliver(node, "orders", 0, range(3))
+    world.do(node, node.member.terminate(True, world.now_s))
+    world.commit(node, tokens[0])
+    world.run(9.9)
+    assert not node.frames(ReleasingPartition)
+    world.run(0.2)
+    (release,) = node.frames(ReleasingPartition)
+    assert release.current_offset == 1
+    with pytest.raises(ClaimLostError):
+        world.commit(node, tokens[1])
+
+
+def test_the_shell_may_withdraw_what_it_did_not_hand_out() -> None:
+    world, node = working()
+    tokens = world.deliver(node, "orders", 0, range(100))
+    world.do(node, node.member.terminate(True, world.now_s))
+    world.do(node, node.member.withdrawn("orders", 0, 2, world.now_s))
+    world.commit(node, *tokens[:2])
+    (release,) = node.frames(ReleasingPartition)
+    assert release.current_offset == 2
+
+
+def test_a_claim_that_is_drained_stays_owned_meanwhile() -> None:
+    world, node = working(drain_s=100.0, release_if_behind=False)
+    world.deliver(node, "orders", 0, [0])
+    world.do(node, node.member.terminate(True, world.now_s))
+    rival = world.add("b")
+    world.run(90)
+    assert world.owner("orders", 0) == "a"
+    world.run(20)
+    assert rival.held
+
+
+def test_terminating_without_release_leaves_the_claim_with_a_last_heartbeat() -> None:
+    """TestTerminate, TestCommitOutstanding"""
+    world, node = working()
+    tokens = world.deliver(node, "orders", 0, range(5))
+    world.commit(node, tokens[0], tokens[3])
+    world.do(node, node.member.terminate(False, world.now_s))
+    assert not node.held
+    world.run(1)
+    assert node.member.terminated
+    assert (world.owner("orders", 0), row_offset(world)) == ("a", 1)
+    assert node.member.wake_at_s() == float("inf")
+    world.run(300)
+    assert world.owner("orders", 0) == "a"
+
+
+def test_terminating_ends_by_its_deadline_when_the_broker_is_gone() -> None:
+    """D10, D12"""
+    for release in (True, False):
+        world, node = working(drain_s=1.0)
+        node.mute = node.deaf = True
+        world.deliver(node, "orders", 0, [0])
+        world.do(node, node.member.terminate(release, world.now_s))
+        world.run(32)
+        assert node.member.terminated
+        assert not node.held
+
+
+def test_an_attempt_that_is_won_while_terminating_is_given_back() -> None:
+    world = World(delay_s=0.5)
+    world.heartbeat("x", "orders", 0, 9)
+    world.releasing("x", "orders", 0, 9)
+    node = world.add()
+    while not node.frames():
+        world.run(0.1)
+    world.do(node, node.member.terminate(True, world.now_s))
+    world.run(10)
+    assert node.member.terminated
+    assert world.owner("orders", 0) is None
+    assert not node.all(Start)
+
+
+# -- pauses
+
+
+def test_a_pause_empties_the_group_within_a_health_period_and_it_resumes_at_exactly_the_offsets_set_0_included() -> None:
+    """M13"""
+    world = World({"orders": 2})
+    world.marks[ORDERS] = (0, 1000)
+    nodes = [world.add(f"c{number}", seed=number) for number in range(3)]
+    world.run(20)
+    assert sum(len(node.held) for node in nodes) == 2
+    for node in nodes:
+        for topic, partition in sorted(node.held):
+            world.commit(node, *world.deliver(node, topic, partition, range(70)))
+    paused_s = world.now_s
+    world.pause(600)
+    world.run(0.01)
+    assert not any(node.member.may_deliver(topic, partition, world.now_s) for node in nodes for topic, partition in (ORDERS, ("orders", 1)))
+    world.run(45)
+    assert world.owner("orders", 0) is None
+    assert world.owner("orders", 1) is None
+    for partition, offset in ((0, 100), (1, 0)):
+        world.claiming("admin", "orders", partition)
+        world.heartbeat("admin", "orders", partition, 70)
+        world.releasing("admin", "orders", partition, offset)
+    late = world.add("late", seed=9)
+    world.run(600 - 45 - 1)
+    after = [(at_s, frame) for at_s, frame in world.log[0] if at_s > paused_s + 45 and getattr(frame, "client_id", "") != "admin"]
+    assert after == []
+    world.run(60)
+    starts = {
+        (start.partition, start.offset)
+        for node in (*nodes, late)
+        for at_s, start in node.done
+        if isinstance(start, Start) and at_s > paused_s
+    }
+    assert starts == {(0, 100), (1, 0)}
+    assert sum(len(node.events(Event.PAUSED)) for node in nodes) == 3
+    assert sum(len(node.events(Event.RESUMED)) for node in nodes) == 3
+
+
+def test_a_pause_can_be_lifted_early() -> None:
+    world, node = working()
+    world.pause(600)
+    world.run(20)
+    assert not node.held
+    world.pause(-1)
+    world.run(5)
+    assert node.held
+
+
+def test_messages_in_flight_when_the_pause_comes_get_their_drain_window() -> None:
+    world, node = working(drain_s=10.0)
+    tokens = world.deliver(node, "orders", 0, range(3))
+    world.pause(100)
+    world.run(5)
+    assert node.all(Stop)
+    world.commit(node, *tokens)
+    world.run(1)
+    assert (world.owner("orders", 0), row_offset(world)) == (None, 3)
+
+
+# -- at most once
+
+
+def batch(world: World, node: Node, end: int) -> None:
+    world.do(node, node.member.fetched("orders", 0, end, world.now_s))
+
+
+def test_a_batch_is_handed_out_only_after_the_log_has_committed_it() -> None:
+    """M15: the six steps, frame by frame."""
+    world, node = working(delivery=Delivery.AT_MOST_ONCE)
+    batch(world, node, 100)
+    assert isinstance(node.frames()[-1], ClaimingMessages)
+    assert not node.batches
+    world.run(0.1)
+    assert [action.offset_end for action in node.batches] == [100]
+    delivered_s = next(at_s for at_s, action in node.done if isinstance(action, Deliver))
+    committed_s = next(at_s for at_s, frame in world.log[0] if isinstance(frame, Heartbeat) and frame.current_offset == 100)
+    assert committed_s < delivered_s
+    world.do(node, node.member.delivered("orders", 0, range(100), world.now_s))
+    world.commit(node, Token("orders", 0, 5, node.started[ORDERS].epoch))
+    batch(world, node, 130)
+    world.run(0.1)
+    assert len(node.batches) == 2
+
+
+@pytest.mark.parametrize("cut_s", [0.0, 0.001, 0.003, 0.005, 0.007, 0.009, 0.02])
+def test_a_crash_at_any_moment_delivers_a_batch_once_or_never(cut_s: float) -> None:
+    """M15: after ClaimingMessages, after the Heartbeat, after the hand-out: the next owner never repeats what was handed out."""
+    world, node = working(delivery=Delivery.AT_MOST_ONCE)
+    rival = world.add("b", delivery=Delivery.AT_MOST_ONCE, release_if_behind=False)
+    batch(world, node, 100)
+    world.run(cut_s)
+    handed = bool(node.batches)
+    world.kill(node)
+    world.run(300)
+    (start,) = rival.all(Start)
+    assert start.offset in (0, 100)
+    if handed:
+        assert start.offset == 100
+
+
+def test_a_takeover_between_announcement_and_commit_leaves_the_batch_to_the_new_owner() -> None:
+    world, node = working(delivery=Delivery.AT_MOST_ONCE)
+    node.deaf = True
+    batch(world, node, 100)
+    world.run(0.003)
+    world.append(Heartbeat(1_700_000_005, "new", "a", "g", "orders", 0, 0))
+    node.deaf = False
+    world.run(1)
+    assert not node.batches
+    assert row_offset(world) == 0
+
+
+def test_a_lost_announcement_or_commit_is_sent_again() -> None:
+    world, node = working(delivery=Delivery.AT_MOST_ONCE)
+    node.mute = True
+    batch(world, node, 100)
+    world.run(5)
+    assert not node.batches
+    node.mute = False
+    world.run(5)
+    assert len(node.batches) == 1
+
+
+def test_a_release_at_most_once_waits_until_the_committed_batch_is_handed_out() -> None:
+    world, node = working(delivery=Delivery.AT_MOST_ONCE, drain_s=10.0)
+    batch(world, node, 100)
+    while not any(isinstance(frame, Heartbeat) and frame.current_offset == 100 for frame in node.frames()):
+        world.run(0.001)
+    world.do(node, node.member.terminate(True, world.now_s))
+    world.run(1)
+    assert len(node.batches) == 1
+    assert node.member.may_deliver("orders", 0, world.now_s)
+    world.do(node, node.member.delivered("orders", 0, range(100), world.now_s))
+    assert not node.held
+    world.run(1)
+    assert (world.owner("orders", 0), row_offset(world)) == (None, 100)
+
+
+def test_at_least_once_a_crash_repeats_no_more_than_a_heartbeat_interval() -> None:
+    """M15: what was committed before the last heartbeat is not delivered again."""
+    world, node = working(release_if_behind=False)
+    committed: list[tuple[float, int]] = []
+    for offset in range(200):
+        world.commit(node, *world.deliver(node, "orders", 0, [offset]))
+        committed.append((world.now_s, offset))
+        world.run(1)
+    world.kill(node)
+    rival = world.add("b", release_if_behind=False)
+    world.run(300)
+    (start,) = rival.all(Start)
+    again = [at_s for at_s, offset in committed if offset >= start.offset]
+    assert len(again) <= 46
+
+
+# -- cost
+
+
+def test_a_member_of_a_thousand_partitions_ticks_and_observes_in_little_time() -> None:
+    world = World({"orders": 1000}, interval_s=3.0)
+    node = world.add(greedy=True, release_if_behind=False)
+    world.run(3)
+    assert len(node.held) == 1000
+    member: Member = node.member
+    ticks = []
+    frames: list[Frame] = []
+    for step in range(100):
+        now_s = world.now_s + step * 0.01
+        began_s = time.perf_counter()
+        actions = member.tick(now_s)
+        ticks.append(time.perf_counter() - began_s)
+        frames += [action.frame for action in actions if isinstance(action, Send)]
+    assert len(frames) > 200
+    assert sorted(ticks)[50] < 0.002
+    offset = len(world.log[0])
+    began_s = time.perf_counter()
+    for index, frame in enumerate(frames):
+        member.observe(frame, 0, offset + index, world.at_ms(world.now_s + 1), world.now_s + 1)
+    assert (time.perf_counter() - began_s) / len(frames) < 0.0002
