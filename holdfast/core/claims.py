@@ -86,6 +86,7 @@ class AnomalyKind(StrEnum):
     LATE_PROPOSAL = "late-proposal"
     BACKWARD_PROPOSAL = "backward-proposal"
     NEGATIVE_OFFSET = "negative-offset"
+    BACKWARD_OFFSET = "backward-offset"
 
 
 class Anomaly(msgspec.Struct, frozen=True, gc=False, array_like=True):
@@ -147,7 +148,7 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
             and claim.instance_id == frame.instance_id
             and claim.client_id == frame.client_id
             and claim.heartbeat_at_s is not None
-            and offset >= 0
+            and offset >= (claim.current_offset or 0)
         ):
             # The owner renews: nearly every record there is, so it is built directly.
             proposed = claim.proposed_offset
@@ -208,6 +209,9 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
         after = _taken(claim, frame, now_s)
     if offset is None:
         return _with_anomaly(after, AnomalyKind.NEGATIVE_OFFSET, frame, now_s)
+    if after.current_offset is not None and offset < after.current_offset:
+        # It was under way for long, or is appended twice. What is done is done: whoever starts here must not do it again.
+        return _with_anomaly(after, AnomalyKind.BACKWARD_OFFSET, frame, now_s)
     proposed = after.proposed_offset
     return msgspec.structs.replace(
         after, current_offset=offset, proposed_offset=None if proposed is None or offset >= proposed else proposed
@@ -235,10 +239,19 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
         return _with_anomaly(claim, AnomalyKind.FOREIGN_RELEASE, frame, now_s)
     if claim.heartbeat_at_s is None:
         return _with_anomaly(claim, AnomalyKind.LATE_RELEASE, frame, now_s)
-    # A stale owner may still release as long as nobody took over: it knows best where it stopped.
-    offset = frame.current_offset if frame.current_offset >= 0 else claim.current_offset
+    # A stale owner may still release as long as nobody took over: it knows best where it stopped. Only a reset goes back.
+    anomaly = None
+    if frame.current_offset < 0:
+        anomaly = AnomalyKind.NEGATIVE_OFFSET
+    elif (
+        claim.current_offset is not None
+        and frame.current_offset < claim.current_offset
+        and not frame.instance_id.startswith(RESET_INSTANCE)
+    ):
+        anomaly = AnomalyKind.BACKWARD_OFFSET
+    offset = frame.current_offset if anomaly is None else claim.current_offset
     after = msgspec.structs.replace(claim, heartbeat_at_s=None, released_at_s=now_s, current_offset=offset, proposed_offset=None)
-    return after if frame.current_offset >= 0 else _with_anomaly(after, AnomalyKind.NEGATIVE_OFFSET, frame, now_s)
+    return after if anomaly is None else _with_anomaly(after, anomaly, frame, now_s)
 
 
 def _proposed(claim: Claim, frame: ClaimingMessages, now_s: int, stale_after_s: int | None) -> Claim:

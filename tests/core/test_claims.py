@@ -333,9 +333,25 @@ def test_d16_offset_zero_is_an_offset_and_no_offset_is_none() -> None:
     assert world.claim.current_offset is None
     assert world.go.current_offset == 0
     world.heartbeat("a/i1", 11, 7)
-    world.release("a/i1", 12, 0)
-    world.claiming("b/j1", 13)
+    world.release("a/i1", 12, 7)
+    world.claiming("admin/reset-1", 13)
+    world.release("admin/reset-1", 14, 0)
+    world.claiming("b/j1", 15)
     assert world.claim.current_offset == 0, "a group reset to 0 resumes at 0"
+
+
+@pytest.mark.parametrize("at_s", [12, 11 + 120], ids=["live", "stale"])
+def test_an_offset_goes_back_by_a_reset_only(at_s: int) -> None:
+    for sender in ("a/i1", "a/i2") if at_s == 12 else ("a/i1", "a/i2", "b/j1"):
+        world = World()
+        world.heartbeat("a/i1", 10, 50)
+        world.heartbeat("a/i1", 11, 70)
+        world.heartbeat(sender, at_s, 50)
+        assert (world.owner, world.claim.current_offset, world.claim.heartbeat_at_s) == (sender, 70, at_s)
+        assert world.anomalies == (1, "backward-offset", sender)
+        world.release(sender, at_s + 1, 50)
+        assert (world.claim.released_at_s, world.claim.current_offset) == (at_s + 1, 70)
+        assert world.go.current_offset == 50
 
 
 def test_d17_of_two_processes_under_one_client_id_the_newer_owns_the_claim() -> None:

@@ -182,6 +182,7 @@ NOT_ALLOWED = {
     AnomalyKind.FENCED_HEARTBEAT: "D17: heartbeat of an instance that was replaced",
     AnomalyKind.LATE_RELEASE: "a claim is released once",
     AnomalyKind.NEGATIVE_OFFSET: "an offset below 0 is none",
+    AnomalyKind.BACKWARD_OFFSET: "an offset goes back by a reset only",
 }
 
 

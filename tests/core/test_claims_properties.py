@@ -189,7 +189,7 @@ def judged(facts: list[Fact], frame: Frame, now_s: int) -> list[tuple[str, str]]
     if isinstance(frame, ClaimingPartition):
         return [] if live else [("took", "")]
     if isinstance(frame, Heartbeat):
-        told = [("told", "")] if frame.current_offset >= 0 else [("odd", "negative-offset")]
+        told = [told_by(facts, frame)]
         if same and owned:
             return [("renewed", ""), *told]
         if live and not same_client:
@@ -202,12 +202,20 @@ def judged(facts: list[Fact], frame: Frame, now_s: int) -> list[tuple[str, str]]
     if isinstance(frame, ReleasingPartition):
         if stranger or not owned:
             return [("odd", "foreign-release" if stranger else "late-release")]
-        return [("released", ""), ("told", "") if frame.current_offset >= 0 else ("odd", "negative-offset")]
+        return [("released", ""), told_by(facts, frame)]
     assert isinstance(frame, ClaimingMessages)
     if stranger or not live:
         return [("odd", "foreign-proposal" if stranger else "late-proposal")]
     known = offset_of(latest(facts, "told"))
     return [("announced", "")] if frame.proposed_current_offset > (-1 if known is None else known) else [("odd", "backward-proposal")]
+
+
+def told_by(facts: list[Fact], frame: Heartbeat | ReleasingPartition) -> tuple[str, str]:
+    """Return what the offset of a frame that counts comes to: it never goes back."""
+    known = offset_of(latest(facts, "told"))
+    if frame.current_offset < 0:
+        return ("odd", "negative-offset")
+    return ("told", "") if known is None or frame.current_offset >= known else ("odd", "backward-offset")
 
 
 def announced_by(facts: list[Fact]) -> int | None:
