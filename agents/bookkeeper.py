@@ -15,6 +15,7 @@ from typing import Any
 
 from holdfast.config import Settings
 from holdfast.core import books as rules
+from holdfast.core import outbox_books
 from holdfast.core import registry as names
 from holdfast.core.processor import Processor
 from holdfast.errors import ConfigError
@@ -69,10 +70,8 @@ def dedupe(source: str, clean: str, *, verdicts: str | None = None) -> Processor
     )
 
 
-def outbox_progress(topic: str) -> Processor[Any, Any]:
+def outbox_progress(topic: str) -> Processor[outbox_books.Said, outbox_books.Reached]:
     """Return the processor that keeps how far each outbox says it is, from the topic on which its leaders keep their progress."""
-    from holdfast.core import outbox_books
-
     return Processor(
         name=f"progress-{_slug(topic)}",
         source=topic,
