@@ -74,7 +74,7 @@ class Member(Claiming):
         """Return when `tick` must be called at the latest; `inf` when nothing is due."""
         if self._ended:
             return inf
-        pause_s = self._paused_until_s if self._paused else inf
+        pause_s = self._paused_until_s if self._paused and not self._ending else inf
         return min(self._next_due_s(), self._loop_at_s, self._pool.next_s(), self._conflict_at_s, self._end_at_s, pause_s)
 
     def may_deliver(self, topic: str, partition: int, now_s: float) -> bool:
@@ -221,7 +221,7 @@ class Member(Claiming):
             self._own_frame_seen(log, frame, None if claim is None else claim.sent.get(frame_mark(frame)), at_ms, now_s)
             claim = self._claims.get(place)  # a clock that is too far off ends everything
         if claim is None:
-            if own and not self._leaving and seen.before is not seen.after and self._mine(seen.after) and self._claimable(place):
+            if own and not self._leaving and seen.before is not seen.after and self._mine(seen.after):
                 self._orphan_seen(place, seen, now_s)
             self._sort(place, now_s)
         elif claim.stage in ATTEMPTS:
@@ -411,5 +411,6 @@ class Member(Claiming):
             self._stop(claim)
             if claim.stage in _COMMITTING:
                 self._send_heartbeat(claim, claim.offset(), now_s)
+                self._commit_offset(claim, claim.offset())
             self._forget(claim, now_s)
         return self._done(now_s)

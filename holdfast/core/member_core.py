@@ -7,7 +7,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
 
-from holdfast.core.claims import Claim, claim_key
+from holdfast.core.claims import Claim, ClaimKey, claim_key, is_reserved, parse_claim_key
 from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
 from holdfast.core.member_actions import Action, CommitOffset, Event, Look, Notify, Place, Reason, Send
 from holdfast.core.member_claims import LocalClaim, Pool, Stage
@@ -62,6 +62,10 @@ class MemberCore:
         log = self._topics[topic] = coordination_partition(topic, self._partitions)
         if log not in self._logs:
             self._logs[log] = LogView(self.settings)
+
+    def reserved(self) -> dict[ClaimKey, Claim]:
+        """Return the group's claims that a reset holds: only their release frees them (PROTOCOL.md#pausing-and-resetting-a-group)."""
+        return {parse_claim_key(key): row for log in self._logs.values() if log.live for key, row in log.claims() if is_reserved(row)}
 
     # -- time and chance
 
@@ -122,17 +126,11 @@ class MemberCore:
     def _send_heartbeat(self, claim: LocalClaim, offset: int, now_s: float) -> int:
         client_id, instance_id = self._me
         claim.offset_logged = max(claim.offset_logged, offset)
-        if offset != claim.kafka_offset:
-            claim.kafka_offset = offset
-            self._out.append(CommitOffset(*claim.place, offset))
         frame = Heartbeat(self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset)
         return self._send(claim, frame, now_s)
 
     def _send_release(self, claim: LocalClaim, offset: int, now_s: float) -> int:
         client_id, instance_id = self._me
-        if offset != claim.kafka_offset:
-            claim.kafka_offset = offset
-            self._out.append(CommitOffset(*claim.place, offset))
         frame = ReleasingPartition(self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset)
         return self._send(claim, frame, now_s)
 
@@ -140,6 +138,12 @@ class MemberCore:
         client_id, instance_id = self._me
         frame = ClaimingMessages(self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset_end)
         self._send(claim, frame, now_s)
+
+    def _commit_offset(self, claim: LocalClaim, offset: int | None) -> None:
+        """Have `__consumer_offsets` follow the log: what the log did not take, as from an owner that was replaced, is not committed."""
+        if offset is not None and offset != claim.kafka_offset:
+            claim.kafka_offset = offset
+            self._out.append(CommitOffset(*claim.place, offset))
 
     def _look(self, claim: LocalClaim) -> None:
         self._out.append(Look(*claim.place))

@@ -255,6 +255,8 @@ class Keeping(MemberCore):
         if not self._mine(row):
             released = row is not None and row.heartbeat_at_s is None
             if claim.stage is Stage.RELEASING and released and own and isinstance(frame, ReleasingPartition):
+                assert row is not None
+                self._commit_offset(claim, row.current_offset)
                 self._released(claim, now_s)
             elif released:
                 self._fenced(claim, "the log shows it released", now_s)
@@ -273,6 +275,7 @@ class Keeping(MemberCore):
             return
         if isinstance(frame, Heartbeat):
             self._accepted(claim, frame, row, now_s)
+            self._commit_offset(claim, row.current_offset)
             self._commit_seen(claim, row)
             if claim.stage is Stage.DRAINING:
                 self._drained(claim, now_s)
