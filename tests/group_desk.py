@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from typing import Any
@@ -183,3 +184,38 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, write: int) -> list[str]:
     monkeypatch.setattr(ResetLog, "_append", appending)
     monkeypatch.setattr(ClaimReset, "_give_up", dying)
     return written
+
+
+CHILD = """
+import os, signal, sys
+from holdfast.clients import group_reset
+from holdfast.clients.group_admin import GroupAdmin
+from holdfast.config import Settings
+from holdfast.core.resets import Aim, Where
+coordination, resets, bootstrap, group, step, interval_s, deadline_s, offset = sys.argv[1:]
+group_reset.LIMIT_FRAMES = 1
+settings = Settings(app="desk", coordination_topic=coordination, claim_interval_s=float(interval_s), kafka={"bootstrap.servers": bootstrap})
+
+def tell(progress):
+    if progress.step.value == step and (step != "moving" or 0 < progress.done < progress.total):
+        os.kill(os.getpid(), signal.SIGKILL)
+
+with GroupAdmin(settings, resets_topic=resets) as admin:
+    admin.reset_offsets(admin.plan_reset(group, Aim(Where.OFFSET, int(offset))), deadline_s=float(deadline_s), tell=tell)
+"""
+
+
+def killed_administrator(
+    coordination: str,
+    resets: str,
+    bootstrap: str,
+    group: str,
+    step: Step,
+    *,
+    interval_s: float = 5.0,
+    deadline_s: float = 30.0,
+    offset: int = 0,
+) -> list[str]:
+    """Return the command of an administrator that resets *group* to *offset* and is killed by the system at *step*."""
+    told = [coordination, resets, bootstrap, group, step.value, str(interval_s), str(deadline_s), str(offset)]
+    return [sys.executable, "-P", "-c", CHILD, *told]

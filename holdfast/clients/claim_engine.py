@@ -19,9 +19,10 @@ from holdfast.clients.claim_lookup import Lookups
 from holdfast.clients.claim_options import EngineSettings
 from holdfast.clients.claim_queue import Fetched, FetchQueue, Handout, Lease
 from holdfast.clients.claim_waits import Waits
+from holdfast.clients.reset_settler import ResetSettler
 from holdfast.clock import Clock
 from holdfast.config import Settings
-from holdfast.core.frames import Frame, decode, encode
+from holdfast.core.frames import Frame, coordination_partition, decode, encode
 from holdfast.core.member import Draws, Member
 from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Send, Start, Stop, Token
 from holdfast.core.member_settings import Delivery, MemberSettings
@@ -33,7 +34,11 @@ T = TypeVar("T")
 OBSERVED_AT_ONCE = 200
 """Frames observed before the lock is let go, so that whoever takes messages meanwhile waits a millisecond or two."""
 JOIN_S = 10.0
+RESETS_INTERVALS = 0.1
+"""How often to look for what a reset holds."""
 LIMIT_EVENTS = 1_000
+NOBODYS = -1
+"""Send id of frames that the member did not ask for."""
 
 
 class Engine:
@@ -62,7 +67,17 @@ class Engine:
         self._to_commit: dict[tuple[str, int], int] = {}
         self._waits = Waits()
         self._told_caught_up: set[int] = set()
-        self._health_at_s = self._partitions_at_s = self._clock_at_s = 0.0
+        self._health_at_s = self._partitions_at_s = self._clock_at_s = self._resets_at_s = 0.0
+        self._settler = ResetSettler(
+            settings,
+            client=member.client_id,
+            interval_s=member.heartbeat_interval_s,
+            stale_after_s=member.stale_after_s,
+            timeout_s=options.request_timeout_s,
+            clock=clock,
+            draws=draws,
+            topic=options.resets_topic,
+        )
         self._quit = self.ending = False
         self.failure: BaseException | None = None
         self.ended = threading.Event()
@@ -406,6 +421,7 @@ class Engine:
                 self._do(member.tick(now_s))
                 self._log.follow_partitions(member.coordination)
             self._ask_broker(member, now_s)
+            self._settle_resets(member, now_s)
             if self._to_commit and self._feed is not None:
                 self._feed.commit(self._to_commit)
                 self._to_commit = {}
@@ -457,6 +473,14 @@ class Engine:
             self._partitions_at_s = now_s + self._options.partitions_lookup_intervals * interval_s
             lookups.ask_counts(self.member_settings.topics)
 
+    def _settle_resets(self, member: Member, now_s: float) -> None:
+        """Free what a reset holds whose administrator died; nothing of it is in the member's hands, so nothing is told to it."""
+        if now_s < self._resets_at_s:
+            return
+        self._resets_at_s = now_s + RESETS_INTERVALS * self.member_settings.heartbeat_interval_s
+        for frame in self._settler.look(member.reserved(), now_s):
+            self._log.send(NOBODYS, encode(frame), coordination_partition(frame.topic, self._log.partitions))
+
     def _late(self, what: str) -> BaseException:
         cause = self._log.last_error or "no error was reported"
         return BrokerError(
@@ -464,6 +488,7 @@ class Engine:
         )
 
     def _shut(self) -> None:
+        self._settler.close()
         if self._feed is not None:
             if self._to_commit:
                 self._feed.commit(self._to_commit)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from holdfast.core.member_settings import ATTEMPT_INTERVALS, MemberSettings
+from holdfast.core.resets import RESETS_TOPIC
 from holdfast.errors import ConfigError
 
 STOP_SLACK_S = 5.0
@@ -27,6 +28,8 @@ class EngineSettings:
     health_lookup_intervals: float = 0.25
     partitions_lookup_intervals: float = 0.25
     compression: str = "none"
+    resets_topic: str = RESETS_TOPIC
+    """Where resets of the group are decided."""
 
     def __post_init__(self) -> None:
         if self.compression not in ("none", "gzip", "snappy"):

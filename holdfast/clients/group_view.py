@@ -31,6 +31,8 @@ logger = logging.getLogger(__name__)
 
 POLL_S = 0.05
 LIMIT_NAMES = 20
+LONGEST_SILENCE_S = STALE_AFTER_S
+"""How long a Go member may be silent and alive."""
 
 
 class GroupView:
@@ -154,7 +156,7 @@ class GroupView:
             member = (claim.client_id, claim.instance_id)
             if claim.heartbeat_at_s is None or is_reserved(claim) or self.obeys(*member):
                 continue
-            if self.now_s - claim.heartbeat_at_s < max(STALE_AFTER_S, self.stale_after_s):
+            if self.now_s - claim.heartbeat_at_s < max(LONGEST_SILENCE_S, self.stale_after_s):
                 found.setdefault(member, []).append(key)
         return found
 
@@ -165,7 +167,7 @@ class GroupView:
             shown = ", ".join(names[:LIMIT_NAMES]) + (f" and {len(names) - LIMIT_NAMES} more" if len(names) > LIMIT_NAMES else "")
             raise GroupError(
                 f"these live members of {self._settings.coordination_topic} do not understand a pause (Go members, or ours with interop): "
-                f"{shown}. Stop them first; one that was killed counts as live for {max(STALE_AFTER_S, self.stale_after_s)} s"
+                f"{shown}. Stop them first; one that was killed counts as live for {max(LONGEST_SILENCE_S, self.stale_after_s)} s"
             )
 
     def obeys(self, client_id: str, instance_id: str) -> bool:

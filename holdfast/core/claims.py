@@ -191,8 +191,10 @@ def _log_time_s(claim: Claim | None, frame_time_s: int, at_ms: int) -> int:
 def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s: int | None) -> Claim:
     """Return the claim after any heartbeat but the plain renewal."""
     offset = frame.current_offset if frame.current_offset >= 0 else None
-    if claim is not None and not _owns(claim, frame) and (is_reserved(claim) or frame.instance_id.startswith(RESET_INSTANCE)):
-        # Nobody takes from a reset, and a reset takes by claiming only: a heartbeat of it that comes late must not.
+    by_reset = frame.instance_id.startswith(RESET_INSTANCE)
+    if claim is not None and not _owns(claim, frame) and (by_reset or claim.instance_id.startswith(RESET_INSTANCE)):
+        # Nobody takes from a reset, and a reset takes by claiming only: its heartbeat that comes late must not. Nor is what it gave back
+        # taken by a heartbeat: that would be of an owner from before, and undo the reset.
         return _with_anomaly(claim, AnomalyKind.FOREIGN_HEARTBEAT, frame, now_s)
     if claim is None or not is_live(claim, now_s, stale_after_s):
         # Nobody holds it. Taking it by a heartbeat alone is how a Go client hands over, and how a stale owner comes back.

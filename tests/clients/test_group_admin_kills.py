@@ -5,10 +5,8 @@ from __future__ import annotations
 import os
 import signal
 import subprocess
-import sys
 from collections.abc import Iterator
 from itertools import groupby
-from pathlib import Path
 
 import pytest
 
@@ -20,11 +18,11 @@ from holdfast.core.resets import Abort, Aim, Commit, Decision, Where, decode_dec
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, GroupError
 from tests.core.test_protocol_page import plain, table
-from tests.group_desk import DEADLINE_S, GroupDesk, Killed, kill_at
+from tests.group_desk import DEADLINE_S, GroupDesk, Killed, kill_at, killed_administrator
+from tests.harness import ROOT
 
 pytestmark = pytest.mark.broker
 
-ROOT = Path(__file__).resolve().parents[2]
 Places = dict[tuple[str, int], int | None]
 
 
@@ -133,7 +131,7 @@ def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step:
     """A process of its own, SIGKILL: the same, with nothing of this process left to help it."""
     reset = next(resets_of(desk))
     child = subprocess.run(
-        [sys.executable, "-P", "-c", CHILD, desk.coordination, desk.resets, desk.broker.bootstrap, reset.group, step.value],
+        killed_administrator(desk.coordination, desk.resets, desk.broker.bootstrap, reset.group, step),
         check=False,
         cwd=ROOT,
         env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -156,25 +154,6 @@ def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step:
             assert reset.check() == reset.new
         admin.reset_offsets(plan)
         assert {move.new_offset for move in admin.plan_reset(reset.group, Aim(Where.SHIFT, 0)).moves} == {50, 5}
-
-
-CHILD = """
-import os, signal, sys
-from holdfast.clients import group_reset
-from holdfast.clients.group_admin import GroupAdmin
-from holdfast.config import Settings
-from holdfast.core.resets import Aim, Where
-coordination, resets, bootstrap, group, step = sys.argv[1:]
-group_reset.LIMIT_FRAMES = 1
-settings = Settings(app="desk", coordination_topic=coordination, claim_interval_s=5, kafka={"bootstrap.servers": bootstrap})
-
-def tell(progress):
-    if progress.step.value == step and (step != "moving" or 0 < progress.done < progress.total):
-        os.kill(os.getpid(), signal.SIGKILL)
-
-with GroupAdmin(settings, resets_topic=resets) as admin:
-    admin.reset_offsets(admin.plan_reset(group, Aim(Where.EARLIEST)), tell=tell)
-"""
 
 
 def test_an_administrator_that_was_frozen_past_its_time_learns_that_it_was_given_up(desk: GroupDesk) -> None:

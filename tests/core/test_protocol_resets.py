@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Callable
 from typing import Any, cast
 
 import pytest
 
-from holdfast.clients import group_view
+from holdfast.clients.group_view import LONGEST_SILENCE_S
 from holdfast.clients.reset_log import ResetLog, settle
 from holdfast.core import claims, resets
 from holdfast.core.claims import RESET_INSTANCE, Claim, ClaimKey, fold_guarded
@@ -25,7 +26,7 @@ ABORT = Abort(reset_id="5e", group="g", client="worker-8", at_s=NOW_S, reason="s
 def frame(kind: str, client: str, instance: str) -> Frame:
     match kind:
         case "Heartbeat":
-            return Heartbeat(NOW_S, instance, client, *KEY, 9)
+            return Heartbeat(NOW_S, instance, client, *KEY, 49)
         case "ClaimingPartition":
             return ClaimingPartition(NOW_S, instance, client, *KEY)
         case "ReleasingPartition":
@@ -48,8 +49,8 @@ def fold(before: Claim, arriving: Frame) -> Claim:
 
 def test_the_constants_of_the_page_are_those_of_the_code() -> None:
     told = {plain(row["Constant"]): plain(row["Is"]) for row in table("Constant", "Is", "For")}
-    assert told == {name: str(getattr(resets, name)) for name in told}
-    assert resets.RESET_INSTANCE is claims.RESET_INSTANCE
+    constants = {**vars(resets), **vars(claims)}
+    assert told == {name: str(constants[name]) for name in told}
     assert {name for name in vars(resets) if re.fullmatch(r"(LIMIT|RESET)[A-Z]*_[A-Z_]+", name)} == set(told)
 
 
@@ -73,7 +74,7 @@ def test_a_reserved_claim_meets_each_frame_as_the_page_says(age_s: int) -> None:
             renewed = (after.heartbeat_at_s == NOW_S, after.released_at_s == NOW_S, after.current_offset)
             assert (
                 renewed
-                == {"nothing": (False, False, 40), "renew, offset": (True, False, 9), "release, offset": (False, True, 9)}[row["Then"]]
+                == {"nothing": (False, False, 40), "renew, offset": (True, False, 49), "release, offset": (False, True, 9)}[row["Then"]]
             )
 
 
@@ -87,6 +88,18 @@ def test_a_heartbeat_of_a_reset_takes_no_claim_of_anybody() -> None:
         assert after.anomaly.kind is claims.AnomalyKind.FOREIGN_HEARTBEAT
         assert (after.client_id, after.current_offset, after.heartbeat_at_s) == ("worker-8", 3, before.heartbeat_at_s)
     assert "foreign-heartbeat), whether that claim is live, stale or released" in " ".join(PAGE.split())
+
+
+def test_what_a_reset_gave_back_is_taken_by_claiming_alone() -> None:
+    given_back = Claim("admin", RESET, 3, None, NOW_S - 1, 0, None, NOW_S - 10, ("i7",))
+    for client, instance in (("worker-7", "i7"), ("worker-8", "i8"), ("admin", RESET)):
+        after = fold(given_back, frame("Heartbeat", client, instance))
+        assert after.anomaly is not None
+        assert after.anomaly.kind is claims.AnomalyKind.FOREIGN_HEARTBEAT
+        assert (after.heartbeat_at_s, after.current_offset) == (None, 0)
+    after = fold(given_back, frame("ClaimingPartition", "worker-8", "i8"))
+    assert (after.client_id, after.current_offset) == ("worker-8", 0)
+    assert "is taken by `ClaimingPartition` alone" in " ".join(PAGE.split())
 
 
 class Log(ResetLog):
@@ -113,7 +126,7 @@ class Log(ResetLog):
 
 def test_what_a_dead_reset_holds_is_settled_as_the_page_says() -> None:
     rows = table("First decision", "Administrator", "Written by who looks", "Given back with")
-    logs = {"commit": lambda: Log(COMMIT), "abort": lambda: Log(ABORT, COMMIT), "none": Log}
+    logs: dict[str, Callable[[], Log]] = {"commit": lambda: Log(COMMIT), "abort": lambda: Log(ABORT, COMMIT), "none": Log}
     logs["none, but a commit comes before the abort"] = lambda: Log(late=COMMIT)
     assert {row["First decision"] for row in rows} == set(logs)
     offsets = {"its new offset": [0], "its old offset": [40], "not given back": []}
@@ -129,5 +142,5 @@ def test_what_a_dead_reset_holds_is_settled_as_the_page_says() -> None:
 
 
 def test_a_go_member_counts_as_live_for_as_long_as_the_page_says() -> None:
-    assert group_view.STALE_AFTER_S == STALE_AFTER_S
+    assert LONGEST_SILENCE_S == STALE_AFTER_S
     assert "one is live for `STALE_AFTER_S`, however short the fleet's own interval" in " ".join(PAGE.split())

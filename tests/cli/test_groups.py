@@ -1,0 +1,163 @@
+"""`holdfast groups` against a real broker, as a person or a script runs it."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from holdfast.cli.__main__ import main
+from holdfast.core.resets import RESETS_TOPIC
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from tests.group_desk import GroupDesk
+
+pytestmark = pytest.mark.broker
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:
+    made = GroupDesk(broker, fresh_topic)
+    made.resets = RESETS_TOPIC  # what the command writes to
+    yield made
+    made.close()
+
+
+@pytest.fixture
+def run(desk: GroupDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path])
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        told = [f"coordination_topic={desk.coordination}", "claim_interval_s=5"]
+        given = [*(part for each in told for part in ("--set", each)), "--bootstrap", desk.broker.bootstrap]
+        with pytest.raises(SystemExit) as left:
+            main(["groups", *arguments, *given])
+        captured = capsys.readouterr()
+        return int(left.value.code or 0), captured.out, captured.err
+
+    return command
+
+
+def lines(out: str) -> list[list[str]]:
+    return [line.split() for line in out.splitlines()]
+
+
+def ledger(desk: GroupDesk, topic: str) -> str:
+    """Leave an empty consumer group with committed offsets."""
+    group = f"ledger-{topic}"
+    consumer = Consumer(desk.broker.client_config(**{"group.id": group}))
+    consumer.commit(offsets=[TopicPartition(topic, 0, 20)], asynchronous=False)
+    consumer.close()
+    return group
+
+
+def test_groups_are_listed_with_their_type_and_state(desk: GroupDesk, run: Run) -> None:
+    topic = desk.topic()
+    group = ledger(desk, topic)
+    desk.hold("worker-7/i7", topic, {0: 40, 1: 41})
+    code, out, _ = run("list")
+    head, *rest = lines(out)
+    assert (code, head) == (0, ["GROUP", "TYPE", "STATE", "#MEMBERS", "#PARTITIONS", "HELD"])
+    assert ["shop", "claim", "Stable", "1", "2", "2"] in rest
+    assert [group, "consumer", "Empty", "0", "0", "0"] in rest
+    code, out, _ = run("list", "--type", "claim", "-o", "json")
+    (found,) = json.loads(out)
+    assert found == {
+        "group": "shop",
+        "type": "claim",
+        "state": "Stable",
+        "members": 1,
+        "partitions": 2,
+        "partitions_held": 2,
+        "coordinator": None,
+        "assignment_strategy": None,
+        "paused_until_s": None,
+        "resets": [],
+    }
+
+
+def test_a_group_is_described_in_the_columns_of_kafka_consumer_groups(desk: GroupDesk, run: Run) -> None:
+    topic = desk.topic()
+    group = ledger(desk, topic)
+    desk.hold("worker-7/i7", topic, {0: 40})
+    head = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "CLIENT-ID"]
+    for name, row in (
+        ("shop", ["shop", topic, "0", "40", "50", "10", "worker-7-i7", "-", "worker-7"]),
+        (group, [group, topic, "0", "20", "50", "30", "-", "-", "-"]),
+    ):
+        code, out, _ = run("describe", name)
+        assert (code, lines(out)) == (0, [head, row])
+    assert lines(run("describe", "shop", "--detail")[1])[0] == [*head, "STATUS", "OWNER-EPOCH", "HEARTBEAT-AGE-S"]
+    assert lines(run("describe", "shop", "--members", "--detail")[1]) == [
+        ["GROUP", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS", "OBEYS-PAUSE", "ASSIGNMENT"],
+        ["shop", "worker-7-i7", "-", "worker-7", "1", "true", f"{topic}(0)"],
+    ]
+    told = lines(run("describe", group, "--state")[1])
+    assert told[0] == ["GROUP", "TYPE", "COORDINATOR", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS", "PAUSED-UNTIL", "RESETS"]
+    assert told[1][:2] == [group, "consumer"]
+    (member,) = json.loads(run("describe", "shop", "--members", "-o", "json")[1])
+    assert member["assignment"] == {topic: [0]}
+    (position,) = json.loads(run("describe", "shop", "-o", "json")[1])
+    assert position["status"] == "fresh"
+    assert [*position] == [*(name.lower().replace("-", "_") for name in head), "status", "owner_epoch", "heartbeat_age_s"]
+    assert run("describe", "absent")[0] == 1
+    assert run("describe", "shop", "--members", "--state")[0] == 2
+
+
+def test_a_group_is_paused_and_resumed_and_refused_with_names(desk: GroupDesk, run: Run) -> None:
+    topic = desk.topic()
+    desk.hold("worker-7/i7", topic, {0: 40})
+    code, out, err = run("pause", "shop", "--for", "10m", "-o", "json")
+    assert (code, json.loads(out)["by"]) == (0, "holdfast-admin")
+    assert "within a heartbeat interval" in err
+    assert 590 <= json.loads(out)["paused_until_s"] - desk.now_s <= 600
+    assert lines(run("describe", "shop", "--state")[1])[1][:6] == ["shop", "claim", "-", "-", "Paused", "1"]
+    code, out, _ = run("resume", "shop")
+    assert (code, lines(out)) == (0, [["GROUP", "STATE", "FREED-PARTITIONS"], ["shop", "resumed", "0"]])
+    assert run("pause", "shop", "--for", "soon")[0] == 2
+    desk.hold("go-1/g1", topic, {1: 5}, capable=False)
+    for arguments in (("pause", "shop", "--for", "1m"), ("reset-offsets", "shop", "--to-earliest", "--execute")):
+        code, _, err = run(*arguments)
+        assert code == 1
+        assert f"go-1-g1 (shop: {topic}/1)" in err
+
+
+def test_a_reset_shows_what_it_would_do_and_does_it_when_told_to(desk: GroupDesk, run: Run) -> None:
+    topic = desk.topic()
+    desk.hold("worker-7/i7", topic, {0: 40, 1: 41})
+    desk.give_back("worker-7/i7", topic, {0: 40, 1: 41})
+    moves = [["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "NEW-OFFSET"], ["shop", topic, "1", "41", "0"]]
+    code, out, err = run("reset-offsets", "shop", "--to-earliest", "--topic", f"{topic}:1")
+    assert (code, lines(out)) == (0, moves)
+    assert "nothing was changed" in err
+    assert desk.offsets() == {(topic, 0): 40, (topic, 1): 41}
+    code, out, err = run("reset-offsets", "shop", "--to-earliest", "--topic", f"{topic}:1", "--execute")
+    assert (code, lines(out)) == (0, moves)
+    assert [line for line in err.splitlines() if "/" not in line] == ["paused", "claimed", "decided", "resumed"]
+    assert desk.offsets() == {(topic, 0): 40, (topic, 1): 0}
+    for options, offsets in (
+        (["--shift-by", "-3"], [37, 0]),
+        (["--to-offset", "5"], [5, 5]),
+        (["--to-latest"], [50, 50]),
+        (["--to-datetime", "2024-05-01T12:00:00Z"], [0, 0]),
+        (["--by-duration", "P3650D"], [0, 0]),
+    ):
+        code, out, _ = run("reset-offsets", "shop", *options, "-o", "json")
+        assert (code, [move["new_offset"] for move in json.loads(out)]) == (0, offsets), options
+    for wrong in ([], ["--to-earliest", "--to-latest"], ["--to-datetime", "now"], ["--to-earliest", "--topic", ":1"]):
+        assert run("reset-offsets", "shop", *wrong)[0] == 2, wrong
+    assert run("reset-offsets", "shop", "--to-earliest", "--topic", "absent")[0] == 1
+
+
+def test_a_consumer_group_is_reset_by_the_same_command(desk: GroupDesk, run: Run) -> None:
+    topic = desk.topic()
+    group = ledger(desk, topic)
+    code, out, _ = run("reset-offsets", group, "--shift-by", "-5", "--execute", "-o", "json")
+    assert (code, json.loads(out)) == (0, [{"group": group, "topic": topic, "partition": 0, "current_offset": 20, "new_offset": 15}])
+    assert json.loads(run("describe", group, "-o", "json")[1])[0]["current_offset"] == 15
