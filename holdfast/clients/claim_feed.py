@@ -15,10 +15,12 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from holdfast.clients.claim_logging import Quiet, impatient
 from holdfast.clients.claim_queue import Fetched, FetchQueue, Lease
 from holdfast.clock import Clock, system_clock
 
 logger = logging.getLogger(__name__)
+quiet: Any = Quiet(logger)
 
 Place = tuple[str, int]
 
@@ -74,7 +76,7 @@ class Feed:
         self._topics = sorted(partitions)
         per_partition = max(PREFETCH_FLOOR_BYTES, settings.prefetch_bytes // max(1, sum(partitions.values())))
         self._config = {
-            **config,
+            **impatient(config),
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
@@ -100,7 +102,7 @@ class Feed:
 
     def open(self) -> None:
         """Start the thread; the broker is reached when there is something to read."""
-        self._consumer = Consumer(self._config, logger=logger)
+        self._consumer = Consumer(self._config, logger=quiet)
         self._thread.start()
 
     def start(self, lease: Lease) -> Lease:

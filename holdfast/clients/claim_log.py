@@ -22,11 +22,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from holdfast.clients.claim_logging import Quiet, impatient
 from holdfast.config import Settings
 from holdfast.core.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
 
 logger = logging.getLogger(__name__)
+quiet: Any = Quiet(logger)
 
 READ_RECORDS = 2_000
 """Records taken from the reader at once."""
@@ -98,8 +100,8 @@ class CoordinationLog:
             "fetch.wait.max.ms": 100,
             "queued.max.messages.kbytes": 8_192,
         }
-        config: dict[str, Any] = self._settings.consumer(**overrides)
-        self._reader = Consumer({**config, "error_cb": self._on_error}, logger=logger)
+        config = impatient(self._settings.consumer(**overrides))
+        self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)
         self.partitions = self._count(timeout_s)
         self.follow(topics)
         writing: dict[str, str | int | bool] = {
@@ -111,8 +113,8 @@ class CoordinationLog:
             "message.timeout.ms": max(1_000, int(self._send_timeout_s * 1_000)),
             "queue.buffering.max.messages": LIMIT_UNSENT,
         }
-        produces: dict[str, Any] = self._settings.producer(**writing)
-        self._writer = Producer({**produces, "error_cb": self._on_error}, logger=logger)
+        produces = impatient(self._settings.producer(**writing))
+        self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
 
     def _count(self, timeout_s: float) -> int:
         assert self._reader is not None

@@ -24,15 +24,19 @@ from confluent_kafka import (
 )
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from holdfast.clients.claim_logging import Quiet, impatient
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
 
 logger = logging.getLogger(__name__)
+quiet: Any = Quiet(logger)
 
 LIMIT_ASKED = 5_000
 """Partitions asked about in one round."""
-RETRY_S = 0.5
+RETRY_S = 0.25
+ATTEMPT_S = 2.0
+"""How long one question may take before it is put again; far less than the patience of whoever waits for the answer."""
 COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
 """A request ends by its own deadline; this is for the answer to reach us."""
@@ -71,8 +75,9 @@ class Lookups:
     def __init__(self, settings: Settings, group_id: str, *, timeout_s: float, clock: Clock = system_clock) -> None:
         self._clock = clock
         self._servers, self._group_id, self._timeout_s = settings.bootstrap_servers, group_id, timeout_s
-        config: dict[str, Any] = {**settings.client(), "error_cb": self._on_error}
-        self._admin = AdminClient(config, logger=logger)
+        self._attempt_s = min(timeout_s, ATTEMPT_S)
+        self._config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
+        self._admin = AdminClient(self._config, logger=quiet)
         self._wanted: dict[tuple[str, int], bool] = {}
         self._round: _Round | None = None
         self._counting: Mapping[str, Future[Any]] | None = None
@@ -112,14 +117,14 @@ class Lookups:
         book = [TopicPartition(*place) for place, committed in asked if committed]
         self._round = _Round(
             places,
-            self._admin.list_offsets({place: first for place in places}, request_timeout=self._timeout_s),
-            self._admin.list_offsets({place: last for place in places}, request_timeout=self._timeout_s),
+            self._admin.list_offsets({place: first for place in places}, request_timeout=self._attempt_s),
+            self._admin.list_offsets({place: last for place in places}, request_timeout=self._attempt_s),
             self._ask_book(book) if book else None,
         )
 
     def _ask_book(self, places: list[TopicPartition]) -> Future[Any]:
         request = ConsumerGroupTopicPartitions(self._group_id, places)
-        return self._admin.list_consumer_group_offsets([request], request_timeout=self._timeout_s)[self._group_id]
+        return self._admin.list_consumer_group_offsets([request], request_timeout=self._attempt_s)[self._group_id]
 
     def _read(self, done: _Round, now_s: float) -> list[Watermarks]:
         committed: dict[tuple[str, int], int] = {}
@@ -141,6 +146,9 @@ class Lookups:
         return found
 
     def _again(self, places: Iterable[TopicPartition], error: KafkaException, now_s: float) -> None:
+        if error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
+            # librdkafka's admin goes on asking the broker it asked before, which may be gone; a new one looks for who is there.
+            self._admin = AdminClient(self._config, logger=quiet)
         logger.info("offsets could not be looked up, will ask again: %s", error.args[0].str())
         self._retry_at_s = now_s + RETRY_S
         for place in places:
@@ -149,7 +157,7 @@ class Lookups:
     def ask_counts(self, topics: Iterable[str]) -> None:
         """Have the number of partitions of *topics* looked up, unless that is being done."""
         if self._counting is None:
-            self._counting = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=self._timeout_s)
+            self._counting = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=self._attempt_s)
 
     def counted(self) -> dict[str, int]:
         """Return what was counted since: partitions by topic, 0 for a topic that does not exist."""

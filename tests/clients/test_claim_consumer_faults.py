@@ -19,7 +19,7 @@ from holdfast.core.claims import claim_key
 from holdfast.core.frames import ClaimingMessages, Frame, Heartbeat, decode
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from tests.clients.claiming import Child, Ground, Ownership, drain, flow, scenario, take, until
+from tests.clients.claiming import Child, Ground, Ownership, drain, flow, scenario, until
 from tests.core.test_claims_capture import CAPTURE
 
 pytestmark = pytest.mark.broker
