@@ -17,6 +17,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import choose_encoder
 from prometheus_client.registry import Collector
 
+from holdfast.agents.books_metrics import book_families
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.clock import Clock, system_clock
 
@@ -183,6 +184,7 @@ class _Page(Collector):
         ]
         yield from self._group(replicas)
         yield from self._replicas(replicas)
+        yield from book_families(replicas)
         yield from self._metrics.counters()
         yield from self._metrics.histograms()
 

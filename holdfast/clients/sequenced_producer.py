@@ -169,6 +169,7 @@ class SequencedProducer:
     def bump(self) -> int:
         """Begin a new epoch under the same name, and return it: numbers begin at 0 again. Flush first."""
         with self._lock:
+            self._check()
             if self._unsure or self._failed:
                 raise BrokerError(f"producer {self.name}: records of epoch {self.epoch} are not acknowledged; flush before a new epoch")
             self.epoch = self._names.bump()

@@ -12,9 +12,10 @@ from types import ModuleType
 import msgspec
 import pytest
 
-from holdfast.core import producer_state, producers, transaction_state, transactions
+from holdfast.core import books, producer_state, producers, transaction_state, transactions
 from holdfast.core.codec import RowCodec
 from holdfast.core.producer_state import EXPIRATION_MS, LATE_TRANSACTION_BUFFER_MS, MAX_TRANSACTION_TIMEOUT_MS, Code, Outcome
+from holdfast.core.stamps import Stamp
 from holdfast.core.transaction_state import (
     ALLOWED_PREVIOUS,
     EXHAUSTED_EPOCH,
@@ -245,3 +246,35 @@ def test_rows_of_leaders_and_coordinators_are_read_as_they_were_written() -> Non
     kept = Transaction(1, 2, 3, partitions=(("a", 1), ("b", 0)), pending_state=TransactionState.ONGOING)
     assert coordinating.canonical(kept) == kept
     assert msgspec.structs.replace(kept, epoch=EXHAUSTED_EPOCH).is_exhausted
+
+
+# -- the books
+
+
+def check_judgement(row: Row) -> None:
+    book: books.Book | None = None
+    if found := re.fullmatch(r"epoch (\d+), up to (\d+)(?:, (\d+) missing)?(?:, forgotten up to (\d+))?", row["Book"]):
+        hole = () if found[3] is None else (books.Hole(int(found[3]), int(found[3])),)
+        forgotten = -1 if found[4] is None else int(found[4])
+        book = books.Book(int(found[1]), int(found[2]), 5, 0, 6, 0, 0, holes=hole, forgotten=forgotten)
+    found = re.fullmatch(r"epoch (\d+), number (\d+)(?:, first (\d+))?", row["Record"])
+    assert found is not None, row
+    stamp = Stamp("p", int(found[1]), int(found[2]), None if found[3] is None else int(found[3]))
+    judgement = books.judge(book, stamp)
+    assert (judgement.value, "yes" if judgement in books.KEPT else "no") == (row["Judgement"], row["Goes on"]), row
+    after = books.enter(book, stamp, judgement, 6, 1)
+    assert after.epoch == (book.epoch if book is not None and judgement is books.Judgement.ZOMBIE else stamp.epoch)
+
+
+@pytest.mark.parametrize("row", table("judgements"), ids=lambda row: f"{row['Book']}: {row['Record']}")
+def test_each_record_is_judged_as_the_page_says(row: Row) -> None:
+    check_judgement(row)
+
+
+def test_the_page_names_every_judgement_and_a_changed_one_is_noticed() -> None:
+    rows = table("judgements")
+    assert {row["Judgement"] for row in rows} == set(books.Judgement)
+    assert f"lists {books.LIMIT_HOLES} ranges" in PAGE
+    for row in rows:
+        with pytest.raises(AssertionError):
+            check_judgement({**row, "Goes on": "no" if row["Goes on"] == "yes" else "yes"})

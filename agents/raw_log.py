@@ -1,0 +1,178 @@
+"""A partition's log as it lies on the broker: whole record batches, control batches included, which consumers never show.
+
+Fetched with aiokafka's client and its own requests; only what is in the bytes is ours (holdfast/core/record_batch.py).
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import KafkaError
+from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.structs import TopicPartition
+
+from holdfast.agents.credentials import OidcTokens
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.record_batch import BatchHeader, RecordBatch, batches, decode_header
+from holdfast.errors import BrokerError, TopicError, WireError
+
+FETCH_BYTES = 1 << 20
+LIMIT_BATCH_BYTES = 100 << 20
+RETRY_S = 0.1
+LEAST_FETCH_VERSION = 5
+
+OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER = 1, 3, 6
+_PASSING = frozenset({UNKNOWN_TOPIC_OR_PARTITION, 5, NOT_LEADER, 9, 56, 74, 75, 76})
+"""Codes of a leader that has just moved or is not yet known, by which a consumer would ask again."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RawFetch:
+    """One answer of a partition's leader. *aborted* are (producer id, first offset) of aborted transactions that reach into *data*."""
+
+    data: bytes
+    log_start: int
+    last_stable: int
+    high_watermark: int
+    aborted: tuple[tuple[int, int], ...]
+
+
+class RawLog:
+    """Reads partitions as they lie, from any offset. Every call ends within *timeout_s*."""
+
+    def __init__(self, settings: Settings, *, timeout_s: float = 30.0, clock: Clock = system_clock) -> None:
+        self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
+        self._client: Any = None
+
+    async def __aenter__(self) -> Self:
+        settings, sasl = self._settings, self._settings.sasl()
+        more: dict[str, Any] = {}
+        if sasl is not None:
+            more = {"sasl_mechanism": sasl.mechanism, "sasl_plain_username": sasl.username, "sasl_plain_password": sasl.password}
+            more["sasl_kerberos_service_name"] = sasl.kerberos_service_name
+            if sasl.oidc is not None:
+                more["sasl_oauth_token_provider"] = OidcTokens(
+                    sasl.oidc, context=settings.token_ssl_context(), timeout_s=settings.request_timeout_s
+                )
+        self._client = AIOKafkaClient(
+            bootstrap_servers=settings.bootstrap_servers.split(","),
+            client_id=settings.app,
+            request_timeout_ms=int(self._timeout_s * 1000),
+            security_protocol=settings.kafka.get("security.protocol", "PLAINTEXT"),
+            ssl_context=settings.ssl_context(),
+            **more,
+        )
+        try:
+            await asyncio.wait_for(self._client.bootstrap(), self._timeout_s)
+        except (KafkaError, TimeoutError, OSError) as error:
+            await self._client.close()
+            raise BrokerError(
+                f"no broker at {settings.bootstrap_servers} within {self._timeout_s:g} s: {error}; check the address"
+            ) from error
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self._client.close()
+
+    async def fetch(self, topic: str, partition: int, offset: int, *, committed: bool = False, max_bytes: int = FETCH_BYTES) -> RawFetch:
+        """Return what the leader gives from the batch that holds *offset* on: at least one whole batch where there is any.
+
+        With *committed* it ends at the last stable offset, and tells which transactions in it were aborted.
+        """
+        deadline_s = self._clock.monotonic_s() + self._timeout_s
+        place, why = f"{topic} partition {partition}", "it has no leader"
+        while self._clock.monotonic_s() < deadline_s:
+            try:
+                answer = await self._ask(topic, partition, offset, committed, max_bytes)
+            except (KafkaError, TimeoutError) as error:
+                why = f"{type(error).__name__}: {error}"
+                answer = None
+            if answer is not None:
+                code, fetched = answer
+                if code == 0:
+                    return fetched
+                if code == OFFSET_OUT_OF_RANGE:
+                    start, end = await self._bounds(topic, partition)
+                    raise TopicError(f"{place}: offset {offset} is not in the log, which holds {start} to {end - 1}")
+                if code not in _PASSING:
+                    raise BrokerError(f"{place}: the leader refuses with error {code}")
+                why = f"error {code}"
+            await asyncio.sleep(RETRY_S)
+            self._client.force_metadata_update()
+        raise BrokerError(f"{place} could not be read within {self._timeout_s:g} s ({why}); check the broker")
+
+    async def _leader(self, topic: str, partition: int) -> int | None:
+        await self._client.set_topics([topic])
+        known = self._client.cluster.partitions_for_topic(topic)
+        if known is None:
+            await self._client.force_metadata_update()
+            known = self._client.cluster.partitions_for_topic(topic)
+        if not known:
+            raise TopicError(f"topic {topic} does not exist")
+        if partition not in known:
+            raise TopicError(f"topic {topic} has no partition {partition}, only 0 to {max(known)}")
+        leader = self._client.cluster.leader_for_partition(TopicPartition(topic, partition))
+        return None if leader is None or leader < 0 else int(leader)
+
+    async def _ask(self, topic: str, partition: int, offset: int, committed: bool, max_bytes: int) -> tuple[int, RawFetch] | None:
+        leader = await self._leader(topic, partition)
+        if leader is None:
+            return None
+        request = FetchRequest(
+            max_wait_time=100,
+            min_bytes=1,
+            max_bytes=max_bytes,
+            isolation_level=int(committed),
+            topics=[(topic, [(partition, offset, max_bytes)])],
+        )
+        response = await self._client.send(leader, request)
+        # By place and not by name: aiokafka cannot name what is in a null array, which stands for no aborted transactions.
+        if response.API_VERSION < LEAST_FETCH_VERSION:
+            raise BrokerError(f"the broker speaks Fetch version {response.API_VERSION}; this needs Kafka 1.0 or newer")
+        _, code, high_watermark, last_stable, log_start, aborted, *_, data = response.topics[0][1][0]
+        fetched = RawFetch(
+            data=bytes(data or b""),
+            log_start=log_start,
+            last_stable=last_stable,
+            high_watermark=high_watermark,
+            aborted=tuple((pid, first) for pid, first in aborted or ()),
+        )
+        return int(code), fetched
+
+    async def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+        """Return the first offset of a partition and the one after its last: what a leader tells with any fetch, even a refused one."""
+        answer = await self._ask(topic, partition, 0, False, FETCH_BYTES)
+        start = 0 if answer is None else answer[1].log_start
+        if start > 0:
+            answer = await self._ask(topic, partition, start, False, FETCH_BYTES)
+        return max(0, start), 0 if answer is None else answer[1].high_watermark
+
+    async def batches(
+        self, topic: str, partition: int, offset: int, *, until: int | None = None
+    ) -> AsyncIterator[tuple[BatchHeader, RecordBatch]]:
+        """Yield whole batches from the one that holds *offset* on, up to the high watermark or *until* (exclusive)."""
+        size = FETCH_BYTES
+        while until is None or offset < until:
+            fetched = await self.fetch(topic, partition, offset, max_bytes=size)
+            found = False
+            for _, header, batch in batches(fetched.data):
+                if batch.last_offset < offset:
+                    continue  # a fetch begins with the batch that holds the offset, or with what compaction left before it
+                found = True
+                offset = batch.last_offset + 1
+                yield header, batch
+                if until is not None and offset >= until:
+                    return
+            if found:
+                continue
+            if len(fetched.data) == 0 or offset >= fetched.high_watermark:
+                return
+            size = min(LIMIT_BATCH_BYTES, max(2 * size, decode_header(fetched.data).size_bytes))
+            if size == LIMIT_BATCH_BYTES:
+                raise WireError(f"{topic} partition {partition}: a batch at offset {offset} of more than {size} bytes", offset=0)
