@@ -10,6 +10,7 @@ from typing import Any, Final
 
 from sqlalchemy.engine import Dialect
 from sqlalchemy.engine.url import URL
+from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.sql import ClauseElement
 
 from holdfast.errors import ConfigError, OutboxDatabaseError
@@ -184,10 +185,10 @@ class Database:
 
 def raw_dialect(url: URL) -> Dialect:
     """Return the dialect of *url* with its driver, writing named parameters; ConfigError when the driver is not installed."""
-    kind: Callable[..., Dialect] = url.get_dialect()
     try:
+        kind: Callable[..., Dialect] = url.get_dialect()
         driver = url.get_dialect().import_dbapi()
-    except ModuleNotFoundError as error:
+    except (NoSuchModuleError, ModuleNotFoundError) as error:
         raise ConfigError(f"the driver of {url.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
     return kind(dbapi=driver, paramstyle="named" if url.get_backend_name() == "sqlite" else "pyformat")
 

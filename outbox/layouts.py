@@ -14,44 +14,16 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import msgspec
-from sqlalchemy import (
-    ARRAY,
-    BigInteger,
-    Column,
-    ColumnElement,
-    DateTime,
-    Identity,
-    Integer,
-    LargeBinary,
-    SmallInteger,
-    String,
-    Table,
-    Text,
-    cast,
-)
-from sqlalchemy import Uuid as UuidType
-from sqlalchemy.dialects import mysql
-from sqlalchemy.ext.compiler import compiles
-from sqlalchemy.sql.compiler import SQLCompiler
-from sqlalchemy.sql.functions import FunctionElement
-from sqlalchemy.types import UserDefinedType
+from sqlalchemy import BigInteger, Column, ColumnElement, Identity, Integer, SmallInteger, String, Table
 
 from holdfast.core.partitioners import murmur2
 from holdfast.errors import ConfigError, OutboxRecordError
+from holdfast.outbox.columns import JsonText, big_id, blob, epoch_ms, instant, now_ms, texts, uuid_text
 
 BUCKETS: Final = 256
 LIMIT_TOPIC: Final = 249  # Kafka's own
-MYSQL = ("mysql", "mariadb")
 
 Header = tuple[str, bytes | None]
-
-big_id = BigInteger().with_variant(Integer(), "sqlite")  # only INTEGER PRIMARY KEY numbers rows there
-blob = LargeBinary().with_variant(mysql.LONGBLOB(), *MYSQL)
-instant = DateTime(timezone=True).with_variant(mysql.TIMESTAMP(fsp=6), *MYSQL)
-long_text = Text().with_variant(mysql.LONGTEXT(), *MYSQL)
-uuid_text = UuidType(as_uuid=False).with_variant(String(36), *MYSQL, "sqlite")
-# Array columns exist on Postgres alone; elsewhere the same array stands as JSON text.
-texts: Any = ARRAY(Text()).with_variant(mysql.LONGTEXT(), *MYSQL).with_variant(Text(), "sqlite")
 
 
 class OutboxRow(msgspec.Struct, frozen=True, gc=False):
@@ -74,20 +46,17 @@ class OutboxRow(msgspec.Struct, frozen=True, gc=False):
     flaw: str | None = None
 
 
-class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One record to be written: what Kafka will be given. *value* None is a tombstone; *headers* keep their order and duplicates.
-
-    *event_id* and *event_type* exist in the layout `debezium` only; an id that is not given is made up.
-    """
+class PreparedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
+    """One record as Kafka will be given it, checked. *value* None is a tombstone."""
 
     topic: str
-    key: bytes | None = None
-    value: bytes | None = None
-    headers: Sequence[Header] = ()
-    partition: int | None = None
-    timestamp_ms: int | None = None
-    event_id: str | None = None
-    event_type: str | None = None
+    key: bytes | None
+    value: bytes | None
+    headers: list[Header]
+    partition: int | None
+    timestamp_ms: int | None
+    event_id: str | None
+    event_type: str | None
 
 
 def bucket_of(topic: str, key: bytes | None) -> int:
@@ -97,81 +66,6 @@ def bucket_of(topic: str, key: bytes | None) -> int:
     (41, True)
     """
     return murmur2(topic.encode() if key is None else key) & (BUCKETS - 1)
-
-
-# --- expressions that each database writes in its own way -------------------------------------------------------------------------
-
-
-class now_ms(FunctionElement[int]):
-    """The database's wall clock in ms since the epoch, as a column's default."""
-
-    type = BigInteger()
-    inherit_cache = True
-
-
-class epoch_ms(FunctionElement[int]):
-    """A timestamp column in ms since the epoch."""
-
-    type = BigInteger()
-    inherit_cache = True
-
-
-@compiles(now_ms, "postgresql")
-def _now_postgres(element: now_ms, compiler: SQLCompiler, **_: Any) -> str:
-    return "(CAST(EXTRACT(EPOCH FROM clock_timestamp()) * 1000 AS BIGINT))"
-
-
-@compiles(now_ms, "mysql")
-@compiles(now_ms, "mariadb")
-def _now_mysql(element: now_ms, compiler: SQLCompiler, **_: Any) -> str:
-    return "(CAST(UNIX_TIMESTAMP(CURRENT_TIMESTAMP(3)) * 1000 AS SIGNED))"
-
-
-@compiles(now_ms, "sqlite")
-def _now_sqlite(element: now_ms, compiler: SQLCompiler, **_: Any) -> str:
-    return "(CAST(ROUND((julianday('now') - 2440587.5) * 86400000.0) AS INTEGER))"
-
-
-@compiles(epoch_ms, "postgresql")
-def _epoch_postgres(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
-    return f"CAST(EXTRACT(EPOCH FROM {compiler.process(element.clauses, **more)}) * 1000 AS BIGINT)"
-
-
-@compiles(epoch_ms, "mysql")
-@compiles(epoch_ms, "mariadb")
-def _epoch_mysql(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
-    return f"CAST(UNIX_TIMESTAMP({compiler.process(element.clauses, **more)}) * 1000 AS SIGNED)"
-
-
-@compiles(epoch_ms, "sqlite")
-def _epoch_sqlite(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
-    return f"CAST(ROUND((julianday({compiler.process(element.clauses, **more)}) - 2440587.5) * 86400000.0) AS INTEGER)"
-
-
-class JsonText(UserDefinedType[str]):
-    """A JSON column that is written and read as text: Kafka is given the text, so nothing may parse and print it again."""
-
-    cache_ok = True
-
-    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
-        """Read the column as text."""
-        return cast(column, Text().with_variant(mysql.CHAR(), *MYSQL))
-
-
-@compiles(JsonText, "postgresql")
-def _json_postgres(element: JsonText, compiler: object, **_: Any) -> str:
-    return "JSONB"
-
-
-@compiles(JsonText, "mysql")
-@compiles(JsonText, "mariadb")
-def _json_mysql(element: JsonText, compiler: object, **_: Any) -> str:
-    return "JSON"
-
-
-@compiles(JsonText, "sqlite")
-def _json_sqlite(element: JsonText, compiler: object, **_: Any) -> str:
-    return "TEXT"
 
 
 # --- the layouts ------------------------------------------------------------------------------------------------------------------
@@ -188,7 +82,9 @@ class Layout(ABC):
     sharded: ClassVar[bool] = False
     """Whether rows carry a bucket, so that several leaders may share the table."""
     written: ClassVar[Mapping[str, str]]
-    """Of each column that a written record fills, its type as Postgres names it."""
+    """Of each column that a written record fills, its type as Postgres names it; arrays are handed over as JSON."""
+    stamped: ClassVar[str | None] = None
+    """The column that takes the time of writing, where the database does not fill it by itself."""
 
     @abstractmethod
     def columns(self, dialect: str) -> list[Column[Any]]:
@@ -203,7 +99,7 @@ class Layout(ABC):
         """Return the row of one selection, its last element the attempts."""
 
     @abstractmethod
-    def encode(self, record: OutboxRecord, now_ms: int) -> tuple[Any, ...]:
+    def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         """Return the values of `written`, in its order; OutboxRecordError where the layout has no place for something."""
 
 
@@ -216,7 +112,6 @@ class HoldfastLayout(Layout):
     sharded = True
     written: ClassVar[Mapping[str, str]] = {
         "bucket": "smallint",
-        "created_ms": "bigint",
         "topic": "text",
         "key": "bytea",
         "value": "bytea",
@@ -255,12 +150,12 @@ class HoldfastLayout(Layout):
                 flaw = f"column headers is not a msgpack list of [name, bytes or null]: {error}"
         return OutboxRow(id_, topic, key, value, headers, partition, timestamp_ms, bucket, attempts, created_ms, flaw)
 
-    def encode(self, record: OutboxRecord, now_ms: int) -> tuple[Any, ...]:
+    def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         if record.event_id is not None or record.event_type is not None:
             raise OutboxRecordError("event_id and event_type exist in the layout debezium only; put them in headers")
-        headers = self._write_headers(list(record.headers)) if record.headers else None
+        headers = self._write_headers(record.headers) if record.headers else None
         bucket = bucket_of(record.topic, record.key)
-        return (bucket, now_ms, record.topic, record.key, record.value, headers, record.partition, record.timestamp_ms)
+        return (bucket, record.topic, record.key, record.value, headers, record.partition, record.timestamp_ms)
 
 
 class GoharvestLayout(Layout):
@@ -269,10 +164,10 @@ class GoharvestLayout(Layout):
     name = "goharvest"
     topic = "kafka_topic"
     key = "kafka_key"
+    stamped = "create_time"
     limit_key: ClassVar[int] = 100
     limit_value: ClassVar[int] = 10_000
     written: ClassVar[Mapping[str, str]] = {
-        "create_time": "timestamptz",
         "kafka_topic": "text",
         "kafka_key": "text",
         "kafka_value": "text",
@@ -314,7 +209,7 @@ class GoharvestLayout(Layout):
         encoded = None if value is None else value.encode()
         return OutboxRow(id_, topic, key.encode(), encoded, headers, None, None, 0, attempts, created_ms, flaw)
 
-    def encode(self, record: OutboxRecord, now_ms: int) -> tuple[Any, ...]:
+    def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms)
         _refuse(self.name, record, event_id=record.event_id, event_type=record.event_type)
         if record.key is None:
@@ -329,7 +224,7 @@ class GoharvestLayout(Layout):
                     f"header {name}: the layout goharvest has no null header values; leave the header out or make it empty"
                 )
             values.append(_text(each, f"header {name}", self.name))
-        return (now_ms, record.topic, key, value, names, values)
+        return (record.topic, key, value, _array(names), _array(values))
 
 
 @dataclass(frozen=True)
@@ -380,8 +275,8 @@ class DebeziumLayout(Layout):
         value = None if payload is None else payload.encode()
         return OutboxRow(order, self.topic_prefix + aggregate, key.encode(), value, headers, None, None, 0, attempts, None)
 
-    def encode(self, record: OutboxRecord, now_ms: int) -> tuple[Any, ...]:
-        _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms, headers=list(record.headers) or None)
+    def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
+        _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms, headers=record.headers or None)
         aggregate = record.topic.removeprefix(self.topic_prefix)
         if aggregate == record.topic or not aggregate:
             raise OutboxRecordError(
@@ -426,6 +321,10 @@ def _texts(found: Any) -> list[str | None]:
     return read
 
 
+def _array(texts: list[str]) -> str:
+    return json.dumps(texts, ensure_ascii=False)
+
+
 def _text(value: bytes, what: str, layout: str, limit: int | None = None) -> str:
     try:
         text = value.decode()
@@ -440,7 +339,7 @@ def _text(value: bytes, what: str, layout: str, limit: int | None = None) -> str
     return text
 
 
-def _refuse(layout: str, record: OutboxRecord, **given: object) -> None:
+def _refuse(layout: str, record: PreparedRecord, **given: object) -> None:
     for name, value in given.items():
         if value is not None:
             raise OutboxRecordError(

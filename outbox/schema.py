@@ -17,13 +17,13 @@ from dataclasses import dataclass
 from typing import Any
 
 from sqlalchemy import BigInteger, Column, Integer, MetaData, String, Table, inspect
-from sqlalchemy.engine import Connection, Dialect, make_url
+from sqlalchemy.engine import Connection, make_url
 from sqlalchemy.engine.url import URL
-from sqlalchemy.exc import ArgumentError, NoSuchModuleError
-from sqlalchemy.schema import CreateIndex, CreateTable, DropTable
+from sqlalchemy.exc import ArgumentError
 
 from holdfast.errors import ConfigError, OutboxSchemaError
-from holdfast.outbox.layouts import Layout, big_id, layout_named, long_text
+from holdfast.outbox.columns import big_id, long_text
+from holdfast.outbox.layouts import Layout, layout_named
 
 DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
 LIMIT_NAME = 40  # longer ones would not leave room for the names derived from it, at 63 bytes on Postgres
@@ -120,25 +120,6 @@ def database_url(url: str | URL) -> URL:
     if backend not in DIALECTS:
         raise ConfigError(f"the outbox does not know the database {backend!r}; it knows {', '.join(DIALECTS)}")
     return read if "+" in read.drivername else read.set(drivername=f"{backend}+{DRIVERS[backend]}")
-
-
-def dialect_of(url: URL) -> Dialect:
-    """Return the dialect of *url*; ConfigError when its driver is not installed."""
-    try:
-        return url.get_dialect()()
-    except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise ConfigError(f"the driver of {url.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
-
-
-def ddl(tables: OutboxTables, dialect: Dialect, *, drop: bool = False) -> list[str]:
-    """Return the statements that create (or *drop*) the tables, as text for this database."""
-    statements: list[Any] = []
-    if drop:
-        statements = [DropTable(each) for each in reversed(tables.every)]
-    else:
-        for table in tables.every:
-            statements += [CreateTable(table), *(CreateIndex(index) for index in sorted(table.indexes, key=lambda one: str(one.name)))]
-    return [str(each.compile(dialect=dialect)).strip() for each in statements]
 
 
 def problems(connection: Connection, tables: OutboxTables, *, only: Sequence[Table] | None = None) -> list[str]:

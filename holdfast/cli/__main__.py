@@ -25,6 +25,7 @@ COMMANDS = {
     "dev": "Run a real Kafka broker on this machine for development and tests.",
     "explain": "Show record batches as they lie in the log, of a file or at an offset.",
     "groups": "Look at groups, pause and resume them, set their offsets.",
+    "outbox": "Make, check and look into the outbox of a service.",
     "pipeline": "Land topics in a lake.",
     "producers": "Show who may send under which name, and what came of it.",
     "quarantine": "List, show and retry records that could not be decoded or folded.",
@@ -34,7 +35,7 @@ COMMANDS = {
 }
 """Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""
 
-EXTRAS = {"pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": "spark", "pyarrow": "spark"}
+EXTRAS = {"alembic": "outbox", "pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": "spark", "pyarrow": "spark"}
 """Packages that only some installations have, by import name, and the extra that brings each."""
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output json`.

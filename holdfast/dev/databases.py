@@ -182,9 +182,9 @@ class DatabaseServer(ABC):
             with contextlib.suppress(subprocess.TimeoutExpired):
                 child.wait(timeout=grace_s)
         if child.poll() is None:
-            session = _session(child.pid)
+            family = _family(child.pid)
             child.kill()
-            for pid in session[1:]:  # a server whose head is gone may take a while to notice
+            for pid in family[1:]:  # a server whose head is gone may take a while to notice
                 with contextlib.suppress(ProcessLookupError):
                     os.kill(pid, signal.SIGKILL)
         child.wait(timeout=10)
@@ -225,8 +225,7 @@ class DatabaseServer(ABC):
         self._signal_all(signal.SIGCONT)
 
     def _signal_all(self, number: signal.Signals) -> None:
-        # It leads a session of its own, and those it forked (Postgres: one for each connection) are in it.
-        for pid in _session(self._process().pid):
+        for pid in _family(self._process().pid):  # the head first, so that it forks no more
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -400,12 +399,14 @@ def _may_enter(path: Path, user: pwd.struct_passwd) -> bool:
     return all(each.stat().st_mode & 0o001 or each.stat().st_uid == user.pw_uid for each in [path, *path.resolve().parents])
 
 
-def _session(leader: int) -> list[int]:
-    """Return the processes of the session that *leader* leads, itself first."""
-    found = [leader]
+def _family(head: int) -> list[int]:
+    """Return *head* and all its descendants (Postgres has one for each connection), parents first."""
+    children: dict[int, list[int]] = {}
     for stat in Path("/proc").glob("[0-9]*/stat"):
         with contextlib.suppress(OSError, ValueError):
-            fields = stat.read_text(errors="replace").rpartition(")")[2].split()
-            if int(fields[3]) == leader and int(stat.parent.name) != leader:
-                found.append(int(stat.parent.name))
+            parent = int(stat.read_text(errors="replace").rpartition(")")[2].split()[1])
+            children.setdefault(parent, []).append(int(stat.parent.name))
+    found = [head]
+    for pid in found:
+        found += children.get(pid, [])
     return found

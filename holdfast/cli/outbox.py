@@ -1,0 +1,238 @@
+"""`holdfast outbox`: its tables, what waits in them, and what was set aside."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator, Sequence
+from datetime import UTC, datetime
+from enum import StrEnum
+from typing import Annotated
+
+import typer
+from sqlalchemy import create_engine
+from sqlalchemy.exc import SQLAlchemyError
+from sqlalchemy.pool import NullPool
+
+from holdfast.cli.context import output_of
+from holdfast.cli.output import Output, Record, note, show
+from holdfast.clock import system_clock
+from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, OutboxSchemaError
+from holdfast.outbox import migrate
+from holdfast.outbox.layouts import LAYOUTS
+from holdfast.outbox.rows import OutboxRows, Quarantined
+from holdfast.outbox.schema import DIALECTS, database_url, outbox_tables, problems
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, check and look into the outbox of a service.")
+quarantine = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, retry and discard rows that Kafka would not have.")
+app.add_typer(quarantine, name="quarantine")
+
+LIMIT_SHOWN = 200
+LIMIT_LISTED = 10_000
+
+
+class LayoutName(StrEnum):
+    """What `--layout` offers."""
+
+    HOLDFAST = "holdfast"
+    GOHARVEST = "goharvest"
+    DEBEZIUM = "debezium"
+
+
+assert {each.value for each in LayoutName} == set(LAYOUTS)
+
+Database = Annotated[
+    str | None,
+    typer.Option(
+        metavar="URL",
+        envvar="HOLDFAST_OUTBOX_DATABASE",
+        show_envvar=True,
+        help="postgresql://user:password@host/name, mysql://…, sqlite:///file.",
+    ),
+]
+TableName = Annotated[str, typer.Option("--table", help="The outbox table; schema.table to name its schema.")]
+Chosen = Annotated[LayoutName, typer.Option("--layout", help="Whose columns the table has.")]
+
+
+def _url(database: str | None) -> str:
+    if not database:
+        raise ConfigError("name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE, like postgresql://user:password@host/name")
+    return database
+
+
+@contextlib.contextmanager
+def _rows(database: str | None, table: str, layout: LayoutName) -> Iterator[OutboxRows]:
+    with OutboxRows(_url(database), table=table, layout=layout.value) as rows:
+        try:
+            yield rows
+        except OutboxDatabaseError as error:
+            if found := _problems(_url(database), table, layout):
+                raise OutboxSchemaError(_advice(found, table, layout)) from error
+            raise
+
+
+def _problems(url: str, table: str, layout: LayoutName) -> list[str]:
+    read = database_url(url)
+    tables = outbox_tables(layout.value, table, dialect=read.get_backend_name())
+    try:
+        with create_engine(read, poolclass=NullPool).connect() as connection:
+            return problems(connection, tables)
+    except ModuleNotFoundError as error:
+        raise ConfigError(f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
+    except SQLAlchemyError as error:
+        raise OutboxDatabaseError(f"{read.render_as_string(hide_password=True)}: {' '.join(str(error).split())}") from error
+
+
+def _advice(found: Sequence[str], table: str, layout: LayoutName) -> str:
+    return f"{'; '.join(found)}. `holdfast outbox init --layout {layout} --table {table}` makes what is missing"
+
+
+@app.command(
+    help="Make what the outbox lacks: its table, unless goharvest or Debezium have it already, and those beside it. --sql only prints the "
+    "statements; --remove takes away what this command made."
+)
+def init(
+    database: Database = None,
+    table: TableName = "outbox",
+    layout: Chosen = LayoutName.HOLDFAST,
+    sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
+    dialect: Annotated[str | None, typer.Option(help=f"For --sql without a database: {', '.join(DIALECTS)}.")] = None,
+    remove: Annotated[bool, typer.Option("--remove", help="Remove the tables; refused while rows wait or are set aside.")] = False,
+) -> None:
+    if dialect is not None and not sql:
+        raise ConfigError("--dialect goes with --sql; otherwise the database says what it is")
+    if sql:
+        kind = dialect or database_url(_url(database)).get_backend_name()
+        print(migrate.sql(kind, layout=layout.value, table=table, down=remove), end="")
+        return
+    (migrate.downgrade if remove else migrate.upgrade)(_url(database), layout=layout.value, table=table)
+    note(f"the outbox {table} is {'removed' if remove else 'ready'} (layout {layout})")
+
+
+@app.command(help="Check that the outbox is as its layout must be; exit code 1 when it is not.")
+def check(context: typer.Context, database: Database = None, table: TableName = "outbox", layout: Chosen = LayoutName.HOLDFAST) -> None:
+    found = _problems(_url(database), table, layout)
+    show([{"problem": each} for each in found], ("problem",), output_of(context)) if found or output_of(context) is Output.JSON else None
+    if found:
+        raise OutboxSchemaError(
+            f"the outbox {table} has {len(found)} problem(s); `holdfast outbox init --layout {layout} --table {table}` mends most"
+        )
+    note(f"the outbox {table} is as the layout {layout} must be")
+
+
+@app.command(help="Show how many rows wait, how long the first has waited, how many fail or were set aside, and who leads each shard.")
+def status(context: typer.Context, database: Database = None, table: TableName = "outbox", layout: Chosen = LayoutName.HOLDFAST) -> None:
+    with _rows(database, table, layout) as rows:
+        found = rows.status()
+    now_ms = system_clock.now_ms()
+    age_ms = None if found.oldest_created_ms is None else max(0, now_ms - found.oldest_created_ms)
+    record: Record = {
+        "table": table,
+        "layout": str(layout),
+        "waiting": found.waiting,
+        "oldest_id": found.oldest_id,
+        "oldest_age_ms": age_ms,
+        "failing": found.failing,
+        "quarantined": found.quarantined,
+        "leaders": {
+            str(each.shard): {"leader": each.leader, "epoch": each.epoch, "updated_at_ms": each.updated_ms} for each in found.leases
+        },
+    }
+    if output_of(context) is Output.JSON:
+        show([record], tuple(record), Output.JSON)
+        return
+    leaders = ", ".join(f"{each.shard}: {each.leader} (epoch {each.epoch})" for each in found.leases)
+    show([{**record, "leaders": leaders or None}], tuple(record), Output.TABLE)
+
+
+@quarantine.command("list", help="List rows that were set aside, oldest first, and why.")
+def list_rows(
+    context: typer.Context,
+    database: Database = None,
+    table: TableName = "outbox",
+    layout: Chosen = LayoutName.HOLDFAST,
+    limit: Annotated[int, typer.Option(min=1, max=LIMIT_LISTED, help="At most so many.")] = 1_000,
+) -> None:
+    with _rows(database, table, layout) as rows:
+        found = rows.quarantined(limit)
+    show(
+        [_record(each) for each in found], ("id", "topic", "key", "attempts", "size_bytes", "quarantined_at", "reason"), output_of(context)
+    )
+    if not found:
+        note(f"nothing is set aside in {table}")
+    elif len(found) == limit:
+        note(f"only the first {limit} are shown; see --limit")
+
+
+@quarantine.command("retry", help="Put rows back at the end of the outbox, once what was wrong is mended.")
+def retry_rows(
+    context: typer.Context,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
+    database: Database = None,
+    table: TableName = "outbox",
+    layout: Chosen = LayoutName.HOLDFAST,
+) -> None:
+    with _rows(database, table, layout) as rows:
+        moved = rows.retry(_named(rows, ids, everything))
+    show([{"action": "put back", "rows": moved}], ("action", "rows"), output_of(context))
+
+
+@quarantine.command("discard", help="Delete rows that were set aside, for good. Without --execute only says how many.")
+def discard_rows(
+    context: typer.Context,
+    ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
+    everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Delete them; else nothing is done.")] = False,
+    database: Database = None,
+    table: TableName = "outbox",
+    layout: Chosen = LayoutName.HOLDFAST,
+) -> None:
+    with _rows(database, table, layout) as rows:
+        named = _named(rows, ids, everything)
+        count = rows.discard(named) if execute else len(named)
+    show([{"action": "discarded" if execute else "would discard", "rows": count}], ("action", "rows"), output_of(context))
+    if not execute:
+        note("nothing was deleted; add --execute to delete them")
+
+
+def _named(rows: OutboxRows, ids: Sequence[int] | None, everything: bool) -> list[int]:
+    """Return the ids that are meant; OutboxError when one of them is not set aside."""
+    if everything == bool(ids):
+        raise ConfigError("name rows by their ids, or all of them with --all; `holdfast outbox quarantine list` shows what there is")
+    found: list[int] = []
+    after = 0
+    while page := rows.quarantined(LIMIT_LISTED, after_id=after, ids=ids):
+        after = page[-1].row.id
+        found += [each.row.id for each in page]
+    if missing := sorted(set(ids or ()) - set(found)):
+        raise OutboxError(f"not set aside: {', '.join(map(str, missing))}; `holdfast outbox quarantine list` shows what is")
+    return found
+
+
+def _record(each: Quarantined) -> Record:
+    row = each.row
+    return {
+        "id": row.id,
+        "topic": row.topic,
+        "key": _text(row.key),
+        "attempts": row.attempts,
+        "size_bytes": len(row.value or b""),
+        "quarantined_at_ms": each.quarantined_ms,
+        "quarantined_at": datetime.fromtimestamp(each.quarantined_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "reason": each.reason,
+    }
+
+
+def _text(value: bytes | None) -> str | None:
+    """Return a key as people can read it.
+
+    >>> _text(b"order-1"), _text(b"\\xff\\x00"), _text(None)
+    ('order-1', '0xff00', None)
+    """
+    if value is None:
+        return None
+    with contextlib.suppress(UnicodeDecodeError):
+        shown = value[:LIMIT_SHOWN].decode()
+        if shown.isprintable():
+            return shown
+    return f"0x{value[:LIMIT_SHOWN].hex()}"

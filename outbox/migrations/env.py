@@ -1,0 +1,40 @@
+"""What alembic runs: the outbox's migrations, on the connection of `holdfast.outbox.migrate` or the database named on the command line."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from alembic import context
+from sqlalchemy import create_engine
+from sqlalchemy.engine import Connection
+from sqlalchemy.pool import NullPool
+
+from holdfast.outbox.migrate import version_table
+from holdfast.outbox.schema import database_url
+
+attributes = context.config.attributes
+given = context.get_x_argument(as_dictionary=True)
+attributes.setdefault("table", given.get("table", "outbox"))
+
+
+def run(**where: Any) -> None:
+    """Run what was asked for, with a version table of this outbox alone, so that one database may hold several."""
+    name, schema = version_table(attributes["table"])
+    context.configure(version_table=name, version_table_schema=schema, transaction_per_migration=True, **where)
+    with context.begin_transaction():
+        context.run_migrations()
+
+
+def online(connection: Connection) -> None:
+    """Run on *connection*."""
+    run(connection=connection)
+
+
+if context.is_offline_mode():
+    run(dialect_name=attributes.get("dialect") or database_url(given["database"]).get_backend_name(), literal_binds=True)
+elif "connection" in attributes:
+    online(attributes["connection"])
+else:
+    with create_engine(database_url(given["database"]), poolclass=NullPool).connect() as opened:
+        online(opened)
+        opened.commit()

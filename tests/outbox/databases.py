@@ -1,0 +1,63 @@
+"""The three databases that every outbox contract runs on, and one fresh outbox on them."""
+
+from __future__ import annotations
+
+import uuid
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+from sqlalchemy import Engine, create_engine
+from sqlalchemy.pool import NullPool
+
+from holdfast.outbox.layouts import Layout, layout_named
+from holdfast.outbox.migrate import upgrade
+from holdfast.outbox.rows import OutboxRows
+from holdfast.outbox.schema import OutboxTables, database_url, outbox_tables
+from holdfast.outbox.writer import OutboxWriter
+
+DATABASES = ("postgres", "mariadb", "sqlite")
+LAYOUTS = ("holdfast", "goharvest", "debezium")
+
+
+def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
+    """Return the address of one database of this kind; servers are those of the session."""
+    return f"sqlite:///{folder / 'service.db'}" if kind == "sqlite" else str(request.getfixturevalue(kind).url)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FreshOutbox:
+    """An outbox that no other test has, migrated."""
+
+    url: str
+    table: str
+    layout: Layout
+
+    @classmethod
+    def make(cls, url: str, layout: str | Layout = "holdfast") -> FreshOutbox:
+        """Return a new one in the database at *url*."""
+        made = cls(url=url, table=f"o_{uuid.uuid4().hex[:12]}", layout=layout_named(layout))
+        upgrade(url, layout=made.layout, table=made.table)
+        return made
+
+    @property
+    def dialect(self) -> str:
+        """The kind of database, as SQLAlchemy names it."""
+        return database_url(self.url).get_backend_name()
+
+    @property
+    def tables(self) -> OutboxTables:
+        """Its tables."""
+        return outbox_tables(self.layout, self.table, dialect=self.dialect)
+
+    def engine(self, **more: object) -> Engine:
+        """Return an engine that keeps no connection."""
+        return create_engine(database_url(self.url), poolclass=NullPool, **more)
+
+    def rows(self, **more: object) -> OutboxRows:
+        """Return what a harvester uses; close it."""
+        return OutboxRows(self.url, table=self.table, layout=self.layout, **more)  # type: ignore[arg-type]
+
+    def writer(self, **more: object) -> OutboxWriter:
+        """Return what a service uses."""
+        return OutboxWriter(table=self.table, layout=self.layout, **more)  # type: ignore[arg-type]
