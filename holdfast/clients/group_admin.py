@@ -86,11 +86,8 @@ class GroupAdmin:
             else [self._claim_group(view, group) for group in sorted({key.group_id for key in view.claims()} | {*view.pauses()})]
         )
         shadows = {group.group for group in found}
-        for name, state in self._broker.states().items():
-            if name not in shadows or state not in ("Empty", "Dead"):
-                described = self._broker.describe(name)
-                if described is not None:
-                    found.append(described[0])
+        wanted = [name for name, state in self._broker.states().items() if name not in shadows or state not in ("Empty", "Dead")]
+        found += [described for described, _ in self._broker.describe_all(wanted).values()]
         return tuple(sorted(found, key=lambda group: (group.group, group.kind)))
 
     def state(self, group: str, kind: Kind | None = None) -> Group:

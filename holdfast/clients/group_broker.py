@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
@@ -18,6 +18,8 @@ from holdfast.errors import BrokerError, GroupError
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 
+LIMIT_ASKED = 200
+"""Groups asked about at once."""
 _ABSENT = (KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID)
 _STATES = {
     ConsumerGroupState.PREPARING_REBALANCING: "PreparingRebalance",
@@ -47,15 +49,25 @@ class BrokerGroups:
 
     def describe(self, group: str) -> tuple[Group, tuple[Member, ...]] | None:
         """Return a group with its members; None where the broker has none of that name."""
-        future = self._client.describe_consumer_groups([group], request_timeout=self._timeout_s)[group]
-        try:
-            found = self._result(future, f"description of group {group}")
-        except GroupError as error:
-            if _code(error.__cause__) in _ABSENT:
-                return None
-            raise
-        if found.state is ConsumerGroupState.DEAD:
-            return None
+        return self.describe_all([group]).get(group)
+
+    def describe_all(self, groups: Sequence[str]) -> dict[str, tuple[Group, tuple[Member, ...]]]:
+        """Return those of *groups* that the broker has, with their members."""
+        found: dict[str, tuple[Group, tuple[Member, ...]]] = {}
+        for start in range(0, len(groups), LIMIT_ASKED):
+            asked = list(groups[start : start + LIMIT_ASKED])
+            for group, future in self._client.describe_consumer_groups(asked, request_timeout=self._timeout_s).items():
+                try:
+                    described = self._result(future, f"description of group {group}")
+                except GroupError as error:
+                    if _code(error.__cause__) in _ABSENT:
+                        continue
+                    raise
+                if described.state is not ConsumerGroupState.DEAD:
+                    found[group] = self._described(group, described)
+        return found
+
+    def _described(self, group: str, found: Any) -> tuple[Group, tuple[Member, ...]]:
         members = tuple(
             Member(
                 group=group,
