@@ -177,10 +177,16 @@ def violations(seed: int, steps: int) -> list[str]:
             if other != name and held & answer.assigned:
                 found.append(f"{sorted(held & answer.assigned)} with {name} and {other}")
     for _ in range(12):
-        for name, (epoch, held) in sorted(known.items()):
-            answer = broker.beat(name, epoch, [number for _, number in held])
+        for name in sorted(broker.group.members):
+            if name not in known:  # its answer was lost at joining: it asks again
+                answer = broker.beat(name, 0, ())
+            else:
+                epoch, held = known[name]
+                answer = broker.beat(name, epoch, [number for _, number in held])
             if answer.code is GroupCode.NONE:
                 known[name] = (answer.epoch, answer.assigned)
+            else:  # fenced: it drops what it holds and joins again
+                known.pop(name, None)
     if known and (
         broker.group.state is not ModernState.STABLE or frozenset().union(*(held for _, held in known.values())) != parts(*range(7))
     ):
