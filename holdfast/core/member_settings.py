@@ -42,9 +42,10 @@ class MemberSettings:
 
     *maximum_claims* counts partitions, topics with *whole_topic*; 0 is no limit. *drain_s* is how long a release waits for messages in
     flight (None: a quarter of the interval); never longer than the claim is safe. *maximum_outstanding* bounds delivered and
-    uncommitted messages of one claim. With *balanced*, nothing is claimed but what `aim` names. *skew_limit_s* is how far the clock may be from the broker's at the start (None: half the
-    interval, at least 5 s). With *interop*, only what is free in the Go library's view too is claimed, and what another member holds in
-    either view is given up.
+    uncommitted messages of one claim. With *balanced*, nothing is claimed but what `aim` names. *skew_limit_s* is how far the clock may
+    be from the broker's at the start (None: half the interval, at least 5 s). With *interop*, only what is free in the Go library's view
+    too is claimed, and what another member holds in either view is given up. Turn *fast_reclaim* off where a process may freeze and be
+    replaced under the same client id (PROTOCOL.md#two-processes-under-one-client-id).
 
     >>> settings = MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("orders",), heartbeat_interval_s=3.0)
     >>> settings.stale_after_s, round(settings.lease_s, 3), settings.drain_within_s
