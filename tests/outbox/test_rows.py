@@ -16,7 +16,8 @@ from sqlalchemy.orm import Session
 from holdfast.clock import ManualClock, system_clock
 from holdfast.dev.databases import DatabaseServer, Postgres
 from holdfast.errors import ConfigError, OutboxDatabaseError
-from holdfast.outbox.layouts import BUCKETS, OutboxRow, bucket_of
+from holdfast.outbox.layouts import BUCKETS, OutboxRow, bucket_of, layout_named
+from holdfast.outbox.migrate import downgrade, upgrade
 from holdfast.outbox.rows import OutboxRows
 from holdfast.outbox.writer import OutboxRecord
 from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, url_of
@@ -336,9 +337,6 @@ def test_an_outbox_in_a_schema_of_its_own(postgres: Postgres) -> None:
     with contextlib.closing(postgres.connect()) as connection:
         connection.execute(f"CREATE SCHEMA {schema}")
         connection.commit()
-    from holdfast.outbox.layouts import layout_named
-    from holdfast.outbox.migrate import downgrade, upgrade
-
     outbox = FreshOutbox(url=postgres.url, table=f"{schema}.outbox", layout=layout_named("holdfast"))
     upgrade(outbox.url, table=outbox.table)
     write(outbox, "a")
