@@ -14,7 +14,7 @@ from holdfast.core.member_claims import LocalClaim, Pool, Stage
 from holdfast.core.member_log import LogView
 from holdfast.core.member_settings import JITTER_HIGH_INTERVALS, JITTER_LOW_INTERVALS, MemberSettings
 
-LIMIT_DUE = 200
+LIMIT_DUE = 100
 """Claims attended to in one tick: the rest in the next, which is due at once. Keeps a tick short after a stall."""
 
 
