@@ -16,7 +16,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.clients.claim_engine import Engine
+from holdfast.clients.claim_groups import engine_of
 from holdfast.clients.claim_hands import Hands
 from holdfast.clients.claim_messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claim_settings import consumer_settings
@@ -49,7 +49,9 @@ class BlockingClaimConsumer(Hands):
     ) -> None:
         """Describe a consumer as `ClaimConsumer` does."""
         found = consumer_settings(kafka, topics=topics, group=group, client=client, named=named)
-        super().__init__(Engine(found.kafka, found.member, found.engine, found.feed, clock=clock, draws=draws or random.Random()))
+        super().__init__(
+            engine_of(found.kafka, found.member, found.engine, found.feed, found.groups, clock=clock, draws=draws or random.Random())
+        )
         self._options, self._clock = found.engine, clock
         self._arrival = threading.Event()
 

@@ -18,7 +18,7 @@ from contextlib import suppress
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.clients.claim_engine import Engine
+from holdfast.clients.claim_groups import engine_of
 from holdfast.clients.claim_hands import Hands
 from holdfast.clients.claim_messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claim_settings import consumer_settings
@@ -54,7 +54,9 @@ class ClaimConsumer(Hands):
         `whole_topic=True`, `greedy=True`, `maximum_claims=4`, `interop=True` … An unknown name is a ConfigError.
         """
         found = consumer_settings(kafka, topics=topics, group=group, client=client, named=named)
-        super().__init__(Engine(found.kafka, found.member, found.engine, found.feed, clock=clock, draws=draws or random.Random()))
+        super().__init__(
+            engine_of(found.kafka, found.member, found.engine, found.feed, found.groups, clock=clock, draws=draws or random.Random())
+        )
         self._arrival = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
 

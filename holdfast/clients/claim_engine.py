@@ -470,7 +470,7 @@ class Engine:
             for topic, partition in self._leases:
                 lookups.ask(topic, partition, committed=False)
         if now_s >= self._partitions_at_s:
-            self._partitions_at_s = now_s + self._options.partitions_lookup_intervals * interval_s
+            self._partitions_at_s = now_s + self._options.partitions_lookup_s * self._draws.uniform(0.5, 1.5)
             lookups.ask_counts(self.member_settings.topics)
 
     def _settle_resets(self, member: Member, now_s: float) -> None:

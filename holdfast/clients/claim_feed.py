@@ -37,11 +37,12 @@ class FeedSettings:
     queue_bytes: int = 32 << 20
     prefetch_bytes: int = 64 << 20
     """What librdkafka may hold beyond the queue, over all partitions; at least PREFETCH_FLOOR for each."""
-    poll_s: float = 0.02
-    """How long the thread sleeps when nothing arrives before it looks for changes of the assignment."""
+    fetch_poll_s: float = 0.05
+    """How long the thread waits for messages before it looks for changes of the assignment."""
     space_wait_s: float = 0.1
 
 
+IDLE_S = 0.5
 LEADERS_S = 5.0
 LAST_COMMIT_S = 2.0
 """How long the end waits for Kafka's own book of offsets."""
@@ -91,7 +92,7 @@ class Feed:
         }
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
-        self._stopping = threading.Event()
+        self._stopping, self._called = threading.Event(), threading.Event()
         self._thread = threading.Thread(target=self._run, name="holdfast-claims-feed", daemon=True)
         self._consumer: Consumer | None = None
         self.last_error: str | None = None
@@ -107,36 +108,30 @@ class Feed:
 
     def start(self, lease: Lease) -> Lease:
         """Begin to read a partition at its lease's position."""
-        self._commands.append(lambda consumer: self._assign(consumer, lease))
+        self._tell(lambda consumer: self._assign(consumer, lease))
         return lease
 
     def stop(self, lease: Lease) -> None:
         """Hand out nothing more under *lease*, from this moment on."""
         lease.open = False
         self._queue.drop(lease)
-        self._commands.append(lambda consumer: self._unassign(consumer, lease))
+        self._tell(lambda consumer: self._unassign(consumer, lease))
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Write positions to Kafka's own book of offsets, best effort: the coordination topic is what counts."""
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-        self._commands.append(lambda consumer: self._commit(consumer, wanted))
+        self._tell(lambda consumer: self._commit(consumer, wanted))
 
-    def end_of(self, topic: str, partition: int) -> int | None:
-        """Return the end of a partition's log as the last fetch brought it, without asking the broker; None while unknown."""
-        consumer = self._consumer
-        if consumer is None:
-            return None
-        try:
-            _, high = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
-        except (KafkaException, RuntimeError):  # unknown to the client yet; or closed meanwhile by its thread
-            return None
-        return high if high >= 0 else None
+    def _tell(self, command: Callable[[Consumer], None]) -> None:
+        self._commands.append(command)
+        self._called.set()
 
     def close(self) -> None:
         """Stop everything and let go of the broker; what is queued is dropped with the queue, not here."""
         for lease in list(self._leases.values()):
             lease.open = False
         self._stopping.set()
+        self._called.set()
         if self._thread.is_alive():
             self._thread.join(JOIN_S)
 
@@ -149,9 +144,14 @@ class Feed:
             self._learn_leaders(consumer)
             while not self._stopping.is_set():
                 self._obey(consumer)
+                if not self._leases:
+                    consumer.poll(0)
+                    self._called.wait(IDLE_S)
+                    self._called.clear()
+                    continue
                 if not self._queue.wait_space(self._settings.space_wait_s):
                     continue
-                first = consumer.poll(self._settings.poll_s)
+                first = consumer.poll(self._settings.fetch_poll_s)
                 if first is not None:
                     self._sort([first, *consumer.consume(self._settings.batch_messages - 1, 0)])
             self._obey(consumer)
@@ -204,7 +204,7 @@ class Feed:
         """Wait a little for commits under way: a consumer that is closed forgets them."""
         until_s = self._clock.monotonic_s() + LAST_COMMIT_S
         while self._committing and self._clock.monotonic_s() < until_s:
-            consumer.poll(self._settings.poll_s)
+            consumer.poll(self._settings.fetch_poll_s)
 
     def _on_commit(self, error: KafkaError | None, offsets: list[TopicPartition]) -> None:
         self._committing -= 1

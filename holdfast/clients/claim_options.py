@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from holdfast.core.announcements import GROUPS_TOPIC
+from holdfast.core.assignors import AssignorName
 from holdfast.core.member_settings import ATTEMPT_INTERVALS, MemberSettings
 from holdfast.core.resets import RESETS_TOPIC
 from holdfast.errors import ConfigError
@@ -25,8 +27,10 @@ class EngineSettings:
     """How long a frame may be under way; 0 for the heartbeat interval."""
     poll_s: float = 0.02
     """The longest sleep of the coordinating thread."""
-    health_lookup_intervals: float = 0.25
-    partitions_lookup_intervals: float = 0.25
+    health_lookup_intervals: float = 0.4
+    """How often the ends of the claimed logs are asked for, in heartbeat intervals."""
+    partitions_lookup_s: float = 10.0
+    """How often partitions are counted, give or take a half: on a topic with a thousand of them the answer is large."""
     compression: str = "none"
     resets_topic: str = RESETS_TOPIC
     """Where resets of the group are decided."""
@@ -34,16 +38,28 @@ class EngineSettings:
     def __post_init__(self) -> None:
         if self.compression not in ("none", "gzip", "snappy"):
             raise ConfigError(f"compression is {self.compression!r}: the Go library reads none, gzip and snappy")
-        for name in ("start_timeout_s", "request_timeout_s", "flush_timeout_s", "poll_s"):
+        for name in ("start_timeout_s", "request_timeout_s", "flush_timeout_s", "poll_s", "partitions_lookup_s"):
             if not 0 < getattr(self, name) <= 3_600:
                 raise ConfigError(f"{name} is {getattr(self, name):g}: every wait has an end, use more than 0 and at most 3600 seconds")
         for name in ("stop_timeout_s", "send_timeout_s"):
             if not 0 <= getattr(self, name) <= 3_600:
                 raise ConfigError(f"{name} is {getattr(self, name):g}: use 0 for the default, else at most 3600 seconds")
-        for name in ("health_lookup_intervals", "partitions_lookup_intervals"):
-            if not 0.01 <= getattr(self, name) <= 1.0:
-                raise ConfigError(f"{name} is {getattr(self, name):g}: use 0.01 to 1 heartbeat intervals")
+        if not 0.01 <= self.health_lookup_intervals <= 1.0:
+            raise ConfigError(f"health_lookup_intervals is {self.health_lookup_intervals:g}: use 0.01 to 1 heartbeat intervals")
 
     def stop_within_s(self, member: MemberSettings) -> float:
         """Return how long a terminate may take."""
         return self.stop_timeout_s or ATTEMPT_INTERVALS * member.heartbeat_interval_s + member.drain_within_s + STOP_SLACK_S
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GroupSettings:
+    """How a consumer with `balanced=True` takes part in its group."""
+
+    groups_topic: str = GROUPS_TOPIC
+    assignors: tuple[str, ...] | str = (AssignorName.COOPERATIVE_STICKY,)
+    """By preference; the group uses the one most members prefer among those that all support."""
+    static_id: str | None = None
+    """Kafka's group.instance.id: the member says no farewell and finds its partitions again when it returns within the session."""
+    session_s: float = 0.0
+    """After so long a silence the member's part goes to others; 0 for twice the heartbeat interval."""

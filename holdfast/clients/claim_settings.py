@@ -9,13 +9,13 @@ from difflib import get_close_matches
 from typing import Any
 
 from holdfast.clients.claim_feed import FeedSettings
-from holdfast.clients.claim_options import EngineSettings
+from holdfast.clients.claim_options import EngineSettings, GroupSettings
 from holdfast.config import Settings
 from holdfast.core.member_settings import Delivery, MemberSettings
 from holdfast.errors import ConfigError
 
 _GIVEN_OTHERWISE = frozenset({"group_id", "client_id", "topics"})
-_PARTS = (MemberSettings, EngineSettings, FeedSettings)
+_PARTS = (MemberSettings, EngineSettings, FeedSettings, GroupSettings)
 NAMES = {declared.name: part for part in _PARTS for declared in fields(part) if declared.name not in _GIVEN_OTHERWISE}
 """Every named setting of a claim consumer, and the part that has it."""
 
@@ -28,6 +28,7 @@ class ConsumerSettings:
     member: MemberSettings
     engine: EngineSettings
     feed: FeedSettings
+    groups: GroupSettings
 
 
 def consumer_settings(
@@ -56,6 +57,7 @@ def consumer_settings(
         member=MemberSettings(group_id=group, client_id=client, topics=wanted, **member),
         engine=EngineSettings(**parts[EngineSettings]),
         feed=FeedSettings(**parts[FeedSettings]),
+        groups=GroupSettings(**parts[GroupSettings]),
     )
 
 

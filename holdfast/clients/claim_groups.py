@@ -1,0 +1,352 @@
+"""A claim consumer in a balanced group: the engine, and beside it a thread that takes part in the group's talk on `holdfast.groups`.
+
+The group says what this member should hold; the claims say what it holds. Nothing in here gives or takes a partition: it tells the
+member what to aim for, and the group what is held.
+"""
+
+from __future__ import annotations
+
+import logging
+import re
+import threading
+from collections.abc import Mapping
+from concurrent.futures import Future
+from dataclasses import dataclass, replace
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from holdfast.clients.claim_engine import Engine
+from holdfast.clients.claim_feed import FeedSettings
+from holdfast.clients.claim_options import EngineSettings, GroupSettings
+from holdfast.clock import Clock
+from holdfast.config import Settings
+from holdfast.core.balancer import Balancer, BalancerSettings
+from holdfast.core.groups import Group
+from holdfast.core.java_order import coordinator_partition
+from holdfast.core.member import Draws
+from holdfast.core.member_settings import MemberSettings
+from holdfast.errors import BrokerError, ConfigError, TopicError
+
+logger = logging.getLogger(__name__)
+
+PATTERN_MARK = "^"
+READ_RECORDS = 1_000
+POLL_S = 0.02
+LOOK_S = 0.1
+"""How often to see what is held."""
+COUNTS_INTERVALS = 0.25
+COUNTS_LIMIT_S = 15.0
+LINGER_MS = 2
+JOIN_S = 10.0
+
+_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One record of the group's partition; *at_ms* is -1 where it carries no time."""
+
+    offset: int
+    at_ms: int
+    value: bytes | None
+
+
+class GroupLog:
+    """The partition of `holdfast.groups` where one group lives, read from some time before its end. Used from one thread."""
+
+    def __init__(self, settings: Settings, topic: str, group_id: str, *, timeout_s: float, unsent_s: float) -> None:
+        self._settings, self._topic, self._group_id = settings, topic, group_id
+        self._timeout_s, self._unsent_s = timeout_s, unsent_s
+        self._reader: Consumer | None = None
+        self._writer: Producer | None = None
+        self._partition = 0
+        self.caught_up = False
+        self.last_error: str | None = None
+
+    def open(self, since_ms: int) -> None:
+        """Connect and begin with what was said at *since_ms*; TopicError without the topic, BrokerError when nobody answers."""
+        reading: dict[str, str | int | bool] = {
+            "group.id": f"{self._settings.app}-groups-reader",  # never joined, never committed to
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.queue.backoff.ms": 5,
+        }
+        reads: dict[str, Any] = self._settings.consumer(**reading)
+        self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
+        count = len(self._listed(self._topic))
+        if not count:
+            raise TopicError(
+                f"the topic of balanced groups, {self._topic}, does not exist at {self._settings.bootstrap_servers}: "
+                "create it with message.timestamp.type=LogAppendTime, or name another one by groups_topic"
+            )
+        self._partition = coordinator_partition(self._group_id, count)
+        try:
+            (found,) = self._reader.offsets_for_times([TopicPartition(self._topic, self._partition, since_ms)], self._timeout_s)
+        except KafkaException as error:
+            raise self._unreachable(error.args[0]) from None
+        self._reader.assign([found])  # the log's end, where nothing was said since then
+        writing: dict[str, str | int | bool] = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": LINGER_MS,
+            # A sign of life that arrives after the session is worse than none.
+            "message.timeout.ms": max(1_000, int(self._unsent_s * 1_000)),
+        }
+        writes: dict[str, Any] = self._settings.producer(**writing)
+        self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
+
+    def _listed(self, topic: str | None) -> dict[str, int]:
+        """Return the partition counts of *topic*, or of all topics; one that does not exist is left out."""
+        assert self._reader is not None
+        try:
+            listed = (
+                self._reader.list_topics(topic, timeout=self._timeout_s) if topic else self._reader.list_topics(timeout=self._timeout_s)
+            )
+        except KafkaException as error:
+            raise self._unreachable(error.args[0]) from None
+        return {name: len(each.partitions) for name, each in listed.topics.items() if each.error is None and each.partitions}
+
+    def counts(self, topics: tuple[str, ...], pattern: str | None) -> dict[str, int]:
+        """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*; internal topics never do."""
+        if pattern is None:
+            found: dict[str, int] = {}
+            for topic in topics:
+                found.update(self._listed(topic))
+            return found
+        matches = re.compile(pattern).fullmatch
+        return {name: count for name, count in self._listed(None).items() if not name.startswith("__") and matches(name)}
+
+    def poll(self, timeout_s: float) -> list[Heard]:
+        """Return what came since; waits up to *timeout_s* for the first."""
+        assert self._reader is not None
+        first = self._reader.poll(timeout_s)
+        if first is None:
+            return []
+        out = []
+        for message in (first, *self._reader.consume(READ_RECORDS - 1, 0)):
+            error = message.error()
+            if error is None:
+                kind, at_ms = message.timestamp()
+                out.append(Heard(message.offset() or 0, -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms, message.value()))
+            elif error.code() == KafkaError._PARTITION_EOF:
+                self.caught_up = True
+            elif error.code() in _MISSING or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise TopicError(f"topic of balanced groups {self._topic}: {error.str()}")
+            elif error.fatal():
+                raise BrokerError(f"topic of balanced groups {self._topic}: {error.str()}")
+        return out
+
+    def send(self, value: bytes) -> None:
+        """Append an announcement. Whether it arrived is seen by reading it back."""
+        assert self._writer is not None
+        try:
+            self._writer.produce(self._topic, value=value, key=self._group_id.encode(), partition=self._partition, on_delivery=self._told)
+        except (BufferError, KafkaException) as error:
+            self.last_error = str(error)
+        self._writer.poll(0)
+
+    def _told(self, error: KafkaError | None, _: Message) -> None:
+        if error is not None:
+            self._on_error(error)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait up to *timeout_s* for what was sent, and let go of the broker."""
+        if self._writer is not None:
+            self._writer.flush(timeout_s)
+            self._writer.purge()
+            self._writer.flush(0)
+        if self._reader is not None:
+            self._reader.close()
+        self._writer = self._reader = None
+
+    def _unreachable(self, error: KafkaError) -> BrokerError:
+        why = self.last_error or error.str()
+        return BrokerError(
+            f"cannot read {self._topic} at {self._settings.bootstrap_servers} within {self._timeout_s:g} s: {why}; check the broker"
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        text = error.str()
+        if text != self.last_error:
+            logger.warning("topic of balanced groups: %s", text)
+        self.last_error = text
+
+
+class BalancedEngine(Engine):
+    """An engine whose member aims for its part of a group's target."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        member: MemberSettings,
+        options: EngineSettings,
+        feed: FeedSettings,
+        groups: GroupSettings,
+        *,
+        clock: Clock,
+        draws: Draws,
+    ) -> None:
+        super().__init__(settings, member, options, feed, clock=clock, draws=draws)
+        marked = [topic for topic in member.topics if topic.startswith(PATTERN_MARK)]
+        if marked and len(member.topics) > 1:
+            raise ConfigError(f"topics {', '.join(member.topics)}: a pattern ({marked[0]}) stands alone")
+        self._pattern = marked[0] if marked else None
+        if self._pattern is not None:
+            try:
+                re.compile(self._pattern)
+            except re.error as error:
+                raise ConfigError(f"topics {self._pattern!r}: not a regular expression: {error}") from None
+        self.balancer = Balancer(
+            BalancerSettings(
+                group_id=member.group_id,
+                client_id=member.client_id,
+                member_id=f"{member.client_id}-{member.instance_id}",
+                static_id=groups.static_id,
+                topics=() if self._pattern is not None else member.topics,
+                pattern=self._pattern,
+                assignors=(groups.assignors,) if isinstance(groups.assignors, str) else tuple(groups.assignors),
+                session_s=groups.session_s or float(member.stale_after_s),
+            ),
+            draws=draws,
+        )
+        self._talk = GroupLog(
+            settings,
+            groups.groups_topic,
+            member.group_id,
+            timeout_s=options.request_timeout_s,
+            unsent_s=self.balancer.settings.session_s,
+        )
+        self._counts: Mapping[str, int] = {}
+        self._aimed: frozenset[tuple[str, int]] | None = None
+        self._worked_on = member.topics
+        self._look_at_s = self._count_at_s = 0.0
+        self._leaving = threading.Event()
+        self._release = True
+        self._talker = threading.Thread(target=self._take_part, name="holdfast-group", daemon=True)
+
+    # -- life
+
+    def _open(self) -> None:
+        """Connect to the group's log first: a pattern must be known as topics before claims can be read."""
+        self._talk.open(self._clock.now_ms() - int(self.balancer.settings.lookback_s * 1_000))
+        self._counts = self._talk.counts(self.balancer.settings.topics, self._pattern)
+        if self._pattern is not None:
+            if not self._counts:
+                raise TopicError(f"no topic matches {self._pattern}: create one before the first consumer starts")
+            self._worked_on = tuple(sorted(self._counts))
+            self.member_settings = replace(self.member_settings, topics=self._worked_on)
+        super()._open()
+        self._talker.start()
+
+    def terminate(self, *, release: bool, timeout_s: float | None = None) -> Future[None]:
+        """Say farewell to the group, so that others aim for what is about to be released, then terminate as any engine."""
+        self._release = release
+        self._leaving.set()
+        return super().terminate(release=release, timeout_s=timeout_s)
+
+    def close(self) -> None:
+        """Stop the threads and let go of the broker."""
+        self._leaving.set()
+        super().close()
+        if self._talker.is_alive() and threading.current_thread() is not self._talker:
+            self._talker.join(JOIN_S)
+
+    def _shut(self) -> None:
+        super()._shut()
+        if self._talker.ident is None:  # it failed before anybody could talk
+            self._talk.close(0)
+
+    @property
+    def group(self) -> Group | None:
+        """Return the group as this member has read it."""
+        return self.balancer.group
+
+    # -- the talking thread
+
+    def _take_part(self) -> None:
+        try:
+            while not (self._leaving.is_set() or self.ended.is_set() or self.failure is not None):
+                self._turn_of_talk()
+            if self._release:
+                for value in self.balancer.leave(self._clock.monotonic_s()):
+                    self._talk.send(value)
+        except Exception as error:  # noqa: BLE001  told to whoever uses the engine
+            with self.lock:
+                self._fail(error)
+        finally:
+            self._talk.close(JOIN_S / 2)
+
+    def _turn_of_talk(self) -> None:
+        balancer, clock = self.balancer, self._clock
+        said = self._talk.poll(max(0.0, min(POLL_S, balancer.wake_at_s() - clock.monotonic_s())))
+        now_s = clock.monotonic_s()
+        out: list[bytes] = []
+        for each in said:
+            out += balancer.observe(each.offset, each.value, each.at_ms, now_s)
+        if now_s >= self._count_at_s:
+            out += self._recount(now_s)
+        if self._talk.caught_up:
+            out += balancer.caught_up(now_s)
+        if now_s >= self._look_at_s:
+            self._look_at_s = now_s + LOOK_S
+            with self.lock:
+                held = [] if self.member is None or self.ending else list(self.member.claims)
+            out += balancer.owned(held, now_s)
+        out += balancer.tick(now_s)
+        for value in out:
+            self._talk.send(value)
+        if balancer.failure is not None:
+            raise balancer.failure
+        self._act(now_s)
+
+    def _recount(self, now_s: float) -> list[bytes]:
+        """See how many partitions there are; a broker that does not answer now is asked again later."""
+        if self._count_at_s:
+            try:
+                self._counts = self._talk.counts(self.balancer.settings.topics, self._pattern)
+            except BrokerError as error:
+                logger.warning("%s", error)
+        self._count_at_s = now_s + min(COUNTS_LIMIT_S, COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s)
+        return self.balancer.counts(self._counts, now_s)
+
+    def _act(self, now_s: float) -> None:
+        """Tell the member what to aim for, where that has changed."""
+        aim = frozenset((topic, partition) for topic, partition in self.balancer.aim(now_s))
+        topics = self.balancer.topics() or self._worked_on
+        if aim == self._aimed and topics == self._worked_on:
+            return
+        with self.lock:
+            member = self.member
+            if member is None or self.ending or self.ended.is_set():
+                return
+            now_s = self._clock.monotonic_s()
+            if topics != self._worked_on:
+                self._worked_on = topics
+                self.member_settings = replace(self.member_settings, topics=topics)
+                self._do(member.topics(topics, now_s))
+                self._partitions_at_s = 0.0
+            self._do(member.aim(aim, now_s))
+        self._aimed = aim
+
+
+def engine_of(
+    settings: Settings,
+    member: MemberSettings,
+    options: EngineSettings,
+    feed: FeedSettings,
+    groups: GroupSettings,
+    *,
+    clock: Clock,
+    draws: Draws,
+) -> Engine:
+    """Return the engine for these settings; ConfigError for what only a balanced group has, or cannot have."""
+    if member.balanced:
+        if member.interop:
+            raise ConfigError("balanced=True and interop=True: members of the Go library take no part in a balanced group; choose one")
+        return BalancedEngine(settings, member, options, feed, groups, clock=clock, draws=draws)
+    if groups != GroupSettings():
+        raise ConfigError("static_id, assignors, session_s and groups_topic are of balanced groups: set balanced=True too")
+    return Engine(settings, member, options, feed, clock=clock, draws=draws)
