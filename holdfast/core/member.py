@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from typing import NamedTuple, Protocol
+from typing import Protocol
 
 from holdfast.core.claims import Claim
 from holdfast.core.frames import Frame, ReleaseGroup, check_id
 from holdfast.core.member_actions import Action, Event, Place, Reason, Token
 from holdfast.core.member_claiming import Claiming
-from holdfast.core.member_claims import ATTEMPTS, LocalClaim, Stage, frame_mark
+from holdfast.core.member_claims import ATTEMPTS, Held, LocalClaim, Stage, frame_mark, held_as
 from holdfast.core.member_core import Draws
 from holdfast.core.member_settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
 from holdfast.errors import ClaimLostError
@@ -24,24 +24,6 @@ class Gate(Protocol):
     """Until when messages of one stay may be handed out: a number that moves as heartbeats are accepted, and drops at any stop."""
 
     deliver_until_s: float
-
-
-class Held(NamedTuple):
-    """One claim as seen from outside, for `claims`."""
-
-    topic: str
-    partition: int
-    epoch: int
-    stage: str
-    offset: int
-    latest: int | None
-    outstanding: int
-    deliver_until_s: float
-
-
-def _held(claim: LocalClaim) -> Held:
-    offset, outstanding = claim.tracker.current, claim.tracker.outstanding
-    return Held(*claim.place, claim.epoch, claim.stage.value, offset, claim.latest, outstanding, claim.deliver_until_s)
 
 
 class Member(Claiming):
@@ -102,7 +84,7 @@ class Member(Claiming):
     @property
     def claims(self) -> Mapping[Place, Held]:
         """Return the claims that are held: started and not yet given back."""
-        return {place: _held(claim) for place, claim in self._claims.items() if claim.started}
+        return {place: held_as(claim) for place, claim in self._claims.items() if claim.started}
 
     @property
     def lag(self) -> int:

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
+from typing import NamedTuple
 
 from holdfast.core.frames import Frame
 from holdfast.core.health import Health
@@ -121,6 +122,25 @@ class LocalClaim:
         if sent_s is not None:
             self.sent = {mark: at_s for mark, at_s in self.sent.items() if at_s > sent_s}
         return sent_s
+
+
+class Held(NamedTuple):
+    """One claim as seen from outside, for `claims`."""
+
+    topic: str
+    partition: int
+    epoch: int
+    stage: str
+    offset: int
+    latest: int | None
+    outstanding: int
+    deliver_until_s: float
+
+
+def held_as(claim: LocalClaim) -> Held:
+    """Return *claim* as seen from outside."""
+    offset, outstanding = claim.tracker.current, claim.tracker.outstanding
+    return Held(*claim.place, claim.epoch, claim.stage.value, offset, claim.latest, outstanding, claim.deliver_until_s)
 
 
 class Pool:
