@@ -16,17 +16,19 @@ from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 
 LIMIT_ATTEMPTS = 200
 """Partitions claimed in one run of the claim loop; with more to claim it runs again at once."""
+ALIVE_INTERVALS = 0.1
+"""How far apart, in the log, frames of one process must be to show that it lives; heartbeats are 0.25 intervals apart at least."""
 LIMIT_INSTANCES = 64
 """Processes of the own client that are remembered; the newest."""
 
 
 class _Birth:
-    """When an instance of the own client first wrote to a log, by the log's time, and how often since."""
+    """When an instance of the own client first wrote to a log, by the log's time, when last by its own, and whether it has gone on since."""
 
-    __slots__ = ("at", "frames")
+    __slots__ = ("at", "goes_on", "time_s")
 
-    def __init__(self, at: tuple[int, str]) -> None:
-        self.at, self.frames = at, 1
+    def __init__(self, at: tuple[int, str], time_s: int) -> None:
+        self.at, self.time_s, self.goes_on = at, time_s, False
 
 
 class Claiming(Keeping):
@@ -212,8 +214,9 @@ class Claiming(Keeping):
     def _own_client_seen(self, frame: Frame, log: LogView, at_ms: int, now_s: float) -> None:
         """Note a frame of the own client; if a newer process than this one writes, this one ends (D17).
 
-        The first frame in the log says who is newer, so both come to the same answer. A single frame is not enough: that of a process
-        which ended may have been under way. And the answer waits a moment, until all logs have been read as far.
+        The first frame in the log says who is newer, so both come to the same answer. Frames that come all at once are not enough, nor
+        the same frame twice: those of a process which ended may have been under way. A process that lives writes again later, and says
+        that it is later. And the answer waits a moment, until all logs have been read as far.
         """
         instance = frame.instance_id
         born = (at_ms if at_ms >= 0 else frame.time_s * 1000, instance)
@@ -222,17 +225,19 @@ class Claiming(Keeping):
             if len(self._births) >= LIMIT_INSTANCES:
                 oldest = min((each.at, name) for name, each in self._births.items() if name != self._me[1])[1]
                 del self._births[oldest]
-            birth = self._births[instance] = _Birth(born)
+            birth = self._births[instance] = _Birth(born, frame.time_s)
         else:
-            birth.frames += 1
             birth.at = min(birth.at, born)
+            if frame.time_s > birth.time_s:
+                birth.time_s = frame.time_s
+                birth.goes_on = birth.goes_on or born[0] - birth.at[0] >= ALIVE_INTERVALS * self._interval_s * 1000
         if instance != self._me[1] and log.live and self._conflict_at_s == inf and self._newer(birth):
             self._conflict_at_s = now_s + SETTLE_INTERVALS * self._interval_s
             self._tell(Event.RIVAL, text=f"another process (instance {instance}) writes under client id {self._me[0]}")
 
     def _newer(self, rival: _Birth) -> bool:
         mine = self._births.get(self._me[1])
-        return rival.frames > 1 and rival.at > ((self._began_ms, "") if mine is None else mine.at)
+        return rival.goes_on and rival.at > ((self._began_ms, "") if mine is None else mine.at)
 
     def _settle_conflict(self, now_s: float) -> None:
         self._conflict_at_s = inf

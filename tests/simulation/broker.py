@@ -1,0 +1,173 @@
+"""The broker of a simulation: coordination logs with the broker's own clock, data that grows, and the way of frames to it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from random import Random
+from typing import TYPE_CHECKING, cast
+
+from holdfast.core.claims import Claim, CompatClaim, GuardedRow, fold_compat, fold_guarded
+from holdfast.core.frames import Frame, ReleaseGroup
+from holdfast.core.member_actions import Place
+from holdfast.core.rows import Rows
+from tests.simulation.timeline import BEGAN_S, Timeline
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+KEYS = 16
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Weather:
+    """How good the network is. Delays are one way, in seconds; chances are of each frame."""
+
+    delay_low_s: float
+    delay_high_s: float
+    send_timeout_s: float
+    repeat_within_s: float
+    drop: float = 0.0
+    unknown: float = 0.0
+    repeat: float = 0.0
+    clock_rate: float = 1.0
+
+
+class Log:
+    """One partition of the coordination topic, with both views of it as they truly are."""
+
+    __slots__ = ("at_ms", "compat", "down", "down_until_s", "index", "lead_s", "readers", "records", "rows")
+
+    def __init__(self, index: int) -> None:
+        self.index = index
+        self.records: list[tuple[Frame, int]] = []
+        self.rows: dict[str, GuardedRow] = {}
+        self.compat: dict[str, CompatClaim] = {}
+        self.readers: list[Callable[[], None]] = []
+        self.at_ms = -1
+        self.lead_s = 0.0
+        self.down_until_s = 0.0
+        self.down: list[tuple[float, float]] = []
+
+
+class Broker:
+    """All logs, and the data partitions."""
+
+    def __init__(self, timeline: Timeline, draws: Random, weather: Weather, *, group: str, logs: int, stale_after_s: int) -> None:
+        self.timeline, self.weather, self.group, self.stale_after_s = timeline, weather, group, stale_after_s
+        self.draws = draws
+        self.logs = [Log(index) for index in range(logs)]
+        self.latest: dict[Place, int] = {}
+        self.committed: dict[Place, int] = {}
+        self.checks: Checks | None = None
+        self.with_go = False
+
+    # -- coordination
+
+    def clock_s(self, log: Log) -> float:
+        """Return what the clock of the broker that leads *log* shows."""
+        return BEGAN_S + self.timeline.now_s * self.weather.clock_rate + log.lead_s
+
+    def append(self, index: int, frame: Frame) -> None:
+        """Append *frame*: from here on every reader will see it, in this place."""
+        log = self.logs[index]
+        at_ms = int(self.clock_s(log) * 1000)
+        log.records.append((frame, at_ms))
+        log.at_ms = max(log.at_ms, at_ms)
+        rows = cast(Rows[GuardedRow], log.rows)
+        checks = self.checks
+        assert checks is not None
+        if isinstance(frame, ReleaseGroup):
+            fold_guarded(rows, frame, log.at_ms, self.stale_after_s)
+            checks.on_pause(log, frame)
+        else:
+            key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
+            before = log.rows.get(key)
+            compat = log.compat.get(key)
+            fold_guarded(rows, frame, log.at_ms, self.stale_after_s)
+            if self.with_go:
+                fold_compat(cast(Rows[CompatClaim], log.compat), frame, at_ms)
+            if frame.group_id == self.group:
+                checks.on_frame(log, frame, cast("Claim | None", before), cast("Claim | None", log.rows.get(key)), compat)
+        for told in log.readers:
+            told()
+
+    def row(self, log: int, place: Place) -> Claim | None:
+        """Return the claim's row in the guarded view as it truly is."""
+        return self.logs[log].rows.get(f"{self.group}/{place.topic}/{place.partition}")  # type: ignore[return-value]
+
+    def take_down(self, index: int, for_s: float) -> None:
+        """Nothing is appended to the log, and nothing read from it, for a while."""
+        log, now_s = self.logs[index], self.timeline.now_s
+        log.down_until_s = max(log.down_until_s, now_s + for_s)
+        log.down.append((now_s, log.down_until_s))
+
+    def step_back(self, index: int, by_s: float) -> None:
+        """Another broker leads the log now, and its clock is behind."""
+        self.logs[index].lead_s -= by_s
+
+    def delay_s(self) -> float:
+        weather = self.weather
+        return weather.delay_low_s + (weather.delay_high_s - weather.delay_low_s) * self.draws.random()
+
+    # -- data
+
+    def grow(self, place: Place, by: int) -> None:
+        self.latest[place] = self.latest.get(place, 0) + by
+
+
+def key_of(place: Place, offset: int) -> int:
+    """Return the key of a message: some number that follows from where it lies."""
+    return ((offset * 2_654_435_761 + place.partition * 40_503) >> 9) % KEYS
+
+
+class Wire:
+    """How the frames of one process come to the broker: in order for each log, late when the network is cut, some never, some twice."""
+
+    __slots__ = ("_broker", "_draws", "_last_s", "_timeline", "blocked_until_s", "fault", "told")
+
+    def __init__(self, broker: Broker, draws: Random, told: Callable[[int, bool], None], fault: Callable[[float], None]) -> None:
+        self._broker, self._draws, self._timeline = broker, draws, broker.timeline
+        self._last_s: dict[int, float] = {}
+        self.blocked_until_s = 0.0
+        self.told, self.fault = told, fault
+
+    def send(self, frame: Frame, log: int, send_id: int) -> None:
+        """Hand over a frame; *told* hears of its fate."""
+        timeline, weather = self._timeline, self._broker.weather
+        now_s = timeline.now_s
+        blocked_s = self.blocked_until_s
+        at_s = (max(now_s, blocked_s)) + self._broker.delay_s()
+        last_s = self._last_s.get(log, 0.0)
+        at_s = max(at_s, last_s)
+        self._last_s[log] = at_s
+        deadline_s = now_s + weather.send_timeout_s
+        if at_s > deadline_s:
+            timeline.at(deadline_s, self.told, send_id, False)
+        timeline.at(at_s, self._arrive, frame, log, send_id, deadline_s)
+
+    def _arrive(self, frame: Frame, log: int, send_id: int, deadline_s: float) -> None:
+        broker, timeline, draws, weather = self._broker, self._timeline, self._draws, self._broker.weather
+        now_s, down_until_s = timeline.now_s, broker.logs[log].down_until_s
+        if down_until_s > now_s:
+            if down_until_s > deadline_s >= now_s:
+                timeline.at(deadline_s, self.told, send_id, False)
+            timeline.at(down_until_s, self._arrive, frame, log, send_id, deadline_s)
+            return
+        late = now_s > deadline_s
+        if late and draws.random() < 0.5:
+            return  # the client had given it up before it left
+        if draws.random() < weather.drop:
+            self.fault(now_s)
+            timeline.after(broker.delay_s(), self.told, send_id, False)
+            return
+        broker.append(log, frame)
+        if draws.random() < weather.repeat:
+            timeline.after(draws.random() * weather.repeat_within_s, self._repeat, frame, log)
+        if not late:
+            unknown = draws.random() < weather.unknown
+            timeline.after(broker.delay_s(), self.told, send_id, not unknown)
+
+    def _repeat(self, frame: Frame, log: int) -> None:
+        if self._broker.logs[log].down_until_s <= self._timeline.now_s:
+            self._broker.append(log, frame)

@@ -1,0 +1,56 @@
+"""What truly happened to one claim: who held it when, what was handed out, what was done."""
+
+from __future__ import annotations
+
+from math import inf
+
+from holdfast.core.member_actions import Place
+
+
+class Ledger:
+    """The whole story of one partition (or lane).
+
+    *owner* is the instance that the log names. *handed* are the offsets handed out, *done* those a user was done with, *passed* when and
+    by whom the done prefix went past an offset: from then on the next heartbeat tells it. All below *verified* was done when the log
+    said so. *high* is the highest offset handed out of each key. *expected* is where the next owner must start after a reset.
+    """
+
+    __slots__ = (
+        "done",
+        "ended_s",
+        "expected",
+        "free_since_s",
+        "handed",
+        "high",
+        "log",
+        "owner",
+        "owner_client",
+        "owner_since_s",
+        "passed",
+        "place",
+        "reset_by",
+        "verified",
+    )
+
+    def __init__(self, place: Place, log: int) -> None:
+        self.place, self.log = place, log
+        self.owner: str | None = None
+        self.owner_client: str | None = None
+        self.owner_since_s = -inf
+        self.ended_s: dict[str, float] = {}
+        self.handed: set[int] = set()
+        self.done: set[int] = set()
+        self.passed: dict[int, tuple[float, str]] = {}
+        self.high: dict[int, int] = {}
+        self.verified = 0
+        self.expected: int | None = None
+        self.reset_by: str | None = None
+        self.free_since_s: float | None = 0.0
+
+    def rewind(self, offset: int) -> None:
+        """The offset was set, by a reset or by what a Go member may do: what lies behind it may be handed out again."""
+        self.handed = {each for each in self.handed if each < offset}
+        self.done = {each for each in self.done if each < offset}
+        self.passed = {each: by for each, by in self.passed.items() if each < offset}
+        self.high = {}
+        self.verified = offset

@@ -1,0 +1,481 @@
+"""One process with a claim consumer: a `Member`, a shell that does what it says, and a user who works on what is handed out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from math import inf
+from random import Random
+from typing import TYPE_CHECKING, Any
+
+from holdfast.core.member import Member
+from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Send, Start, Stop, Token
+from holdfast.core.member_settings import Delivery, MemberSettings
+from holdfast.errors import ClaimLostError, HoldfastError
+from tests.simulation.broker import Broker, Log, Wire
+from tests.simulation.timeline import BEGAN_S
+from tests.simulation.trace import WHOLE, Trace
+from tests.simulation.units import data_place, offsets_of
+
+if TYPE_CHECKING:
+    from tests.simulation.checks import Checks
+
+MUTE = frozenset({Event.RACE_LOST})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Habits:
+    """How a user works: how often, how much at once, and in which order messages are done."""
+
+    pace_s: float
+    batch: int
+    disorder: float = 0.2
+    slowness: float = 0.3
+    idleness: float = 0.0
+
+
+class Job:
+    """What a process does under one claim. *queue* was reported as delivered and is not handed out yet; *open_offsets* are handed out
+    and not done; all below *prefix* is done. At most once, what lies below *granted* may be handed out, and *asked* was announced."""
+
+    __slots__ = ("asked", "epoch", "granted", "open_offsets", "place", "position", "prefix", "queue", "stopped")
+
+    def __init__(self, place: Place, offset: int, epoch: int) -> None:
+        self.place, self.epoch = place, epoch
+        self.position = self.prefix = self.granted = self.asked = offset
+        self.queue: list[int] = []
+        self.open_offsets: list[int] = []
+        self.stopped = False
+
+
+class Node:
+    """One process. All times it sees are those of its own clocks."""
+
+    def __init__(
+        self,
+        broker: Broker,
+        checks: Checks,
+        trace: Trace,
+        settings: MemberSettings,
+        habits: Habits,
+        topics: dict[str, int],
+        draws: Random,
+        *,
+        rate: float = 1.0,
+        skew_s: float = 0.0,
+    ) -> None:
+        self.broker, self.checks, self.trace, self.timeline = broker, checks, trace, broker.timeline
+        self.settings, self.habits, self.draws, self.rate, self.skew_s = settings, habits, draws, rate, skew_s
+        self.counts = dict(topics)
+        self.name = settings.instance_id
+        self.client = settings.client_id
+        self.at_most_once = settings.delivery is Delivery.AT_MOST_ONCE
+        self.born_s = self.timeline.now_s
+        self.member: Member | None = None
+        self.wire = Wire(broker, draws, self._sent, self._fault_now)
+        self.jobs: dict[Place, Job] = {}
+        self.alive = True
+        self.died_s = inf
+        self.error: HoldfastError | None = None
+        self.leaving = False
+        self.paused_until_s = self.deaf_until_s = 0.0
+        self.faults: list[tuple[float, float]] = []
+        self.full_at_s = -inf
+        self._tick_at_s = inf
+        self._cursors: dict[int, int] = {}
+        self._reading: set[int] = set()
+        self._readers: list[tuple[Log, object]] = []
+        self.timeline.after(draws.random() * 0.01, self._begin)
+
+    # -- clocks
+
+    def mono_s(self) -> float:
+        """Return what the monotonic clock shows."""
+        return 1000.0 + (self.timeline.now_s - self.born_s) * self.rate
+
+    def wall_s(self) -> float:
+        """Return what the wall clock shows."""
+        return BEGAN_S + self.timeline.now_s + self.skew_s
+
+    # -- faults
+
+    def _fault_now(self, now_s: float) -> None:
+        self.fault(0.5 * self.settings.heartbeat_interval_s)
+
+    def fault(self, for_s: float) -> None:
+        """Note that this process cannot be held to its bounds for a while."""
+        self.faults.append((self.timeline.now_s, self.timeline.now_s + for_s))
+
+    def healthy(self, since_s: float, until_s: float) -> bool:
+        """Return whether nothing was wrong with this process, nor with the broker, all that time."""
+        return self.alive and self.was_healthy(since_s, until_s)
+
+    def was_healthy(self, since_s: float, until_s: float) -> bool:
+        """Return the same of a process that may have ended since."""
+        if self.born_s > since_s or self.died_s < until_s:
+            return False
+        if any(begin_s < until_s and end_s > since_s for begin_s, end_s in self.faults):
+            return False
+        return not any(begin_s < until_s and end_s > since_s for log in self.broker.logs for begin_s, end_s in log.down)
+
+    def can_claim(self, place: Place, since_s: float, until_s: float) -> bool:
+        """Return whether nothing kept this process from claiming *place* all that time."""
+        member = self.member
+        if self.error is not None or self.leaving or member is None or self.full_at_s >= since_s:
+            return False
+        return place.partition < self.counts.get(place.topic, 0) and self.healthy(since_s, until_s)
+
+    def pause(self, for_s: float) -> None:
+        """Stop the whole process, as SIGSTOP does."""
+        self.trace.note(WHOLE, self.name, f"is stopped for {for_s:.2f} s")
+        self.fault(for_s + 0.1)
+        self.paused_until_s = max(self.paused_until_s, self.timeline.now_s + for_s)
+
+    def isolate(self, for_s: float, *, deaf: bool = True, mute: bool = True) -> None:
+        """Cut the network, one way or both."""
+        self.trace.note(WHOLE, self.name, f"is cut off for {for_s:.2f} s ({'deaf ' * deaf}{'mute' * mute})")
+        self.fault(for_s + 0.1)
+        until_s = self.timeline.now_s + for_s
+        if deaf:
+            self.deaf_until_s = max(self.deaf_until_s, until_s)
+        if mute:
+            self.wire.blocked_until_s = max(self.wire.blocked_until_s, until_s)
+
+    def kill(self) -> None:
+        """End the process, as SIGKILL does. What is on its way to the broker goes on."""
+        if self.alive:
+            self.trace.note(WHOLE, self.name, "is killed")
+            self._die()
+
+    def _die(self) -> None:
+        self.alive = False
+        self.died_s = self.timeline.now_s
+        for log, reader in self._readers:
+            log.readers.remove(reader)  # type: ignore[arg-type]
+        self._readers = []
+        self.checks.on_end(self)
+
+    # -- life
+
+    def _begin(self) -> None:
+        self.member = Member(
+            self.settings,
+            coordination_partitions=len(self.broker.logs),
+            draws=self.draws,
+            now_s=self.mono_s(),
+            unix_s=self.wall_s(),
+        )
+        self.trace.note(WHOLE, self.name, f"starts as {self.client}")
+        for topic, count in self.counts.items():
+            self._do(self.member.partitions(topic, count, self.mono_s()))
+        self._read_new_logs()
+        self.timeline.after(self.draws.random() * self.habits.pace_s, self._work)
+
+    def _read_new_logs(self) -> None:
+        assert self.member is not None
+        for index in sorted(self.member.coordination - self._cursors.keys()):
+            self._cursors[index] = 0
+            self.timeline.after(self.broker.delay_s() * 3, self._catch_up, index)
+
+    def _catch_up(self, index: int) -> None:
+        """Read what there is when reading begins; then follow."""
+        if self._put_off(self._catch_up, index) or self._deaf(self._catch_up, index):
+            return
+        self._read(index, told=False)
+        if not self.alive or self.member is None:
+            return
+        log = self.broker.logs[index]
+        reader = self._on_append(index)
+        log.readers.append(reader)
+        self._readers.append((log, reader))
+        self._do(self.member.caught_up(index, self.mono_s()))
+
+    def _on_append(self, index: int):  # type: ignore[no-untyped-def]
+        def told() -> None:
+            if index not in self._reading:
+                self._reading.add(index)
+                self.timeline.after(self.broker.delay_s(), self._read, index)
+
+        return told
+
+    def _put_off(self, act, *args: object) -> bool:  # type: ignore[no-untyped-def]
+        """A stopped process does nothing; all that waits happens when it goes on, in any order."""
+        if not self.alive:
+            return True
+        if self.paused_until_s > self.timeline.now_s:
+            self.timeline.at(self.paused_until_s + self.draws.random() * 0.01, act, *args)
+            return True
+        return False
+
+    def _deaf(self, act, index: int) -> bool:  # type: ignore[no-untyped-def]
+        until_s = max(self.deaf_until_s, self.broker.logs[index].down_until_s)
+        if until_s > self.timeline.now_s:
+            self.timeline.at(until_s + self.broker.delay_s(), act, index)
+            return True
+        return False
+
+    def _read(self, index: int, told: bool = True) -> None:
+        if told and (self._put_off(self._read, index) or self._deaf(self._read, index)):
+            return
+        self._reading.discard(index)
+        member = self.member
+        assert member is not None
+        records, at = self.broker.logs[index].records, self._cursors[index]
+        end, now_s = len(records), self.mono_s()
+        while at < end and self.alive:
+            frame, at_ms = records[at]
+            actions = member.observe(frame, index, at, at_ms, now_s)
+            at += 1
+            if actions:
+                self._do(actions)
+        self._cursors[index] = at
+        self._replan()
+
+    def _replan(self) -> None:
+        """See to it that the member is woken when it wants to be."""
+        member = self.member
+        if member is None or not self.alive:
+            return
+        wake_s = member.wake_at_s()
+        if wake_s < inf:
+            at_s = self.born_s + (wake_s - 1000.0) / self.rate
+            if at_s < self._tick_at_s - 1e-6:
+                self._tick_at_s = at_s
+                self.timeline.at(at_s + 1e-6, self._tick, at_s)
+
+    def _tick(self, at_s: float) -> None:
+        if at_s != self._tick_at_s or self._put_off(self._tick, at_s):
+            return
+        self._tick_at_s = inf
+        member = self.member
+        assert member is not None
+        now_s = self.mono_s()
+        if now_s >= member.wake_at_s():
+            self._do(member.clock(self.wall_s(), now_s))
+            self._do(member.tick(now_s))
+            if member.terminated and self.alive:
+                self._ended()
+                return
+            if len(member.coordination) > len(self._cursors):
+                self._read_new_logs()
+        self._replan()
+
+    def _ended(self) -> None:
+        self.trace.note(WHOLE, self.name, "has ended" if self.error is None else f"has failed: {type(self.error).__name__}")
+        self._die()
+
+    def _sent(self, send_id: int, ok: bool) -> None:
+        if self._put_off(self._sent, send_id, ok) or self.member is None:
+            return
+        if actions := self.member.sent(send_id, ok, self.mono_s()):
+            self._do(actions)
+        if self.member.terminated and self.alive:
+            self._ended()
+            return
+        if not ok:
+            self._replan()
+
+    def terminate(self, release: bool) -> None:
+        """End in good order."""
+        if self._put_off(self.terminate, release) or self.member is None or self.leaving:
+            return
+        self.leaving = True
+        self.fault(inf)
+        self.trace.note(WHOLE, self.name, f"ends, {'releasing' if release else 'keeping'} its claims")
+        self._do(self.member.terminate(release, self.mono_s()))
+        if self.member.terminated:
+            self._ended()
+            return
+        self._replan()
+
+    def aim(self, targets: Iterable[Place] | None) -> None:
+        """Hear what to claim (balanced groups)."""
+        if self._put_off(self.aim, targets) or self.member is None or self.leaving:
+            return
+        self._do(self.member.aim(None if targets is None else frozenset(targets), self.mono_s()))
+        self._replan()
+
+    def grow(self, topic: str, count: int) -> None:
+        """Hear that a topic has more partitions."""
+        if self._put_off(self.grow, topic, count):
+            return
+        self.counts[topic] = count
+        if self.member is not None:
+            self._do(self.member.partitions(topic, count, self.mono_s()))
+            self._replan()
+
+    # -- what the member says
+
+    def _do(self, actions: Iterable[Action]) -> None:
+        trace = self.trace
+        for action in actions:
+            kind = type(action)
+            if kind is Send:
+                frame: Any = action.frame  # type: ignore[union-attr]
+                trace.note(
+                    Place(frame.topic, frame.partition), self.name, "sends", type(frame).__name__, *frame.__struct_fields__[-2:-1],
+                    getattr(frame, frame.__struct_fields__[-2]),
+                )  # fmt: skip
+                self.wire.send(frame, action.coordination_partition, action.send_id)  # type: ignore[union-attr]
+            elif kind is Look:
+                self.timeline.after(self.broker.delay_s() * 2, self._looked, Place(action.topic, action.partition))  # type: ignore[union-attr]
+            elif kind is Start:
+                self._start(action)  # type: ignore[arg-type]
+            elif kind is Stop:
+                self._stop(Place(action.topic, action.partition))  # type: ignore[union-attr]
+            elif kind is Deliver:
+                job = self.jobs.get(Place(action.topic, action.partition))  # type: ignore[union-attr]
+                if job is not None:
+                    job.granted = max(job.granted, action.offset_end)  # type: ignore[union-attr]
+            elif kind is CommitOffset:
+                place = Place(action.topic, action.partition)  # type: ignore[union-attr]
+                self.timeline.after(self.broker.delay_s(), self.broker.committed.__setitem__, place, action.offset)  # type: ignore[union-attr]
+            elif kind is Notify:
+                self._notify(action)  # type: ignore[arg-type]
+            elif kind is Fail:
+                self.error = action.error  # type: ignore[union-attr]
+                self.fault(inf)
+                self.checks.on_fail(self, action.error)  # type: ignore[union-attr]
+
+    def _notify(self, told: Notify) -> None:
+        if told.event not in MUTE:
+            self.trace.note(
+                Place(told.topic, told.partition), self.name, told.event.value, told.reason.value if told.reason else "", told.text
+            )
+
+    def _looked(self, place: Place) -> None:
+        if self._put_off(self._looked, place):
+            return
+        if self.deaf_until_s > self.timeline.now_s:
+            self.timeline.at(self.deaf_until_s + self.broker.delay_s(), self._looked, place)
+            return
+        latest = self.broker.latest.get(data_place(place), 0)
+        assert self.member is not None
+        self._do(self.member.watermarks(*place, 0, latest, self.broker.committed.get(place), self.mono_s()))
+        self._replan()
+
+    def _start(self, action: Start) -> None:
+        place = Place(action.topic, action.partition)
+        assert place not in self.jobs or self.jobs[place].stopped, f"{place} started twice"
+        self.trace.note(place, self.name, "starts at", action.offset, "epoch", action.epoch)
+        self.jobs[place] = Job(place, action.offset, action.epoch)
+        self.checks.on_start(self, place, action.offset)
+
+    def _stop(self, place: Place) -> None:
+        job = self.jobs.get(place)
+        if job is None:
+            return
+        self.trace.note(place, self.name, "stops at", job.position, "with", len(job.open_offsets), "open")
+        job.stopped = True
+        if job.queue and not self.at_most_once:
+            first, job.queue = job.queue[0], []
+            self.timeline.after(0.0, self._withdraw, place, first)
+
+    def _withdraw(self, place: Place, offset: int) -> None:
+        if self.alive and self.member is not None:
+            self._do(self.member.withdrawn(*place, offset, self.mono_s()))
+            self._replan()
+
+    # -- the user
+
+    def _work(self) -> None:
+        if self._put_off(self._work):
+            return
+        draws, member, habits = self.draws, self.member, self.habits
+        assert member is not None
+        for place, job in list(self.jobs.items()):
+            if self.jobs.get(place) is not job:
+                continue
+            if draws.random() >= habits.idleness:
+                if self.at_most_once:
+                    self._work_at_most_once(member, job)
+                else:
+                    self._finish_some(member, job)
+                    self._hand_out(member, job)
+            if job.stopped and not job.open_offsets:
+                self.jobs.pop(place, None)
+            elif not job.stopped and draws.random() < 0.3:
+                latest = self.broker.latest.get(data_place(place), 0)
+                self._do(member.watermarks(*place, 0, latest, None, self.mono_s()))
+        self._replan()
+        if self.alive:
+            self.timeline.after(habits.pace_s * (0.5 + draws.random()), self._work)
+
+    def _finish_some(self, member: Member, job: Job) -> None:
+        """The user is done with some of what was handed out."""
+        draws, habits = self.draws, self.habits
+        open_offsets = job.open_offsets
+        if not open_offsets or draws.random() < habits.slowness:
+            return
+        place = job.place
+        count = draws.randint(1, len(open_offsets))
+        if draws.random() < habits.disorder:
+            done = sorted(draws.sample(open_offsets, count))
+            left = [offset for offset in open_offsets if offset not in done]
+        else:
+            done, left = open_offsets[:count], open_offsets[count:]
+        try:
+            if draws.random() < 0.5:
+                actions = member.commit_many(*place, job.epoch, done, self.mono_s())
+            else:
+                actions = []
+                for offset in done:
+                    actions += member.commit(Token(*place, offset, job.epoch), self.mono_s())
+        except ClaimLostError:
+            self.trace.note(place, self.name, "lost the claim with", len(open_offsets), "open")
+            job.open_offsets = []
+            job.stopped = True
+            return
+        job.open_offsets = left
+        end = left[0] if left else job.queue[0] if job.queue else job.position
+        self.checks.on_done(self, place, done, job.prefix, end)
+        job.prefix = max(job.prefix, end)
+        if actions:
+            self._do(actions)
+
+    def _hand_out(self, member: Member, job: Job) -> None:
+        """Hand out what is queued, else what can be fetched, asking the gate before."""
+        place, now_s, draws = job.place, self.mono_s(), self.draws
+        if job.stopped or not member.may_deliver(*place, now_s):
+            return
+        if not job.queue:
+            latest = self.broker.latest.get(data_place(place), 0)
+            end = min(latest, job.position + draws.randint(1, self.habits.batch))
+            if end <= job.position or self.deaf_until_s > self.timeline.now_s:
+                return
+            offsets = offsets_of(place, job.position, end)
+            job.position = end
+            if not offsets:
+                self._do(member.skipped(*place, end, now_s))
+                return
+            self._do(member.delivered(*place, offsets, now_s))
+            if job.stopped:
+                return
+            job.queue = list(offsets)
+        count = len(job.queue) if draws.random() < 0.7 else draws.randint(1, len(job.queue))
+        handed, job.queue = job.queue[:count], job.queue[count:]
+        self.trace.note(place, self.name, "hands out", handed[0], "to", handed[-1])
+        self.checks.on_hand_out(self, place, handed)
+        job.open_offsets += handed
+
+    def _work_at_most_once(self, member: Member, job: Job) -> None:
+        place, now_s, draws = job.place, self.mono_s(), self.draws
+        if job.stopped:
+            return
+        if job.position < job.granted and member.may_deliver(*place, now_s):
+            end = min(job.granted, job.position + draws.randint(1, self.habits.batch))
+            offsets = offsets_of(place, job.position, end)
+            job.position = end
+            if offsets:
+                self._do(member.delivered(*place, offsets, now_s))
+                if job.stopped:
+                    return
+                self.trace.note(place, self.name, "hands out", offsets[0], "to", offsets[-1])
+                self.checks.on_hand_out(self, place, offsets)
+        if job.stopped or job.asked > job.granted or job.position < job.granted:
+            return
+        latest = self.broker.latest.get(data_place(place), 0)
+        end = min(latest, job.granted + draws.randint(1, self.habits.batch))
+        if end > job.granted and self.deaf_until_s <= self.timeline.now_s:
+            job.asked = end
+            self._do(member.fetched(*place, end, now_s))

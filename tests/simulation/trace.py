@@ -1,0 +1,58 @@
+"""What happened to a partition lately, and the error that shows it."""
+
+from __future__ import annotations
+
+from collections import deque
+from typing import Any
+
+from holdfast.core.member_actions import Place
+from tests.simulation.timeline import Timeline
+
+LIMIT_LINES = 40
+WHOLE = Place("", -1)
+"""Stands for what concerns all partitions: faults, starts and ends of processes."""
+
+
+class Violation(AssertionError):
+    """An invariant does not hold. *name* is the checker's; the text says where to look and how to see it again."""
+
+    def __init__(self, name: str, text: str, *, seed: int, step: int, at_s: float, place: Place, lines: list[str]) -> None:
+        where = f" on {place.topic}/{place.partition}" if place.topic else ""
+        story = "\n".join(f"  {line}" for line in lines)
+        super().__init__(
+            f"{name}{where}: {text}\nseed {seed}, step {step}, at {at_s:.3f} s; again: make sim SEED={seed} SCHEDULES=1\n{story}"
+        )
+        self.name, self.text, self.seed, self.step, self.at_s, self.place = name, text, seed, step, at_s, place
+
+
+class Trace:
+    """The last events of each partition. Texts are put together only when somebody wants to read them."""
+
+    def __init__(self, timeline: Timeline, seed: int) -> None:
+        self._timeline, self._seed = timeline, seed
+        self._events: dict[Place, deque[tuple[float, int, str, tuple[Any, ...]]]] = {}
+        self.digest = 0
+
+    def note(self, place: Place, who: str, what: str, *args: Any) -> None:
+        """Remember that *who* did *what*."""
+        events = self._events.get(place)
+        if events is None:
+            events = self._events[place] = deque(maxlen=LIMIT_LINES)
+        timeline = self._timeline
+        events.append((timeline.now_s, timeline.step, who, (what, *args)))
+
+    def lines(self, place: Place) -> list[str]:
+        """Return what is remembered of *place* and of the whole, in order."""
+        events = list(self._events.get(place, ()))
+        if place != WHOLE:
+            events += self._events.get(WHOLE, ())
+        return [
+            f"{at_s:10.3f} s  step {step:6d}  {who:14s} {' '.join(map(str, what))}"
+            for at_s, step, who, what in sorted(events, key=lambda event: (event[1], event[0]))
+        ]
+
+    def fail(self, name: str, place: Place, text: str) -> Violation:
+        """Return the error to raise."""
+        return Violation(
+            name, text, seed=self._seed, step=self._timeline.step, at_s=self._timeline.now_s, place=place, lines=self.lines(place)
+        )
