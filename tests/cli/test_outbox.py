@@ -1,0 +1,144 @@
+"""`holdfast outbox` on a database of its own: made, checked, looked into, mended, removed."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from sqlalchemy.orm import Session
+
+from holdfast.cli.__main__ import main
+from holdfast.clients import OutboxRecord
+from holdfast.dev.databases import Postgres
+from holdfast.outbox.layouts import layout_named
+from tests.outbox.databases import FreshOutbox
+
+Run = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def outbox(tmp_path: Path) -> FreshOutbox:
+    """Name an outbox that nobody has made yet."""
+    return FreshOutbox(url=f"sqlite:///{tmp_path / 'shop.db'}", table="outbox", layout=layout_named("holdfast"))
+
+
+@pytest.fixture
+def run(outbox: FreshOutbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+    monkeypatch.setenv("HOLDFAST_OUTBOX_DATABASE", outbox.url)
+
+    def run(*arguments: str) -> tuple[int, str, str]:
+        with pytest.raises(SystemExit) as ended:
+            main(["outbox", *arguments])
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return run
+
+
+def write(outbox: FreshOutbox, *keys: str) -> None:
+    with Session(outbox.engine()) as session, session.begin():
+        outbox.writer().write_many(session, [OutboxRecord(topic="orders", key=key, value="v") for key in keys])
+
+
+def set_aside(outbox: FreshOutbox, count: int) -> None:
+    with outbox.rows() as rows:
+        for row in rows.take(count):
+            rows.set_aside(row, f"message of {row.key!r}\nis too large")
+
+
+def test_an_outbox_is_made_checked_and_removed(run: Run) -> None:
+    code, _, said = run("check")
+    assert (code, "has 4 problem(s)" in said) == (1, True)
+    code, _, said = run("status")
+    assert (code, "table outbox is missing" in said, "`holdfast outbox init --layout holdfast" in said) == (1, True, True)
+    assert run("init") == (0, "", "the outbox outbox is ready (layout holdfast)\n")
+    assert run("init")[0] == 0
+    assert run("check") == (0, "", "the outbox outbox is as the layout holdfast must be\n")
+    assert json.loads(run("check", "-o", "json")[1]) == []
+    assert run("init", "--remove")[2] == "the outbox outbox is removed (layout holdfast)\n"
+    code, told, _ = run("check", "-o", "json")
+    assert (code, json.loads(told)[0]) == (1, {"problem": "table outbox is missing"})
+
+
+def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run, outbox: FreshOutbox) -> None:
+    run("init")
+    write(outbox, "a", "b", "c", "d")
+    set_aside(outbox, 1)
+    with outbox.rows() as rows:
+        rows.attempt_failed(rows.take(1)[0], "no such topic", retry_at_ms=2**50)
+        rows.epoch(0, "host_1")
+    (status,) = json.loads(run("status", "--output", "json")[1])
+    assert 0 <= status.pop("oldest_age_ms") < 60_000
+    assert status["leaders"]["0"].pop("updated_at_ms") > 0
+    assert status == {
+        "table": "outbox",
+        "layout": "holdfast",
+        "waiting": 3,
+        "oldest_id": 2,
+        "failing": 1,
+        "quarantined": 1,
+        "leaders": {"0": {"leader": "host_1", "epoch": 1}},
+    }
+    heads, line = run("status")[1].splitlines()
+    assert heads.split() == ["TABLE", "LAYOUT", "WAITING", "OLDEST-ID", "OLDEST-AGE-MS", "FAILING", "QUARANTINED", "LEADERS"]
+    assert line.endswith("0: host_1 (epoch 1)")
+
+
+def test_rows_set_aside_are_listed_put_back_and_discarded(run: Run, outbox: FreshOutbox) -> None:
+    run("init")
+    assert run("quarantine", "list")[2] == "nothing is set aside in outbox\n"
+    write(outbox, "a", "b", "c")
+    set_aside(outbox, 3)
+    listed: list[dict[str, Any]] = json.loads(run("quarantine", "list", "-o", "json")[1])
+    assert [(row["id"], row["key"], row["topic"], row["size_bytes"]) for row in listed] == [
+        (at + 1, key, "orders", 1) for at, key in enumerate("abc")
+    ]
+    assert run("quarantine", "list", "--limit", "2")[2] == "only the first 2 are shown; see --limit\n"
+    assert json.loads(run("quarantine", "retry", "1", "-o", "json")[1]) == [{"action": "put back", "rows": 1}]
+    assert "not set aside: 1" in run("quarantine", "retry", "1", "2")[2]
+    assert run("quarantine", "discard", "2")[2] == "nothing was deleted; add --execute to delete them\n"
+    assert json.loads(run("quarantine", "discard", "2", "--execute", "-o", "json")[1]) == [{"action": "discarded", "rows": 1}]
+    assert json.loads(run("quarantine", "retry", "--all", "-o", "json")[1])[0]["rows"] == 1
+    with outbox.rows() as rows:
+        assert [row.key for row in rows.take(9)] == [b"a", b"c"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (["quarantine", "retry"], "name rows by their ids, or all of them with --all"),
+        (["quarantine", "discard", "1", "--all"], "name rows by their ids, or all of them with --all"),
+        (["init", "--dialect", "sqlite"], "--dialect goes with --sql"),
+        (["init", "--sql", "--dialect", "oracle"], "does not know the database 'oracle'"),
+        (["status", "--table", "a b"], "outbox table 'a b'"),
+        (["status", "--database", "nonsense"], "is no database URL"),
+    ],
+)
+def test_a_command_line_that_is_wrong_says_what_is_and_exits_with_2(run: Run, arguments: list[str], said: str) -> None:
+    run("init")
+    code, _, told = run(*arguments)
+    assert (code, said in told) == (2, True), told
+
+
+def test_no_database_is_a_setting_that_is_missing(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv("HOLDFAST_OUTBOX_DATABASE")
+    code, _, told = run("status")
+    assert (code, "name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE" in told) == (2, True)
+
+
+@pytest.mark.parametrize("layout", ["holdfast", "goharvest", "debezium"])
+def test_the_statements_are_printed_for_who_runs_them_himself(run: Run, layout: str) -> None:
+    code, told, _ = run("init", "--sql", "--dialect", "postgresql", "--layout", layout, "--table", "shop.outbox")
+    assert (code, "CREATE TABLE" in told, "shop.outbox_quarantine" in told) == (0, True, True)
+    assert "DROP TABLE outbox_lease" in run("init", "--sql", "--remove", "--layout", layout)[1]
+    assert run("check")[0] == 1  # nothing was made
+
+
+def test_a_password_is_never_shown(run: Run, postgres: Postgres) -> None:
+    wrong = postgres.url.replace(postgres.password, "hunter2")
+    code, out, said = run("status", "--database", wrong)
+    assert (code, "hunter2" in out + said) == (1, False)
+    assert "password authentication failed" in said
