@@ -36,6 +36,7 @@ def registry(topic: str, *, answers: str | None = None) -> Processor[names.Asked
         inputs=("value", "partition"),
         route=names.route,
         emits=(told,),
+        in_place=True,
     )
 
 
@@ -67,6 +68,7 @@ def dedupe(source: str, clean: str, *, verdicts: str | None = None) -> Processor
         row=rules.BookRow,
         inputs=("value", "key", "headers", "partition", "offset"),
         emits=(clean, told),
+        in_place=True,
     )
 
 

@@ -14,7 +14,6 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.agents.rationalizer import processors
 from holdfast.clients.admin import create_topics
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
@@ -68,9 +67,9 @@ class Bench:
 
     @staticmethod
     def declared(fold: str, settings: Settings) -> Sequence[Processor]:  # type: ignore[type-arg]
-        from bench.worker import counting_of
+        from bench.worker import declared
 
-        return processors(settings) if fold == "claims" else [counting_of(settings.coordination_topic)]
+        return declared(fold, settings)
 
     def holdfast(self, fold: str, **more: str) -> Part:
         return lambda name: ([sys.executable, "-P", "-m", "bench.worker", "worker", "-l", "warn"], self.environment(name, fold, **more))

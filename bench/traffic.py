@@ -9,6 +9,7 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from holdfast.core.frames import Heartbeat, encode
+from holdfast.core.stamps import Stamp, stamp_headers
 
 PARTITIONS = 4
 _T0_S = 1_476_147_600
@@ -56,6 +57,24 @@ def load(bootstrap: str, topic: str, records: int, claims: int) -> None:
         while True:
             try:
                 producer.produce(topic, value, partition=partition)
+                break
+            except BufferError:
+                producer.poll(0.05)
+    assert producer.flush(120) == 0
+
+
+def load_stamped(bootstrap: str, topic: str, records: int, producers: int) -> None:
+    """Make *topic* and fill it with the same heartbeats, each with the stamp of one of *producers*, all in order."""
+    create(bootstrap, topic)
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "batch.num.messages": 10_000})
+    for at, (_, value) in enumerate(heartbeats(records, producers)):
+        turn, number = divmod(at, producers)
+        # each turn is a producer's next record in its one partition, in an order of its own
+        name = (number * 7_919 + turn) % producers
+        headers: list[tuple[str, str | bytes | None]] = list(stamp_headers(Stamp(f"producer-{name:06d}", 3, turn)))
+        while True:
+            try:
+                producer.produce(topic, value, partition=name % PARTITIONS, headers=headers)
                 break
             except BufferError:
                 producer.poll(0.05)

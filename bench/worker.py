@@ -1,6 +1,6 @@
 """The worker under measurement: holdfast's own worker, unchanged, with a clock on its first record and its last commit.
 
-    BENCH_FOLD=claims|count BENCH_RECORDS=N python -P -m bench.worker worker -l warn
+    BENCH_FOLD=claims|count|books|clean BENCH_RECORDS=N python -P -m bench.worker worker -l warn
 
 Clock: first record handed to an agent, to the last transaction committed in Kafka and written to RocksDB.
 """
@@ -17,11 +17,12 @@ from typing import Any
 import msgspec
 
 from holdfast.agents.app import create_app
+from holdfast.agents.bookkeeper import books, dedupe
 from holdfast.agents.feed import Feed, Fetched
 from holdfast.agents.keeper import Keeper
 from holdfast.agents.metrics import PartitionMetrics
 from holdfast.agents.rationalizer import processors
-from holdfast.config import settings_from_environment
+from holdfast.config import Settings, settings_from_environment
 from holdfast.core.processor import Processor
 from holdfast.core.rows import Rows
 
@@ -124,10 +125,23 @@ def counting_of(source: str) -> Processor[tuple[str, int, int, bytes, bytes], Co
     return Processor(name="count", source=source, decode=decode, fold=fold, row=Count)
 
 
+def declared(fold: str, settings: Settings) -> list[Processor[Any, Any]]:
+    """Return what a worker folds its one topic with: claims, a count, the books of stamped records, or the books with a clean topic."""
+    topic = settings.coordination_topic
+    match fold:
+        case "claims":
+            return processors(settings)
+        case "books":
+            return [books(topic)]
+        case "clean":
+            return [dedupe(topic, f"{settings.app}-clean")]
+    return [counting_of(topic)]
+
+
 if __name__ == "__main__":
     measure()
     if "BENCH_GATE" in os.environ:
         hold_until(Path(os.environ["BENCH_GATE"]))
     settings = settings_from_environment()
-    app = create_app(processors(settings) if FOLD == "claims" else [counting_of(settings.coordination_topic)], settings)
+    app = create_app(declared(FOLD, settings), settings)
     app.main()

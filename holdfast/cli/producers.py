@@ -88,7 +88,8 @@ def _at(at_ms: int) -> str | None:
 def _record(answer: Answer[Any], topic: str) -> dict[str, Cell]:
     book = answer.value
     assert isinstance(book, Book)
-    trouble = book.trouble
+    faults = book.faults
+    trouble = faults.trouble
     return {
         "producer": producer_of_key(answer.key),
         "topic": topic,
@@ -100,14 +101,14 @@ def _record(answer: Answer[Any], topic: str) -> dict[str, Cell]:
         "records": book.records,
         "first_sequence": book.first_sequence,
         "first_offset": book.first_offset,
-        "missing": book.missing,
-        "holes": [[hole.first, hole.last] for hole in book.holes],
-        "gaps": book.gaps,
-        "late": book.late,
-        "duplicates": book.duplicates,
-        "doubtful": book.doubtful,
-        "zombies": book.zombies,
-        "restarts": book.restarts,
+        "missing": faults.missing,
+        "holes": [[hole.first, hole.last] for hole in faults.holes],
+        "gaps": faults.gaps,
+        "late": faults.late,
+        "duplicates": faults.duplicates,
+        "doubtful": faults.doubtful,
+        "zombies": faults.zombies,
+        "restarts": faults.restarts,
         "trouble": None
         if trouble is None
         else {
@@ -156,7 +157,8 @@ def list_producers(
 
 
 def _is_troubled(book: Book) -> bool:
-    return bool(book.missing or book.duplicates or book.doubtful or book.zombies)
+    faults = book.faults
+    return bool(faults.missing or faults.duplicates or faults.doubtful or faults.zombies)
 
 
 @app.command(

@@ -48,7 +48,7 @@ class TopicSpec:
     replication_factor: int
     role: Role
     source: str | None = None
-    """For a changelog, the topic whose partitions it follows."""
+    """The topic whose partitions it follows: of a changelog, and of a topic that a fold emits to in place."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,7 +151,11 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
     for processor in processors:
         count = partitions or specs[processor.source].partitions
         for name in processor.emits:
-            specs.setdefault(name, _spec(settings, name, Role.EMIT, cluster.partitions(name) or count, _LOG))
+            if processor.in_place:
+                wide = specs[processor.source].partitions
+                specs[name] = _spec(settings, name, Role.EMIT, wide, _LOG, source=processor.source)
+            else:
+                specs.setdefault(name, _spec(settings, name, Role.EMIT, cluster.partitions(name) or count, _LOG))
     widest = max((spec.partitions or 0 for spec in specs.values() if spec.role in (Role.SOURCE, Role.COORDINATION)), default=0)
     quarantine, workers = settings.quarantine_topic, settings.workers_topic
     count = cluster.partitions(quarantine) or widest or None
@@ -284,6 +288,9 @@ def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
         message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
         remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
         yield _error(spec.name, message, remedy)
+    if spec.role is Role.EMIT and spec.source is not None and spec.partitions is not None and count < spec.partitions:
+        message = f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into the partition it came by"
+        yield _error(spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}")
     if spec.role is Role.WORKERS and count != 1:
         yield _error(spec.name, f"has {count} partitions instead of 1", f"delete {spec.name} and run `holdfast topics create`")
     lost = [partition.partition for partition in state.partitions if partition.leader is None]

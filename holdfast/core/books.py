@@ -15,7 +15,7 @@ import msgspec
 from holdfast.core.processor import Emit, Emits, Headers
 from holdfast.core.rows import Rows
 from holdfast.core.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance, distance
-from holdfast.core.stamps import Stamp, read_stamp
+from holdfast.core.stamps import EPOCH, PRODUCER, SEQUENCE, Stamp, read_stamp
 
 LIMIT_HOLES = 64
 TOTALS_KEY = "/totals"
@@ -55,19 +55,12 @@ class Trouble(msgspec.Struct, frozen=True, gc=False, array_like=True):
     sequence: int
 
 
-class Book(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="b"):
-    """One producer on one partition. *records* counts those that were new, *first_offset* is where the books begin.
+class Faults(msgspec.Struct, frozen=True, gc=False, array_like=True):
+    """What was not as it should be with one producer on one partition; most have none.
 
     *holes* are the numbers still missing, at most 64 ranges; numbers up to *forgotten* may be missing without being listed there.
     """
 
-    epoch: int
-    last_sequence: int
-    last_offset: int
-    last_at_ms: int
-    records: int
-    first_sequence: int
-    first_offset: int
     restarts: int = 0
     gaps: int = 0
     late: int = 0
@@ -82,6 +75,29 @@ class Book(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="b"):
     def missing(self) -> int:
         """Return how many numbers have not come, as far as is known."""
         return sum((hole.last - hole.first & MAX_SEQUENCE) + 1 for hole in self.holes)
+
+
+NO_FAULTS = Faults()
+
+
+class Book(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="b"):
+    """One producer on one partition. *records* counts those that were new, *first_offset* is where the books begin.
+
+    *noted* are its faults, None while there were none: the row of a producer that behaves stays small.
+    """
+
+    epoch: int
+    last_sequence: int
+    last_offset: int
+    last_at_ms: int
+    records: int
+    first_sequence: int
+    first_offset: int
+    noted: Faults | None = None
+
+    @property
+    def faults(self) -> Faults:
+        return NO_FAULTS if self.noted is None else self.noted
 
 
 class Totals(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="t"):
@@ -134,9 +150,10 @@ def judge(book: Book | None, stamp: Stamp) -> Judgement:
     ahead = distance(last, sequence)
     if ahead > 0:
         return Judgement.NEW if ahead == 1 else Judgement.GAP
-    if any(_covers(hole, sequence) for hole in book.holes):
+    if any(_covers(hole, sequence) for hole in book.faults.holes):
         return Judgement.LATE
-    forgotten = book.forgotten != NO_SEQUENCE and distance(sequence, book.forgotten) >= 0
+    known = book.faults.forgotten
+    forgotten = known != NO_SEQUENCE and distance(sequence, known) >= 0
     return Judgement.DOUBTFUL if forgotten else Judgement.DUPLICATE
 
 
@@ -149,43 +166,29 @@ def enter(book: Book | None, stamp: Stamp, judgement: Judgement, offset: int, at
     sequence = stamp.sequence
     if book is None:
         return Book(stamp.epoch, sequence, offset, at_ms, 1, sequence, offset)
-    if judgement is Judgement.NEW and stamp.epoch == book.epoch:
-        # Nearly every record there is, so it is built directly.
-        return Book(
-            book.epoch,
-            sequence,
-            offset,
-            at_ms,
-            book.records + 1,
-            book.first_sequence,
-            book.first_offset,
-            book.restarts,
-            book.gaps,
-            book.late,
-            book.duplicates,
-            book.doubtful,
-            book.zombies,
-            book.holes,
-            book.forgotten,
-            book.trouble,
-        )
     if judgement is Judgement.ZOMBIE:
-        return _troubled(book, stamp, judgement, offset, at_ms, zombies=book.zombies + 1)
+        return _noted(book, stamp, judgement, offset, at_ms, zombies=book.faults.zombies + 1)
     if stamp.epoch > book.epoch:
         book = _succeeded(book, stamp)
+    faults = book.faults
     match judgement:
         case Judgement.DUPLICATE:
-            return _troubled(book, stamp, judgement, offset, at_ms, duplicates=book.duplicates + 1)
+            return _noted(book, stamp, judgement, offset, at_ms, duplicates=faults.duplicates + 1)
         case Judgement.DOUBTFUL:
-            return _troubled(book, stamp, judgement, offset, at_ms, doubtful=book.doubtful + 1)
+            return _noted(book, stamp, judgement, offset, at_ms, doubtful=faults.doubtful + 1)
         case Judgement.LATE:
-            holes = tuple(_without(book.holes, sequence))
-            return _troubled(book, stamp, judgement, offset, at_ms, late=book.late + 1, records=book.records + 1, holes=holes)
-        case Judgement.GAP:
-            after = msgspec.structs.replace(book, last_sequence=sequence, last_offset=offset, last_at_ms=at_ms, records=book.records + 1)
-            holes, forgotten = _bounded((*book.holes, Hole(advance(book.last_sequence, 1), advance(sequence, -1))), book.forgotten)
-            return _troubled(after, stamp, judgement, offset, at_ms, gaps=book.gaps + 1, holes=holes, forgotten=forgotten)
-    return msgspec.structs.replace(book, last_sequence=sequence, last_offset=offset, last_at_ms=at_ms, records=book.records + 1)
+            after = msgspec.structs.replace(book, records=book.records + 1)
+            return _noted(after, stamp, judgement, offset, at_ms, late=faults.late + 1, holes=tuple(_without(faults.holes, sequence)))
+    after = _next(book, sequence, offset, at_ms)
+    if judgement is Judgement.NEW:
+        return after
+    hole = Hole(advance(book.last_sequence, 1), advance(sequence, -1))
+    holes, forgotten = _bounded((*faults.holes, hole), faults.forgotten)
+    return _noted(after, stamp, judgement, offset, at_ms, gaps=faults.gaps + 1, holes=holes, forgotten=forgotten)
+
+
+def _next(book: Book, sequence: int, offset: int, at_ms: int) -> Book:
+    return Book(book.epoch, sequence, offset, at_ms, book.records + 1, book.first_sequence, book.first_offset, book.noted)
 
 
 def _succeeded(book: Book, stamp: Stamp) -> Book:
@@ -193,19 +196,13 @@ def _succeeded(book: Book, stamp: Stamp) -> Book:
     if stamp.first is None:
         return msgspec.structs.replace(book, epoch=stamp.epoch)
     first = stamp.first if distance(stamp.first, stamp.sequence) >= 0 else stamp.sequence
-    return msgspec.structs.replace(
-        book,
-        epoch=stamp.epoch,
-        last_sequence=advance(first, -1),
-        first_sequence=first,
-        holes=(),
-        forgotten=NO_SEQUENCE,
-        restarts=book.restarts + 1,
-    )
+    faults = msgspec.structs.replace(book.faults, holes=(), forgotten=NO_SEQUENCE, restarts=book.faults.restarts + 1)
+    return msgspec.structs.replace(book, epoch=stamp.epoch, last_sequence=advance(first, -1), first_sequence=first, noted=faults)
 
 
-def _troubled(book: Book, stamp: Stamp, kind: Judgement, offset: int, at_ms: int, **counts: object) -> Book:
-    return msgspec.structs.replace(book, trouble=Trouble(kind, offset, at_ms, stamp.epoch, stamp.sequence), **counts)
+def _noted(book: Book, stamp: Stamp, kind: Judgement, offset: int, at_ms: int, **changes: object) -> Book:
+    trouble = Trouble(kind, offset, at_ms, stamp.epoch, stamp.sequence)
+    return msgspec.structs.replace(book, noted=msgspec.structs.replace(book.faults, trouble=trouble, **changes))
 
 
 def _without(holes: tuple[Hole, ...], sequence: int) -> Iterator[Hole]:
@@ -229,27 +226,58 @@ def _bounded(holes: tuple[Hole, ...], forgotten: int) -> tuple[tuple[Hole, ...],
 
 
 class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A record as the books see it."""
+    """A record as the books see it: its stamp, field by field, and where it is. *producer* "" is none."""
 
-    stamp: Stamp
+    producer: str
+    epoch: int
+    sequence: int
+    first: int | None
     offset: int
 
 
+# Names and epochs come again and again: a look-up is cheaper than to read them anew. Both hold only what was read and found good.
+_KEYS: dict[bytes, str] = {}
+_EPOCHS: dict[bytes, int] = {}
+_LIMIT_KNOWN = 100_000
+
+
 def decode(headers: Headers, offset: int) -> Entry:
-    """Return the entry of a record; for inputs ("headers", "offset")."""
+    """Return the entry of a record; for inputs ("headers", "offset").
+
+    Three headers in the order in which every producer writes them are taken apart here; all else, good or bad, goes the careful way.
+    """
+    try:
+        (one, producer), (two, epoch), (three, sequence) = headers
+        if one == PRODUCER and two == EPOCH and three == SEQUENCE and len(sequence) < 10 and sequence.isdigit():  # type: ignore[union-attr,arg-type]
+            return Entry(_KEYS[producer], _EPOCHS[epoch], int(sequence), None, offset)  # type: ignore[index,arg-type]
+    except (ValueError, KeyError, TypeError):
+        pass
     stamp = read_stamp(headers)
-    return Entry(NOBODY if stamp is None else stamp, offset)
+    if stamp is None:
+        return Entry("", 0, 0, None, offset)
+    _remember(stamp)
+    return Entry(stamp.producer, stamp.epoch, stamp.sequence, stamp.first, offset)
+
+
+def _remember(stamp: Stamp) -> None:
+    for known in (_KEYS, _EPOCHS):
+        if len(known) >= _LIMIT_KNOWN:
+            known.clear()
+    _KEYS[stamp.producer.encode()] = stamp.producer
+    _EPOCHS[b"%d" % stamp.epoch] = stamp.epoch
 
 
 def fold(rows: Rows[BookRow], entry: Entry, at_ms: int) -> Emits:
     """Enter a record into its producer's book. Emits nothing."""
-    stamp = entry.stamp
-    key = "=" + stamp.producer
+    key = "=" + entry.producer
     book: Book | None = rows.get(key)  # type: ignore[assignment]
-    if book is not None and stamp.sequence == book.last_sequence + 1 and stamp.epoch == book.epoch and stamp is not NOBODY:
-        rows[key] = enter(book, stamp, Judgement.NEW, entry.offset, at_ms)
-    else:
-        record(rows, stamp, entry.offset, at_ms)
+    sequence = entry.sequence
+    if book is not None and sequence == book.last_sequence + 1 and entry.epoch == book.epoch:
+        # Nearly every record there is, so it is entered directly.
+        rows[key] = Book(entry.epoch, sequence, entry.offset, at_ms, book.records + 1, book.first_sequence, book.first_offset, book.noted)
+        return None
+    stamp = Stamp(entry.producer, entry.epoch, sequence, entry.first) if entry.producer else NOBODY
+    record(rows, stamp, entry.offset, at_ms)
     return None
 
 
@@ -277,16 +305,17 @@ def totals_of(rows: Rows[BookRow]) -> Totals:
 def _added(totals: Totals, before: Book | None, after: Book) -> Totals:
     if before is None:
         return msgspec.structs.replace(totals, producers=totals.producers + 1)
+    old, new = before.faults, after.faults
     return Totals(
         totals.producers,
         totals.unstamped,
-        totals.restarts + after.restarts - before.restarts,
-        totals.gaps + after.gaps - before.gaps,
-        totals.missing + after.missing - before.missing,
-        totals.late + after.late - before.late,
-        totals.duplicates + after.duplicates - before.duplicates,
-        totals.doubtful + after.doubtful - before.doubtful,
-        totals.zombies + after.zombies - before.zombies,
+        totals.restarts + new.restarts - old.restarts,
+        totals.gaps + new.gaps - old.gaps,
+        totals.missing + new.missing - old.missing,
+        totals.late + new.late - old.late,
+        totals.duplicates + new.duplicates - old.duplicates,
+        totals.doubtful + new.doubtful - old.doubtful,
+        totals.zombies + new.zombies - old.zombies,
     )
 
 

@@ -50,7 +50,8 @@ class Processor(Generic[E, R]):
     time passes a time set with `rows.wake_at`. All three must be pure: no clock, no chance, no input or output.
 
     *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
-    partition, since only the records' producer knows. `emits` names the topics the fold may emit to, so that they can be created.
+    partition, since only the records' producer knows. `emits` names the topics the fold may emit to, so that they can be created; with
+    *in_place* the fold emits into the partition of the record it was given, so each of them needs as many partitions as the source.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the log's beginning.
     """
@@ -65,6 +66,7 @@ class Processor(Generic[E, R]):
     on_wake: Callable[[Rows[R], str, int], Emits] | None = None
     route: Callable[[str, int], int | None] | None = None
     emits: tuple[str, ...] = ()
+    in_place: bool = False
 
     def __post_init__(self) -> None:
         if not _NAME.fullmatch(self.name):

@@ -185,10 +185,10 @@ def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(fleet:
             book = tables.get(books, book_key(name), partition=partition, at_least=(partition, last), timeout_s=DEADLINE_S).value
             assert isinstance(book, Book)
             mine = [each for each in sent if each.partition == partition]
-            assert (book.gaps, book.duplicates, book.zombies, book.late) == (0, 0, 0, 0)
+            assert (book.faults.gaps, book.faults.duplicates, book.faults.zombies, book.faults.late) == (0, 0, 0, 0)
             assert book.records == len(mine) + (2 if partition == 0 else 0)
             if partition == 0:
-                assert (book.epoch, book.last_sequence, book.restarts) == (2, 0, 2)
+                assert (book.epoch, book.last_sequence, book.faults.restarts) == (2, 0, 2)
             else:
                 assert (book.epoch, book.last_sequence) == (0, len(mine) - 1)
         held = tables.get(fleet.processor("producers"), name_key(name), timeout_s=DEADLINE_S).value
@@ -228,8 +228,8 @@ def test_a_producer_whose_name_was_taken_over_is_told_and_what_it_still_sends_is
     with BlockingTableClient(fleet.settings, fleet.processors) as tables:
         book = tables.get(fleet.processor("books-"), book_key(name), partition=1, timeout_s=DEADLINE_S).value
         assert isinstance(book, Book)
-        assert (book.epoch, book.records, book.restarts) == (1, 2, 1)
-        assert (book.duplicates, book.zombies >= 1) == (0, True)
+        assert (book.epoch, book.records, book.faults.restarts) == (1, 2, 1)
+        assert (book.faults.duplicates, book.faults.zombies >= 1) == (0, True)
 
 
 def test_numbers_of_the_callers_own_find_what_is_sent_again_after_a_restart(fleet: Bookkeeping, broker: SessionBroker) -> None:

@@ -22,7 +22,7 @@ from holdfast.cli.__main__ import main
 from holdfast.cli.producers import BOOK_FIELDS
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
-from holdfast.core.books import TOTALS_KEY, Book, Hole, Judgement, Totals, Trouble, book_key
+from holdfast.core.books import TOTALS_KEY, Book, Faults, Hole, Judgement, Totals, Trouble, book_key
 from holdfast.core.outbox_books import Reached, reached_key
 from holdfast.core.queries import encode_json
 from holdfast.core.registry import Registration, name_key, route
@@ -38,8 +38,7 @@ AT_MS = 1_700_000_000_000
 Run = Callable[..., tuple[int, str, str]]
 
 GOOD = Book(2, 99, 500, AT_MS, 100, 0, 3)
-BAD = Book(
-    *(5, 20, 700, AT_MS, 18, 0, 4),
+FAULTS = Faults(
     restarts=1,
     gaps=2,
     late=1,
@@ -48,6 +47,7 @@ BAD = Book(
     holes=(Hole(4, 4), Hole(7, 9)),
     trouble=Trouble(Judgement.ZOMBIE, 650, AT_MS, 4, 21),
 )
+BAD = Book(5, 20, 700, AT_MS, 18, 0, 4, FAULTS)
 
 
 def settings_of(**more: Any) -> Settings:

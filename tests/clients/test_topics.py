@@ -316,3 +316,21 @@ def test_a_processor_must_leave_holdfasts_own_topics_alone(name: str) -> None:
 def test_kafkas_own_topics_are_known() -> None:
     assert topic("__consumer_offsets", 1).internal
     assert not topic("__marshal", 1).internal
+
+
+# -- emits that stay in their partition
+
+
+def test_a_topic_that_records_go_on_to_in_place_is_made_as_wide_as_their_source() -> None:
+    cleaner = processor(emits=("clean",), in_place=True)
+    specs = {spec.name: spec for spec in specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6)), partitions=3)}
+    assert specs["clean"].partitions == 6
+
+
+@pytest.mark.parametrize(("count", "wrong"), [(5, True), (6, False), (7, False)])
+def test_a_topic_too_narrow_for_records_that_go_on_in_place_is_an_error(count: int, wrong: bool) -> None:
+    cleaner = processor(emits=("clean",), in_place=True)
+    whole = created(specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6))), cluster(topic("orders", 6)))
+    narrow = replace(whole, topics={**whole.topics, "clean": topic("clean", count)})
+    found = [each for each in check(specs_for(SETTINGS, [cleaner], narrow), narrow) if each.topic == "clean"]
+    assert [(each.severity, "has 5 partitions but orders has 6" in each.message) for each in found] == [(Severity.ERROR, True)] * wrong

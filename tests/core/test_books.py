@@ -106,9 +106,9 @@ def test_what_comes_twice_late_or_never_is_in_the_book() -> None:
     page = Page()
     assert page.all(0, 1, 1, 5, 3, 3, 6, 2) == ["new", "new", "duplicate", "gap", "out-of-order", "duplicate", "new", "out-of-order"]
     book = page.book()
-    assert (book.last_sequence, book.records, book.gaps, book.late, book.duplicates) == (6, 6, 1, 2, 2)
-    assert (book.holes, book.missing) == ((Hole(4, 4),), 1)
-    assert book.trouble == books.Trouble(J.LATE, 7, 1_007, 1, 2)
+    assert (book.last_sequence, book.records, book.faults.gaps, book.faults.late, book.faults.duplicates) == (6, 6, 1, 2, 2)
+    assert (book.faults.holes, book.faults.missing) == ((Hole(4, 4),), 1)
+    assert book.faults.trouble == books.Trouble(J.LATE, 7, 1_007, 1, 2)
     assert totals_of(page.rows) == Totals(producers=1, gaps=1, missing=1, late=2, duplicates=2)
 
 
@@ -120,7 +120,7 @@ def test_a_newer_epoch_fences_the_older_and_goes_on_counting() -> None:
     assert page.all(4, 5, epoch=3) == ["duplicate", "new"], "the successor sends again what it was not sure of"
     assert page.come(6, epoch=2) is J.ZOMBIE, "a duplicate fences as well"
     book = page.book()
-    assert (book.epoch, book.last_sequence, book.zombies, book.duplicates, book.restarts) == (3, 5, 3, 1, 0)
+    assert (book.epoch, book.last_sequence, book.faults.zombies, book.faults.duplicates, book.faults.restarts) == (3, 5, 3, 1, 0)
 
 
 def test_an_epoch_that_counts_anew_says_so_and_voids_the_old_numbers() -> None:
@@ -128,9 +128,9 @@ def test_an_epoch_that_counts_anew_says_so_and_voids_the_old_numbers() -> None:
     assert page.all(0, 1, 5) == ["new", "new", "gap"]
     assert page.all(0, 1, epoch=2, first=0) == ["new", "new"]
     assert page.come(3, epoch=1) is J.ZOMBIE
-    assert (page.book().restarts, page.book().holes, page.book().first_sequence, page.book().last_sequence) == (1, (), 0, 1)
+    assert (page.book().faults.restarts, page.book().faults.holes, page.book().first_sequence, page.book().last_sequence) == (1, (), 0, 1)
     assert page.all(2, 4, epoch=3, first=0) == ["gap", "gap"]
-    assert page.book().holes == (Hole(0, 1), Hole(3, 3))
+    assert page.book().faults.holes == (Hole(0, 1), Hole(3, 3))
     assert page.all(1, 0, 0, epoch=3, first=0) == ["out-of-order", "out-of-order", "duplicate"]
     assert totals_of(page.rows).missing == 1
 
@@ -146,18 +146,18 @@ def test_numbers_go_on_at_0_after_the_largest_in_books_too() -> None:
     assert page.all(MAX_SEQUENCE - 1, MAX_SEQUENCE, 0, 1, MAX_SEQUENCE, 4) == ["new"] * 4 + ["duplicate", "gap"]
     page = Page()
     assert page.all(MAX_SEQUENCE - 2, 2) == ["new", "gap"]
-    assert (page.book().holes, page.book().missing) == ((Hole(MAX_SEQUENCE - 1, 1),), 4)
+    assert (page.book().faults.holes, page.book().faults.missing) == ((Hole(MAX_SEQUENCE - 1, 1),), 4)
     assert page.all(0, MAX_SEQUENCE, MAX_SEQUENCE - 1, 1, 1) == ["out-of-order"] * 4 + ["duplicate"]
-    assert page.book().holes == ()
+    assert page.book().faults.holes == ()
 
 
 def test_more_holes_than_the_book_can_hold_make_what_comes_for_them_doubtful() -> None:
     page = Page()
     page.all(*range(0, 2 * (LIMIT_HOLES + 3), 2))
-    assert len(page.book().holes) == LIMIT_HOLES
-    assert page.book().forgotten == 3
+    assert len(page.book().faults.holes) == LIMIT_HOLES
+    assert page.book().faults.forgotten == 3
     assert page.all(1, 3, 5, 0, 6) == ["doubtful", "doubtful", "out-of-order", "doubtful", "duplicate"]
-    assert page.book().doubtful == 3
+    assert page.book().faults.doubtful == 3
 
 
 def test_records_without_a_stamp_are_counted_and_nothing_else() -> None:
@@ -220,10 +220,10 @@ def test_the_books_judge_as_a_memory_without_limit_does(records: list[tuple[int,
         wanted = memory.judge(Stamp("p", epoch, sequence, first))
         assert page.come(sequence, epoch, first) is wanted, (epoch, sequence, first, page.book())
     book, totals = page.book(), totals_of(page.rows)
-    assert (totals.gaps, totals.missing, totals.late) == (book.gaps, book.missing, book.late)
-    assert (totals.duplicates, totals.zombies, totals.restarts) == (book.duplicates, book.zombies, book.restarts)
+    assert (totals.gaps, totals.missing, totals.late) == (book.faults.gaps, book.faults.missing, book.faults.late)
+    assert (totals.duplicates, totals.zombies, totals.restarts) == (book.faults.duplicates, book.faults.zombies, book.faults.restarts)
     current = [number for count, number in memory.seen if count == memory.count]
-    assert book.missing == max(current) - min(current, default=0) + 1 - len(current) + (min(current) - book.first_sequence)
+    assert book.faults.missing == max(current) - min(current, default=0) + 1 - len(current) + (min(current) - book.first_sequence)
 
 
 def test_the_model_would_notice_a_book_that_forgets_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -256,7 +256,7 @@ def check_judgement(row: Row) -> None:
     if found := re.fullmatch(r"epoch (\d+), up to (\d+)(?:, (\d+) missing)?(?:, forgotten up to (\d+))?", row["Book"]):
         hole = () if found[3] is None else (books.Hole(int(found[3]), int(found[3])),)
         forgotten = -1 if found[4] is None else int(found[4])
-        book = books.Book(int(found[1]), int(found[2]), 5, 0, 6, 0, 0, holes=hole, forgotten=forgotten)
+        book = books.Book(int(found[1]), int(found[2]), 5, 0, 6, 0, 0, books.Faults(holes=hole, forgotten=forgotten))
     found = re.fullmatch(r"epoch (\d+), number (\d+)(?:, first (\d+))?", row["Record"])
     assert found is not None, row
     stamp = Stamp("p", int(found[1]), int(found[2]), None if found[3] is None else int(found[3]))
