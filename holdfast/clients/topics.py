@@ -165,6 +165,8 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
 
 
 _LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+# A registry built anew from a log that has lost its beginning would give out epochs that others have had.
+_REGISTRY = _LOG | {"retention.ms": "-1"}
 _CHANGELOG = {
     "cleanup.policy": "compact",
     "message.timestamp.type": "LogAppendTime",
@@ -178,7 +180,7 @@ _QUARANTINE = _LOG | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "rete
 
 def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
     role = Role.COORDINATION if name == settings.coordination_topic else Role.SOURCE
-    return _spec(settings, name, role, partitions, _LOG)
+    return _spec(settings, name, role, partitions, _REGISTRY if name == settings.producers_topic else _LOG)
 
 
 def _spec(
@@ -308,6 +310,9 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
     if spec.role is Role.COORDINATION and "compact" in policy:
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+    if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
+        message = f"retention.ms is {state.config['retention.ms']}: a registry built anew from what is left would forget names and epochs"
+        yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
     if spec.role is Role.SOURCE and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))

@@ -318,6 +318,18 @@ def test_kafkas_own_topics_are_known() -> None:
     assert not topic("__marshal", 1).internal
 
 
+def test_the_registrys_commands_are_kept_for_ever_and_it_is_told_when_they_are_not() -> None:
+    registry = processor(source=SETTINGS.producers_topic)
+    (spec,) = [each for each in specs_for(SETTINGS, [registry], cluster(), partitions=1) if each.name == SETTINGS.producers_topic]
+    assert spec.config["retention.ms"] == "-1"
+    whole = created(specs_for(SETTINGS, [registry], cluster(), partitions=1), cluster())
+    short = topic(SETTINGS.producers_topic, 1, {"message.timestamp.type": "LogAppendTime"}, retention_ms="604800000")
+    for state, count in ((whole.topics[SETTINGS.producers_topic], 0), (short, 1)):
+        seen = replace(whole, topics={**whole.topics, SETTINGS.producers_topic: state})
+        found = [each for each in check(specs_for(SETTINGS, [registry], seen), seen) if "retention.ms" in each.message]
+        assert len(found) == count
+
+
 # -- emits that stay in their partition
 
 

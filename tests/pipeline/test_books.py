@@ -34,11 +34,7 @@ def test_both_engines_keep_the_same_books_with_and_without_a_clean_topic(
 ) -> None:
     topic = make_topic(LOG)
     plain, clean = books(topic), dedupe(topic, f"{topic}-clean")
-    told = [
-        replay(processor, settings, ReplayOptions(engine=engine))
-        for processor in (plain, clean)
-        for engine in ("local", "spark")
-    ]
+    told = [replay(processor, settings, ReplayOptions(engine=engine)) for processor in (plain, clean) for engine in ("local", "spark")]
     digests = [[each.digest for each in one.partitions] for one in told]
     assert digests[0] == digests[1] == digests[2] == digests[3]
     assert [each.refused for each in told[0].partitions] == [0, 0, 0]
