@@ -24,9 +24,6 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 FOLD_SLICE_S = 0.008
-TRANSACTION_ROWS = 30_000
-"""No more records are gathered once a transaction is likely to change that many rows, going by the last one: rocksdict keeps Python's
-lock for a whole WriteBatch, 1 us a row and more."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
@@ -59,8 +56,6 @@ class Runner:
     def __init__(self, keeper: Keeper, part: Partition) -> None:
         self._keeper, self.part = keeper, part
         self._pending: deque[tuple[Any, Batch]] = deque()
-        self._busy_until_s = 0.0
-        self._rows_a_record = 1.0
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[None] | None = None
         self._failed = False
@@ -80,7 +75,6 @@ class Runner:
     async def _run(self) -> None:
         try:
             while self._pending:
-                await self._linger()
                 events, batches = self._gather()
                 if events:
                     await self._transact(events, batches)
@@ -91,22 +85,12 @@ class Runner:
                 self._keeper.void(self._pending.popleft()[0])
             self._keeper.crash(error)
 
-    async def _linger(self) -> None:
-        """Let a trickle gather: a transaction costs the same whatever it holds. A partition just woken from idleness does not wait."""
-        linger_s = self._keeper.linger_s
-        if linger_s and time.monotonic() - self._busy_until_s < 4 * linger_s and len(self._pending) < 16:
-            records = sum(len(batch.offsets) for _, batch in self._pending)
-            if records < 2_000:
-                await asyncio.sleep(linger_s)
-
     def _gather(self) -> tuple[list[Any], list[Batch]]:
         events: list[Any] = []
         batches: list[Batch] = []
-        size, records, limit = 0, 0, self._keeper.transaction_bytes
-        most = TRANSACTION_ROWS / self._rows_a_record
-        while self._pending and (not events or (size + self._pending[0][0].value.size_bytes <= limit and records < most)):
+        size, limit = 0, self._keeper.transaction_bytes
+        while self._pending and (not events or (size + self._pending[0][0].value.size_bytes <= limit)):
             event, batch = self._pending.popleft()
-            records += len(batch.offsets)
             if self._keeper.owns(self.part, event.value.epoch):
                 events.append(event)
                 batches.append(batch)
@@ -139,7 +123,6 @@ class Runner:
                 return
             folder.commit()
             part.wake_readers()
-            self._rows_a_record = max(0.01, len(changes.puts) / changes.records)
             self._counts.committed(
                 records=changes.records,
                 rows=len(changes.puts),
@@ -149,7 +132,6 @@ class Runner:
             )
         for event in events:
             keeper.done(event)
-        self._busy_until_s = time.monotonic()
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
         keeper, refused = self._keeper, changes.refused

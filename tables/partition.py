@@ -105,7 +105,7 @@ class Partition:
 
     @property
     def serving(self) -> bool:
-        return self._serving and (self.role is Role.STANDBY or self._still_ours())
+        return self._serving and self._store.whole and (self.role is Role.STANDBY or self._still_ours())
 
     @serving.setter
     def serving(self, serving: bool) -> None:
@@ -187,9 +187,10 @@ class Partition:
         marker = held[closed]
         if marker.value() is None:
             raise ChangelogError(self._made_again())
-        # Markers of transactions before the last are written over by it.
-        items = zip(keys[:closed], map(Message.value, held), strict=False)
-        self._store.write(items, decode_marker(marker.value() or b""), (marker.offset() or 0) + 1)  # type: ignore[arg-type]
+        # Only the last of a row's changes counts. Markers of the transactions before are among the keys, and written over by this one's.
+        rows = dict(zip(keys[:closed], map(Message.value, held), strict=False))
+        rows.pop(APPLIED, None)
+        self._store.write(rows.items(), decode_marker(marker.value() or b""), (marker.offset() or 0) + 1)  # type: ignore[arg-type]
         self._notify(self)
 
     def _made_again(self) -> str:
@@ -198,6 +199,11 @@ class Partition:
             "of this application, delete it once more, run `holdfast topics create` and start them; the state is then rebuilt from "
             f"{self.processor.source}"
         )
+
+    @property
+    def whole(self) -> bool:
+        """Return False while the store holds a part of a transaction that its changelog has still to bring whole."""
+        return self._store.whole
 
     def torn(self) -> bool:
         """Return whether changelog records are held back that no marker has closed."""

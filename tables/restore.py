@@ -93,7 +93,7 @@ class _Reader:
             self._ended.append(self.parts[place])
             self._ends[place] = message.offset() or 0
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-            self._rebuild(self.parts[place])
+            self.rebuild(self.parts[place], "its changelog offset is outside the changelog")
         elif error.fatal() or not error.retriable():
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
@@ -117,11 +117,11 @@ class _Reader:
                 part.current_ms = asked[0]
                 del self._asked[place]
 
-    def _rebuild(self, part: Partition) -> None:
-        """The store is ahead of the log, or the log no longer reaches back to it: it never fits, so begin anew."""
+    def rebuild(self, part: Partition, cause: str) -> None:
+        """Begin anew with a store that the log does not lead on from: it is ahead of it, or the log no longer reaches back to it."""
         self._ends.pop((part.changelog, part.partition), None)
         self._asked.pop((part.changelog, part.partition), None)
-        part.rebuild("its changelog offset is outside the changelog")
+        part.rebuild(cause)
         low, _ = self.consumer.get_watermark_offsets(TopicPartition(part.changelog, part.partition), timeout=_OLD_END_TIMEOUT_S)
         place = TopicPartition(part.changelog, part.partition, low)
         self.consumer.incremental_unassign([TopicPartition(part.changelog, part.partition)])
@@ -149,7 +149,10 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
             for part in ended:
                 if part.torn():
                     raise ChangelogError(f"changelog {part.changelog} partition {part.partition} ends inside a transaction")
-                todo.discard((part.changelog, part.partition))
+                if part.whole:
+                    todo.discard((part.changelog, part.partition))
+                else:
+                    reader.rebuild(part, "it holds a part of a transaction that its changelog has lost")
             if records or ended:
                 progress_s = system_clock.monotonic_s()
             elif system_clock.monotonic_s() - progress_s > stall_timeout_s:

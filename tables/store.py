@@ -6,6 +6,7 @@ import logging
 import shutil
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from operator import itemgetter
 from pathlib import Path
 from typing import cast
 
@@ -19,6 +20,8 @@ logger = logging.getLogger(__name__)
 
 STORE_FORMAT = 1
 NEVER_TOUCHED = -1
+WRITE_ROWS = 4_000
+"""rocksdict keeps Python's lock for a whole WriteBatch, 1 us a row: a larger transaction is written in pieces of so many rows."""
 
 _TROUBLES = (
     "No space left",
@@ -34,6 +37,9 @@ _TROUBLES = (
 _STAMP = META + b"stamp"
 _CHANGELOG = META + b"changelog"
 _TOUCHED = META + b"touched"
+_PIECES = META + b"pieces"
+
+_KEY = itemgetter(0)
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -86,12 +92,15 @@ class Budget:
 class PartitionStore:
     """Committed rows, timers and position of one partition, on disk.
 
-    Every write is one WriteBatch of rows, position and changelog offset together, so that after any crash the store is some
-    committed state, whole. The log is not synced: what a power loss takes is read again from the changelog.
+    A write is one WriteBatch of rows, position and changelog offset together, so that after any crash the store is some committed
+    state, whole. Many rows are written in pieces, position and offset with the last; readers see none of it before. The first piece
+    notes the offset that the last will bring: after a crash in between the store is not `whole` until the changelog, where all of it is,
+    has been read that far. The log is not synced: what a power loss takes is read again from the changelog.
     """
 
     def __init__(self, path: Path, stamp: Stamp, budget: Budget) -> None:
         self.path, self.stamp, self._budget = path, stamp, budget
+        self._before: R.Snapshot | None = None
         self._open()
 
     def _open(self) -> None:
@@ -106,7 +115,7 @@ class PartitionStore:
             self._db[_STAMP] = msgspec.msgpack.encode(self.stamp)
         except Exception as error:
             raise StoreError(f"cannot create the store {self.path}: {error}; check the disk and permissions of the data folder") from error
-        self.marker, self.changelog_next = Marker(NOTHING_APPLIED, -1, self.stamp.version), 0
+        self.marker, self.changelog_next, self._whole_at = Marker(NOTHING_APPLIED, -1, self.stamp.version), 0, 0
 
     def _unfit(self) -> str | None:
         """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
@@ -127,6 +136,7 @@ class PartitionStore:
             if found == self.stamp:
                 self.marker = decode_marker(marker) if marker else Marker(NOTHING_APPLIED, -1, self.stamp.version)
                 self.changelog_next = int(offset) if offset else 0
+                self._whole_at = int(self._db.get(_PIECES) or 0)
                 return None
             cause = f"it belongs to {found}"
         except (msgspec.DecodeError, StateError, ValueError) as error:
@@ -149,21 +159,36 @@ class PartitionStore:
         self._set_aside(cause)
         self._open()
 
+    @property
+    def whole(self) -> bool:
+        """Return False while some rows may be of a later position than the marker tells: a write ended between its pieces."""
+        return self.changelog_next >= self._whole_at
+
     # -- reads; safe from any thread
 
     def get(self, key: bytes) -> bytes | None:
-        value: bytes | None = self._db.get(key)
-        return value
+        before = self._before
+        if before is None:
+            return cast("bytes | None", self._db.get(key))
+        try:
+            return cast(bytes, before[key])
+        except KeyError:
+            return None
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
+        if self._before is not None:
+            return list(map(self.get, keys))
         return list(self._db.get(list(keys)) or ()) if keys else []
+
+    def _view(self) -> R.Rdict | R.Snapshot:
+        return self._before or self._db
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) with *prefix* in key order, as of the call."""
         return self._range(prefix, prefix)
 
     def _range(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        for key, value in cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)):
+        for key, value in cast(Iterator[tuple[bytes, bytes]], self._view().items(from_key=start)):
             if not key.startswith(prefix):
                 return
             yield key, value
@@ -180,7 +205,7 @@ class PartitionStore:
 
     def everything(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows and timers in key order, for a digest."""
-        for key, value in cast(Iterator[tuple[bytes, bytes]], self._db.items()):
+        for key, value in cast(Iterator[tuple[bytes, bytes]], self._view().items()):
             if key[:1] != META:
                 yield key, value
 
@@ -196,22 +221,28 @@ class PartitionStore:
     # -- writes; one thread at a time
 
     def write(self, items: Iterable[tuple[bytes, bytes | None]], marker: Marker, changelog_next: int) -> None:
-        """Make one transaction's rows, position and changelog offset durable together."""
-        batch = R.WriteBatch(raw_mode=True)
-        put, delete = batch.put, batch.delete
-        for key, value in items:
-            if value is None:
-                delete(key)
-            else:
-                put(key, value)
-        batch.put(APPLIED, encode_marker(marker))
-        batch.put(_CHANGELOG, b"%d" % changelog_next)
+        """Make one transaction's rows, position and changelog offset durable together; *items* names each key once."""
+        rows = sorted(items, key=_KEY)  # RocksDB inserts neighbours in two thirds of the time
+        last = max(0, len(rows) - 1) // WRITE_ROWS * WRITE_ROWS
         try:
+            if last:
+                self._before = self._db.snapshot()
+                for start in range(0, last, WRITE_ROWS):
+                    batch = _batch(rows[start : start + WRITE_ROWS])
+                    if not start:
+                        batch.put(_PIECES, b"%d" % changelog_next)
+                    self._db.write(batch)
+            batch = _batch(rows[last:])
+            batch.put(APPLIED, encode_marker(marker))
+            batch.put(_CHANGELOG, b"%d" % changelog_next)
             self._db.write(batch)
         except Exception as error:
+            self._whole_at = max(self._whole_at, changelog_next if last else 0)
             raise StoreError(
                 f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
             ) from error
+        # Rows first: an answer may be newer than the position it tells, never older.
+        self._before = None
         self.marker, self.changelog_next = marker, changelog_next
 
     def touch(self, now_ms: int) -> None:
@@ -222,4 +253,16 @@ class PartitionStore:
             logger.warning("store %s: cannot note that it is current: %s", self.path, error)
 
     def close(self) -> None:
+        self._before = None
         self._db.close()
+
+
+def _batch(rows: Iterable[tuple[bytes, bytes | None]]) -> R.WriteBatch:
+    batch = R.WriteBatch(raw_mode=True)
+    put, delete = batch.put, batch.delete
+    for key, value in rows:
+        if value is None:
+            delete(key)
+        else:
+            put(key, value)
+    return batch

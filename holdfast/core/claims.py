@@ -153,8 +153,8 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
             # The owner renews: nearly every record there is, so it is built directly.
             proposed = claim.proposed_offset
             rows[key] = Claim(
-                frame.client_id,
-                frame.instance_id,
+                claim.client_id,  # equal to the frame's, and kept: a table's rows are many, and each new text is one more cold place
+                claim.instance_id,
                 claim.epoch,
                 at_ms // 1000 if at_ms >= 0 else _log_time_s(claim, frame.time_s, at_ms),
                 None,

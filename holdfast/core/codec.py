@@ -12,7 +12,7 @@ All integers are signed 64 bit unless said. Keys are UTF-8.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from struct import Struct
 from typing import Any, Generic, TypeVar
 
@@ -74,15 +74,26 @@ class RowCodec(Generic[R]):
     Total(count=3)
     """
 
-    __slots__ = ("_decode", "_encode", "plain")
+    __slots__ = ("_decode", "_decode_all", "_encode", "plain")
 
     def __init__(self, row: Any) -> None:
         self.plain = is_plain(row)
         self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
         self._decode = msgspec.msgpack.Decoder(row).decode
+        self._decode_all = msgspec.msgpack.Decoder(list[row]).decode
 
     def encode(self, row: R) -> bytes:
         return FORMAT + self._encode(row)
+
+    def encode_all(self, rows: Iterable[R]) -> list[bytes]:
+        return [FORMAT + encoded for encoded in map(self._encode, rows)]
+
+    def read_all(self, stored: Sequence[bytes]) -> list[R]:
+        """Return the rows that `encode_all` wrote as a later reader will find them; raises FoldError when none could read them."""
+        try:
+            return self._decode_all(b"\xdd" + len(stored).to_bytes(4, "big") + b"".join([each[1:] for each in stored]))
+        except msgspec.DecodeError as error:
+            raise _unreadable(error) from error
 
     def canonical(self, row: R) -> R:
         """Return *row* as any later reader will find it; raises FoldError when none could read it.
@@ -98,7 +109,7 @@ class RowCodec(Generic[R]):
         try:
             read: R = self._decode(self._encode(row))
         except msgspec.DecodeError as error:
-            raise FoldError(f"row does not fit its declared type and could not be read again: {error}") from error
+            raise _unreadable(error) from error
         return read
 
     def size(self, rows: list[R]) -> int:
@@ -116,6 +127,10 @@ class RowCodec(Generic[R]):
         except msgspec.DecodeError as error:
             raise ChangelogError(f"row does not fit its type ({error}): raise the processor's version when the row changes") from error
         return row
+
+
+def _unreadable(error: msgspec.DecodeError) -> FoldError:
+    return FoldError(f"row does not fit its declared type and could not be read again: {error}")
 
 
 class Marker(msgspec.Struct, frozen=True, array_like=True):

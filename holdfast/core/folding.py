@@ -252,7 +252,7 @@ class Folder(Generic[R]):
                 self._check_emit(emit)
             self._check_sizes(rows.put)
             for key in rows.before:
-                self._encoded(rows, key, rows.get(key))
+                _stored_key(key)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  any failure of user code
@@ -285,25 +285,30 @@ class Folder(Generic[R]):
                 self._check_emit(emit)
         rows, wakes = self.rows.changed()
         puts: list[tuple[bytes, bytes | None]] = []
-        for key, row in rows.items():
-            puts.append(self._encoded(self.rows, key, row))
-            if len(puts) % STEP_RECORDS == 0:
-                yield
+        changed = list(rows.items())
+        for start in range(0, len(changed), STEP_RECORDS):
+            puts.extend(self._stored(changed[start : start + STEP_RECORDS], settled=checked or not self._codec.plain))
+            yield
         puts.extend((wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items())
         marker = Marker(batches[-1].offsets[-1], self.stream_ms, self.processor.version)
         records = sum(len(batch.offsets) for batch in batches)
         self.changes = Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
 
-    def _encoded(self, rows: Rows[R], key: str, row: R | None) -> tuple[bytes, bytes | None]:
-        """Return what is stored for a changed row; *rows* goes on with the row as a later reader will find it."""
-        stored = row_key(key)
-        if len(stored) > LIMIT_KEY_BYTES:
-            raise FoldError(f"row key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
-        if row is None:
-            return stored, None
-        row = self._codec.canonical(row)
-        rows.settle(key, row)
-        return stored, self._codec.encode(row)
+    def _stored(self, changed: list[tuple[str, R | None]], *, settled: bool) -> Iterable[tuple[bytes, bytes | None]]:
+        """Return what is stored for changed rows; unless *settled*, the fold goes on with each row as a later reader will find it."""
+        keys = [_stored_key(key) for key, _ in changed]
+        rows = [row for _, row in changed if row is not None]
+        stored = self._codec.encode_all(rows)
+        if not settled:
+            found = self._codec.read_all(stored)
+            if found != rows:
+                stored = self._codec.encode_all(found)
+                for key, row in zip((key for key, row in changed if row is not None), found, strict=True):
+                    self.rows.settle(key, row)
+        if len(stored) == len(keys):
+            return zip(keys, stored, strict=True)
+        values = iter(stored)
+        return [(key, None if row is None else next(values)) for key, (_, row) in zip(keys, changed, strict=True)]
 
     def _check_emit(self, emit: Emit) -> None:
         """Raise for what a producer would refuse: once the transaction is being written, one bad record would stop the partition."""
@@ -327,3 +332,10 @@ class Folder(Generic[R]):
                     raise FoldError(f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None")
         if size > self._limit_bytes:
             raise FoldError(f"emit to {topic} takes {size} bytes, the limit is {self._limit_bytes}")
+
+
+def _stored_key(key: str) -> bytes:
+    stored = row_key(key)
+    if len(stored) > LIMIT_KEY_BYTES:
+        raise FoldError(f"row key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
+    return stored
