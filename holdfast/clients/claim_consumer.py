@@ -12,6 +12,7 @@ from __future__ import annotations
 
 import asyncio
 import random
+from collections import deque
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -22,9 +23,11 @@ from holdfast.clients.claim_groups import engine_of
 from holdfast.clients.claim_hands import Hands
 from holdfast.clients.claim_messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claim_settings import consumer_settings
+from holdfast.clients.claim_taking import LIMIT_EVENTS
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.member import Draws
+from holdfast.core.member_actions import Notify
 
 __all__ = ["ClaimConsumer", "ClaimedBatch", "ClaimedMessage"]
 
@@ -121,6 +124,24 @@ class ClaimConsumer(Hands):
             async with asyncio.timeout(timeout_s):
                 return await anext(self)
         return None
+
+    async def events(self) -> AsyncIterator[Notify]:
+        """Yield what happens to the claims from now on, until the end. LIMIT_EVENTS may wait to be taken; then the oldest are dropped."""
+        loop, waiting, came = asyncio.get_running_loop(), deque[Notify | None](maxlen=LIMIT_EVENTS), asyncio.Event()
+
+        def tell(event: Notify | None) -> None:
+            waiting.append(event)
+            with suppress(RuntimeError):
+                loop.call_soon_threadsafe(came.set)
+
+        with self._engine.listening(tell):
+            while not self._engine.ended.is_set() or waiting:
+                if not waiting:
+                    came.clear()
+                    if not waiting:
+                        await came.wait()
+                elif (event := waiting.popleft()) is not None:
+                    yield event
 
     async def _more(self) -> None:
         """Return when something may have come, or has changed."""

@@ -37,7 +37,7 @@ def die_after(kind: str) -> None:
 
 async def main(told: dict[str, Any]) -> None:
     named = told["named"]
-    hold_s, commit = named.pop("hold_s", 0.0), named.pop("commit", True)
+    hold_s, commit, block = named.pop("hold_s", 0.0), named.pop("commit", True), named.pop("block", None)
     if kind := named.pop("die_after", None):
         die_after(kind)
     settings = Settings(kafka=told["settings"], coordination_topic=told["coordination"])
@@ -47,6 +47,9 @@ async def main(told: dict[str, Any]) -> None:
             tell("started")
             async for message in consumer:
                 tell("message", partition=message.partition, offset=message.offset)
+                if block is not None and message.offset == block[0]:
+                    time.sleep(block[1])  # noqa: ASYNC251  an event loop that stands still is what is tried
+                    tell("unblocked")
                 if commit:
                     message.commit()
                 if hold_s:

@@ -187,6 +187,32 @@ async def test_new_partitions_are_claimed_without_a_restart(broker: SessionBroke
 
 
 @scenario
+async def test_another_number_of_coordination_partitions_stops_a_member(ground: Ground) -> None:
+    """All claims have moved; who goes on as before would own them twice."""
+    async with ground.consumer("first", partitions_lookup_s=0.5) as consumer:
+        admin = AdminClient({**ground.config})
+        admin.create_partitions([NewPartitions(ground.coordination, 3)])[ground.coordination].result(10)
+        with pytest.raises(TopicError, match="had 1 partitions and has 3"):
+            await take(consumer, 1)
+
+
+@scenario
+async def test_what_happens_to_claims_is_told_as_it_happens(ground: Ground) -> None:
+    told: list[tuple[Event, int]] = []
+
+    async def listen(consumer: ClaimConsumer) -> None:
+        async for event in consumer.events():
+            told.append((event.event, event.partition))
+
+    async with ground.consumer("first") as consumer:
+        listening = asyncio.create_task(listen(consumer))
+        await until("the claim", lambda: consumer.load == 1)
+    await asyncio.wait_for(listening, 5)
+    assert told[-1] == (Event.TERMINATED, -1)
+    assert (Event.RELEASED, 0) in told
+
+
+@scenario
 async def test_a_paused_group_releases_and_is_silent_until_the_pause_is_over(ground: Ground) -> None:
     ground.fill(1)
     async with ground.consumer("first") as consumer:

@@ -90,6 +90,26 @@ async def test_a_frozen_owner_hands_out_nothing_after_its_thaw(ground: Ground, c
         taking.cancel()
 
 
+@pytest.mark.slow
+@scenario
+async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_more(ground: Ground, children: list[Child]) -> None:
+    """Its heartbeats go on, so it is its health that tells: nothing was taken for an interval, and there is more to take."""
+    ground.fill(5_000)
+    child = ground.process("first", heartbeat_interval_s=1.0, hold_s=0.01, block=[50, 15.0])
+    children.append(child)
+    await until("the loop to stand still", lambda: child.messages and child.messages[-1]["offset"] == 50)
+    async with ground.consumer("second", heartbeat_interval_s=1.0) as heir:
+        out: list[tuple[float, ClaimedMessage]] = []
+        taking = asyncio.create_task(drain(heir, out, pause_s=0.01))
+        await until("the heir's first message", lambda: out)
+        assert out[0][1].offset <= 51
+        await until("the loop to go on", lambda: child.said("unblocked"))
+        await until("it to learn that its message is another's now", lambda: child.said("error"))
+        assert child.said("error")[0]["error"] == "ClaimLostError"
+        assert child.messages[-1]["offset"] == 50
+        taking.cancel()
+
+
 @scenario
 async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(broker: SessionBroker, ground: Ground) -> None:
     assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
