@@ -10,7 +10,7 @@ Claim groups, kept in the coordination topic, and the broker's own groups alike.
 from __future__ import annotations
 
 import uuid
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Self
@@ -62,7 +62,7 @@ class GroupAdmin:
         self._settings, self._client, self._clock, self._timeout_s = settings, client, clock, timeout_s
         self._admin = Admin(settings, timeout_s=timeout_s, clock=clock)
         self._broker = BrokerGroups(settings, timeout_s=timeout_s)
-        self._offsets = GroupOffsets(self._admin, self._broker)
+        self._offsets = GroupOffsets(settings, timeout_s=timeout_s, clock=clock)
         self._resets = ResetLog(settings, topic=resets_topic, timeout_s=timeout_s, clock=clock)
         self._view: GroupView | None = None
         self._has_claims: bool | None = None
@@ -203,7 +203,7 @@ class GroupAdmin:
         self.settle(plan.group)
         keys = [ClaimKey(move.group, move.topic, move.partition) for move in plan.moves]
         knowledge = Knowledge(
-            spots=lambda current: self._offsets.spots(current, plan.aim.at_ms), commit=lambda new: self._commit(plan.group, new)
+            spots=lambda current: self._offsets.spots(current, plan.aim.at_ms), commit=lambda new: self._offsets.commit(plan.group, new)
         )
         reset = ClaimReset(
             view,
@@ -226,14 +226,8 @@ class GroupAdmin:
             raise GroupError(
                 f"group {plan.group} is {group.state}: its offsets can be reset only while it is empty; stop {names or 'its members'}"
             )
-        self._broker.commit(plan.group, {(move.topic, move.partition): move.new_offset for move in plan.moves})
+        self._offsets.commit(plan.group, {ClaimKey(move.group, move.topic, move.partition): move.new_offset for move in plan.moves})
         return plan.moves
-
-    def _commit(self, group: str, new: Mapping[ClaimKey, int]) -> None:
-        """Lanes have offsets of their own, which `__consumer_offsets` has no place for."""
-        self._broker.commit(
-            group, {(key.topic, key.partition): offset for key, offset in new.items() if data_topic(key.topic) == key.topic}
-        )
 
     # -- parts: views
 

@@ -1,14 +1,14 @@
-"""Groups that the broker's own coordinator keeps: what `kafka-consumer-groups` shows and resets."""
+"""Groups that the broker's own coordinator keeps: what `kafka-consumer-groups` shows. What resets need is in `group_book`."""
 
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.group_records import Group, Kind, Member
@@ -95,7 +95,7 @@ class BrokerGroups:
         )
 
     def committed(self, group: str) -> dict[tuple[str, int], int]:
-        """Return what the group has committed."""
+        """Return all that the group has committed."""
         request = [ConsumerGroupTopicPartitions(group)]
         future = self._client.list_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
         try:
@@ -105,18 +105,6 @@ class BrokerGroups:
                 return {}
             raise
         return {(place.topic, place.partition): place.offset for place in found.topic_partitions if place.offset >= 0}
-
-    def commit(self, group: str, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Set committed offsets of a group that nobody is in; one request, so all of them or none."""
-        self._alter(group, [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())])
-
-    def _alter(self, group: str, places: list[TopicPartition]) -> None:
-        request = [ConsumerGroupTopicPartitions(group, places)]
-        future = self._client.alter_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
-        found = self._result(future, f"new offsets of group {group}")
-        wrong: Iterable[Any] = [place for place in found.topic_partitions if place.error is not None]
-        for place in wrong:
-            raise GroupError(f"new offsets of group {group}: {place.topic}/{place.partition}: {place.error.str()}")
 
     def _result(self, future: Future[T], what: str) -> Any:
         try:

@@ -5,7 +5,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from holdfast.clients.admin import Admin
-from holdfast.clients.group_broker import BrokerGroups
+from holdfast.clients.group_book import GroupBook
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
 from holdfast.core.claims import ClaimKey
 from holdfast.core.resets import Scope, Spot, data_topic
 from holdfast.errors import TopicError
@@ -16,8 +18,9 @@ Place = tuple[str, int]
 class GroupOffsets:
     """Asks the broker anew at each call."""
 
-    def __init__(self, admin: Admin, broker: BrokerGroups) -> None:
-        self._admin, self._broker = admin, broker
+    def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock = system_clock) -> None:
+        self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
+        self._admin = Admin(settings, timeout_s=timeout_s, clock=clock)
 
     def spots(self, current: Mapping[ClaimKey, int | None], at_ms: int | None) -> dict[ClaimKey, Spot]:
         """Return what is known of each partition, given its offset (None: never told); with *at_ms* also its first offset of that time.
@@ -29,8 +32,11 @@ class GroupOffsets:
         wanted = sorted(set(places.values()))
         ends = self._admin.offsets(wanted)
         times = {} if at_ms is None else self._admin.offsets_at(wanted, at_ms)
-        groups = {key.group_id for key, offset in current.items() if offset is None}
-        committed = {group: self._broker.committed(group) for group in groups}
+        untold: dict[str, list[Place]] = {}
+        for key, offset in current.items():
+            if offset is None and key.topic == places[key][0]:  # a lane has no place in the book
+                untold.setdefault(key.group_id, []).append(places[key])
+        committed = {group: self._book(group).committed(each) for group, each in untold.items()}
         spots = {}
         for key, place in places.items():
             offset = current[key]
@@ -38,6 +44,13 @@ class GroupOffsets:
                 offset = committed[key.group_id].get(place)
             spots[key] = Spot(offset, *ends[place], times.get(place))
         return spots
+
+    def commit(self, group: str, new: Mapping[ClaimKey, int]) -> None:
+        """Write offsets to the broker's book, all in one request; lanes have no place there."""
+        self._book(group).commit({(key.topic, key.partition): at for key, at in new.items() if data_topic(key.topic) == key.topic})
+
+    def _book(self, group: str) -> GroupBook:
+        return GroupBook(self._settings, group, timeout_s=self._timeout_s, clock=self._clock)
 
     def ends(self, places: Iterable[Place]) -> Mapping[Place, int]:
         """Return the next offset of those partitions that exist and have a leader."""

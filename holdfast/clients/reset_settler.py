@@ -8,8 +8,6 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
 from typing import Protocol
 
-from holdfast.clients.admin import Admin
-from holdfast.clients.group_broker import BrokerGroups
 from holdfast.clients.group_offsets import GroupOffsets
 from holdfast.clients.reset_log import ResetLog, settle
 from holdfast.clock import Clock
@@ -95,9 +93,7 @@ class ResetSettler:
         return work.result()
 
     def _settle(self, silent: Mapping[ClaimKey, Claim], now_s: int) -> Sequence[ReleasingPartition]:
-        offsets = GroupOffsets(
-            Admin(self._settings, timeout_s=self._timeout_s, clock=self._clock), BrokerGroups(self._settings, timeout_s=self._timeout_s)
-        )
+        offsets = GroupOffsets(self._settings, timeout_s=self._timeout_s, clock=self._clock)
         untold = offsets.spots({key: None for key, claim in silent.items() if claim.current_offset is None}, None)
         return settle(
             ResetLog(self._settings, topic=self._topic, timeout_s=self._timeout_s, clock=self._clock),
