@@ -9,11 +9,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Message, Producer
 
 from holdfast.agents.services import processors
 from holdfast.clients.producer_names import NameHolder
-from holdfast.clients.sequenced_producer import SequencedProducer
+from holdfast.clients.sequenced_producer import Sent, SequencedProducer
 from holdfast.clients.tables_blocking import BlockingTableClient
 from holdfast.config import Settings
 from holdfast.core.books import Book, Judgement, book_key, decode_told, producer_of_key
@@ -230,6 +230,37 @@ def test_a_producer_whose_name_was_taken_over_is_told_and_what_it_still_sends_is
         assert isinstance(book, Book)
         assert (book.epoch, book.records, book.faults.restarts) == (1, 2, 1)
         assert (book.faults.duplicates, book.faults.zombies >= 1) == (0, True)
+
+
+def test_a_record_whose_acknowledgement_was_lost_is_sent_again_and_is_in_the_clean_topic_once(
+    fleet: Bookkeeping, broker: SessionBroker, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = f"unsure-{uuid.uuid4().hex[:6]}"
+    delivered, lost = SequencedProducer._delivered, list[int]()
+
+    def forgetful(self: SequencedProducer, sent: Sent, error: KafkaError | None, message: Message) -> None:
+        if sent.stamp.sequence in (3, 17) and sent.stamp.sequence not in lost:
+            lost.append(sent.stamp.sequence)
+            error = KafkaError(KafkaError._MSG_TIMED_OUT)
+        delivered(self, sent, error, message)
+
+    monkeypatch.setattr(SequencedProducer, "_delivered", forgetful)
+    with SequencedProducer(fleet.settings, name, limit_unsure=4) as producer:
+        for at in range(20):
+            producer.send(fleet.raw, b"%d" % at, partition=1)
+        producer.flush()
+    assert sorted(lost) == [3, 17]
+    fleet.wait_folded()
+    mine = [
+        message.value()
+        for message in read_topic(broker, fleet.clean)[1]
+        if (stamp := read_stamp(tuple(message.headers() or ()))) is not None and stamp.producer == name  # type: ignore[arg-type]
+    ]
+    assert mine == [b"%d" % at for at in range(20)]
+    with BlockingTableClient(fleet.settings, fleet.processors) as tables:
+        book = tables.get(fleet.processor("clean-"), book_key(name), partition=1, timeout_s=DEADLINE_S).value
+        assert isinstance(book, Book)
+        assert (book.faults.duplicates, book.records) == (2, 20)
 
 
 def test_numbers_of_the_callers_own_find_what_is_sent_again_after_a_restart(fleet: Bookkeeping, broker: SessionBroker) -> None:
