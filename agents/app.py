@@ -15,6 +15,7 @@ from faust.transport.drivers import TRANSPORTS
 from yarl import URL
 
 from holdfast.agents.credentials import broker_credentials
+from holdfast.agents.harvester import HarvesterPage, HarvesterService
 from holdfast.agents.keeper import Keeper
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.recovery import KeeperTables
@@ -23,6 +24,7 @@ from holdfast.agents.web import WebService
 from holdfast.config import Settings, settings_from_environment
 from holdfast.core.processor import Processor
 from holdfast.errors import ConfigError
+from holdfast.outbox.settings import harvest_settings
 
 logger = logging.getLogger(__name__)
 
@@ -70,7 +72,12 @@ class App(faust.App):
         self.keeper.rejoin = lambda: cast(Any, self.consumer).rejoin()
         self.keeper.who_owns = self._who_owns
         web = WebService(self.settings, self.keeper, self.metrics)
-        return [web, KeeperService(self.keeper), *super().on_init_dependencies()]
+        services: list[Any] = [web, KeeperService(self.keeper)]
+        if self.settings.outbox_harvest:
+            harvesting = HarvesterService(harvest_settings(self.settings), self._leave)
+            self.metrics.pages.append(HarvesterPage(harvesting.harvester))
+            services.append(harvesting)
+        return [*services, *super().on_init_dependencies()]
 
     def _refuse_faust_options(self) -> None:
         """Faust's own options for what holdfast's settings govern would be obeyed by half; a worker that differs from what it was told is worse."""

@@ -101,6 +101,8 @@ class Metrics:
         self.loop_stall_s = Histogram(STALL_BOUNDS_S)
         self.queries: Counter[tuple[str, str, str]] = Counter()
         self._query_s: dict[str, Histogram] = {}
+        self.pages: list[Collector] = []
+        """What other parts of this worker count."""
 
     def partition(self, table: str, partition: int) -> PartitionMetrics:
         """Return the counters of a partition of *table* (its processor's name)."""
@@ -164,6 +166,8 @@ class Metrics:
         for collector in (ProcessCollector, GCCollector, PlatformCollector):
             collector(registry=registry)
         registry.register(_Page(self, serving, self._clock))
+        for page in self.pages:
+            registry.register(page)
         encoder, content_type = choose_encoder(accept)
         return encoder(registry), content_type
 

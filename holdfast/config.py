@@ -85,6 +85,18 @@ class Settings:
     dedupe: str = field(default="", metadata=_doc("stamped topics to clean, and the clean ones: orders:orders-clean,..."))
     progress: str = field(default="", metadata=_doc("topics of outbox progress to keep books of"))
 
+    outbox_database: str | None = field(default=None, repr=False, metadata=_doc("URL of the database with the outbox", secret=True))
+    outbox_harvest: bool = field(default=False, metadata=_doc("workers harvest the outbox too"))
+    outbox_name: str = field(default="", metadata=_doc("name of the outbox, never to change: its topics, default <app>-outbox"))
+    outbox_table: str = field(default="outbox", metadata=_doc("the outbox table, schema.table to name its schema"))
+    outbox_layout: str = field(default="holdfast", metadata=_doc("whose columns the table has: holdfast, goharvest or debezium"))
+    outbox_strategy: str = field(default="fenced", metadata=_doc("fenced (exactly once) or mark (as goharvest, which may share the table)"))
+    outbox_shards: int = field(default=1, metadata=_doc("leaders of the outbox; equal in all harvesters", low=1, high=256))
+    outbox_poison: str = field(default="pass", metadata=_doc("a refused row's key passes it once it is set aside, or has to wait"))
+    outbox_attempts: int = field(default=5, metadata=_doc("attempts before a refused row is set aside", low=1, high=1_000))
+    outbox_heartbeat_timeout_s: float = field(default=5.0, metadata=_doc("a leader silent for three times this is replaced", low=2, high=600))
+    outbox_batch_rows: int = field(default=5_000, metadata=_doc("most rows of one transaction", low=1, high=100_000))
+
     web_bind: str = field(default="127.0.0.1", metadata=_doc("address the web port listens on"))
     web_port: int = field(default=6066, metadata=_doc("port of queries, health and metrics", low=1, high=65_535))
     web_url: str | None = field(

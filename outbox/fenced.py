@@ -70,7 +70,7 @@ class FencedTerm:
         """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
         backoff_s = BACKOFF_S
         while not self._signals.stopping():
-            began_s = self._clock.monotonic_s()
+            published = self._stats.published
             try:
                 self._begin()
                 self._lead()
@@ -83,7 +83,7 @@ class FencedTerm:
                 logger.warning("outbox %s: beginning again: %s", self._books.producer, error, extra={"producer": self._books.producer})
             finally:
                 self._end()
-            if self._clock.monotonic_s() - began_s > LIMIT_BACKOFF_S * 2:
+            if self._stats.published > published:
                 backoff_s = BACKOFF_S
             if not self._signals.stopping():
                 self._signals.sleep(backoff_s)
@@ -141,7 +141,10 @@ class FencedTerm:
             if self._signals.paused.is_set():
                 self._signals.sleep(self._settings.idle_poll_s)
                 continue
+            if self._signals.flush.is_set():
+                self._hurry()
             rows, full = self._next()
+            self._desk.look(rows)
             if rows:
                 self._desk.busy()
                 self._harvest(rows, full)
@@ -149,6 +152,13 @@ class FencedTerm:
                 self._settle()
                 self._desk.wait()
         self._settle()
+
+    def _hurry(self) -> None:
+        """Try again now what is held."""
+        self._signals.flush.clear()
+        self._ahead = None
+        self._holds.clear()
+        self._desk.call(self._desk.rows.hurry)
 
     def _next(self) -> tuple[list[OutboxRow], bool]:
         """Return the rows to publish now, in order, and whether there are probably more."""
@@ -329,8 +339,7 @@ class FencedTerm:
                 self._holds.pop(topic, None)
             else:
                 refused[topic] = why
-        self._stats.holds.clear()
-        self._stats.holds.update(dict.fromkeys(self._holds, 1))
+        self._stats.holds = set(self._holds)
         if not refused:
             return list(rows)
         for topic, why in refused.items():
@@ -358,6 +367,7 @@ class FencedTerm:
                 self._quarantine(msgspec.structs.replace(row, attempts=hold.attempts), reason)
             wait_s = max(BACKOFF_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
         hold.until_s = self._clock.monotonic_s() + wait_s
+        self._stats.holds = set(self._holds)
 
     def _require_publisher(self) -> Publisher:
         assert self._publisher is not None

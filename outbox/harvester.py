@@ -17,6 +17,7 @@ from typing import Any, Protocol, Self
 from holdfast.clock import Clock, system_clock
 from holdfast.core.election import FenceReason, Leadership
 from holdfast.errors import HoldfastError
+from holdfast.outbox.commands import LIMIT_TEXT, Answer, Command, CommandReader, Verb
 from holdfast.outbox.fenced import FencedTerm
 from holdfast.outbox.neli import Election
 from holdfast.outbox.rows import OutboxRows
@@ -83,6 +84,7 @@ class Harvester:
         self._leaders: dict[int, _Leader] = {}
         self._lock = threading.Lock()
         self._paused = False
+        self._commands = CommandReader(settings, self.obey)
         self._over = threading.Event()
         self.error: HoldfastError | None = None
 
@@ -91,6 +93,7 @@ class Harvester:
     def start(self) -> Self:
         """Create missing topics and join the election; raises TopicError, BrokerError or ConfigError."""
         ensure_topics(self.settings)
+        self._commands.open()
         self.election.start()
         return self
 
@@ -110,6 +113,7 @@ class Harvester:
         self.election.stop(deadline_s)
         for leader in self._running():
             leader.cut()
+        self._commands.close(max(0.0, deadline_s - self._clock.monotonic_s()))
         self._over.set()
 
     def __enter__(self) -> Self:
@@ -132,6 +136,37 @@ class Harvester:
         for leader in self._running():
             leader.signals.paused.clear()
             leader.signals.nudged.set()
+
+    def flush(self) -> None:
+        """Try again now what is held back for a while."""
+        for leader in self._running():
+            leader.signals.flush.set()
+            leader.signals.nudged.set()
+
+    def obey(self, command: Command, is_old: bool) -> list[Answer]:
+        """Do as told, and return what the shards led here say; of what was said before this process came, only a pause counts."""
+        match command.verb:
+            case Verb.PAUSE:
+                self.pause()
+            case Verb.RESUME:
+                self.resume()
+            case Verb.FLUSH if not is_old:
+                self.flush()
+        return [] if is_old else [self._answer(command, stats) for stats in self.stats if self.leads(stats.shard)]
+
+    def _answer(self, command: Command, stats: ShardStats) -> Answer:
+        return Answer(
+            id=command.id,
+            verb=command.verb,
+            shard=stats.shard,
+            leader=self.settings.instance,
+            epoch=stats.epoch,
+            paused=self._paused,
+            published=stats.published,
+            quarantined=stats.quarantined,
+            waiting_topics=sorted(stats.holds),
+            last_error=stats.last_error[:LIMIT_TEXT],
+        )
 
     @property
     def paused(self) -> bool:

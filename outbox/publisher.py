@@ -175,7 +175,8 @@ class Publisher:
         why: KafkaError = error.args[0]
         if why.code() in FENCING:
             raise self._fenced(why) from error
-        if why.fatal() or not (why.txn_requires_abort() or why.retriable()):
+        # A record that failed while others were still being handed over makes the client refuse those: _STATE.
+        if why.fatal() or not (why.txn_requires_abort() or why.retriable() or why.code() == KafkaError._STATE):
             raise BrokerError(f"{self.transactional_id}: {why.name()}: {why.str()}") from error
         self._abort()
         refused = [(destination, each) for destination, each in self._failed if each.code() in REFUSED_RECORD]

@@ -124,6 +124,16 @@ class HarvestSettings:
         )
 
     @property
+    def commands_topic(self) -> str:
+        """Return the topic on which the outbox's harvesters are told to pause, resume, flush and report."""
+        return f"{self.name}.commands"
+
+    @property
+    def answers_topic(self) -> str:
+        """Return the topic on which they answer."""
+        return f"{self.name}.answers"
+
+    @property
     def progress_topic(self) -> str:
         """Return the topic on which the leaders of the outbox keep their progress, one partition a shard."""
         return f"{self.name}.progress"
@@ -135,3 +145,25 @@ class HarvestSettings:
     def producer(self, **more: Any) -> dict[str, Any]:
         """Return the configuration of a producer of rows."""
         return {**self.kafka.producer(), **more}
+
+
+def harvest_settings(settings: Settings, **given: Any) -> HarvestSettings:
+    """Return what *settings* (`outbox_...`) say of the outbox; *given* are fields of HarvestSettings that win unless None.
+
+    Raises ConfigError when no database is named.
+    """
+    if settings.outbox_database is None and given.get("database") is None:
+        raise ConfigError("name the database in outbox_database (HOLDFAST_OUTBOX_DATABASE), like postgresql://user:password@host/name")
+    said: dict[str, Any] = {
+        "database": settings.outbox_database,
+        "name": settings.outbox_name or f"{settings.app}-outbox",
+        "table": settings.outbox_table,
+        "layout": settings.outbox_layout,
+        "strategy": settings.outbox_strategy,
+        "shards": settings.outbox_shards,
+        "poison": settings.outbox_poison,
+        "attempts": settings.outbox_attempts,
+        "heartbeat_timeout_s": settings.outbox_heartbeat_timeout_s,
+        "batch_rows": settings.outbox_batch_rows,
+    }
+    return HarvestSettings(kafka=settings, **{**said, **{name: value for name, value in given.items() if value is not None}})

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -13,13 +12,16 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.election import Leadership
 from holdfast.core.harvest import buckets_of
 from holdfast.errors import OutboxDatabaseError
-from holdfast.outbox.lane import Lane
+from holdfast.outbox.lane import Lane, Pending
+from holdfast.outbox.layouts import OutboxRow
 from holdfast.outbox.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.wakeup import Wakeup
 
 LEAST_POLL_S = 0.005
 POLL_GROWTH = 1.6
+COUNT_EVERY_S = 10.0
+LIMIT_PENDING = 100_000
 LATENCY_BOUNDS_S = (0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0, 600.0)
 
 
@@ -54,9 +56,14 @@ class ShardStats:
     restarts: int = 0
     in_flight: int = 0
     queries: int = 0
+    resets: int = 0
+    pending: int = 0
+    """Rows in the table, counted now and then, up to a hundred thousand."""
+    oldest_created_ms: int | None = None
+    """When the first of the rows last taken was written; None once none was left."""
     last_published_ms: int = 0
     last_error: str = ""
-    holds: Counter[str] = field(default_factory=Counter)
+    holds: set[str] = field(default_factory=set)
     """Topics that nothing can be written to now."""
     latency: Latency = field(default_factory=Latency)
     """From a batch's first row being written to its being published."""
@@ -70,6 +77,7 @@ class Signals:
         self._stop, self._abandon = threading.Event(), threading.Event()
         self.nudged = threading.Event()
         self.paused = threading.Event()
+        self.flush = threading.Event()
 
     def stop(self) -> None:
         """Finish what was begun."""
@@ -106,6 +114,7 @@ class Desk:
         signals: Signals,
         stats: ShardStats,
         make_rows: Callable[[HarvestSettings], OutboxRows],
+        clock: Clock = system_clock,
     ) -> None:
         self.settings, self.signals, self.stats = settings, signals, stats
         self.rows = make_rows(settings)
@@ -115,6 +124,8 @@ class Desk:
         # Only holdfast's own writers tell of every row they write.
         self._told = self.wakeup is not None and self.rows.layout.name == "holdfast"
         self._poll_s = LEAST_POLL_S
+        self._clock, self._count_at_s = clock, clock.monotonic_s() + COUNT_EVERY_S
+        self._counting: Pending[int] | None = None
 
     def submit(self, call: Callable[..., Any], *args: Any, **kwargs: Any) -> Any:
         self.stats.queries += 1
@@ -127,6 +138,17 @@ class Desk:
     def busy(self) -> None:
         """There were rows: look again soon."""
         self._poll_s = LEAST_POLL_S
+
+    def look(self, rows: Sequence[OutboxRow]) -> None:
+        """Note what a take showed of the backlog, and have it counted now and then."""
+        self.stats.oldest_created_ms = rows[0].created_ms if rows else None
+        if not rows:
+            self.stats.pending = 0
+        now_s = self._clock.monotonic_s()
+        if rows and now_s >= self._count_at_s and (self._counting is None or self._counting.done):
+            self.stats.pending = max(len(rows), self._counting.result() if self._counting is not None else 0)
+            self._counting = self.submit(self.rows.count, limit=LIMIT_PENDING)
+            self._count_at_s = now_s + COUNT_EVERY_S
 
     def wait(self) -> None:
         """Return when there may be new rows: told so, or after a while that grows up to `idle_poll_s`."""

@@ -22,13 +22,23 @@ PROGRESS_CONFIG = {
 }
 
 
+COMMANDS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000"}
+"""The last pause or resume holds for whoever comes later."""
+ANSWERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000"}
+
+
 def wanted(settings: HarvestSettings) -> dict[str, dict[str, str]]:
     """Return the topics a harvester needs beside those it publishes to, and how each is configured."""
     election = settings.election()
-    out = {election.leader_topic: LEADER_CONFIG}
+    out = {election.leader_topic: LEADER_CONFIG, settings.commands_topic: COMMANDS_CONFIG, settings.answers_topic: ANSWERS_CONFIG}
     if settings.strategy is Strategy.FENCED:
         out[settings.progress_topic] = PROGRESS_CONFIG
     return out
+
+
+def partitions(settings: HarvestSettings, topic: str) -> int:
+    """Return how many partitions one of these topics has when it is made."""
+    return 1 if topic in (settings.commands_topic, settings.answers_topic) else settings.shards
 
 
 def ensure_topics(settings: HarvestSettings) -> list[str]:
@@ -42,7 +52,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
     try:
         there = client.list_topics(timeout=TIMEOUT_S).topics
         missing = [
-            NewTopic(name, settings.shards, settings.kafka.replication_factor, config=config)
+            NewTopic(name, partitions(settings, name), settings.kafka.replication_factor, config=config)
             for name, config in topics.items()
             if name not in there
         ]
@@ -57,7 +67,7 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
         raise BrokerError(f"topics {', '.join(topics)}: {error.args[0].str()}; check the broker and what this principal may do") from error
     for name in topics.keys() & there.keys():
         count = len(there[name].partitions)
-        if count != settings.shards and not settings.interop:
+        if name not in (settings.commands_topic, settings.answers_topic) and count != settings.shards and not settings.interop:
             raise TopicError(
                 f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must be told the same number. To "
                 f"change it, stop all of them and add partitions to the topic"

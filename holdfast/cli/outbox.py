@@ -13,6 +13,7 @@ from sqlalchemy import create_engine
 from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
+from holdfast.cli import outbox_harvest
 from holdfast.cli.context import output_of
 from holdfast.cli.output import Output, Record, note, show
 from holdfast.clock import system_clock
@@ -25,6 +26,7 @@ from holdfast.outbox.schema import DIALECTS, database_url, outbox_tables, proble
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, check and look into the outbox of a service.")
 quarantine = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, retry and discard rows that Kafka would not have.")
 app.add_typer(quarantine, name="quarantine")
+outbox_harvest.register(app)
 
 LIMIT_SHOWN = 200
 LIMIT_LISTED = 10_000

@@ -1,0 +1,122 @@
+"""`holdfast outbox harvest`, and what harvesters can be told: pause, resume, flush, harvesters."""
+
+from __future__ import annotations
+
+import logging
+import signal
+import threading
+from typing import Annotated, Any
+
+import typer
+from prometheus_client import CollectorRegistry, start_http_server
+
+from holdfast.agents.harvester import HarvesterPage
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.output import Record, note, show
+from holdfast.errors import BrokerError
+from holdfast.outbox.commands import Verb, tell
+from holdfast.outbox.harvester import STOP_S, Harvester
+from holdfast.outbox.settings import HarvestSettings, harvest_settings
+
+Database = Annotated[str | None, typer.Option(metavar="URL", help="The database with the outbox; default: setting outbox_database.")]
+Name = Annotated[
+    str | None, typer.Option("--name", help="The outbox's name, never to change; default: setting outbox_name, else <app>-outbox.")
+]
+Shards = Annotated[
+    int | None, typer.Option("--shards", help="Leaders of the outbox, equal in all harvesters; default: setting outbox_shards.")
+]
+UNASKED = "unasked:"  # telling harvesters needs no database
+
+
+def harvest(
+    context: typer.Context,
+    database: Database = None,
+    name: Name = None,
+    shards: Shards = None,
+    table: Annotated[str | None, typer.Option("--table", help="The outbox table.")] = None,
+    layout: Annotated[str | None, typer.Option("--layout", help="Whose columns it has: holdfast, goharvest or debezium.")] = None,
+    strategy: Annotated[str | None, typer.Option("--strategy", help="fenced: exactly once; mark: as goharvest.")] = None,
+    instance: Annotated[
+        str | None, typer.Option("--instance", help="This process's name among the harvesters; default: host and process id.")
+    ] = None,
+    interop: Annotated[bool, typer.Option("--interop", help="Share the election with goharvest processes (with --strategy mark).")] = False,
+    leader_topic: Annotated[str | None, typer.Option("--leader-topic", help="The election's topic; default: <name>.neli.")] = None,
+    group: Annotated[str | None, typer.Option("--group", help="The election's consumer group; default: the name.")] = None,
+    metrics_port: Annotated[int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics on this port of 127.0.0.1.")] = None,
+) -> None:
+    given: dict[str, Any] = {"database": database, "name": name, "shards": shards, "table": table, "layout": layout, "strategy": strategy}
+    more: dict[str, Any] = {"instance": instance, "interop": interop, "leader_topic": leader_topic, "group_id": group}
+    settings = harvest_settings(settings_of(context), **given, **more)
+    if not logging.getLogger().handlers:
+        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    stop = threading.Event()
+    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    harvester = Harvester(settings)
+    try:
+        harvester.start()
+        if metrics_port is not None:
+            registry = CollectorRegistry(auto_describe=False)
+            registry.register(HarvesterPage(harvester))
+            start_http_server(metrics_port, addr="127.0.0.1", registry=registry)
+        note(f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop with Ctrl-C")
+        while not stop.wait(0.25):
+            harvester.wait(0)
+    finally:
+        harvester.stop(STOP_S)
+        for number, handler in before.items():
+            signal.signal(number, handler)
+    note(f"stopped: {sum(stats.published for stats in harvester.stats)} row(s) published")
+
+
+def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | None, timeout: float) -> None:
+    settings: HarvestSettings = harvest_settings(settings_of(context), database=UNASKED, name=name, shards=shards)
+    answers = tell(settings, verb, timeout)
+    records: list[Record] = [
+        {
+            "shard": answer.shard,
+            "leader": answer.leader,
+            "epoch": answer.epoch,
+            "paused": answer.paused,
+            "published": answer.published,
+            "quarantined": answer.quarantined,
+            "held_topics": answer.waiting_topics,
+            "last_error": answer.last_error,
+        }
+        for answer in answers
+    ]
+    show(records, ("shard", "leader", "epoch", "paused", "published", "quarantined", "held_topics", "last_error"), output_of(context))
+    if len(answers) < settings.shards:
+        raise BrokerError(
+            f"{len(answers)} of {settings.shards} shard(s) of {settings.name} answered within {timeout:g} s; the others have no leader now"
+        )
+
+
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait for the leaders' answers.")]
+
+
+def pause(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+    _told(context, Verb.PAUSE, name, shards, timeout)
+
+
+def resume(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+    _told(context, Verb.RESUME, name, shards, timeout)
+
+
+def flush(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+    _told(context, Verb.FLUSH, name, shards, timeout)
+
+
+def harvesters(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+    _told(context, Verb.STATUS, name, shards, timeout)
+
+
+def register(app: typer.Typer) -> None:
+    """Add the commands of this module to `holdfast outbox`."""
+    for call, text in (
+        (harvest, "Publish the outbox's rows: take part in the election and lead what falls to this process, until stopped."),
+        (pause, "Have the harvesters publish nothing until `resume`; leaders that come later keep to it."),
+        (resume, "Have the harvesters go on."),
+        (flush, "Have the harvesters try again now what they hold back for a while."),
+        (harvesters, "Ask the leader of each shard how it is."),
+    ):
+        app.command(help=text)(call)
