@@ -1,0 +1,1 @@
+"""The outbox's migrations: what alembic runs."""

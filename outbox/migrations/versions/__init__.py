@@ -1,0 +1,1 @@
+"""One module a layout and step; each layout is a branch."""
