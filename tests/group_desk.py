@@ -48,7 +48,7 @@ class Killed(BaseException):
 class GroupDesk:
     """Claims of group "shop" and others on a coordination topic of their own."""
 
-    def __init__(self, broker: SessionBroker, fresh_topic: FreshTopic, *, interval_s: float = 5.0) -> None:
+    def __init__(self, broker: SessionBroker, fresh_topic: FreshTopic, *, interval_s: float = 5.0, request_timeout_s: float = 10.0) -> None:
         self.broker, self._fresh = broker, fresh_topic
         self.coordination = fresh_topic("marshal", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
         self.resets = f"{self.coordination}-resets"
@@ -56,7 +56,8 @@ class GroupDesk:
             app="desk",
             coordination_topic=self.coordination,
             claim_interval_s=interval_s,
-            request_timeout_s=10,
+            request_timeout_s=request_timeout_s,
+            session_timeout_s=min(10.0, request_timeout_s),
             kafka={"bootstrap.servers": broker.bootstrap},
         )
         self._producer = Producer(broker.client_config(**{"linger.ms": 0}))

@@ -60,8 +60,8 @@ class GroupBook:
                     consumer.poll(_POLL_S)
             except KafkaException as error:
                 raise self._refused("new offsets", error.args[0]) from error
-        error, told = outcome[0]
-        wrong = error or next((place.error for place in told if place.error is not None), None)
+        refusal, told = outcome[0]
+        wrong = refusal or next((place.error for place in told if place.error is not None), None)
         if wrong is not None:
             raise self._refused("new offsets", wrong)
 

@@ -37,7 +37,7 @@ class Reset:
     """One reset of a group of its own, of partitions in different coordination partitions, from offsets 40 and 3 to 0."""
 
     def __init__(self, desk: GroupDesk, group: str, orders: str, clicks: str) -> None:
-        self.desk, self.group = desk, group
+        self.desk, self.group, self.deadline_s = desk, group, DEADLINE_S
         self.old: Places = {(orders, 0): 40, (orders, 1): 41, (clicks, 0): 3}
         self.new: Places = dict.fromkeys(self.old, 0)
         for (topic, partition), offset in self.old.items():
@@ -47,7 +47,7 @@ class Reset:
 
     def run(self, **more: object) -> tuple[Move, ...]:
         with self.desk.admin() as admin:
-            return admin.reset_offsets(admin.plan_reset(self.group, Aim(Where.EARLIEST)), deadline_s=DEADLINE_S, **more)  # type: ignore[arg-type]
+            return admin.reset_offsets(admin.plan_reset(self.group, Aim(Where.EARLIEST)), deadline_s=self.deadline_s, **more)  # type: ignore[arg-type]
 
     def settle(self) -> int:
         """Do what the next member would that finds a partition in the hands of the dead."""
