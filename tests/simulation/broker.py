@@ -126,7 +126,7 @@ class Wire:
 
     __slots__ = ("_broker", "_draws", "_last_s", "_timeline", "blocked_until_s", "fault", "told")
 
-    def __init__(self, broker: Broker, draws: Random, told: Callable[[int, bool], None], fault: Callable[[float], None]) -> None:
+    def __init__(self, broker: Broker, draws: Random, told: Callable[[int, bool], None], fault: Callable[[], None]) -> None:
         self._broker, self._draws, self._timeline = broker, draws, broker.timeline
         self._last_s: dict[int, float] = {}
         self.blocked_until_s = 0.0
@@ -158,7 +158,7 @@ class Wire:
         if late and draws.random() < 0.5:
             return  # the client had given it up before it left
         if draws.random() < weather.drop:
-            self.fault(now_s)
+            self.fault()
             timeline.after(broker.delay_s(), self.told, send_id, False)
             return
         broker.append(log, frame)

@@ -7,10 +7,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from holdfast.core.claims import RESET_INSTANCE, Claim, CompatClaim, Pause, is_live, is_reserved, pause_key
+from holdfast.core.claims import RESET_INSTANCE, Claim, ClaimKey, CompatClaim, Pause, compat_claimed, is_live, is_reserved, pause_key
 from holdfast.core.frames import Frame, ReleaseGroup, ReleasingPartition, coordination_partition
 from holdfast.core.member_actions import Place
 from holdfast.core.member_settings import Delivery, MemberSettings
+from holdfast.core.resets import Commit, Decisions
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 from tests.simulation.broker import Broker, Log, key_of
 from tests.simulation.ledger import Ledger
@@ -34,6 +35,8 @@ TWINS = "one-instance"
 BALANCE = "balance"
 RESET = "reset"
 STOLEN = "stolen"
+DRIFT = 0.015
+"""How far rates of clocks may be apart: members wait by their own."""
 NAMES = (OWNER, OFFSET, LOST, TWICE, REDELIVERED, ORDER, START, FREE, PAUSED, TWINS, BALANCE, RESET, STOLEN)
 
 
@@ -84,12 +87,9 @@ class Checks:
         self.ledgers: dict[Place, Ledger] = {}
         self.nodes: dict[str, Node] = {}
         self.go_clients: set[str] = set()
-        self.pauses: list[tuple[float, float]] = []
+        self.decisions = Decisions()
         self.pause_since_s: float | None = None
-        self.pause_until_s = -inf
         self.whole_topic = self.balanced = False
-        self.targets: dict[Place, str] = {}
-        self.targets_since_s = 0.0
         self.handed_out = self.redelivered = self.taken = self.conflicts = 0
         for place in places:
             self.add(place)
@@ -130,10 +130,9 @@ class Checks:
 
     def _check_stolen(self, ledger: Ledger, frame: Frame, owner: str, compat: CompatClaim | None) -> None:
         """No member of ours takes what the Go library's view gives to a Go member, but for frames that cross."""
-        if after_go := (compat is not None and compat.client_id in self.go_clients and owner in self.nodes):
-            assert compat is not None
+        if compat is not None and compat.client_id in self.go_clients and owner in self.nodes:
             age_s = BEGAN_S + self.timeline.now_s - compat.last_heartbeat_s
-            if after_go and compat.last_heartbeat_s and self.bounds.crossing_s < age_s < self.bounds.stale_s - self.bounds.crossing_s:
+            if compat.last_heartbeat_s and self.bounds.crossing_s < age_s < self.bounds.stale_s - self.bounds.crossing_s:
                 raise self.trace.fail(
                     STOLEN, ledger.place, f"{owner} takes it from {compat.client_id}, whose heartbeat is {age_s:.1f} s old"
                 )
@@ -141,24 +140,34 @@ class Checks:
     def _offset_moved(self, ledger: Ledger, frame: Frame, before: Claim | None, after: Claim) -> None:
         old, new = None if before is None else before.current_offset, after.current_offset
         if isinstance(frame, ReleasingPartition) and frame.instance_id.startswith(RESET_INSTANCE):
-            if after.heartbeat_at_s is None and new is not None:
-                if new != old:
-                    ledger.rewind(new)
-                ledger.expected = new
+            if after.heartbeat_at_s is not None or before is None or before.heartbeat_at_s is None:
+                return  # too late: it was given back before
+            self._reset_moved(ledger, frame, old, new)
             return
         if new == old:
             return
         if old is not None and (new is None or new < old):
-            if frame.client_id not in self.go_clients:
-                raise self.trace.fail(OFFSET, ledger.place, f"{frame.instance_id} moves the committed offset from {old} back to {new}")
-            ledger.rewind(new or 0)
-            return
+            raise self.trace.fail(OFFSET, ledger.place, f"{frame.instance_id} moves the committed offset from {old} back to {new}")
         assert new is not None
         if not self.at_most_once and new > ledger.verified:
             missing = [offset for offset in offsets_of(ledger.place, ledger.verified, new) if offset not in ledger.done]
             if missing and not frame.instance_id.startswith(RESET_INSTANCE):
                 raise self.trace.fail(LOST, ledger.place, f"the log says {new}, but nobody was done with {missing[:5]}")
             ledger.verified = new
+
+    def _reset_moved(self, ledger: Ledger, frame: ReleasingPartition, old: int | None, new: int | None) -> None:
+        """A reset gives a partition back: where its decision says, once."""
+        key = ClaimKey(frame.group_id, *ledger.place)
+        decision = self.decisions[frame.instance_id.removeprefix(RESET_INSTANCE)]
+        told = decision.new_offset(key) if isinstance(decision, Commit) else None
+        wanted = (old or 0) if told is None else told
+        if new != wanted:
+            raise self.trace.fail(RESET, ledger.place, f"{frame.instance_id} gives it back at {new}, decided is {wanted}")
+        if ledger.reset_by == frame.instance_id and new != old:
+            raise self.trace.fail(OFFSET, ledger.place, f"{frame.instance_id} moves the offset a second time, from {old} to {new}")
+        ledger.reset_by, ledger.expected = frame.instance_id, new
+        if new != old:
+            ledger.rewind(new)
 
     def on_pause(self, log: Log, frame: ReleaseGroup) -> None:
         """A pause, or the end of one, was appended to one log."""
@@ -172,9 +181,10 @@ class Checks:
             self._resumed()
 
     def is_paused(self) -> bool:
-        """Return whether any log still pauses the group."""
+        """Return whether any log still pauses the group, by any clock that ticks as it may."""
         return any(
-            isinstance(pause := log.rows.get(pause_key(self.broker.group)), Pause) and pause.expires_at_s > self.broker.clock_s(log)
+            isinstance(pause := log.rows.get(pause_key(self.broker.group)), Pause)
+            and pause.expires_at_s - DRIFT * (pause.expires_at_s - pause.at_s) > self.broker.clock_s(log)
             for log in self.broker.logs
         )
 
@@ -253,6 +263,10 @@ class Checks:
             for offset in range(begin, end):
                 ledger.passed[offset] = by
 
+    def on_go_done(self, place: Place, done: Sequence[int]) -> None:
+        """A user of the Go library is done with messages."""
+        self.ledgers[place].done.update(done)
+
     def on_fail(self, node: Node, error: HoldfastError) -> None:
         """A member ended by itself."""
         self.trace.note(WHOLE, node.name, f"fails: {type(error).__name__}")
@@ -264,9 +278,6 @@ class Checks:
                 raise self.trace.fail(TWINS, WHOLE, f"{node.name} ends for another instance of {node.client}, and there is none")
         elif not isinstance(error, ClockSkewError):
             raise self.trace.fail(TWINS, WHOLE, f"{node.name} fails: {error}")
-
-    def on_end(self, node: Node) -> None:
-        """A process is gone."""
 
     # -- from time to time
 
@@ -280,8 +291,11 @@ class Checks:
             limit = node.settings.maximum_claims
             if node.alive and limit and node.member is not None and node.member.load >= limit:
                 node.full_at_s = now_s
-        for ledger in self.ledgers.values():
-            self._audit_free(ledger, now_s, paused)
+        if self.balanced:
+            self._audit_balance(now_s)
+        else:
+            for ledger in self.ledgers.values():
+                self._audit_free(ledger, now_s, paused)
         if paused and self.pause_since_s is not None:
             self._audit_paused(now_s)
         self._audit_twins(now_s)
@@ -289,6 +303,12 @@ class Checks:
     def _is_free(self, ledger: Ledger) -> bool:
         log = self.broker.logs[ledger.log]
         row = self.broker.row(ledger.log, ledger.place)
+        if self.broker.with_go:
+            # Members of ours take what is free in both views; one of the Go library by its own clock.
+            compat = log.compat.get(f"{self.broker.group}/{ledger.place.topic}/{ledger.place.partition}")
+            now_s = int(BEGAN_S + self.timeline.now_s)
+            if any(compat_claimed(compat, now_s + skew_s) for skew_s in (-10, 0, 10)):
+                return False
         if row is None:
             return True
         return not is_reserved(row) and not is_live(row, int(self.broker.clock_s(log)), self.broker.stale_after_s)
@@ -304,15 +324,30 @@ class Checks:
         if ledger.free_since_s > since_s:
             return
         able = [node for node in self.nodes.values() if node.can_claim(ledger.place, since_s, now_s)]
-        if self.balanced:
-            target = self.targets.get(ledger.place)
-            able = [node for node in able if node.name == target and self.targets_since_s <= since_s]
-        elif self.whole_topic and ledger.place.partition:
+        if self.whole_topic and ledger.place.partition:
             key = self.ledgers[Place(ledger.place.topic, 0)]
             able = [node for node in able if node.name == key.owner and key.owner_since_s <= since_s]
         if able:
             free_s = now_s - ledger.free_since_s
             raise self.trace.fail(FREE, ledger.place, f"free for {free_s:.1f} s, and {able[0].name} does not claim it")
+
+    def _audit_balance(self, now_s: float) -> None:
+        """When nobody came or went and nothing was wrong for long enough, everything is claimed, and evenly."""
+        since_s = now_s - self.bounds.settle_s
+        alive = [node for node in self.nodes.values() if node.alive and node.error is None]
+        if not alive or not all(node.healthy(since_s, now_s) and not node.leaving for node in alive):
+            return
+        if any(since_s < node.died_s <= now_s for node in self.nodes.values()):
+            return
+        held = dict.fromkeys((node.name for node in alive), 0)
+        for ledger in self.ledgers.values():
+            if ledger.owner not in held or self._is_free(ledger):
+                raise self.trace.fail(
+                    BALANCE, ledger.place, f"nobody of {', '.join(held)} holds it {self.bounds.settle_s:.1f} s after the last change"
+                )
+            held[ledger.owner] += 1
+        if max(held.values()) - min(held.values()) > 1:
+            raise self.trace.fail(BALANCE, WHOLE, f"the members hold {held}")
 
     def _audit_paused(self, now_s: float) -> None:
         """Nobody takes anything while its group is paused, but for an administrator."""

@@ -8,12 +8,13 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.frames import Frame
 from holdfast.core.member import Member
 from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Send, Start, Stop, Token
 from holdfast.core.member_settings import Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
-from tests.simulation.broker import Broker, Log, Wire
-from tests.simulation.timeline import BEGAN_S
+from tests.simulation.broker import Broker
+from tests.simulation.process import MONO_S, Process
 from tests.simulation.trace import WHOLE, Trace
 from tests.simulation.units import data_place, offsets_of
 
@@ -48,8 +49,8 @@ class Job:
         self.stopped = False
 
 
-class Node:
-    """One process. All times it sees are those of its own clocks."""
+class Node(Process):
+    """One process with a claim consumer."""
 
     def __init__(
         self,
@@ -64,59 +65,16 @@ class Node:
         rate: float = 1.0,
         skew_s: float = 0.0,
     ) -> None:
-        self.broker, self.checks, self.trace, self.timeline = broker, checks, trace, broker.timeline
-        self.settings, self.habits, self.draws, self.rate, self.skew_s = settings, habits, draws, rate, skew_s
+        super().__init__(broker, checks, trace, settings.client_id, settings.instance_id, draws, rate=rate, skew_s=skew_s)
+        self.settings, self.habits = settings, habits
         self.counts = dict(topics)
-        self.name = settings.instance_id
-        self.client = settings.client_id
         self.at_most_once = settings.delivery is Delivery.AT_MOST_ONCE
-        self.born_s = self.timeline.now_s
         self.member: Member | None = None
-        self.wire = Wire(broker, draws, self._sent, self._fault_now)
         self.jobs: dict[Place, Job] = {}
-        self.alive = True
-        self.died_s = inf
         self.error: HoldfastError | None = None
-        self.leaving = False
-        self.paused_until_s = self.deaf_until_s = 0.0
-        self.faults: list[tuple[float, float]] = []
         self.full_at_s = -inf
         self._tick_at_s = inf
-        self._cursors: dict[int, int] = {}
-        self._reading: set[int] = set()
-        self._readers: list[tuple[Log, object]] = []
         self.timeline.after(draws.random() * 0.01, self._begin)
-
-    # -- clocks
-
-    def mono_s(self) -> float:
-        """Return what the monotonic clock shows."""
-        return 1000.0 + (self.timeline.now_s - self.born_s) * self.rate
-
-    def wall_s(self) -> float:
-        """Return what the wall clock shows."""
-        return BEGAN_S + self.timeline.now_s + self.skew_s
-
-    # -- faults
-
-    def _fault_now(self, now_s: float) -> None:
-        self.fault(0.5 * self.settings.heartbeat_interval_s)
-
-    def fault(self, for_s: float) -> None:
-        """Note that this process cannot be held to its bounds for a while."""
-        self.faults.append((self.timeline.now_s, self.timeline.now_s + for_s))
-
-    def healthy(self, since_s: float, until_s: float) -> bool:
-        """Return whether nothing was wrong with this process, nor with the broker, all that time."""
-        return self.alive and self.was_healthy(since_s, until_s)
-
-    def was_healthy(self, since_s: float, until_s: float) -> bool:
-        """Return the same of a process that may have ended since."""
-        if self.born_s > since_s or self.died_s < until_s:
-            return False
-        if any(begin_s < until_s and end_s > since_s for begin_s, end_s in self.faults):
-            return False
-        return not any(begin_s < until_s and end_s > since_s for log in self.broker.logs for begin_s, end_s in log.down)
 
     def can_claim(self, place: Place, since_s: float, until_s: float) -> bool:
         """Return whether nothing kept this process from claiming *place* all that time."""
@@ -124,36 +82,6 @@ class Node:
         if self.error is not None or self.leaving or member is None or self.full_at_s >= since_s:
             return False
         return place.partition < self.counts.get(place.topic, 0) and self.healthy(since_s, until_s)
-
-    def pause(self, for_s: float) -> None:
-        """Stop the whole process, as SIGSTOP does."""
-        self.trace.note(WHOLE, self.name, f"is stopped for {for_s:.2f} s")
-        self.fault(for_s + 0.1)
-        self.paused_until_s = max(self.paused_until_s, self.timeline.now_s + for_s)
-
-    def isolate(self, for_s: float, *, deaf: bool = True, mute: bool = True) -> None:
-        """Cut the network, one way or both."""
-        self.trace.note(WHOLE, self.name, f"is cut off for {for_s:.2f} s ({'deaf ' * deaf}{'mute' * mute})")
-        self.fault(for_s + 0.1)
-        until_s = self.timeline.now_s + for_s
-        if deaf:
-            self.deaf_until_s = max(self.deaf_until_s, until_s)
-        if mute:
-            self.wire.blocked_until_s = max(self.wire.blocked_until_s, until_s)
-
-    def kill(self) -> None:
-        """End the process, as SIGKILL does. What is on its way to the broker goes on."""
-        if self.alive:
-            self.trace.note(WHOLE, self.name, "is killed")
-            self._die()
-
-    def _die(self) -> None:
-        self.alive = False
-        self.died_s = self.timeline.now_s
-        for log, reader in self._readers:
-            log.readers.remove(reader)  # type: ignore[arg-type]
-        self._readers = []
-        self.checks.on_end(self)
 
     # -- life
 
@@ -174,61 +102,22 @@ class Node:
     def _read_new_logs(self) -> None:
         assert self.member is not None
         for index in sorted(self.member.coordination - self._cursors.keys()):
-            self._cursors[index] = 0
-            self.timeline.after(self.broker.delay_s() * 3, self._catch_up, index)
+            self.follow(index)
 
-    def _catch_up(self, index: int) -> None:
-        """Read what there is when reading begins; then follow."""
-        if self._put_off(self._catch_up, index) or self._deaf(self._catch_up, index):
-            return
-        self._read(index, told=False)
-        if not self.alive or self.member is None:
-            return
-        log = self.broker.logs[index]
-        reader = self._on_append(index)
-        log.readers.append(reader)
-        self._readers.append((log, reader))
-        self._do(self.member.caught_up(index, self.mono_s()))
+    def caught_up(self, index: int) -> None:
+        if self.member is not None:
+            self._do(self.member.caught_up(index, self.mono_s()))
+            self._replan()
 
-    def _on_append(self, index: int):  # type: ignore[no-untyped-def]
-        def told() -> None:
-            if index not in self._reading:
-                self._reading.add(index)
-                self.timeline.after(self.broker.delay_s(), self._read, index)
-
-        return told
-
-    def _put_off(self, act, *args: object) -> bool:  # type: ignore[no-untyped-def]
-        """A stopped process does nothing; all that waits happens when it goes on, in any order."""
-        if not self.alive:
-            return True
-        if self.paused_until_s > self.timeline.now_s:
-            self.timeline.at(self.paused_until_s + self.draws.random() * 0.01, act, *args)
-            return True
-        return False
-
-    def _deaf(self, act, index: int) -> bool:  # type: ignore[no-untyped-def]
-        until_s = max(self.deaf_until_s, self.broker.logs[index].down_until_s)
-        if until_s > self.timeline.now_s:
-            self.timeline.at(until_s + self.broker.delay_s(), act, index)
-            return True
-        return False
-
-    def _read(self, index: int, told: bool = True) -> None:
-        if told and (self._put_off(self._read, index) or self._deaf(self._read, index)):
-            return
-        self._reading.discard(index)
+    def observe(self, index: int, offset: int, records: list[tuple[Frame, int]]) -> None:
         member = self.member
         assert member is not None
-        records, at = self.broker.logs[index].records, self._cursors[index]
-        end, now_s = len(records), self.mono_s()
-        while at < end and self.alive:
-            frame, at_ms = records[at]
-            actions = member.observe(frame, index, at, at_ms, now_s)
-            at += 1
+        now_s = self.mono_s()
+        for frame, at_ms in records:
+            actions = member.observe(frame, index, offset, at_ms, now_s)
+            offset += 1
             if actions:
                 self._do(actions)
-        self._cursors[index] = at
         self._replan()
 
     def _replan(self) -> None:
@@ -238,13 +127,13 @@ class Node:
             return
         wake_s = member.wake_at_s()
         if wake_s < inf:
-            at_s = self.born_s + (wake_s - 1000.0) / self.rate
+            at_s = self.born_s + (wake_s - MONO_S) / self.rate
             if at_s < self._tick_at_s - 1e-6:
                 self._tick_at_s = at_s
                 self.timeline.at(at_s + 1e-6, self._tick, at_s)
 
     def _tick(self, at_s: float) -> None:
-        if at_s != self._tick_at_s or self._put_off(self._tick, at_s):
+        if at_s != self._tick_at_s or self.put_off(self._tick, at_s):
             return
         self._tick_at_s = inf
         member = self.member
@@ -262,10 +151,10 @@ class Node:
 
     def _ended(self) -> None:
         self.trace.note(WHOLE, self.name, "has ended" if self.error is None else f"has failed: {type(self.error).__name__}")
-        self._die()
+        self.die()
 
-    def _sent(self, send_id: int, ok: bool) -> None:
-        if self._put_off(self._sent, send_id, ok) or self.member is None:
+    def sent(self, send_id: int, ok: bool) -> None:
+        if self.put_off(self.sent, send_id, ok) or self.member is None:
             return
         if actions := self.member.sent(send_id, ok, self.mono_s()):
             self._do(actions)
@@ -277,7 +166,7 @@ class Node:
 
     def terminate(self, release: bool) -> None:
         """End in good order."""
-        if self._put_off(self.terminate, release) or self.member is None or self.leaving:
+        if self.put_off(self.terminate, release) or self.member is None or self.leaving:
             return
         self.leaving = True
         self.fault(inf)
@@ -290,14 +179,14 @@ class Node:
 
     def aim(self, targets: Iterable[Place] | None) -> None:
         """Hear what to claim (balanced groups)."""
-        if self._put_off(self.aim, targets) or self.member is None or self.leaving:
+        if self.put_off(self.aim, targets) or self.member is None or self.leaving:
             return
         self._do(self.member.aim(None if targets is None else frozenset(targets), self.mono_s()))
         self._replan()
 
     def grow(self, topic: str, count: int) -> None:
         """Hear that a topic has more partitions."""
-        if self._put_off(self.grow, topic, count):
+        if self.put_off(self.grow, topic, count):
             return
         self.counts[topic] = count
         if self.member is not None:
@@ -344,7 +233,7 @@ class Node:
             )
 
     def _looked(self, place: Place) -> None:
-        if self._put_off(self._looked, place):
+        if self.put_off(self._looked, place):
             return
         if self.deaf_until_s > self.timeline.now_s:
             self.timeline.at(self.deaf_until_s + self.broker.delay_s(), self._looked, place)
@@ -379,7 +268,7 @@ class Node:
     # -- the user
 
     def _work(self) -> None:
-        if self._put_off(self._work):
+        if self.put_off(self._work):
             return
         draws, member, habits = self.draws, self.member, self.habits
         assert member is not None

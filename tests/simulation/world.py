@@ -7,14 +7,19 @@ from random import Random
 from typing import NamedTuple
 
 from holdfast.core.member_actions import Place
+from tests.simulation.balancing import BalancedNode, Talk
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks, bounds
+from tests.simulation.go_member import GoMember
 from tests.simulation.node import Node
 from tests.simulation.plan import Kind, Plan, draw
+from tests.simulation.process import Process
+from tests.simulation.resetting import Administrator, Settler, Step
 from tests.simulation.timeline import Timeline
 from tests.simulation.trace import WHOLE, Trace
 from tests.simulation.units import data_place
 
+GO_PREFIX = "go"
 AUDIT_INTERVALS = 0.5
 GROWTH_INTERVALS = 0.25
 LONGEST_FAULT_INTERVALS = 3.0
@@ -46,9 +51,13 @@ class World:
         limits = bounds(settings, delay_s=plan.weather.delay_high_s, partitions=len(places), skew_s=plan.skew_s)
         self.checks = Checks(self.broker, self.trace, limits, plan.delivery, places)
         self.checks.whole_topic = plan.kind is Kind.WHOLE_TOPICS
+        self.checks.balanced = plan.kind is Kind.BALANCED
+        self.broker.with_go = plan.kind is Kind.GO
         self.broker.checks = self.checks
         self.topics = dict(plan.topics)
-        self.nodes: list[Node] = []
+        self.nodes: list[Process] = []
+        self.talk = Talk(self.broker)
+        self.resets = 0
         self._born: Counter[str] = Counter()
         self.interval_s = plan.interval_s
         self.faults_end_s = (1.0 + plan.fault_intervals) * self.interval_s
@@ -56,28 +65,30 @@ class World:
 
     # -- processes
 
-    def start(self, client: str, *, skew_s: float | None = None) -> Node:
+    def start(self, client: str, *, skew_s: float | None = None) -> None:
         """Start a process of *client*: a new instance."""
         draws = self.draws
         self._born[client] += 1
         settings = self.plan.settings(client, f"{client}.{self._born[client]}", draws)
         skew_s = draws.uniform(-self.plan.skew_s, self.plan.skew_s) if skew_s is None else skew_s
-        node = Node(
-            self.broker,
-            self.checks,
-            self.trace,
-            settings,
-            self.plan.habits,
-            self.topics,
-            draws,
-            rate=1.0 + draws.uniform(-0.005, 0.005),
-            skew_s=skew_s,
+        if client.startswith(GO_PREFIX):
+            node = GoMember(self.broker, self.checks, self.trace, client, settings.instance_id, draws, self.topics, skew_s=skew_s)
+            self.checks.go_clients.add(client)
+            self.nodes.append(node)
+            return
+        rate = 1.0 + draws.uniform(-0.005, 0.005)
+        common = (self.broker, self.checks, self.trace, settings, self.plan.habits, self.topics, draws)
+        member = (
+            BalancedNode(self.talk, *common, rate=rate, skew_s=skew_s)
+            if self.plan.kind is Kind.BALANCED
+            else Node(*common, rate=rate, skew_s=skew_s)
         )
-        self.nodes.append(node)
-        self.checks.nodes[node.name] = node
-        return node
+        if self.plan.kind is Kind.RESETS:
+            Settler(member, self.checks.decisions, self.interval_s)
+        self.nodes.append(member)
+        self.checks.nodes[member.name] = member
 
-    def alive(self) -> list[Node]:
+    def alive(self) -> list[Process]:
         return [node for node in self.nodes if node.alive]
 
     # -- the run
@@ -89,8 +100,8 @@ class World:
         self._grow()
         self._audit()
         for _ in range(self.plan.faults):
-            self.timeline.at(self.interval_s * (1.0 + self.draws.random() * self.plan.fault_intervals), self._fault)
-        self.prepare()
+            self.timeline.at(self._during_s(), self._fault)
+        self._prepare()
         self.timeline.run(self.end_s)
         checks = self.checks
         return Outcome(
@@ -104,8 +115,36 @@ class World:
             self.end_s,
         )
 
-    def prepare(self) -> None:
+    def _prepare(self) -> None:
         """Plan what is particular to this kind of schedule."""
+        plan, draws = self.plan, self.draws
+        for index in range(plan.go_members):
+            self.timeline.at(draws.random() * self.interval_s, self.start, f"{GO_PREFIX}{index}")
+        if plan.kind is Kind.TWINS:
+            for _ in range(draws.randint(1, 2)):
+                self.timeline.at(self._during_s(), self.start, draws.choice(plan.clients()))
+        if plan.kind is Kind.RESETS:
+            for _ in range(draws.randint(1, 2)):
+                self.timeline.at(self._during_s(), self._reset)
+
+    def _during_s(self) -> float:
+        return self.interval_s * (1.0 + self.draws.random() * self.plan.fault_intervals)
+
+    def _reset(self) -> None:
+        draws = self.draws
+        self.resets += 1
+        Administrator(
+            self.broker,
+            self.checks,
+            self.trace,
+            self.checks.decisions,
+            draws,
+            reset_id=f"{self.resets}",
+            interval_s=self.interval_s,
+            deadline_s=draws.choice((2.0, 6.0)) * self.interval_s,
+            moves=draws.random() < 0.75,
+            dies_at=draws.choice((None, None, *Step)),
+        )
 
     def _grow(self) -> None:
         done = set()
@@ -157,13 +196,13 @@ class World:
             case _:
                 self._more_partitions()
 
-    def _restart(self, node: Node) -> None:
+    def _restart(self, node: Process) -> None:
         draws = self.draws
         wait_s = draws.choice((0.01, 0.3, 1.0, LONGEST_FAULT_INTERVALS)) * draws.random() * self.interval_s
         if draws.random() < 0.9:
             self.timeline.after(wait_s, self.start, node.client)
 
-    def _jump(self, node: Node) -> None:
+    def _jump(self, node: Process) -> None:
         """The wall clock of a process jumps, and is put right later."""
         by_s = self.draws.choice((-1, 1)) * self.draws.choice((1.0, 0.5 * self.interval_s, 5 * self.interval_s, 1e6))
         self.trace.note(WHOLE, node.name, f"has its clock set by {by_s:.1f} s")
@@ -172,7 +211,7 @@ class World:
         node.skew_s += by_s
         self.timeline.after(wrong_s, self._jump_back, node, by_s)
 
-    def _jump_back(self, node: Node, by_s: float) -> None:
+    def _jump_back(self, node: Process, by_s: float) -> None:
         node.skew_s -= by_s
 
     def _more_partitions(self) -> None:
