@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import op
 from sqlalchemy import Column, Identity, String
 
@@ -20,7 +22,7 @@ def upgrade() -> None:
     number = Column(
         "holdfast_id", big_id, Identity(always=False), nullable=False, primary_key=by_number, unique=None if by_number else True
     )
-    fields = [
+    fields: list[Column[Any]] = [
         Column("id", uuid_text, nullable=False, primary_key=not by_number, unique=True if by_number else None),
         Column("aggregatetype", String(255), nullable=False),
         Column("aggregateid", String(255), nullable=False),

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from sqlalchemy import Column, String
 
 from holdfast.outbox.columns import big_id, instant, texts, uuid_text
@@ -15,7 +17,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Make what is missing; a table that goharvest uses already stays as it is."""
-    fields = [
+    fields: list[Column[Any]] = [
         Column("create_time", instant, nullable=False),
         Column("kafka_topic", String(249), nullable=False),
         Column("kafka_key", String(100), nullable=False),

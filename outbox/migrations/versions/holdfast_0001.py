@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from alembic import op
 from sqlalchemy import BigInteger, Column, Identity, Integer, SmallInteger, String
 
@@ -16,7 +18,7 @@ depends_on = None
 
 def upgrade() -> None:
     """Make the four tables."""
-    fields = [
+    fields: list[Column[Any]] = [
         Column("bucket", SmallInteger(), nullable=False),
         Column("created_ms", BigInteger(), nullable=False, server_default=now_ms()),
         Column("topic", String(249), nullable=False),
