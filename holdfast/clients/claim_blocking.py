@@ -64,13 +64,13 @@ class BlockingClaimConsumer(Hands):
         return self
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        told = kind is not None or self._engine.told  # the error on its way tells more, and one error is told once
         if self._engine.ended.is_set():
+            if not told:
+                self._engine.raise_failure()
             return
-        if kind is None:
+        with suppress(*((Exception,) if told else ())):
             self.terminate(release=True)
-        else:
-            with suppress(Exception):  # the error on its way tells more
-                self.terminate(release=True)
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
         """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live."""

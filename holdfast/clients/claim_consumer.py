@@ -73,13 +73,13 @@ class ClaimConsumer(Hands):
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        told = kind is not None or self._engine.told  # the error on its way tells more, and one error is told once
         if self._engine.ended.is_set():
+            if not told:
+                self._engine.raise_failure()
             return
-        if kind is None:
+        with suppress(*((Exception,) if told else ())):
             await self.terminate(release=True)
-        else:
-            with suppress(Exception):  # the error on its way tells more
-                await self.terminate(release=True)
 
     async def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
         """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live.

@@ -34,6 +34,8 @@ READ_RECORDS = 2_000
 """Records taken from the reader at once."""
 FRAME_LINGER_MS = 2
 """How long the writer waits for frames to go together; a member of a thousand partitions writes in bursts."""
+FOLLOW_BYTES = 4_096
+"""Frames worth an answer at once."""
 LIMIT_UNSENT = 100_000
 """Frames written and not acknowledged; more than any member has partitions, so that only a broken broker reaches it."""
 
@@ -67,9 +69,17 @@ class CoordinationLog:
     holes and control records at the tail do not hold it up. `ends` holds where those ends were, the latest seen.
     """
 
-    def __init__(self, settings: Settings, *, compression: str = "none", interop: bool = False, send_timeout_s: float = 30.0) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        compression: str = "none",
+        interop: bool = False,
+        send_timeout_s: float = 30.0,
+        follow_wait_ms: int = 20,
+    ) -> None:
         self._settings, self._topic = settings, settings.coordination_topic
-        self._compression, self._send_timeout_s = compression, send_timeout_s
+        self._compression, self._send_timeout_s, self._follow_wait_ms = compression, send_timeout_s, follow_wait_ms
         self._headers: list[tuple[str, str | bytes | None]] = [] if interop else [CAPABILITY_HEADER]
         self._reader: Consumer | None = None
         self._writer: Producer | None = None
@@ -96,9 +106,10 @@ class CoordinationLog:
             # An open transaction of a stranger must not hide frames: nobody writes transactionally here by rule.
             "isolation.level": "read_uncommitted",
             "fetch.queue.backoff.ms": 5,
-            # The end of a silent partition is told by a fetch that waited for this long in vain: it is what a start takes at least.
-            "fetch.wait.max.ms": 100,
-            "queued.max.messages.kbytes": 8_192,
+            # Every frame wakes every reader of its partition, so with many members on many partitions the answers, not the frames, are
+            # the load: the broker collects for a moment. It is also what a start on a silent topic takes at least.
+            "fetch.min.bytes": FOLLOW_BYTES,
+            "fetch.wait.max.ms": self._follow_wait_ms,
         }
         config = impatient(self._settings.consumer(**overrides))
         self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)

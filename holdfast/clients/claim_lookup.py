@@ -35,7 +35,7 @@ quiet: Any = Quiet(logger)
 LIMIT_ASKED = 5_000
 """Partitions asked about in one round."""
 RETRY_S = 0.25
-ATTEMPT_S = 2.0
+ATTEMPT_S = 3.0
 """How long one question may take before it is put again; far less than the patience of whoever waits for the answer."""
 COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
@@ -82,6 +82,7 @@ class Lookups:
         self._round: _Round | None = None
         self._counting: Mapping[str, Future[Any]] | None = None
         self._retry_at_s = 0.0
+        self._renew = False
         self._last_error: str | None = None
 
     def _on_error(self, error: KafkaError) -> None:
@@ -109,6 +110,9 @@ class Lookups:
         return found
 
     def _put(self) -> None:
+        if self._renew:
+            self._renew = False
+            self._admin = AdminClient(self._config, logger=quiet)
         asked = list(self._wanted.items())[:LIMIT_ASKED]
         places = [TopicPartition(*place) for place, _ in asked]
         for place, _ in asked:
@@ -142,14 +146,20 @@ class Lookups:
             except KafkaException as error:
                 self._again([place], error, now_s)
                 continue
+            if earliest < 0 or latest < 0:  # a leader that has just changed says -1
+                self._again([place], KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)), now_s)
+                continue
             found.append(Watermarks(place.topic, place.partition, earliest, latest, committed.get((place.topic, place.partition))))
         return found
 
     def _again(self, places: Iterable[TopicPartition], error: KafkaException, now_s: float) -> None:
-        if error.args[0].code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT):
-            # librdkafka's admin goes on asking the broker it asked before, which may be gone; a new one looks for who is there.
-            self._admin = AdminClient(self._config, logger=quiet)
-        logger.info("offsets could not be looked up, will ask again: %s", error.args[0].str())
+        cause: KafkaError = error.args[0]
+        if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
+            return  # it is gone, which the counts tell
+        if now_s >= self._retry_at_s:
+            logger.info("offsets could not be looked up, will ask again: %s", cause.str())
+        # librdkafka's admin goes on asking the broker it asked before, which may be gone; a new one looks for who is there.
+        self._renew |= cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
         self._retry_at_s = now_s + RETRY_S
         for place in places:
             self._wanted[place.topic, place.partition] = True

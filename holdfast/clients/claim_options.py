@@ -27,6 +27,9 @@ class EngineSettings:
     """How long a frame may be under way; 0 for the heartbeat interval."""
     poll_s: float = 0.02
     """The longest sleep of the coordinating thread."""
+    follow_wait_ms: int = 20
+    """How long the broker may hold back frames to send them together: the price of a step of the protocol, and the relief of a broker
+    with many members."""
     health_lookup_intervals: float = 0.4
     """How often the ends of the claimed logs are asked for, in heartbeat intervals."""
     partitions_lookup_s: float = 10.0
@@ -44,6 +47,8 @@ class EngineSettings:
         for name in ("stop_timeout_s", "send_timeout_s"):
             if not 0 <= getattr(self, name) <= 3_600:
                 raise ConfigError(f"{name} is {getattr(self, name):g}: use 0 for the default, else at most 3600 seconds")
+        if not 1 <= self.follow_wait_ms <= 1_000:
+            raise ConfigError(f"follow_wait_ms is {self.follow_wait_ms}: use 1 to 1000")
         if not 0.01 <= self.health_lookup_intervals <= 1.0:
             raise ConfigError(f"health_lookup_intervals is {self.health_lookup_intervals:g}: use 0.01 to 1 heartbeat intervals")
 

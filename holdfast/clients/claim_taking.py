@@ -47,6 +47,7 @@ class Taking:
             compression=options.compression,
             interop=member.interop,
             send_timeout_s=options.send_timeout_s or member.heartbeat_interval_s,
+            follow_wait_ms=options.follow_wait_ms,
         )
         self.lock = threading.Lock()
         self.member: Member | None = None
@@ -58,6 +59,8 @@ class Taking:
         self._waits = Waits()
         self._quit = self.ending = False
         self.failure: BaseException | None = None
+        self.told = False
+        """Whether somebody was told of the failure; if not, leaving the block tells."""
         self.ended = threading.Event()
         self.events: deque[Notify] = deque(maxlen=LIMIT_EVENTS)
         self._listeners: list[Callable[[Notify | None], None]] = []
@@ -66,6 +69,7 @@ class Taking:
     def raise_failure(self) -> None:
         """Raise what the engine failed of, if it has."""
         if self.failure is not None:
+            self.told = True
             raise self.failure
 
     # -- messages, from the user's side
