@@ -225,20 +225,15 @@ def _bounded(holes: tuple[Hole, ...], forgotten: int) -> tuple[tuple[Hole, ...],
 # -- the fold of any stamped topic
 
 
-class Entry(msgspec.Struct, frozen=True, gc=False):
-    """A record as the books see it: its stamp, field by field, and where it is. *producer* "" is none."""
-
-    producer: str
-    epoch: int
-    sequence: int
-    first: int | None
-    offset: int
-
+Entry: TypeAlias = tuple[str, int, int, int | None, int]
+"""A record as the books see it: row key, epoch, sequence, first and offset. "=" is the key of one without a stamp. A plain tuple, since there
+is one for each record and nothing else is as cheap."""
 
 # Names and epochs come again and again: a look-up is cheaper than to read them anew. Both hold only what was read and found good.
 _KEYS: dict[bytes, str] = {}
 _EPOCHS: dict[bytes, int] = {}
 _LIMIT_KNOWN = 100_000
+_NO_KEY = "="
 
 
 def decode(headers: Headers, offset: int) -> Entry:
@@ -249,35 +244,33 @@ def decode(headers: Headers, offset: int) -> Entry:
     try:
         (one, producer), (two, epoch), (three, sequence) = headers
         if one == PRODUCER and two == EPOCH and three == SEQUENCE and len(sequence) < 10 and sequence.isdigit():  # type: ignore[union-attr,arg-type]
-            return Entry(_KEYS[producer], _EPOCHS[epoch], int(sequence), None, offset)  # type: ignore[index,arg-type]
+            return _KEYS[producer], _EPOCHS[epoch], int(sequence), None, offset  # type: ignore[index,arg-type]
     except (ValueError, KeyError, TypeError):
         pass
     stamp = read_stamp(headers)
     if stamp is None:
-        return Entry("", 0, 0, None, offset)
+        return _NO_KEY, 0, 0, None, offset
     _remember(stamp)
-    return Entry(stamp.producer, stamp.epoch, stamp.sequence, stamp.first, offset)
+    return book_key(stamp.producer), stamp.epoch, stamp.sequence, stamp.first, offset
 
 
 def _remember(stamp: Stamp) -> None:
     for known in (_KEYS, _EPOCHS):
         if len(known) >= _LIMIT_KNOWN:
             known.clear()
-    _KEYS[stamp.producer.encode()] = stamp.producer
+    _KEYS[stamp.producer.encode()] = book_key(stamp.producer)
     _EPOCHS[b"%d" % stamp.epoch] = stamp.epoch
 
 
 def fold(rows: Rows[BookRow], entry: Entry, at_ms: int) -> Emits:
     """Enter a record into its producer's book. Emits nothing."""
-    key = "=" + entry.producer
+    key, epoch, sequence, first, offset = entry
     book: Book | None = rows.get(key)  # type: ignore[assignment]
-    sequence = entry.sequence
-    if book is not None and sequence == book.last_sequence + 1 and entry.epoch == book.epoch:
+    if book is not None and sequence == book.last_sequence + 1 and epoch == book.epoch:
         # Nearly every record there is, so it is entered directly.
-        rows[key] = Book(entry.epoch, sequence, entry.offset, at_ms, book.records + 1, book.first_sequence, book.first_offset, book.noted)
+        rows[key] = Book(epoch, sequence, offset, at_ms, book.records + 1, book.first_sequence, book.first_offset, book.noted)
         return None
-    stamp = Stamp(entry.producer, entry.epoch, sequence, entry.first) if entry.producer else NOBODY
-    record(rows, stamp, entry.offset, at_ms)
+    record(rows, NOBODY if key == _NO_KEY else Stamp(key[1:], epoch, sequence, first), offset, at_ms)
     return None
 
 
