@@ -116,8 +116,8 @@ class Admin:
         if not wanted:
             return {}
         first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        begin = self._persist(lambda metadata, wait_s: self._ends(wanted, first, wait_s))
-        end = self._persist(lambda metadata, wait_s: self._ends(wanted, last, wait_s))
+        begin = self._persist(lambda metadata, wait_s: _told(self._ends(wanted, first, wait_s)))
+        end = self._persist(lambda metadata, wait_s: _told(self._ends(wanted, last, wait_s)))
         return {partition: (begin[partition], end[partition]) for partition in begin}
 
     def offsets_at(self, partitions: Iterable[tuple[str, int]], at_ms: int) -> dict[tuple[str, int], int | None]:
@@ -299,6 +299,14 @@ def _code(error: BaseException | None) -> int | None:
 
 def _text(error: KafkaException) -> str:
     return str(error.args[0].str())
+
+
+def _told(offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
+    """Return *offsets*, or raise BrokerError: a leader that has just changed says -1, and the next attempt gets the truth."""
+    for (topic, partition), offset in offsets.items():
+        if offset < 0:
+            raise BrokerError(f"offsets of {topic}/{partition}: its leader does not know them yet")
+    return offsets
 
 
 def _has_leaders(topic: Any) -> bool:

@@ -21,7 +21,7 @@ from holdfast.config import Settings
 from holdfast.core.processor import Processor
 from holdfast.core.rows import Rows
 from holdfast.dev.broker import Cluster
-from holdfast.dev.fixtures import SessionBroker
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError
 
 pytestmark = pytest.mark.broker
@@ -251,3 +251,21 @@ def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(t
 
 def _has_not_seen_the_loss(state: TopicState) -> bool:
     return any(len(partition.in_sync) == 3 or partition.leader in (None, 3) for partition in state.partitions)
+
+
+def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(
+    settings: Settings, fresh_topic: FreshTopic, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One that has just taken over says -1, which is no offset to decide by."""
+    topic, ends = fresh_topic("orders"), Admin._ends
+    asked: list[tuple[Any, ...]] = []
+
+    def early(self: Admin, *arguments: Any) -> dict[tuple[str, int], int]:
+        asked.append(arguments)
+        return {(topic, 0): -1} if len(asked) < 3 else ends(self, *arguments)
+
+    monkeypatch.setattr(Admin, "_ends", early)
+    assert Admin(settings).offsets([(topic, 0)]) == {(topic, 0): (0, 0)}
+    monkeypatch.setattr(Admin, "_ends", lambda self, *_: {(topic, 0): -1})
+    with pytest.raises(BrokerError, match="its leader does not know them yet"):
+        Admin(settings, timeout_s=0.2).offsets([(topic, 0)])
