@@ -257,7 +257,7 @@ def victim(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
     assert process.stdout is not None
     try:
-        process.stdout.readline()
+        assert process.stdout.readline(), "the victim failed before it worked"
         yield process
     finally:
         if process.poll() is None:
