@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import logging
 import shutil
+import threading
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -100,7 +101,7 @@ class PartitionStore:
 
     def __init__(self, path: Path, stamp: Stamp, budget: Budget) -> None:
         self.path, self.stamp, self._budget = path, stamp, budget
-        self._before: R.Snapshot | None = None
+        self._before: _Pinned | None = None
         self._open()
 
     def _open(self) -> None:
@@ -168,27 +169,24 @@ class PartitionStore:
 
     def get(self, key: bytes) -> bytes | None:
         before = self._before
-        if before is None:
-            return cast("bytes | None", self._db.get(key))
-        try:
-            return cast(bytes, before[key])
-        except KeyError:
-            return None
+        return cast("bytes | None", self._db.get(key)) if before is None else before.get(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        if self._before is not None:
-            return list(map(self.get, keys))
+        before = self._before
+        if before is not None:
+            return list(map(before.get, keys))
         return list(self._db.get(list(keys)) or ()) if keys else []
 
-    def _view(self) -> R.Rdict | R.Snapshot:
-        return self._before or self._db
+    def _from(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        before = self._before
+        return cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)) if before is None else before.items(start)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) with *prefix* in key order, as of the call."""
         return self._range(prefix, prefix)
 
     def _range(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        for key, value in cast(Iterator[tuple[bytes, bytes]], self._view().items(from_key=start)):
+        for key, value in self._from(start):
             if not key.startswith(prefix):
                 return
             yield key, value
@@ -205,7 +203,7 @@ class PartitionStore:
 
     def everything(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows and timers in key order, for a digest."""
-        for key, value in cast(Iterator[tuple[bytes, bytes]], self._view().items()):
+        for key, value in self._from(b""):
             if key[:1] != META:
                 yield key, value
 
@@ -226,7 +224,7 @@ class PartitionStore:
         last = max(0, len(rows) - 1) // WRITE_ROWS * WRITE_ROWS
         try:
             if last:
-                self._before = self._db.snapshot()
+                self._before = _Pinned(self._db.iter())
                 for start in range(0, last, WRITE_ROWS):
                     batch = _batch(rows[start : start + WRITE_ROWS])
                     if not start:
@@ -266,3 +264,32 @@ def _batch(rows: Iterable[tuple[bytes, bytes | None]]) -> R.WriteBatch:
         else:
             put(key, value)
     return batch
+
+
+class _Pinned:
+    """What a store held when an iterator was made: RocksDB's iterators see no later write. (rocksdict 0.3.29's snapshots do: theirs
+    pin single look-ups only.)"""
+
+    _STEP_ROWS = 256
+
+    def __init__(self, iterator: R.RdictIter) -> None:
+        self._iterator, self._lock = iterator, threading.Lock()
+
+    def get(self, key: bytes) -> bytes | None:
+        found = self._read(key, 1)
+        return found[0][1] if found and found[0][0] == key else None
+
+    def items(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
+        while found := self._read(start, self._STEP_ROWS):
+            yield from found
+            start = found[-1][0] + b"\x00"
+
+    def _read(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        out: list[tuple[bytes, bytes]] = []
+        with self._lock:
+            at = self._iterator
+            at.seek(start)
+            while len(out) < limit and at.valid():
+                out.append((cast(bytes, at.key()), cast(bytes, at.value())))
+                at.next()
+        return out

@@ -14,15 +14,16 @@ from typing import Any
 from confluent_kafka import Producer
 
 from holdfast.agents.keeper import Keeper
-from holdfast.tables import changelog, restore
+from holdfast.tables import changelog, restore, store
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.partition import Partition
 from holdfast.tables.store import PartitionStore
 
-FAULTS = ("begin", "produced", "committing", "committed", "storing", "stored", "acked", "fenced", "restoring", "activated")
-"""Where a worker can be told to die, in the order of the path: seven points of a batch, then three of taking over a partition."""
+FAULTS = ("begin", "produced", "committing", "committed", "storing", "piece", "stored", "acked", "fenced", "restoring", "activated")
+"""Where a worker can be told to die, in the order of the path: eight points of a batch, then three of taking over a partition."""
 
 SMALL_STEP_RECORDS = 20
+SMALL_PIECE_ROWS = 4
 _JUST_MS = 4.0
 
 
@@ -67,7 +68,7 @@ class DoomedProducer(Producer):
         self.doom.strike("committed")
 
 
-def around(owner: type, name: str, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
+def around(owner: object, name: str, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
     """Have *before* and *after* called around every call of a method."""
     plain = getattr(owner, name)
 
@@ -88,10 +89,16 @@ def plant(doom: Doom) -> None:
     strike = functools.partial
     around(ChangelogWriter, "_transact", before=strike(doom.strike, "begin"))
     around(PartitionStore, "write", before=strike(doom.strike_during, "storing"), after=strike(doom.strike, "stored"))
+    around(store, "_batch", before=strike(doom.strike, "piece"))
     around(Keeper, "done", after=strike(doom.strike, "acked"))
     around(Partition, "fence", after=strike(doom.strike, "fenced"))
     around(Partition, "apply", after=strike(doom.strike, "restoring"))
     around(Partition, "activate", after=strike(doom.strike, "activated"))
+
+
+def write_in_pieces() -> None:
+    """Have even the small transactions of a test written to the store piece by piece."""
+    store.WRITE_ROWS = SMALL_PIECE_ROWS
 
 
 def slow_down(milliseconds: float) -> None:

@@ -10,9 +10,10 @@ import os
 
 from holdfast.agents.app import create_app
 from tests.chaos.counting import processors
-from tests.chaos.faults import Doom, plant, slow_down
+from tests.chaos.faults import Doom, plant, slow_down, write_in_pieces
 
 if __name__ == "__main__":
+    write_in_pieces()
     if fault := os.environ.get("CHAOS_FAULT"):
         plant(Doom(fault))
     if pause_ms := os.environ.get("CHAOS_RESTORE_PAUSE_MS"):
