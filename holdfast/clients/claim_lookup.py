@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from concurrent.futures import wait
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -40,6 +41,9 @@ ATTEMPT_S = 3.0
 COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
 """A request ends by its own deadline; this is for the answer to reach us."""
+
+
+_KEPT: list[AdminClient] = []
 
 
 class Watermarks(NamedTuple):
@@ -76,13 +80,12 @@ class Lookups:
         self._clock = clock
         self._servers, self._group_id, self._timeout_s = settings.bootstrap_servers, group_id, timeout_s
         self._attempt_s = min(timeout_s, ATTEMPT_S)
-        self._config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
-        self._admin = AdminClient(self._config, logger=quiet)
+        config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
+        self._admin = AdminClient(config, logger=quiet)
         self._wanted: dict[tuple[str, int], bool] = {}
         self._round: _Round | None = None
         self._counting: Mapping[str, Future[Any]] | None = None
         self._retry_at_s = 0.0
-        self._renew = False
         self._last_error: str | None = None
 
     def _on_error(self, error: KafkaError) -> None:
@@ -110,9 +113,6 @@ class Lookups:
         return found
 
     def _put(self) -> None:
-        if self._renew:
-            self._renew = False
-            self._admin = AdminClient(self._config, logger=quiet)
         asked = list(self._wanted.items())[:LIMIT_ASKED]
         places = [TopicPartition(*place) for place, _ in asked]
         for place, _ in asked:
@@ -158,8 +158,6 @@ class Lookups:
             return  # it is gone, which the counts tell
         if now_s >= self._retry_at_s:
             logger.info("offsets could not be looked up, will ask again: %s", cause.str())
-        # librdkafka's admin goes on asking the broker it asked before, which may be gone; a new one looks for who is there.
-        self._renew |= cause.code() in (KafkaError._TIMED_OUT, KafkaError._TRANSPORT)
         self._retry_at_s = now_s + RETRY_S
         for place in places:
             self._wanted[place.topic, place.partition] = True
@@ -186,6 +184,20 @@ class Lookups:
         except FutureTimeoutError:
             logger.info("partitions of %s could not be counted: no answer", topic)
         return None
+
+    def close(self) -> None:
+        """Wait for what is in flight, at most for an attempt.
+
+        librdkafka may abort the process when an admin client goes while a request of it times out, so one whose requests do not end is
+        kept instead.
+        """
+        pending: list[Future[Any]] = [] if self._counting is None else list(self._counting.values())
+        if self._round is not None:
+            pending += [*self._round.earliest.values(), *self._round.latest.values()]
+            pending += [] if self._round.committed is None else [self._round.committed]
+        _, left = wait(pending, self._attempt_s + SLACK_S)
+        if left:
+            _KEPT.append(self._admin)
 
     # -- at the start
 
