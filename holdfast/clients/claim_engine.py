@@ -262,6 +262,8 @@ class Engine(Taking):
             if self._to_commit:
                 self._feed.commit(self._to_commit)
             self._feed.close()
+        if self._lookups is not None:
+            self._lookups.close()
         unsent = self._log.close()
         if unsent:
             logger.warning("%d frames were never acknowledged", unsent)
