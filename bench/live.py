@@ -50,6 +50,7 @@ async def probe(on: Bench, settings: Settings, seconds: float) -> list[float]:
     producer = Producer({"bootstrap.servers": on.bootstrap, "linger.ms": 0})
     loop = asyncio.get_running_loop()
     out: list[float] = []
+    acked: list[float] = []
     samples = [(partition, value) for partition, value in heartbeats(400, 400)]
     async with TableClient(settings, [claims]) as tables:
         ended_s = time.perf_counter() + seconds
@@ -66,11 +67,13 @@ async def probe(on: Bench, settings: Settings, seconds: float) -> list[float]:
             producer.produce(on.topic, value, partition=partition, on_delivery=delivered)
             await loop.run_in_executor(None, producer.flush, 5)
             offset = await told
+            acked.append(time.perf_counter() - started_s)
             key = claim_key(frame.group_id, frame.topic, frame.partition)
             answer = await tables.get(claims, key, partition=partition, at_least=(partition, offset))
             assert answer.as_of_offset >= offset
             out.append(time.perf_counter() - started_s)
             await asyncio.sleep(0.05)
+    print(f"  of which to the producer's acknowledgement: {quantiles(acked[10:])}")
     return out[10:]
 
 
@@ -93,6 +96,11 @@ def measure(on: Bench, rate: int, seconds: float) -> None:
             stop.set()
             traffic.join()
         print(f"  append to visible at {rate:,} records/s: {quantiles(samples)}  (wanted p50 <= 15, p99 <= 60)")
+        import urllib.request
+
+        for line in urllib.request.urlopen(f"{live.url}/metrics").read().decode().splitlines():
+            if "commit_s" in line:
+                print(line)
         print(f"  worker: {share:.0%} of a core (wanted <= 40 %), {live.rss_mb()} MB; {load_average()}", flush=True)
 
 

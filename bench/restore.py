@@ -2,7 +2,9 @@
 
     python -P -m bench.restore [--rounds 3]
 
-Every claim beats once, so that both changelogs hold a million distinct rows, whatever is cached.
+Two shapes. With 10,000 claims the changelog has each row a hundred times: Kafka Streams writes it without its cache, holdfast in
+transactions too small to hold a row twice. With as many claims as records every row is there once. Both clocks run from the first
+batch restored to the last; a restart and a promotion are timed from outside.
 """
 
 from __future__ import annotations
@@ -19,11 +21,12 @@ from bench.traffic import PARTITIONS
 
 SESSION_S = 6.0
 _SERVING = re.compile(r'holdfast_serving\{[^}]*role="active"[^}]*\} 1.0')
-_RESTORED = re.compile(r"\((\d+) records in ([\d.]+) s\)")
+_RESTORED = re.compile(r"restored (\d+) records in ([\d.]+) s")
+SMALLEST_FETCH = str(64 << 10)
 
 
 def restored(on: Bench, name: str) -> tuple[int, float]:
-    """Return records and seconds of the last restore in a worker's log, opening and fencing included."""
+    """Return records and seconds of the last restore in a worker's log."""
     found = _RESTORED.findall((on.folder / f"{name}.log").read_text())
     return int(found[-1][0]), float(found[-1][1])
 
@@ -33,32 +36,40 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--records", type=int, default=1_000_000)
     given = parser.parse_args()
-    with bench(given.records, given.records) as on:
-        command, more = on.streams()("streams")
-        run(command, more)
-        command, environment = on.holdfast("claims")("holdfast")
-        run(command, environment)
-        environment = {**environment, "BENCH_RECORDS": "0"}
-        rates = []
-        for _ in range(given.rounds):
-            shutil.rmtree(on.folder / "streams")
-            command, more = on.streams(restore="1")("streams")
-            _, theirs = run(command, more)
-            shutil.rmtree(environment["HOLDFAST_DATA_DIR"])
-            with worker(environment, on.folder) as wiped:
-                wiped.wait_ready()
-                records, seconds = restored(on, "holdfast")
-                memory_mb = wiped.rss_mb()
-            rates.append(records / seconds / theirs["rate"])
-            print(
-                f"  wiped: {records:,} records, {records / seconds:,.0f}/s, {memory_mb} MB; Kafka Streams {theirs['rate']:,.0f}/s",
-                flush=True,
-            )
-        print(f"  ratio {sorted(rates)[len(rates) // 2]:.2f} (wanted 1.20); {load_average()}")
-        for _ in range(given.rounds):
-            with worker(environment, on.folder) as warm:
-                print(f"  warm restart with {given.records:,} rows: ready after {warm.wait_ready():.1f} s (wanted < 6)", flush=True)
-        promote(on, environment)
+    for claims in (10_000, given.records):
+        with bench(given.records, claims) as on:
+            environment = wiped(on, claims, given.rounds)
+            if claims == given.records:
+                for _ in range(given.rounds):
+                    with worker(environment, on.folder) as warm:
+                        print(f"  warm restart with {claims:,} rows: ready after {warm.wait_ready():.1f} s (wanted < 6)", flush=True)
+                promote(on, environment)
+
+
+def wiped(on: Bench, claims: int, rounds: int) -> dict[str, str]:
+    """Write both changelogs, restore wiped stores from them in turn, and return the worker's environment."""
+    command, more = on.streams(cache="0")("streams")
+    run(command, more)
+    command, environment = on.holdfast("claims", HOLDFAST_FETCH_BYTES=SMALLEST_FETCH)("holdfast")
+    _, filled = run(command, environment)
+    environment = {**environment, "BENCH_RECORDS": "0"}
+    rates = []
+    for _ in range(rounds):
+        shutil.rmtree(on.folder / "streams")
+        command, more = on.streams(restore="1")("streams")
+        _, theirs = run(command, more)
+        shutil.rmtree(environment["HOLDFAST_DATA_DIR"])
+        with worker({**environment, "BENCH_RESTORE_RECORDS": str(int(filled["changelog"]))}, on.folder) as empty:
+            empty.wait_ready()
+            records, seconds = restored(on, "holdfast")
+            memory_mb = empty.rss_mb()
+        rates.append(records / seconds / theirs["rate"])
+        print(
+            f"  wiped, {claims:,} rows: {records:,} records, {records / seconds:,.0f}/s, {memory_mb} MB; Kafka Streams {theirs['rate']:,.0f}/s",
+            flush=True,
+        )
+    print(f"  ratio {sorted(rates)[len(rates) // 2]:.2f} [{min(rates):.2f}-{max(rates):.2f}] (wanted 1.20); {load_average()}", flush=True)
+    return environment
 
 
 def promote(on: Bench, environment: dict[str, str]) -> None:

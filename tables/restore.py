@@ -17,7 +17,7 @@ from holdfast.tables.partition import UNKNOWN, Partition
 
 logger = logging.getLogger(__name__)
 
-READ_RECORDS = 20_000
+READ_RECORDS = 40_000
 STAND_BY_RECORDS = 5_000
 DATE_EVERY_S = 1.0
 _OLD_END_TIMEOUT_S = 30.0

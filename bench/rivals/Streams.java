@@ -113,6 +113,7 @@ public class Streams {
         config.put(StreamsConfig.NUM_STREAM_THREADS_CONFIG, "1");
         config.put(StreamsConfig.PROCESSING_GUARANTEE_CONFIG, eos ? StreamsConfig.EXACTLY_ONCE_V2 : StreamsConfig.AT_LEAST_ONCE);
         config.put(StreamsConfig.consumerPrefix("auto.offset.reset"), "earliest");
+        if (given.containsKey("cache")) config.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, given.get("cache"));
         Topology topology = new Topology();
         topology.addSource("source", new ByteArrayDeserializer(), new ByteArrayDeserializer(), topic);
         topology.addProcessor("fold", Fold::new, "source");
