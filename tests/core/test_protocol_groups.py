@@ -151,7 +151,7 @@ def test_reconciliation_steps_as_the_page_says(row: Row) -> None:
         row["Still owned"]
     ]
     for taken in takens:
-        for owned in owneds:
+        for owned in saying[row["Still owned"]]:
             found = next_step(current=current, target=target, owned=owned, taken=taken, epoch=4, target_epoch=6)
             assert found.state.name == row["State"]
             assert found.epoch == {"stays": 4, "the target's": 6}[row["Epoch"]]
