@@ -9,6 +9,7 @@ from __future__ import annotations
 import logging
 import secrets
 import threading
+import time
 from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any
@@ -25,6 +26,14 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.25
 LIMIT_TEXT = 500
 PAUSED_KEY = b"paused"
+END_S = 10.0
+_NOT_YET = (
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._UNKNOWN_TOPIC,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+)
 
 
 class Verb(StrEnum):
@@ -76,12 +85,25 @@ def reader(settings: HarvestSettings, topic: str, offset: int | None) -> Consume
     )
     try:
         if offset is None:
-            _, offset = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=10)
+            offset = end_of(consumer, topic)
         consumer.assign([TopicPartition(topic, 0, offset)])
     except BaseException:
         consumer.close()
         raise
     return consumer
+
+
+def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
+    """Return the end of *topic*'s only partition, waiting for a topic that was made just now to have a leader."""
+    until_s = clock.monotonic_s() + END_S
+    while True:
+        try:
+            _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=END_S)
+            return int(end)
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_YET or clock.monotonic_s() > until_s:
+                raise
+            time.sleep(0.05)
 
 
 class CommandReader(threading.Thread):
@@ -90,7 +112,7 @@ class CommandReader(threading.Thread):
     def __init__(self, settings: HarvestSettings, act: Callable[[Command, bool], list[Answer]]) -> None:
         super().__init__(name="holdfast-outbox-commands", daemon=True)
         self._settings, self._act = settings, act
-        self._stop = threading.Event()
+        self._ended = threading.Event()
         self._consumer: Any = None
         self._producer: Any = None
         self._end = 0
@@ -100,14 +122,14 @@ class CommandReader(threading.Thread):
         settings = self._settings
         try:
             self._consumer = reader(settings, settings.commands_topic, 0)
-            _, self._end = self._consumer.get_watermark_offsets(TopicPartition(settings.commands_topic, 0), timeout=10)
+            self._end = end_of(self._consumer, settings.commands_topic)
         except KafkaException as error:
             raise BrokerError(f"topic {settings.commands_topic}: {error.args[0].str()}; check that the broker is reachable") from error
         self._producer = Producer({**settings.kafka.producer(), "message.timeout.ms": 10_000})
         self.start()
 
     def run(self) -> None:
-        while not self._stop.is_set():
+        while not self._ended.is_set():
             message = self._consumer.poll(POLL_S)
             if message is None:
                 continue
@@ -130,7 +152,7 @@ class CommandReader(threading.Thread):
 
     def close(self, timeout_s: float) -> None:
         """End the thread."""
-        self._stop.set()
+        self._ended.set()
         if self.is_alive():
             self.join(timeout_s)
 
@@ -144,10 +166,10 @@ def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: 
     producer = Producer({**settings.kafka.producer(), "message.timeout.ms": int(timeout_s * 1000), "allow.auto.create.topics": False})
     failed: list[KafkaError] = []
     try:
+        if settings.answers_topic not in producer.list_topics(timeout=timeout_s).topics:
+            raise TopicError(f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run here")
         consumer = reader(settings, settings.answers_topic, None)
     except KafkaException as error:
-        if error.args[0].code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
-            raise TopicError(f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run here") from error
         raise BrokerError(f"topic {settings.answers_topic}: {error.args[0].str()}; check that the broker is reachable") from error
     try:
         key = PAUSED_KEY if verb in (Verb.PAUSE, Verb.RESUME) else command.id.encode()

@@ -69,6 +69,10 @@ class Destinations:
         self._counts.pop(topic, None)
         return found.error or KafkaError(KafkaError.UNKNOWN_TOPIC_OR_PART)
 
+    def ask(self, client: Any) -> None:
+        """Ask *client* from now on, and keep what is known."""
+        self._client = client
+
     def forget(self, topic: str) -> None:
         """Ask again about *topic* before anything more is written to it."""
         self._counts.pop(topic, None)

@@ -14,10 +14,8 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
 
-import msgspec
-from confluent_kafka import KafkaError, TopicPartition
+from confluent_kafka import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import BatchSize, Books, producer_name
@@ -26,7 +24,7 @@ from holdfast.outbox.destinations import REFUSED_TOPIC
 from holdfast.outbox.lane import Abandoned, Pending
 from holdfast.outbox.layouts import OutboxRow
 from holdfast.outbox.publisher import Aborted, Publisher, Refused, Stopped, read_progress
-from holdfast.outbox.settings import Poison
+from holdfast.outbox.refusals import Refusals
 from holdfast.outbox.shard import Term
 
 logger = logging.getLogger(__name__)
@@ -34,20 +32,6 @@ logger = logging.getLogger(__name__)
 FIRST_ROWS = 64
 BACKOFF_S, LIMIT_BACKOFF_S = 0.1, 5.0
 ABORTS_IN_TURN = 5
-LIMIT_HOLDS = 100
-"""Topics that may be left out of a take; rows of further ones are held one by one."""
-HOLD_SHARE = 9.0
-"""How much longer a topic that is refused is left alone than it took to deal with it: others keep nine tenths of their rate."""
-
-Place = tuple[str, bytes | None]
-
-
-@dataclass(slots=True)
-class Hold:
-    """A topic that nothing can be written to: how often it was found so, and when to look again."""
-
-    attempts: int
-    until_s: float
 
 
 class FencedTerm:
@@ -60,8 +44,7 @@ class FencedTerm:
         self._size = BatchSize(
             least=min(FIRST_ROWS, term.settings.batch_rows), most=term.settings.batch_rows, limit_bytes=term.settings.batch_bytes
         )
-        self._holds: dict[str, Hold] = {}
-        self._blocked: set[Place] = set()
+        self._refusals = Refusals(term, clock)
         self._publisher: Publisher | None = None
         self._ahead: Pending[list[OutboxRow]] | None = None
         self._deleting: tuple[Pending[int], list[int]] | None = None
@@ -129,7 +112,7 @@ class FencedTerm:
         """Let go of everything. What is still being deleted was published, so it may go on."""
         self._ahead = self._deleting = None
         self._stats.in_flight = 0
-        self._blocked.clear()
+        self._refusals.blocked.clear()
         publisher, self._publisher = self._publisher, None
         if publisher is not None:
             publisher.close()
@@ -157,8 +140,7 @@ class FencedTerm:
         """Try again now what is held."""
         self._signals.flush.clear()
         self._ahead = None
-        self._holds.clear()
-        self._desk.call(self._desk.rows.hurry)
+        self._refusals.hurry()
 
     def _next(self) -> tuple[list[OutboxRow], bool]:
         """Return the rows to publish now, in order, and whether there are probably more."""
@@ -172,13 +154,11 @@ class FencedTerm:
         return rows, full
 
     def _take(self, after_id: int | None, expecting: int | None) -> Pending[list[OutboxRow]]:
-        now_s = self._clock.monotonic_s()
-        held = [topic for topic, hold in self._holds.items() if now_s < hold.until_s]
         found: Pending[list[OutboxRow]] = self._desk.submit(
             self._desk.rows.take,
             self._size.rows,
             buckets=self._desk.buckets,
-            without_topics=held,
+            without_topics=self._refusals.held_topics(),
             after_id=after_id,
             expecting=expecting,
         )
@@ -187,7 +167,7 @@ class FencedTerm:
     def _harvest(self, rows: list[OutboxRow], full: bool) -> None:
         """Publish what can be published of *rows*, and have it deleted."""
         whole = len(rows)
-        rows = self._without_refused_topics(rows)
+        rows = self._refusals.without_refused_topics(rows, self._require_publisher().destinations)
         odd = any(row.attempts or row.flaw is not None or row.partition is not None for row in rows)
         if full and not odd and len(rows) == whole:
             last_id = rows[-1].id
@@ -199,7 +179,7 @@ class FencedTerm:
         else:
             for some in self._portions(rows) if odd else [rows]:
                 self._publish(some)
-        self._blocked.clear()
+        self._refusals.blocked.clear()
 
     def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
         """Yield *rows* in order, those apart that failed before; what cannot be published at all is dealt with on the way."""
@@ -213,16 +193,15 @@ class FencedTerm:
                 plain = []
                 if flaw is None:
                     yield [row]
-                elif (row.topic, row.key) not in self._blocked:
-                    self._failed(row, flaw)
+                elif not self._refusals.is_blocked(row):
+                    self._refusals.failed(row, flaw)
             else:
                 plain.append(row)
         yield plain
 
     def _publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
         """Publish *rows* but those whose key is blocked; what Kafka refuses is found and held, and the others are published."""
-        if self._blocked:
-            rows = [row for row in rows if row.key is None or (row.topic, row.key) not in self._blocked]
+        rows = self._refusals.unblocked(rows)
         if not rows:
             return
         publisher = self._require_publisher()
@@ -283,14 +262,14 @@ class FencedTerm:
             topics = {topic for topic, _ in refused.destinations} or {rows[refused.index or 0].topic}
             for topic in topics:
                 self._require_publisher().destinations.forget(topic)
-            left = self._without_refused_topics(rows)
+            left = self._refusals.without_refused_topics(rows, self._require_publisher().destinations)
             if len(left) < len(rows):
                 self._publish(left)
                 return
         if refused.index is not None or len(rows) == 1:
             index = refused.index or 0
             self._publish(rows[:index])
-            self._failed(rows[index], str(refused))
+            self._refusals.failed(rows[index], str(refused))
             self._publish(rows[index + 1 :])
             return
         at = self._require_publisher().destinations.of(rows)
@@ -303,71 +282,6 @@ class FencedTerm:
         ids = {row.id for row in suspects}
         self._publish([row for row in rows if row.id not in ids])  # keys of other partitions, so no order is broken
         self._publish(suspects)
-
-    def _failed(self, row: OutboxRow, reason: str) -> None:
-        """Hold *row* and its key for a while, or set it aside when it has failed often enough."""
-        settings, rows = self._settings, self._desk.rows
-        self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
-        wait_s = min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s)
-        attempts = self._desk.call(rows.attempt_failed, row, reason, self._clock.now_ms() + int(wait_s * 1000))
-        gives_up = attempts >= settings.attempts or row.flaw is not None
-        if gives_up and settings.poison is Poison.PASS:
-            self._quarantine(msgspec.structs.replace(row, attempts=attempts), reason)
-        elif row.key is not None:
-            self._blocked.add((row.topic, row.key))
-
-    def _quarantine(self, row: OutboxRow, reason: str) -> None:
-        self._desk.call(self._desk.rows.set_aside, row, reason)
-        self._stats.quarantined += 1
-        logger.warning(
-            "outbox %s: row %d for %s set aside after %d attempts: %s",
-            self._books.producer,
-            row.id,
-            row.topic,
-            row.attempts,
-            reason,
-            extra={"producer": self._books.producer, "row": row.id, "topic": row.topic},
-        )
-
-    def _without_refused_topics(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Return *rows* but those of topics that nothing can be written to; these are held, and set aside in the end."""
-        refused: dict[str, KafkaError] = {}
-        destinations = self._require_publisher().destinations
-        for topic in {row.topic for row in rows}:
-            why = destinations.refusal(topic)
-            if why is None:
-                self._holds.pop(topic, None)
-            else:
-                refused[topic] = why
-        self._stats.holds = set(self._holds)
-        if not refused:
-            return list(rows)
-        for topic, why in refused.items():
-            self._hold(topic, why, [row for row in rows if row.topic == topic])
-        return [row for row in rows if row.topic not in refused]
-
-    def _hold(self, topic: str, why: KafkaError, rows: Sequence[OutboxRow]) -> None:
-        settings, began_s = self._settings, self._clock.monotonic_s()
-        reason = f"{why.name()}: {why.str()}"
-        self._stats.refused += 1
-        self._stats.last_error = f"topic {topic}: {reason}"
-        hold = self._holds.get(topic)
-        if hold is None and len(self._holds) >= LIMIT_HOLDS:
-            for row in rows:
-                self._failed(row, reason)
-            return
-        if hold is None:
-            hold = self._holds[topic] = Hold(0, 0.0)
-        hold.attempts += 1
-        wait_s = min(settings.retry_s * 2 ** min(hold.attempts - 1, 30), settings.retry_limit_s)
-        if hold.attempts >= settings.attempts and settings.poison is Poison.PASS:
-            for row in rows:
-                if self._signals.stopping():
-                    break
-                self._quarantine(msgspec.structs.replace(row, attempts=hold.attempts), reason)
-            wait_s = max(BACKOFF_S, (self._clock.monotonic_s() - began_s) * HOLD_SHARE)
-        hold.until_s = self._clock.monotonic_s() + wait_s
-        self._stats.holds = set(self._holds)
 
     def _require_publisher(self) -> Publisher:
         assert self._publisher is not None

@@ -19,6 +19,7 @@ from holdfast.core.election import FenceReason, Leadership
 from holdfast.errors import HoldfastError
 from holdfast.outbox.commands import LIMIT_TEXT, Answer, Command, CommandReader, Verb
 from holdfast.outbox.fenced import FencedTerm
+from holdfast.outbox.mark import MarkTerm
 from holdfast.outbox.neli import Election
 from holdfast.outbox.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings, Strategy
@@ -38,7 +39,7 @@ class _Runs(Protocol):
     def run(self) -> None: ...
 
 
-STRATEGIES: dict[Strategy, Callable[[Term], _Runs]] = {Strategy.FENCED: FencedTerm}
+STRATEGIES: dict[Strategy, Callable[[Term], _Runs]] = {Strategy.FENCED: FencedTerm, Strategy.MARK: MarkTerm}
 
 
 def open_rows(settings: HarvestSettings) -> OutboxRows:

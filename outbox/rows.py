@@ -128,8 +128,16 @@ class OutboxRows:
         sql, own = found
         decode = self.layout.decode
         rows = [decode(raw) for raw in self.database.rows(sql, own | named)]
-        self._failing.update(row.id for row in rows if row.attempts)
+        self.note_failing(rows)
         return rows
+
+    def now_ms(self) -> int:
+        """Return the time by which rows that failed fall due."""
+        return self._clock.now_ms()
+
+    def note_failing(self, rows: Iterable[OutboxRow]) -> None:
+        """Remember which of *rows* have failed before, so that their attempts are forgotten once they are published."""
+        self._failing.update(row.id for row in rows if row.attempts)
 
     def _take(self, with_after: bool, with_buckets: bool, hold_keys: bool, excluded: int, topics: int, expecting: bool) -> Any:
         outbox, mine = self.tables.outbox, self.tables.attempts.alias("mine")
@@ -138,7 +146,7 @@ class OutboxRows:
         statement = (
             select(*self.layout.selection(outbox), func.coalesce(mine.c.attempts, literal_column("0")))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
-            .where(*self._takeable(outbox, mine, *shape))
+            .where(*self.takeable(outbox, mine, *shape))
             .order_by(order)
             .limit(bindparam("limit_rows"))
         )
@@ -150,12 +158,12 @@ class OutboxRows:
             seen = (
                 select(func.count())
                 .select_from(before.outerjoin(theirs, theirs.c.id == place))
-                .where(place <= bindparam("after_id", type_=order.type), *self._takeable(before, theirs, *shape))
+                .where(place <= bindparam("after_id", type_=order.type), *self.takeable(before, theirs, *shape))
             )
             statement = statement.where(seen.scalar_subquery() == bindparam("expecting", type_=order.type))
         return statement
 
-    def _takeable(self, outbox: Any, mine: Any, with_buckets: bool, hold_keys: bool, excluded: int, topics: int) -> list[Any]:
+    def takeable(self, outbox: Any, mine: Any, with_buckets: bool, hold_keys: bool, excluded: int, topics: int) -> list[Any]:
         """Return the conditions under which a row of *outbox*, with its failed attempts in *mine*, may be taken."""
         layout, other = self.layout, self.tables.attempts.alias("other")
         order, topic, key = outbox.c[layout.order], outbox.c[layout.topic], outbox.c[layout.key]
@@ -179,11 +187,15 @@ class OutboxRows:
     def delete(self, ids: Collection[int]) -> int:
         """Delete rows that were published, and return how many of *ids* were there; one statement for up to 10,000."""
         deleted = sum(self._delete(self._outbox, self._order, some) for some in _parts(ids))
+        self.forget_attempts(ids)
+        return deleted
+
+    def forget_attempts(self, ids: Collection[int]) -> None:
+        """Forget the failed attempts of rows that are gone."""
         if self._failing and (healed := self._failing.intersection(ids)):
             for some in _parts(healed):
                 self._delete(self._attempts, "id", some)
             self._failing -= healed
-        return deleted
 
     def _delete(self, table: str, column: str, ids: Sequence[int]) -> int:
         if self.database.is_postgres:

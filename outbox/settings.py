@@ -100,6 +100,8 @@ class HarvestSettings:
                 raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(kind)}") from None
         if self.shards > 1 and not layout_named(self.layout).sharded:
             raise ConfigError(f"layout {self.layout} has no column that spreads rows over {self.shards} shards; it has one shard")
+        if self.strategy is Strategy.MARK and self.layout != "goharvest":
+            raise ConfigError(f"strategy mark needs the column leader_id of layout goharvest; layout {self.layout} has none")
         if self.shards > 1 and self.strategy is Strategy.MARK:
             raise ConfigError(f"strategy mark has one shard, not {self.shards}: goharvest's marks know no others")
         if self.static_instance and not self.instance:

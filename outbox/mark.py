@@ -1,0 +1,265 @@
+"""Strategy `mark`: goharvest's mark, publish, purge or reset; at least once, and the order of goharvest.
+
+    mark the lowest rows -> publish them -> delete those that were delivered, take the mark off those that were not
+
+It publishes exactly what goharvest would (no headers of ours), to the table that goharvest has, and with `interop` in the election
+that goharvest's processes hold, so that they can be replaced one by one. What it does better is listed in docs/PROTOCOL.md.
+
+Order: rows of one key may be in flight together. The producer is idempotent and *gapless*: once a record is lost, nothing after it
+is appended, so a reader sees R0, R1, R1, R2 at worst, never R0, R2, R1. After a loss, what is left of the batch is published in ever
+smaller parts, until a row that is to blame is alone.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.harvest import BatchSize
+from holdfast.errors import BrokerError, FencedError, HoldfastError
+from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
+from holdfast.outbox.lane import Abandoned
+from holdfast.outbox.layouts import OutboxRow
+from holdfast.outbox.marks import MarkedRows
+from holdfast.outbox.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, Stopped
+from holdfast.outbox.refusals import BACKOFF_S, Refusals
+from holdfast.outbox.shard import Term
+
+logger = logging.getLogger(__name__)
+
+FIRST_ROWS = 64
+LIMIT_BACKOFF_S = 5.0
+
+
+class MarkTerm:
+    """One term of one leader. `run` returns when it is over; rows it leaves marked are marked anew by the next leader."""
+
+    def __init__(self, term: Term, clock: Clock = system_clock) -> None:
+        self._term, self._clock = term, clock
+        self._settings, self._desk, self._signals, self._stats = term.settings, term.desk, term.signals, term.stats
+        self._make_producer: Callable[[dict[str, Any]], Any] = term.clients.get("make_producer", Producer)
+        most = min(term.settings.batch_rows, term.settings.in_flight_rows)
+        self._size = BatchSize(least=min(FIRST_ROWS, most), most=most, limit_bytes=term.settings.batch_bytes)
+        self._marks = MarkedRows(term.desk.rows)
+        self._refusals = Refusals(term, clock)
+        self._producer: Any = None
+        self._destinations = Destinations(None, uses_buckets=False, clock=clock)
+        self._leader_id = ""
+        self._epoch = 0
+        self._delivered: set[int] = set()
+        """Rows that are on Kafka and still in the table."""
+        self._lost: set[int] = set()
+        """Rows that bear the mark and are not on their way."""
+
+    def run(self) -> None:
+        """Lead until told to stop; errors cost a pause and a new leader id, never the term."""
+        backoff_s = BACKOFF_S
+        while not self._signals.stopping():
+            published = self._stats.published
+            try:
+                self._begin()
+                self._lead()
+            except (Stopped, Abandoned):
+                pass
+            except (HoldfastError, KafkaException) as error:
+                self._stats.restarts += 1
+                self._stats.fenced += isinstance(error, FencedError)
+                self._stats.last_error = str(error)
+                logger.warning("outbox %s: marking anew: %s", self._settings.name, error)
+            if self._stats.published > published:
+                backoff_s = BACKOFF_S
+            if not self._signals.stopping():
+                self._signals.sleep(backoff_s)
+                backoff_s = min(backoff_s * 2, LIMIT_BACKOFF_S)
+        self._drop_producer()
+
+    def _begin(self) -> None:
+        # Whether the last mark happened may be unknown. Marking under the same id would skip its rows; a new one takes them.
+        self._leader_id = str(uuid.uuid4())
+        self._epoch = self._desk.call(self._desk.rows.epoch, self._term.shard, self._settings.instance)
+        self._stats.epoch = self._epoch
+        # Published under another id of this process: these are this leader's to delete, whoever's mark they bear by now.
+        if self._delivered:
+            self._desk.call(self._desk.rows.delete, sorted(self._delivered))
+            self._delivered.clear()
+        self._lost.clear()
+        if self._producer is None:
+            self._open_producer()
+
+    def _lead(self) -> None:
+        while not self._signals.stopping():
+            if self._signals.paused.is_set():
+                self._signals.sleep(self._settings.idle_poll_s)
+                continue
+            if self._signals.flush.is_set():
+                self._signals.flush.clear()
+                self._refusals.hurry()
+            rows = self._mark()
+            self._desk.look(rows)
+            if not rows:
+                self._desk.wait()
+                continue
+            self._desk.busy()
+            try:
+                self._harvest(rows)
+            finally:
+                self._stats.in_flight = 0
+                self._refusals.blocked.clear()
+
+    def _mark(self) -> list[OutboxRow]:
+        rows: list[OutboxRow] = self._desk.call(
+            self._marks.mark,
+            self._size.rows,
+            self._leader_id,
+            shard=self._term.shard,
+            epoch=self._epoch,
+            without_topics=self._refusals.held_topics(),
+        )
+        self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))
+        return rows
+
+    def _harvest(self, rows: Sequence[OutboxRow]) -> None:
+        """Publish *rows*, delete what was delivered and give back the rest."""
+        self._lost = {row.id for row in rows}
+        try:
+            fit = self._refusals.without_refused_topics(rows, self._destinations)
+            for some in self._portions(fit):
+                self._publish(some)
+        finally:
+            if not self._signals.abandoned():
+                self._settle()
+
+    def _settle(self) -> None:
+        """Delete what is delivered, take the mark off what is not."""
+        delivered, lost = sorted(self._delivered), sorted(self._lost)
+        if delivered:
+            self._desk.call(self._marks.purge, delivered, self._leader_id)
+            self._delivered.difference_update(delivered)
+        if lost:
+            self._stats.resets += len(lost)
+            self._desk.call(self._marks.reset, lost, self._leader_id)
+            self._lost.clear()
+
+    def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
+        """Yield *rows* in order, so cut that no key has more than `key_in_flight` rows in a part, and rows that failed before alone."""
+        part: list[OutboxRow] = []
+        counts: dict[tuple[str, bytes | None], int] = {}
+        limit, whole = self._settings.key_in_flight, self._settings.key_in_flight >= self._size.most
+        for row in rows:
+            flaw = row.flaw
+            if flaw is not None or row.attempts:
+                yield part
+                part, counts = [], {}
+                if flaw is None:
+                    yield [row]
+                elif not self._refusals.is_blocked(row):
+                    self._refusals.failed(row, flaw)
+                continue
+            if not whole:
+                place = (row.topic, row.key)
+                counts[place] = counts.get(place, 0) + 1
+                if counts[place] > limit:
+                    yield part
+                    part, counts = [], {place: 1}
+            part.append(row)
+        yield part
+
+    def _publish(self, rows: Sequence[OutboxRow]) -> None:
+        """Publish *rows* but those whose key is blocked. After a loss, find the row to blame by halves."""
+        rows = self._refusals.unblocked(rows)
+        if not rows:
+            return
+        if self._signals.stopping():
+            raise Stopped
+        failed = self._send(rows)
+        left = [row for row in rows if row.id in self._lost]
+        self._stats.published += len(rows) - len(left)
+        self._stats.batches += 1
+        now_ms = self._clock.now_ms()
+        if len(left) < len(rows):
+            self._stats.last_published_ms = now_ms
+            if rows[0].created_ms is not None:
+                self._stats.latency.observe(max(0, now_ms - rows[0].created_ms) / 1000)
+        if not left:
+            return
+        self._stats.aborted += 1
+        self._drop_producer()
+        self._open_producer()
+        refused = [error for error in failed.values() if error.code() in REFUSED_RECORD]
+        if not refused:
+            why = next(iter(failed.values()), None)
+            raise BrokerError(f"{len(left)} of {len(rows)} rows were not delivered: {why.str() if why else 'no answer in time'}")
+        self._stats.refused += 1
+        if len(left) == 1:
+            self._refusals.failed(left[0], f"{refused[0].name()}: {refused[0].str()}")
+            return
+        blamed = [row for row in left if row.id in failed and failed[row.id].code() in REFUSED_RECORD]
+        first = left.index(blamed[0])
+        rest = left[first:]
+        middle = 1 if len(blamed) == 1 else len(rest) // 2
+        for part in (left[:first], rest[:middle], rest[middle:]):
+            self._publish(part)
+
+    def _send(self, rows: Sequence[OutboxRow]) -> dict[int, KafkaError]:
+        """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the errors of the others."""
+        failed: dict[int, KafkaError] = {}
+        producer, lost, delivered = self._producer, self._lost, self._delivered
+
+        def heard(row_id: int, error: KafkaError | None, _: Message) -> None:
+            if error is None:
+                lost.discard(row_id)
+                delivered.add(row_id)
+            else:
+                failed.setdefault(row_id, error)
+
+        self._stats.in_flight = len(rows)
+        for row, (topic, partition) in zip(rows, self._destinations.of(rows), strict=True):
+            try:
+                producer.produce(topic, row.value, row.key, partition, on_delivery=partial(heard, row.id), headers=row.headers)
+            except BufferError as error:
+                failed[row.id] = KafkaError(KafkaError._QUEUE_FULL, str(error))
+                break  # nothing of its key may overtake it
+            except (KafkaException, TypeError, ValueError) as error:
+                failed[row.id] = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._INVALID_ARG, str(error))
+                break
+        until_s = self._clock.monotonic_s() + self._settings.heartbeat_timeout_s + SLICE_S
+        while self._clock.monotonic_s() < until_s and not self._signals.abandoned():
+            try:
+                if not producer.flush(SLICE_S):
+                    break
+            except (KafkaException, SystemError) as error:
+                # The client raises what ended its producer while it is calling back (which makes it a SystemError, now and then);
+                # the answers for the other rows come with the next flush.
+                logger.info("outbox %s: %s", self._settings.name, error)
+        return failed
+
+    # -- the producer
+
+    def _open_producer(self) -> None:
+        settings = self._settings
+        self._producer = self._make_producer(
+            {
+                **settings.producer(),
+                "enable.idempotence": True,
+                "enable.gapless.guarantee": True,
+                # Over before a successor begins: a session is three timeouts.
+                "delivery.timeout.ms": int(settings.heartbeat_timeout_s * 1000),
+                "linger.ms": 1,
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+                "batch.num.messages": 10_000,
+                "message.max.bytes": LIMIT_MESSAGE_BYTES,
+            }
+        )
+        self._destinations.ask(self._producer)
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()
