@@ -147,9 +147,7 @@ def test_reconciliation_steps_as_the_page_says(row: Row) -> None:
     target = parts(0, 2, 3)
     current = parts(0, 1) if row["Revoking"] == "some" else parts(0)
     takens: list[Partitions] = {"any": [NOTHING, parts(2)], "all free": [NOTHING], "some taken": [parts(2), parts(2, 3)]}[row["Pending"]]
-    owneds: list[Partitions | None] = {"yes, or not said": [parts(0, 1), None], "no": [parts(0)], "any": [parts(0), None]}[
-        row["Still owned"]
-    ]
+    saying: dict[str, list[Partitions | None]] = {"yes, or not said": [parts(0, 1), None], "no": [parts(0)], "any": [parts(0), None]}
     for taken in takens:
         for owned in saying[row["Still owned"]]:
             found = next_step(current=current, target=target, owned=owned, taken=taken, epoch=4, target_epoch=6)
