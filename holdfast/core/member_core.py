@@ -49,6 +49,7 @@ class MemberCore:
         self._retired: set[str] = set()
         self._claims: dict[Place, LocalClaim] = {}
         self._pool = Pool()
+        self._cooling: dict[Place, float] = {}
         self._heap: list[tuple[float, int, LocalClaim]] = []
         self._heap_id = 0
         self._loop_at_s = inf
@@ -187,6 +188,11 @@ class MemberCore:
             self._pool.discard(place)
             return
         wait_s = self._log(place).busy_for_s(place, now_s, self._unix_s(now_s))
+        if self._cooling and (cool_s := self._cooling.get(place)) is not None:
+            if cool_s > now_s:
+                wait_s = max(wait_s, cool_s - now_s)
+            else:
+                del self._cooling[place]
         if wait_s > 0:
             self._pool.busy(place, now_s + wait_s + 0.001)
         elif self._pool.free(place):

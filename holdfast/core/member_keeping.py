@@ -140,6 +140,8 @@ class Keeping(MemberCore):
         elif claim.committing is not None:
             self._renew(claim, now_s)
             self._patience(claim, now_s)
+        else:
+            claim.deadline_s = inf  # nothing is under way any more: an old deadline must not keep the member awake
 
     # -- giving back
 
@@ -241,9 +243,8 @@ class Keeping(MemberCore):
         # A repeated release may still be under way; appended after another claim of ours, it would give that back.
         unsettled = claim.releases > 1 and claim.unacknowledged
         if (claim.cooldown or unsettled) and self._claimable(claim.place):
-            self._pool.busy(claim.place, now_s + COOLDOWN_INTERVALS * self._interval_s)
-        else:
-            self._sort(claim.place, now_s)
+            self._cooling[claim.place] = now_s + COOLDOWN_INTERVALS * self._interval_s
+        self._sort(claim.place, now_s)
         if held and self.settings.whole_topic and not self._ending:
             for other in [each for each in self._claims.values() if each.place.topic == claim.place.topic]:
                 self._release(other, Reason.TOPIC_INCOMPLETE, now_s)
@@ -331,7 +332,7 @@ class Keeping(MemberCore):
             case Stage.ACTIVE | Stage.DRAINING if isinstance(frame, Heartbeat):
                 if claim.beat_at_s > soon_s:
                     self._plan_beat(claim, soon_s)
-            case Stage.ACTIVE if isinstance(frame, ClaimingMessages):
+            case Stage.ACTIVE if isinstance(frame, ClaimingMessages) and claim.proposed is not None:
                 claim.deadline_s = min(claim.deadline_s, soon_s)
                 self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
             case Stage.RELEASING if isinstance(frame, ReleasingPartition):

@@ -11,7 +11,6 @@ from holdfast.core.claims import (
     GuardedRow,
     Pause,
     claim_key,
-    compat_claimed,
     fold_compat,
     fold_guarded,
     is_live,
@@ -107,9 +106,11 @@ class LogView:
             wait_s = row.heartbeat_at_s + self._stale_after_s - self.now_s(now_s, unix_s)
         if self._interop:
             other = self._compat.get(claim_key(self._group, *place))
-            if compat_claimed(other, int(unix_s)):
-                assert other is not None
-                wait_s = max(wait_s, other.last_heartbeat_s + self._stale_after_s - unix_s, 0.001)
+            if other is not None and other.last_heartbeat_s:
+                # By the log's time: the own wall clock may be far off. A Go member's may be ahead a little, and it works all the same.
+                age_s = self.now_s(now_s, unix_s) - other.last_heartbeat_s
+                if -self._skew_s <= age_s < self._stale_after_s:
+                    wait_s = max(wait_s, self._stale_after_s - age_s, 0.001)
         return wait_s
 
     def is_live(self, row: Claim, now_s: float, unix_s: float) -> bool:

@@ -8,7 +8,7 @@ from random import Random
 from typing import TYPE_CHECKING, cast
 
 from holdfast.core.claims import Claim, CompatClaim, GuardedRow, fold_compat, fold_guarded
-from holdfast.core.frames import Frame, ReleaseGroup
+from holdfast.core.frames import Frame, ReleaseGroup, ReleasingPartition
 from holdfast.core.member_actions import Place
 from holdfast.core.rows import Rows
 from tests.simulation.timeline import BEGAN_S, Timeline
@@ -67,6 +67,10 @@ class Broker:
     def clock_s(self, log: Log) -> float:
         """Return what the clock of the broker that leads *log* shows."""
         return BEGAN_S + self.timeline.now_s * self.weather.clock_rate + log.lead_s
+
+    def clock_high_s(self) -> float:
+        """Return what the clock shows of a broker that no change of leaders has set back: what members have seen, they believe."""
+        return BEGAN_S + self.timeline.now_s * self.weather.clock_rate
 
     def append(self, index: int, frame: Frame) -> None:
         """Append *frame*: from here on every reader will see it, in this place."""
@@ -162,7 +166,9 @@ class Wire:
             timeline.after(broker.delay_s(), self.told, send_id, False)
             return
         broker.append(log, frame)
-        if draws.random() < weather.repeat:
+        # Not a release: appended again after the same process has claimed again, it would give that back. Producers of members are
+        # idempotent and repeat nothing; a member that repeats a release itself waits before it claims again.
+        if draws.random() < weather.repeat and not isinstance(frame, ReleasingPartition):
             timeline.after(draws.random() * weather.repeat_within_s, self._repeat, frame, log)
         if not late:
             unknown = draws.random() < weather.unknown

@@ -85,6 +85,7 @@ class Checks:
         self.timeline = broker.timeline
         self.at_most_once = delivery is Delivery.AT_MOST_ONCE
         self.ledgers: dict[Place, Ledger] = {}
+        self.highs: dict[Place, dict[int, int]] = {}
         self.nodes: dict[str, Node] = {}
         self.go_clients: set[str] = set()
         self.decisions = Decisions()
@@ -97,6 +98,7 @@ class Checks:
     def add(self, place: Place) -> Ledger:
         ledger = self.ledgers[place] = Ledger(place, coordination_partition(place.topic, len(self.broker.logs)))
         ledger.free_since_s = self.timeline.now_s
+        ledger.high = self.highs.setdefault(data_place(place), ledger.high)  # lanes of one partition share its keys
         return ledger
 
     # -- the log
@@ -184,7 +186,7 @@ class Checks:
         """Return whether any log still pauses the group, by any clock that ticks as it may."""
         return any(
             isinstance(pause := log.rows.get(pause_key(self.broker.group)), Pause)
-            and pause.expires_at_s - DRIFT * (pause.expires_at_s - pause.at_s) > self.broker.clock_s(log)
+            and pause.expires_at_s - DRIFT * (pause.expires_at_s - pause.at_s) > self.broker.clock_high_s()
             for log in self.broker.logs
         )
 
@@ -247,7 +249,8 @@ class Checks:
     def _check_redelivery(self, ledger: Ledger, node: Node, offset: int, passed_s: float, by: str) -> None:
         bound_s = self.bounds.redelivery_s
         before = self.nodes.get(by)
-        ended_s = self.timeline.now_s if ledger.owner == by else ledger.ended_s.get(by, -inf)
+        still = ledger.owner == by and ledger.owner_since_s <= passed_s
+        ended_s = self.timeline.now_s if still else ledger.ended_s.get(by, -inf)
         if before is None or ended_s - passed_s <= bound_s:
             return
         if before.was_healthy(passed_s, passed_s + bound_s):

@@ -12,7 +12,8 @@ class Ledger:
 
     *owner* is the instance that the log names. *handed* are the offsets handed out, *done* those a user was done with, *passed* when and
     by whom the done prefix went past an offset: from then on the next heartbeat tells it. All below *verified* was done when the log
-    said so. *high* is the highest offset handed out of each key. *expected* is where the next owner must start after a reset.
+    said so. *high* is the highest offset handed out of each key (lanes of one partition
+    share it). *expected* is where the next owner must start after a reset.
     """
 
     __slots__ = (
@@ -52,5 +53,5 @@ class Ledger:
         self.handed = {each for each in self.handed if each < offset}
         self.done = {each for each in self.done if each < offset}
         self.passed = {each: by for each, by in self.passed.items() if each < offset}
-        self.high = {}
+        self.high.clear()
         self.verified = offset

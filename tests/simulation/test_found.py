@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from holdfast.core.frames import Heartbeat
-from holdfast.core.member_actions import Event
+from typing import Any
+
+from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Heartbeat
+from holdfast.core.member_actions import Deliver, Event, Reason, Send
+from holdfast.core.member_settings import Delivery
 from tests.core.member_world import BEGAN_S, World
 
 
@@ -35,3 +38,62 @@ def test_of_two_processes_that_go_on_writing_the_older_ends() -> None:
     assert new.error is None
     world.run(4.0)
     assert len(new.held) == 3
+
+
+def test_an_acknowledgement_that_fails_late_keeps_no_member_awake() -> None:
+    """At most once: the log has shown the announced batch, and then its producer reports that its fate is unknown."""
+    world = World(interval_s=4.0)
+    node = world.add("a", delivery=Delivery.AT_MOST_ONCE)
+    world.run(1.0)
+    member: Any = node.member
+    told, held = member.sent, list[int]()
+
+    def late(send_id: int, ok: bool, now_s: float) -> list[Any]:
+        announced = any(send.send_id == send_id and isinstance(send.frame, ClaimingMessages) for send in node.all(Send))
+        if announced:
+            held.append(send_id)
+            return []
+        return told(send_id, ok, now_s)  # type: ignore[no-any-return]
+
+    member.sent = late
+    world.do(node, member.fetched("orders", 0, 5, world.now_s))
+    world.run(0.1)
+    assert [each.offset_end for each in node.all(Deliver)] == [5]
+    world.do(node, told(held[0], False, world.now_s))
+    world.run(3.5)
+    world.do(node, member.tick(world.now_s))
+    assert member.wake_at_s() > world.now_s
+
+
+def test_beside_go_members_a_member_whose_clock_is_wrong_claims_nothing_of_theirs() -> None:
+    """Whether a Go member lives is judged by the log's time; by a clock that is far ahead none would."""
+    world = World({"orders": 2})
+    node = world.add("a", interop=True)
+    world.run(10.0)
+    assert len(node.held) == 2
+    node.skew_s = 1e6
+    for offset in range(20):
+        # In the Go library's view, frames of our time are no claim: it takes the partition, and works.
+        world.claiming("go", "orders", 0) if offset == 0 else world.heartbeat("go", "orders", 0, offset)
+        world.run(30.0)
+    late = [action.frame for at_s, action in node.done if at_s > 60 and isinstance(action, Send)]
+    assert [frame for frame in late if isinstance(frame, ClaimingPartition) and frame.partition == 0] == []
+
+
+def test_what_others_do_with_a_partition_does_not_end_the_cooldown_of_who_gave_it_up() -> None:
+    world = World()
+    node = world.add("a", release_if_behind=True)
+    world.run(1.0)
+    world.marks[next(iter(node.started))] = (0, 1000)
+    while not [each for each in node.events(Event.RELEASED) if each.reason in (Reason.WEDGED, Reason.BEHIND)]:
+        for place in list(node.started):
+            world.look(node, place)
+        world.run(5.0)
+        assert world.now_s < 600
+    released_s = world.now_s
+    world.claiming("b", "orders", 0)
+    world.releasing("b", "orders", 0, 0)
+    world.run(45.0)
+    assert not [at_s for at_s, action in node.done if isinstance(action, Send) and at_s > released_s]
+    world.run(30.0)
+    assert node.held

@@ -1,0 +1,231 @@
+"""A check that cannot fail is a defect: each fault planted in the code is found, and by the check that is named."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from math import inf
+from typing import Any, cast
+
+import msgspec
+import pytest
+
+from holdfast.core import claims, member_log
+from holdfast.core.balancer import Balancer
+from holdfast.core.claims import Claim, ClaimKey
+from holdfast.core.frames import Frame, Heartbeat
+from holdfast.core.member import Member
+from holdfast.core.member_actions import Deliver, Place
+from holdfast.core.member_claiming import Claiming
+from holdfast.core.member_claims import LocalClaim
+from holdfast.core.member_keeping import Keeping
+from holdfast.core.member_log import LogView
+from holdfast.core.member_settings import MemberSettings
+from holdfast.core.resets import Decision
+from holdfast.core.rows import Rows
+from tests.simulation import broker, node, resetting
+from tests.simulation.checks import (
+    BALANCE,
+    FREE,
+    LOST,
+    OFFSET,
+    ORDER,
+    OWNER,
+    PAUSED,
+    REDELIVERED,
+    RESET,
+    START,
+    STOLEN,
+    TWICE,
+    TWINS,
+)
+from tests.simulation.plan import Kind
+from tests.simulation.test_simulation import seeds_of
+from tests.simulation.trace import Violation
+from tests.simulation.world import run_schedule
+
+Plant = Callable[[pytest.MonkeyPatch], None]
+LIMIT_SCHEDULES = 60
+
+fold_guarded = claims.fold_guarded
+
+
+@dataclass(frozen=True, slots=True)
+class Fault:
+    """Something that is wrong on purpose, in which kind of schedule it shows, and which check finds it."""
+
+    plant: Plant
+    kind: Kind
+    found: str
+
+
+def with_fold(monkeypatch: pytest.MonkeyPatch, fold: Callable[..., None]) -> None:
+    monkeypatch.setattr(broker, "fold_guarded", fold)
+    monkeypatch.setattr(member_log, "fold_guarded", fold)
+
+
+def a_lease_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemberSettings, "lease_s", property(lambda settings: 1e6))
+
+
+def a_gate_that_is_always_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Member, "may_deliver", lambda self, topic, partition, now_s: True)
+
+
+def heartbeats_of_anybody_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As the Go library does (D2)."""
+
+    def heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s: int | None) -> Claim:
+        after = claims._taken(claim, frame, now_s)
+        return msgspec.structs.replace(after, current_offset=frame.current_offset)
+
+    monkeypatch.setattr(claims, "_heartbeat", heartbeat)
+
+
+def offsets_go_back_with_any_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    def fold(rows: Rows[Any], frame: Frame, at_ms: int, stale_after_s: int | None = None) -> None:
+        fold_guarded(rows, frame, at_ms, stale_after_s)
+        if isinstance(frame, Heartbeat):
+            key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
+            row = rows.get(key)
+            if isinstance(row, Claim) and row.instance_id == frame.instance_id:
+                rows[key] = msgspec.structs.replace(row, current_offset=frame.current_offset)
+
+    with_fold(monkeypatch, fold)
+
+
+def heartbeats_tell_what_was_delivered_instead_of_done(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalClaim, "offset", lambda claim: claim.tracker.position)
+
+
+def heartbeats_tell_the_offset_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(LocalClaim, "offset", lambda claim: claim.tracker._start)
+
+
+def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Keeping._propose
+
+    def propose(self: Any, claim: LocalClaim, offset_end: int, now_s: float) -> None:
+        original(self, claim, offset_end, now_s)
+        claim.proposed = None
+        self._out.append(Deliver(*claim.place, offset_end))
+
+    monkeypatch.setattr(Keeping, "_propose", propose)
+
+
+def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
+    def offsets_of(place: Place, begin: int, end: int) -> list[int]:
+        lane, _, lanes = place.topic.partition("~lane-")[2].partition("-of-")
+        return [offset for offset in range(begin, end) if offset % int(lanes) == int(lane)]
+
+    monkeypatch.setattr(node, "offsets_of", offsets_of)
+
+
+def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
+    original, row_of = Keeping._start, Keeping._row
+
+    def start(self: Any, claim: LocalClaim, now_s: float) -> None:
+        self._row = lambda each: msgspec.structs.replace(cast(Claim, row_of(self, each)), current_offset=None)
+        claim.committed = None
+        try:
+            original(self, claim, now_s)
+        finally:
+            del self._row
+
+    monkeypatch.setattr(Keeping, "_start", start)
+
+
+def claims_of_the_dead_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LogView.busy_for_s
+
+    def busy_for_s(self: LogView, place: Place, now_s: float, unix_s: float) -> float:
+        row = self.row(place)
+        return inf if row is not None and row.heartbeat_at_s is not None else original(self, place, now_s, unix_s)
+
+    monkeypatch.setattr(LogView, "busy_for_s", busy_for_s)
+
+
+def pauses_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Claiming, "_pauses", lambda self, now_s: None)
+
+
+def paused_groups_claim(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Claiming._pauses
+
+    def pauses(self: Any, now_s: float) -> None:
+        original(self, now_s)
+        self._paused = False
+
+    monkeypatch.setattr(Claiming, "_pauses", pauses)
+
+
+def rivals_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Claiming, "_own_client_seen", lambda self, frame, log, at_ms, now_s: None)
+
+
+def the_dead_are_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Claiming, "_newer", lambda self, rival: True)
+
+
+def nothing_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Balancer.aim
+
+    def aim(self: Balancer, now_s: float) -> frozenset[Any]:
+        before = self._aimed
+        self._aimed = original(self, now_s) | before
+        return self._aimed
+
+    monkeypatch.setattr(Balancer, "aim", aim)
+
+
+def decided_resets_are_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
+    def final_offset(decision: Decision, key: ClaimKey, claim: Claim) -> int | None:
+        return claim.current_offset
+
+    monkeypatch.setattr(resetting, "final_offset", final_offset)
+
+
+def the_view_of_go_members_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = LogView.__init__
+
+    def init(self: LogView, settings: MemberSettings) -> None:
+        original(self, settings)
+        self._interop = False
+
+    monkeypatch.setattr(LogView, "__init__", init)
+
+
+FAULTS = [
+    Fault(a_lease_that_never_ends, Kind.RACE, OWNER),
+    Fault(a_gate_that_is_always_open, Kind.RACE, OWNER),
+    Fault(heartbeats_of_anybody_are_accepted, Kind.RACE, OFFSET),
+    Fault(offsets_go_back_with_any_heartbeat, Kind.RACE, OFFSET),
+    Fault(heartbeats_tell_what_was_delivered_instead_of_done, Kind.RACE, LOST),
+    Fault(heartbeats_tell_the_offset_of_the_start, Kind.RACE, REDELIVERED),
+    Fault(a_batch_is_delivered_before_the_log_has_it, Kind.AT_MOST_ONCE, TWICE),
+    Fault(lanes_that_share_keys, Kind.LANES, ORDER),
+    Fault(an_owner_that_starts_at_the_beginning, Kind.RACE, START),
+    Fault(claims_of_the_dead_are_never_free, Kind.RACE, FREE),
+    Fault(pauses_are_not_heard, Kind.RESETS, PAUSED),
+    Fault(paused_groups_claim, Kind.RESETS, PAUSED),
+    Fault(rivals_are_not_seen, Kind.TWINS, TWINS),
+    Fault(the_dead_are_rivals, Kind.TWINS, TWINS),
+    Fault(nothing_is_handed_over, Kind.BALANCED, BALANCE),
+    Fault(decided_resets_are_given_up, Kind.RESETS, RESET),
+    Fault(the_view_of_go_members_is_ignored, Kind.GO, STOLEN),
+]
+
+
+def broken(kind: Kind) -> Iterator[str]:
+    """Yield the names of the checks that schedules of *kind* set off."""
+    for seed in seeds_of(kind, LIMIT_SCHEDULES):
+        try:
+            run_schedule(seed)
+        except Violation as violation:
+            yield violation.name
+
+
+@pytest.mark.parametrize("fault", FAULTS, ids=lambda fault: fault.plant.__name__)
+def test_a_planted_fault_is_found(fault: Fault, monkeypatch: pytest.MonkeyPatch) -> None:
+    fault.plant(monkeypatch)
+    assert fault.found in broken(fault.kind)  # stops at the first
