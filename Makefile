@@ -10,6 +10,8 @@ RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 1
 SCALE ?= 40
+SCHEDULES ?= 10000
+SEED ?=
 ARGS ?=
 ROOMS := agents tables outbox pipeline
 
@@ -61,10 +63,14 @@ check: $(READY) ## lint, format, types, import rules, packaging, documents
 	@$(RUN)/python -P -m pytest -q tests/test_imports.py tests/test_docs.py
 
 .PHONY: sim
-sim: $(READY) ## random logs, cuts, crashes and restarts against models, searched SCALE times longer (SCALE=40, ARGS='--hypothesis-seed=7')
+sim: $(READY) ## fleets of members under faults (SEED=7 SCHEDULES=10000), then random logs, cuts and crashes (SCALE=40); a SEED alone is just its schedules
+	@echo "== simulation, $(SCHEDULES) schedules"
+	@PYTHONPATH=. $(RUN)/python -P -m tests.simulation --schedules $(SCHEDULES) --jobs $(JOBS) $(if $(SEED),--seed $(SEED))
+ifeq ($(SEED),)
 	@echo "== simulation, $(SCALE) times the usual search"
 	@HOLDFAST_TEST_SCALE=$(SCALE) $(RUN)/python -P -m pytest -q --timeout=3600 --hypothesis-show-statistics \
 		tests/core/test_folding_model.py tests/core/test_rows.py tests/core/test_claims_properties.py $(ARGS)
+endif
 
 .PHONY: chaos
 chaos: $(READY) ## the long runs: kills, freezes, rebalances under load on a real broker
