@@ -230,9 +230,10 @@ class Lookups:
         """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that is not ready yet."""
         until_s = self._clock.monotonic_s() + self._timeout_s
         while True:
-            (future,) = self._admin.describe_consumer_groups([self._group_id], request_timeout=self._timeout_s).values()
+            # Short attempts: a look-up of the coordinator that began before there was one waits for it in vain.
+            (future,) = self._admin.describe_consumer_groups([self._group_id], request_timeout=self._attempt_s).values()
             try:
-                return future.result(self._timeout_s + SLACK_S)
+                return future.result(self._attempt_s + SLACK_S)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
@@ -247,5 +248,10 @@ class Lookups:
         return BrokerError(f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers and the broker")
 
 
-_NOT_YET = (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR)
+_NOT_YET = (
+    KafkaError.COORDINATOR_NOT_AVAILABLE,
+    KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+    KafkaError.NOT_COORDINATOR,
+    KafkaError._TIMED_OUT,
+)
 """A broker that has just started makes its book of offsets with the first question for it."""
