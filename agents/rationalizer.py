@@ -1,4 +1,7 @@
-"""The rationalizer: the coordination topic folded into tables of claims. Declared like any user's processors."""
+"""The rationalizer: the coordination topic folded into tables of claims, and the talk of balanced groups into a table of theirs.
+
+Declared like any user's processors.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,14 @@ from functools import partial
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core import claims, frames
+from holdfast.core import claims, frames, groups
 from holdfast.core.processor import Processor
 
-CLAIMS, CLAIMS_COMPAT = "claims", "claims-compat"
+CLAIMS, CLAIMS_COMPAT, GROUPS = "claims", "claims-compat", "groups"
 
 
 def processors(settings: Settings) -> list[Processor[Any, Any]]:
-    """Return the built-in processors: the guarded view of the claims, and the Go library's view beside it when asked for."""
+    """Return the guarded view of the claims and, when asked for, the Go library's view beside it and the balanced groups."""
     fold: Any = claims.fold_guarded
     if settings.claim_stale_after_s != frames.STALE_AFTER_S:
         fold = partial(claims.fold_guarded, stale_after_s=settings.claim_stale_after_s)
@@ -25,14 +28,30 @@ def processors(settings: Settings) -> list[Processor[Any, Any]]:
         row=claims.GuardedRow,
         route=claims.route,
     )
-    if not settings.compat_view:
-        return [guarded]
-    compat = Processor(
-        name=CLAIMS_COMPAT,
-        source=settings.coordination_topic,
-        decode=frames.decode,
-        fold=claims.fold_compat,
-        row=claims.CompatClaim,
-        route=claims.route,
+    found: list[Processor[Any, Any]] = [guarded]
+    if settings.compat_view:
+        compat = Processor(
+            name=CLAIMS_COMPAT,
+            source=settings.coordination_topic,
+            decode=frames.decode,
+            fold=claims.fold_compat,
+            row=claims.CompatClaim,
+            route=claims.route,
+        )
+        found.append(compat)
+    if settings.groups:
+        found.append(balanced(settings.groups_topic))
+    return found
+
+
+def balanced(topic: str) -> Processor[groups.Heard, groups.GroupsRow]:
+    """Return the table of balanced groups: members, generation and target of each, as every member computes them for itself."""
+    return Processor(
+        name=GROUPS,
+        source=topic,
+        decode=groups.decode_heard,
+        inputs=("value", "offset"),
+        fold=groups.fold_groups,
+        row=groups.GroupsRow,
+        route=groups.route,
     )
-    return [guarded, compat]

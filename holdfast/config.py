@@ -79,6 +79,8 @@ class Settings:
         metadata=_doc("heartbeat interval of claims: a claim is free after twice this; equal in the whole fleet", low=1, high=3_600),
     )
     compat_view: bool = field(default=False, metadata=_doc("also fold claims as the Go library would, to compare"))
+    groups: bool = field(default=False, metadata=_doc("also fold the balanced groups"))
+    groups_topic: str = field(default="holdfast.groups", metadata=_doc("topic where members of balanced groups announce themselves"))
     registry: bool = field(default=False, metadata=_doc("keep the registry of producers' names"))
     producers_topic: str = field(default="holdfast.producers", metadata=_doc("topic of the registry's commands"))
     books: str = field(default="", metadata=_doc("topics of stamped records to keep books of: orders,payments"))
@@ -94,7 +96,9 @@ class Settings:
     outbox_shards: int = field(default=1, metadata=_doc("leaders of the outbox; equal in all harvesters", low=1, high=256))
     outbox_poison: str = field(default="pass", metadata=_doc("a refused row's key passes it once it is set aside, or has to wait"))
     outbox_attempts: int = field(default=5, metadata=_doc("attempts before a refused row is set aside", low=1, high=1_000))
-    outbox_heartbeat_timeout_s: float = field(default=5.0, metadata=_doc("a leader silent for three times this is replaced", low=2, high=600))
+    outbox_heartbeat_timeout_s: float = field(
+        default=5.0, metadata=_doc("a leader silent for three times this is replaced", low=2, high=600)
+    )
     outbox_batch_rows: int = field(default=5_000, metadata=_doc("most rows of one transaction", low=1, high=100_000))
 
     web_bind: str = field(default="127.0.0.1", metadata=_doc("address the web port listens on"))
@@ -291,6 +295,7 @@ def _check_names(settings: Settings) -> None:
         )
     topics = {
         "producers_topic": (settings.producers_topic,),
+        "groups_topic": (settings.groups_topic,),
         "books": settings.book_topics,
         "progress": settings.progress_topics,
         "dedupe": tuple(name for pair in settings.dedupe_topics for name in pair),
