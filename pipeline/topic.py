@@ -95,12 +95,18 @@ class TopicLog:
         """Return the last stable offset by partition."""
         return self._offsets(partitions, _LATEST)
 
+    def written(self, partitions: Sequence[int]) -> dict[int, int]:
+        """Return where each partition's log ends, records of open transactions included."""
+        return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
+
     def first_after(self, at_ms: int, partitions: Sequence[int]) -> dict[int, int | None]:
         """Return the offset of the first record appended later than *at_ms*, by partition; None when there is none."""
         found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms + 1))
         return {partition: None if offset < 0 else offset for partition, offset in found.items()}
 
-    def _offsets(self, partitions: Sequence[int], spec: OffsetSpec) -> dict[int, int]:
+    def _offsets(
+        self, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+    ) -> dict[int, int]:
         asked = {TopicPartition(self.topic, partition): spec for partition in partitions}
         if not asked:
             return {}
@@ -108,16 +114,16 @@ class TopicLog:
         with _as_broker_error(f"offsets of {self.topic}"):
             while True:
                 try:
-                    return self._ask_offsets(asked)
+                    return self._ask_offsets(asked, isolation)
                 except KafkaException as error:
                     # The admin client gives up on a leader that has just moved, or is not yet known, where a consumer would go on.
                     if not (error.args[0].retriable() or error.args[0].code() in _MOVING) or system_clock.monotonic_s() > deadline_s:
                         raise
                 time.sleep(RETRY_S)
 
-    def _ask_offsets(self, asked: dict[TopicPartition, OffsetSpec]) -> dict[int, int]:
+    def _ask_offsets(self, asked: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel) -> dict[int, int]:
         timeout_s = self._settings.request_timeout_s
-        futures = self._admin.list_offsets(asked, isolation_level=IsolationLevel.READ_COMMITTED, request_timeout=timeout_s)
+        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=timeout_s)
         # The future's own wait has a deadline as well, past that of the request.
         return {place.partition: future.result(timeout_s + 5).offset for place, future in futures.items()}
 

@@ -19,6 +19,7 @@ from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
 
 COMMANDS = {
+    "audit": "Prove that what was to be published lies in its topics, once and in order.",
     "claims": "Show who holds which partition.",
     "config": "Print the effective settings and where each comes from.",
     "demo": "Show the whole of it on real parts, in about a minute.",

@@ -1,0 +1,86 @@
+"""`holdfast audit`: whether what was to be published lies in its topics, once and in order."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, assignments
+from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.errors import ConfigError
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prove what was published.")
+
+PARTITION_FIELDS = ("topic", "partition", "first_offset", "records", "audited", "producers", "repeated", "ends", "findings")
+FINDING_FIELDS = ("kind", "topic", "partition", "offset", "after", "producer", "epoch", "first", "last", "key", "reason")
+
+
+@app.callback()
+def audit() -> None:
+    """Prove what was published."""
+
+
+@app.command(
+    help="Audit the topics of an outbox, or their bronze tables: every published row once, each key in order, numbers without a gap, no "
+    "zombies. Exit code 1 when anything is found."
+)
+def outbox(
+    context: typer.Context,
+    name: Annotated[
+        str | None,
+        typer.Option("--outbox", help="The outbox; without it every producer in the topics is audited, but not the last numbers."),
+    ] = None,
+    topics: Annotated[
+        list[str] | None, typer.Option("--topic", help="A topic to audit; may be repeated. Default: all the outbox has published to.")
+    ] = None,
+    number: Annotated[
+        str | None, typer.Option(metavar="HEADER", help="A header by which the service numbers the rows of each key: proves rows too.")
+    ] = None,
+    at_least_once: Annotated[
+        bool, typer.Option("--at-least-once", help="Repetitions of a row are counted and not found (strategy mark); needs --number.")
+    ] = False,
+    ends: Annotated[
+        bool | None,
+        typer.Option("--ends/--no-ends", help="Compare the last numbers with what the leaders say; for bronze only when asked."),
+    ] = None,
+    engine: EngineOption = EngineName.AUTO,
+    source: SourceOption = SourceName.TOPIC,
+    lake: LakeOption = None,
+    master: MasterOption = "local[*]",
+    memory: MemoryOption = "1g",
+    conf: ConfOption = None,
+) -> None:
+    from holdfast.core.audit import Rules
+    from holdfast.pipeline.audit import AuditOptions
+    from holdfast.pipeline.audit import audit as run
+    from holdfast.pipeline.session import SparkOptions
+
+    if at_least_once and number is None:
+        raise ConfigError("--at-least-once needs --number HEADER: without numbers nobody can say which rows are repeated")
+    options = AuditOptions(
+        topics=tuple(topics or ()),
+        rules=Rules(outbox=name, number=number, at_least_once=at_least_once),
+        engine=engine.value,
+        source=source.value,
+        lake=None if lake is None else absolute(lake),
+        ends=ends,
+        spark=SparkOptions(master=master, memory=memory, conf=assignments(conf)),
+    )
+    report = run(settings_of(context), options)
+    document = report.document()
+    if output_of(context) is Output.JSON:
+        show_json(document)
+    else:
+        show(document["partitions"], PARTITION_FIELDS, Output.TABLE)
+        if document["findings"]:
+            print()
+            show(document["findings"], FINDING_FIELDS, Output.TABLE)
+    for each in report.notes:
+        note(each)
+    verdict = "nothing is wrong" if report.is_clean else "NOT as it must be"
+    note(f"{report.audited} records audited on {report.engine}: {verdict}")
+    if not report.is_clean:
+        raise typer.Exit(1)

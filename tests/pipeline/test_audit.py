@@ -1,0 +1,180 @@
+"""The audit of an outbox over real topics and bronze tables: both engines find the same, with offsets, and nothing in what is right."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+from confluent_kafka import Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from holdfast.cli.__main__ import main
+from holdfast.config import Settings
+from holdfast.core.audit import Rules, progress_topic
+from holdfast.core.harvest import Books
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import ConfigError
+from holdfast.pipeline.audit import AuditOptions, AuditReport, audit
+from holdfast.pipeline.land import land
+from holdfast.pipeline.replay import Engine, Source
+from tests.audit_histories import OUTBOX, Published, orders, renumbered
+from tests.pipeline.conftest import MakeTopic
+from tests.pipeline.folds import Log, Record
+from tests.pipeline.lakes import write_bronze
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+RIGHT = list(orders(200, keys=5, epoch_every=40))
+NUMBERED = Rules(outbox=OUTBOX, number="n")
+
+
+def swapped(records: list[Published], one: int, two: int) -> list[Published]:
+    out = list(records)
+    out[one], out[two] = out[two], out[one]
+    return renumbered(out)
+
+
+PLANTED: Mapping[int, list[Published]] = {
+    0: RIGHT,
+    1: renumbered([*RIGHT[:90], RIGHT[88], *RIGHT[90:]]),
+    2: renumbered([*RIGHT[:50], *RIGHT[53:]]),
+    3: swapped(RIGHT, 110, 115),
+}
+FOUND = [
+    ("duplicate", 1, 90, 88, 88),
+    ("lost", 2, 50, 50, 52),
+    *(("out-of-order", 3, at, at, at) for at in range(111, 115)),
+    ("inversion", 3, 115, 110, 110),
+]
+
+
+def log_of(history: Mapping[int, Iterable[Published]]) -> Log:
+    """Return a history as records; partition by partition, each with its own producer's numbers."""
+    return {
+        partition: [Record(each.offset, 1_000 + each.offset, each.key, b"v", each.headers) for each in records]
+        for partition, records in history.items()
+    }
+
+
+def told(report: AuditReport) -> list[tuple[str, int, int, int, int]]:
+    return [(str(each.kind), where.partition, each.offset, each.first, each.last) for where, each in report.findings]
+
+
+def tell_progress(broker: SessionBroker, topic: str, last: Mapping[int, int], epoch: int = 5) -> str:
+    """Write what leaders of an outbox would have said; return the outbox."""
+    outbox = topic.replace(".", "-")
+    books = Books(f"{outbox}-0")
+    books.epoch = epoch
+    producer = Producer(broker.client_config())
+    broker.create_topic(progress_topic(outbox), partitions=1, config={"cleanup.policy": "compact"}, exact=True)
+    for key, value in books.records([1], {(topic, partition): sequence for partition, sequence in last.items()}):
+        producer.produce(progress_topic(outbox), value, key)
+    assert producer.flush(30) == 0
+    return outbox
+
+
+@pytest.mark.spark
+@pytest.mark.broker
+def test_planted_faults_are_found_with_their_offsets_by_both_engines_in_topics_and_bronze(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    topic = make_topic(log_of(PLANTED))
+    land(settings, topic, str(lake))
+    ways: list[tuple[Engine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
+    reports = [audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake))) for engine, source in ways]
+    assert [(each.engine, each.source) for each in reports] == ways
+    for each in reports:
+        assert told(each) == FOUND
+        assert each.partitions == reports[0].partitions
+        assert each.partitions[0].is_clean
+
+
+def test_bronze_of_a_log_that_is_right_is_clean_and_shuffled_files_change_nothing(settings: Settings, lake: Path) -> None:
+    history = {0: RIGHT, 1: []}
+    for shuffled in (False, True):
+        write_bronze(lake / str(shuffled), "t", log_of(history), shuffled=shuffled)
+        options = AuditOptions(topics=("t",), rules=NUMBERED, engine="local", source="bronze", lake=str(lake / str(shuffled)))
+        report = audit(settings, options)
+        assert report.is_clean, told(report)
+        assert (report.audited, report.notes) == (200, ())
+
+
+@pytest.mark.broker
+def test_topics_and_last_numbers_are_taken_from_the_leaders(settings: Settings, make_topic: MakeTopic, broker: SessionBroker) -> None:
+    topic = make_topic(log_of({0: [], 1: []}))
+    outbox = tell_progress(broker, topic, {1: 1})
+    report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local"))
+    assert [(where.topic, where.partition, each.kind, each.first, each.last) for where, each in report.findings] == [
+        (topic, 1, "lost", 0, 1)
+    ]
+    producer = Producer(broker.client_config())
+    for sequence in range(2):
+        headers = [("holdfast-producer", f"{outbox}-0".encode()), ("holdfast-epoch", b"5"), ("holdfast-sequence", b"%d" % sequence)]
+        producer.produce(topic, b"v", b"k", 1, headers=headers)  # type: ignore[arg-type]
+    assert producer.flush(30) == 0
+    report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local"))
+    assert report.is_clean, told(report)
+    assert all(each.ends for each in report.partitions)
+    # an open transaction hides what comes after it: nothing is said of the end then
+    open_producer = Producer(broker.client_config(**{"transactional.id": f"{outbox}-open"}))
+    open_producer.init_transactions(30)
+    open_producer.begin_transaction()
+    open_producer.produce(topic, b"v", b"k", 1)
+    assert open_producer.flush(30) == 0
+    report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local", settle_s=0.5))
+    assert report.is_clean
+    assert [each.ends for each in report.partitions] == [True, False]
+    assert "a transaction is open" in report.notes[0]
+    open_producer.abort_transaction(30)
+    broker.delete_topics([progress_topic(outbox)])
+
+
+@pytest.mark.broker
+def test_a_topic_whose_beginning_was_deleted_is_audited_from_there(
+    settings: Settings, make_topic: MakeTopic, broker: SessionBroker
+) -> None:
+    topic = make_topic(log_of({0: RIGHT}))
+    admin = AdminClient(broker.client_config())
+    admin.delete_records([TopicPartition(topic, 0, 70)])[TopicPartition(topic, 0, 70)].result(30)
+    report = audit(settings, AuditOptions(topics=(topic,), engine="local"))
+    assert report.is_clean, told(report)
+    assert report.partitions[0].first_offset == 70
+    assert "begins at offset 70" in report.notes[0]
+
+
+def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
+    with pytest.raises(SystemExit) as ended:
+        main([*arguments])
+    out, err = capsys.readouterr()
+    return int(ended.value.code or 0), out, err
+
+
+@pytest.mark.parametrize("planted", [False, True])
+def test_the_command_prints_what_it_found_and_exits_with_it(lake: Path, capsys: pytest.CaptureFixture[str], planted: bool) -> None:
+    write_bronze(lake, "t", log_of(PLANTED if planted else {0: RIGHT}))
+    command = ("audit", "outbox", "--topic", "t", "--from", "bronze", "--lake", str(lake), "--engine", "local")
+    code, out, err = run(capsys, *command)
+    assert code == (1 if planted else 0)
+    assert ("NOT as it must be" if planted else "nothing is wrong") in err
+    assert ("number 110 came behind a later one of its key" in out) is planted
+    code, out, _ = run(capsys, *command, "-o", "json")
+    document: dict[str, Any] = json.loads(out)
+    assert document["clean"] is not planted
+    assert [(each["kind"], each["partition"], each["offset"], each["first"], each["last"]) for each in document["findings"]] == (
+        FOUND if planted else []
+    )
+
+
+def test_what_cannot_be_audited_is_told(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(ConfigError, match="name the outbox, or the topics"):
+        AuditOptions()
+    code, _, err = run(capsys, "audit", "outbox", "--topic", "t", "--at-least-once")
+    assert code == 2
+    assert "--number" in err
+    code, _, err = run(capsys, "audit", "outbox", "--topic", "t", "--from", "bronze")
+    assert code == 2
+    assert "--lake" in err
