@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from math import inf
 from random import Random
 from typing import Any
 
@@ -14,7 +13,8 @@ from tests.simulation.node import Node
 from tests.simulation.timeline import BEGAN_S
 from tests.simulation.trace import WHOLE
 
-LOOK_S = 0.25
+LOOK_S, LOOK_INTERVALS = 0.1, 0.05
+"""How often to see what is held: a little seldomer where heartbeats are, for the sake of many schedules."""
 
 
 class Talk:
@@ -47,7 +47,7 @@ class BalancedNode(Node):
             ),
             draws=Random(self.draws.random()),
         )
-        self._balance_at_s = inf
+        self._look_s = max(LOOK_S, LOOK_INTERVALS * settings.heartbeat_interval_s)
         self._said_s = 0.0
         self._aimed: frozenset[tuple[str, int]] = frozenset()
         talk.readers.append(self._on_talk)
@@ -130,4 +130,4 @@ class BalancedNode(Node):
             if now_s >= self.balancer.wake_at_s():
                 self._say(self.balancer.tick(now_s))
             self._aim()
-        self.timeline.after(LOOK_S * (0.5 + self.draws.random() * 0.5), self._balance)
+        self.timeline.after(self._look_s * (0.5 + self.draws.random() * 0.5), self._balance)

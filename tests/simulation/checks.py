@@ -224,7 +224,7 @@ class Checks:
                 if at_most_once:
                     raise self.trace.fail(TWICE, place, f"{node.name} hands out {offset} a second time")
                 self.redelivered += 1
-                passed = ledger.passed.get(offset)
+                passed = ledger.passed.pop(offset, None)  # being worked on anew
                 if passed is not None:
                     self._check_redelivery(ledger, node, offset, *passed)
             else:
