@@ -12,6 +12,7 @@ from collections.abc import Sequence
 from concurrent.futures import Future
 
 from holdfast.clients.claim_feed import Feed, FeedSettings
+from holdfast.clients.claim_lanes import LaneFeed
 from holdfast.clients.claim_log import LogRecord
 from holdfast.clients.claim_lookup import Lookups
 from holdfast.clients.claim_options import EngineSettings
@@ -135,11 +136,11 @@ class Engine(Taking):
     def _open(self) -> None:
         settings, options, wanted = self._settings, self._options, self.member_settings
         self._lookups = Lookups(settings, wanted.group_id, timeout_s=options.request_timeout_s, clock=self._clock)
-        counts = self._lookups.counts(wanted.topics)
+        counts = self._lookups.counts(self._names.sources(wanted.topics))
         self._lookups.check_group()
         self._log.open(wanted.topics, options.request_timeout_s)
         overrides: dict[str, str | int | bool] = {"group.id": wanted.group_id, "isolation.level": "read_committed"}
-        self._feed = Feed(
+        self._feed = (LaneFeed if options.lanes else Feed)(
             settings.consumer(**overrides),
             self.queue,
             self._feed_settings,
@@ -156,7 +157,8 @@ class Engine(Taking):
                 wanted, coordination_partitions=self._log.partitions, draws=self._draws, now_s=now_s, unix_s=self._clock.now_ms() / 1000
             )
             for topic, count in counts.items():
-                self._do(member.partitions(topic, count, now_s))
+                for name in self._names.claimed_as(topic):
+                    self._do(member.partitions(name, count, now_s))
             self._wait_for(
                 lambda: member.coordination <= self._told_caught_up,
                 self._started,
@@ -218,10 +220,12 @@ class Engine(Taking):
         lookups = self._lookups
         assert lookups is not None
         for found in lookups.answers(now_s):
-            self._do(member.watermarks(found.topic, found.partition, found.earliest, found.latest, found.committed, now_s))
+            for name in self._names.claimed_as(found.topic):
+                self._do(member.watermarks(name, found.partition, found.earliest, found.latest, found.committed, now_s))
         for topic, count in lookups.counted().items():
             if topic != self._settings.coordination_topic:
-                self._do(member.partitions(topic, count, now_s))
+                for name in self._names.claimed_as(topic):
+                    self._do(member.partitions(name, count, now_s))
             elif count != self._log.partitions:
                 self._fail(self._moved(count))
 
@@ -237,10 +241,10 @@ class Engine(Taking):
         if now_s >= self._health_at_s:
             self._health_at_s = now_s + self._options.health_lookup_intervals * interval_s
             for topic, partition in self._leases:
-                lookups.ask(topic, partition, committed=False)
+                lookups.ask(self._names.source(topic), partition, committed=False)
         if now_s >= self._partitions_at_s:
             self._partitions_at_s = now_s + self._options.partitions_lookup_s * self._draws.uniform(0.5, 1.5)
-            lookups.ask_counts((*self.member_settings.topics, self._settings.coordination_topic))
+            lookups.ask_counts((*self._names.sources(self.member_settings.topics), self._settings.coordination_topic))
 
     def _settle_resets(self, member: Member, now_s: float) -> None:
         """Free what a reset holds whose administrator died; nothing of it is in the member's hands, so nothing is told to it."""

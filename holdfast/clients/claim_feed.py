@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -144,12 +144,12 @@ class Feed:
             self._learn_leaders(consumer)
             while not self._stopping.is_set():
                 self._obey(consumer)
-                if not self._leases:
+                if not self._places():
                     consumer.poll(0)
                     self._called.wait(IDLE_S)
                     self._called.clear()
                     continue
-                if not self._queue.wait_space(self._settings.space_wait_s):
+                if not self._room(consumer):
                     continue
                 first = consumer.poll(self._settings.fetch_poll_s)
                 if first is not None:
@@ -164,6 +164,14 @@ class Feed:
                 lease.open = False
             self._consumer = None
             consumer.close()
+
+    def _places(self) -> Collection[Place]:
+        """Return the partitions of Kafka's topics that are read for somebody."""
+        return self._leases
+
+    def _room(self, consumer: Consumer) -> bool:
+        """Return whether there is room for more; waits a moment for it."""
+        return self._queue.wait_space(self._settings.space_wait_s)
 
     def _learn_leaders(self, consumer: Consumer) -> None:
         """Have the leaders known before the first claim is won: to find them by an assignment takes half a second more."""
@@ -228,11 +236,11 @@ class Feed:
     def _sort(self, messages: list[Message]) -> None:
         """Put *messages* into batches by partition, each in offset order, and those into the queue."""
         self.last_error = None
-        leases = self._leases
+        assigned = self._places()
         by_place: dict[Place, list[Message]] = {}
         ends: list[Fetched] = []
-        if len(leases) == 1 and not any(map(Message.error, messages)):
-            by_place[next(iter(leases))] = messages
+        if len(assigned) == 1 and not any(map(Message.error, messages)):
+            by_place[next(iter(assigned))] = messages
         else:
             places = zip(map(Message.topic, messages), map(Message.partition, messages), strict=True)
             for message, error, place in zip(messages, map(Message.error, messages), places, strict=True):
@@ -243,7 +251,7 @@ class Feed:
                     by_place[place].append(message)  # type: ignore[index]
                 except KeyError:
                     by_place[place] = [message]  # type: ignore[index]
-        batches = [batch for place, found in by_place.items() if (batch := self._batch(place, found)) is not None]
+        batches = [batch for place, found in by_place.items() for batch in self._batches(place, found)]
         # The end of a log comes after all that is before it.
         batches += [each for each in ends if self._moves(each)]
         if batches:
@@ -251,20 +259,18 @@ class Feed:
             if self._arrived is not None:
                 self._arrived(batches)
 
-    def _batch(self, place: Place, messages: list[Message]) -> Fetched | None:
+    def _batches(self, place: Place, messages: list[Message]) -> list[Fetched]:
         lease = self._leases.get(place)
         if lease is None or not lease.open:
-            return None
+            return []
         first, end = messages[0].offset() or 0, (messages[-1].offset() or 0) + 1
         if first < lease.next_offset:  # of an assignment before this one
             messages = [each for each in messages if (each.offset() or 0) >= lease.next_offset]
             if not messages:
-                return None
+                return []
             first = messages[0].offset() or 0
         lease.next_offset = end
-        step = max(1, len(messages) // SIZE_SAMPLES)
-        size = sum(map(len, messages[::step])) * step
-        return Fetched(lease, messages, first, end, end - first == len(messages), size)
+        return [Fetched(lease, messages, first, end, end - first == len(messages), size_of(messages))]
 
     @staticmethod
     def _moves(end: Fetched) -> bool:
@@ -275,18 +281,28 @@ class Feed:
         return True
 
     def _judge(self, message: Message, error: KafkaError, ends: list[Fetched]) -> None:
-        topic, partition = message.topic() or "", message.partition() or 0
-        lease = self._leases.get((topic, partition))
+        leases = self._readers((message.topic() or "", message.partition() or 0))
         if error.code() == KafkaError._PARTITION_EOF:
-            if lease is not None:
-                end = message.offset() or 0
-                ends.append(Fetched(lease, [], end, end, True, 0))
+            end = message.offset() or 0
+            ends += [Fetched(lease, [], end, end, True, 0) for lease in leases]
         elif error.fatal():
             raise KafkaException(error)
-        elif error.code() in _HOPELESS and lease is not None:
-            self._failed(lease, error.str())
+        elif error.code() in _HOPELESS and leases:
+            for lease in leases:
+                self._failed(lease, error.str())
         else:
             self._on_error(error)
+
+    def _readers(self, place: Place) -> list[Lease]:
+        """Return for whom a partition is read."""
+        lease = self._leases.get(place)
+        return [] if lease is None else [lease]
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """Return about how many bytes *messages* are."""
+    step = max(1, len(messages) // SIZE_SAMPLES)
+    return sum(map(len, messages[::step])) * step
 
 
 _HOPELESS = (

@@ -80,7 +80,7 @@ class GroupLog:
         if not count:
             raise TopicError(
                 f"the topic of balanced groups, {self._topic}, does not exist at {self._settings.bootstrap_servers}: "
-                "create it with message.timestamp.type=LogAppendTime, or name another one by groups_topic"
+                "create it with `holdfast --set groups=true topics create`, or name another one by groups_topic"
             )
         self._partition = coordinator_partition(self._group_id, count)
         try:
@@ -232,7 +232,7 @@ class BalancedEngine(Engine):
     def _open(self) -> None:
         """Connect to the group's log first: a pattern must be known as topics before claims can be read."""
         self._talk.open(self._clock.now_ms() - int(self.balancer.settings.lookback_s * 1_000))
-        self._counts = self._talk.counts(self.balancer.settings.topics, self._pattern)
+        self._counts = self._count()
         if self._pattern is not None:
             if not self._counts:
                 raise TopicError(f"no topic matches {self._pattern}: create one before the first consumer starts")
@@ -302,11 +302,16 @@ class BalancedEngine(Engine):
             raise balancer.failure
         self._act(now_s)
 
+    def _count(self) -> dict[str, int]:
+        """Return how many partitions there are of what is claimed; a lane has as many as its topic."""
+        found = self._talk.counts(self._names.sources(self.balancer.settings.topics), self._pattern)
+        return {name: count for topic, count in found.items() for name in self._names.claimed_as(topic)}
+
     def _recount(self, now_s: float) -> list[bytes]:
         """See how many partitions there are; a broker that does not answer now is asked again later."""
         if self._count_at_s:
             try:
-                self._counts = self._talk.counts(self.balancer.settings.topics, self._pattern)
+                self._counts = self._count()
             except BrokerError as error:
                 logger.warning("%s", error)
         self._count_at_s = now_s + min(COUNTS_LIMIT_S, COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s)

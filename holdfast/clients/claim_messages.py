@@ -27,11 +27,16 @@ class ClaimedMessage:
 
     @property
     def topic(self) -> str:
-        return self._lease.topic
+        return self._lease.source
 
     @property
     def partition(self) -> int:
         return self._lease.partition
+
+    @property
+    def lane(self) -> int | None:
+        """Return which lane of the partition the message is in; None without lanes."""
+        return self._lease.lane
 
     @property
     def epoch(self) -> int:
@@ -81,11 +86,16 @@ class ClaimedBatch:
 
     @property
     def topic(self) -> str:
-        return self._fetched.lease.topic
+        return self._fetched.lease.source
 
     @property
     def partition(self) -> int:
         return self._fetched.lease.partition
+
+    @property
+    def lane(self) -> int | None:
+        """Return which lane of the partition this is; None without lanes."""
+        return self._fetched.lease.lane
 
     @property
     def epoch(self) -> int:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 
 from holdfast.core.announcements import GROUPS_TOPIC
 from holdfast.core.assignors import AssignorName
+from holdfast.core.lanes import check_lanes
 from holdfast.core.member_settings import ATTEMPT_INTERVALS, MemberSettings
 from holdfast.core.resets import RESETS_TOPIC
 from holdfast.errors import ConfigError
@@ -34,11 +35,15 @@ class EngineSettings:
     """How often the ends of the claimed logs are asked for, in heartbeat intervals."""
     partitions_lookup_s: float = 10.0
     """How often partitions are counted, give or take a half: on a topic with a thousand of them the answer is large."""
+    lanes: int = 0
+    """Into how many lanes each partition is split, the same in the whole group; 0 for whole partitions."""
     compression: str = "none"
     resets_topic: str = RESETS_TOPIC
     """Where resets of the group are decided."""
 
     def __post_init__(self) -> None:
+        if self.lanes:
+            check_lanes(self.lanes)
         if self.compression not in ("none", "gzip", "snappy"):
             raise ConfigError(f"compression is {self.compression!r}: the Go library reads none, gzip and snappy")
         for name in ("start_timeout_s", "request_timeout_s", "flush_timeout_s", "poll_s", "partitions_lookup_s"):

@@ -16,13 +16,17 @@ class Lease:
     """One stay of one partition with this instance, from `Start` to `Stop`. Another stay of the same partition is another Lease.
 
     *gate* is the member's: until when messages may be handed out. *open* turns False before anything else happens at a stop: whoever hands out looks at it last. *next_offset* is where fetching
-    stands, *granted* the end of what may be handed out at most once (unused otherwise).
+    stands, *granted* the end of what may be handed out at most once (unused otherwise). *topic* is what is claimed; its messages are those of
+    *source*, which is another topic where *lane* says which of its messages they are.
     """
 
-    __slots__ = ("epoch", "gate", "granted", "next_offset", "open", "partition", "proposed", "queue", "topic")
+    __slots__ = ("epoch", "gate", "granted", "lane", "next_offset", "open", "partition", "proposed", "queue", "source", "topic")
 
-    def __init__(self, topic: str, partition: int, next_offset: int, epoch: int, gate: Gate) -> None:
+    def __init__(
+        self, topic: str, partition: int, next_offset: int, epoch: int, gate: Gate, *, source: str | None = None, lane: int | None = None
+    ) -> None:
         self.topic, self.partition, self.epoch, self.gate = topic, partition, epoch, gate
+        self.source, self.lane = source or topic, lane
         self.next_offset = self.granted = self.proposed = next_offset
         self.open = True
         self.queue: deque[Fetched] = deque()
@@ -108,6 +112,8 @@ class FetchQueue:
                     continue
                 if not lease.queue:
                     self._turns.append(lease)
+                elif not (batch.messages or lease.queue[-1].messages):
+                    lease.queue.pop()  # a position that moves on twice is one move
                 lease.queue.append(batch)
                 self._moves |= not batch.messages
                 self.messages += len(batch.messages)
@@ -116,6 +122,11 @@ class FetchQueue:
             self._nudged = wake is None
         if wake is not None:
             wake()
+
+    def queued(self, lease: Lease) -> tuple[int, int]:
+        """Return how many messages of *lease* are queued, and how many bytes they are."""
+        with self._lock:
+            return sum(len(batch.messages) for batch in lease.queue), sum(batch.size_bytes for batch in lease.queue)
 
     # -- the taker
 

@@ -11,6 +11,7 @@ from typing import Any
 from holdfast.clients.claim_feed import FeedSettings
 from holdfast.clients.claim_options import EngineSettings, GroupSettings
 from holdfast.config import Settings
+from holdfast.core.lanes import ClaimNames, lane_named
 from holdfast.core.member_settings import Delivery, MemberSettings
 from holdfast.errors import ConfigError
 
@@ -51,14 +52,29 @@ def consumer_settings(
     if "delivery" in member:
         member["delivery"] = _delivery(member["delivery"])
     member.setdefault("instance_id", uuid.uuid4().hex[:8])
-    wanted = (topics,) if isinstance(topics, str) else tuple(topics)
+    engine = EngineSettings(**parts[EngineSettings])
+    wanted = _claimed((topics,) if isinstance(topics, str) else tuple(topics), engine, member)
     return ConsumerSettings(
         kafka=kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka}),
         member=MemberSettings(group_id=group, client_id=client, topics=wanted, **member),
-        engine=EngineSettings(**parts[EngineSettings]),
+        engine=engine,
         feed=FeedSettings(**parts[FeedSettings]),
         groups=GroupSettings(**parts[GroupSettings]),
     )
+
+
+def _claimed(topics: tuple[str, ...], engine: EngineSettings, member: Mapping[str, Any]) -> tuple[str, ...]:
+    """Return what is claimed: the topics, or the lanes of each."""
+    for topic in topics:
+        if lane_named(topic) is not None:
+            raise ConfigError(f"topics names {topic!r}, which is how a lane is claimed: name the topic itself, and set lanes")
+    if not engine.lanes:
+        return topics
+    if member.get("whole_topic"):
+        raise ConfigError("lanes and whole_topic=True: one splits partitions, the other keeps them together; choose one")
+    if member.get("balanced") and any(topic.startswith("^") for topic in topics):
+        raise ConfigError(f"lanes and the pattern {topics[0]}: lanes are of topics known by name; name them")
+    return ClaimNames(engine.lanes).all(topics)
 
 
 def _delivery(value: object) -> Delivery:

@@ -22,6 +22,7 @@ from holdfast.clients.claim_waits import Waits
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.frames import encode
+from holdfast.core.lanes import ClaimNames, lowest
 from holdfast.core.member import Draws, Member
 from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Send, Start, Stop, Token
 from holdfast.core.member_settings import Delivery, MemberSettings
@@ -41,6 +42,7 @@ class Taking:
     ) -> None:
         self._settings, self.member_settings, self._options, self._clock, self._draws = settings, member, options, clock, draws
         self._at_most_once = member.delivery is Delivery.AT_MOST_ONCE
+        self._names = ClaimNames(options.lanes)
         self.queue = FetchQueue(limit_messages=feed.queue_messages, limit_bytes=feed.queue_bytes)
         self._log = CoordinationLog(
             settings,
@@ -93,6 +95,8 @@ class Taking:
                     batch, rest = batch.split(left)
                     self.queue.put_back(rest)
                 self._do(member.delivered(lease.topic, lease.partition, batch.offsets(), now_s))
+                if lease.lane is not None:
+                    self._do(member.skipped(lease.topic, lease.partition, batch.end, now_s))
                 if self._at_most_once:
                     self._propose(member, lease, now_s)
                 if lease.open:
@@ -223,7 +227,7 @@ class Taking:
                     self._log.send(action.send_id, encode(action.frame), action.coordination_partition)
                 case Look():
                     if self._lookups is not None:
-                        self._lookups.ask(action.topic, action.partition, committed=True)
+                        self._lookups.ask(self._names.source(action.topic), action.partition, committed=True)
                 case Start():
                     self._begin(action)
                 case Stop():
@@ -234,7 +238,7 @@ class Taking:
                         lease.granted = action.offset_end
                         self.queue.nudge()
                 case CommitOffset():
-                    self._to_commit[action.topic, action.partition] = action.offset
+                    self._note_commit(action)
                 case Notify():
                     self._notify(action)
                 case Fail():
@@ -249,7 +253,21 @@ class Taking:
         assert self.member is not None
         gate = self.member.gate(*place)
         assert gate is not None
-        self._leases[place] = self._feed.start(Lease(action.topic, action.partition, action.offset, action.epoch, gate))
+        source, lane = self._names.source(action.topic), self._names.lane(action.topic)
+        lease = Lease(action.topic, action.partition, action.offset, action.epoch, gate, source=source, lane=lane)
+        self._leases[place] = self._feed.start(lease)
+
+    def _note_commit(self, action: CommitOffset) -> None:
+        """Have Kafka's own book follow: to where a partition stands, which with lanes is where the last of them stands."""
+        source, partition = self._names.source(action.topic), action.partition
+        member, offset = self.member, action.offset
+        if source != action.topic and member is not None:
+            others = (each for each in self._names.claimed_as(source) if each != action.topic)
+            found = lowest((offset, *(member.committed_offset(each, partition) for each in others)))
+            if found is None:  # some lane was never worked on: nobody knows
+                return
+            offset = found
+        self._to_commit[source, partition] = offset
 
     def _end(self, action: Stop) -> None:
         lease = self._leases.pop((action.topic, action.partition), None)

@@ -291,10 +291,16 @@ class Member(Claiming):
     def skipped(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
         """Nothing below *offset* that was not delivered concerns this claim: holes of compaction, control records, other lanes."""
         claim = self._claims.get(Place(topic, partition))
-        if claim is not None and claim.started and claim.proposed is None and claim.committing is None:
-            if self.settings.delivery is Delivery.AT_MOST_ONCE and claim.handed == claim.tracker.current:
-                claim.handed = max(claim.handed, offset)
+        if claim is None or not claim.started:
+            return []
+        claim.handed = max(claim.handed, offset)
+        if claim.proposed is None and claim.committing is None:
+            if not claim.tracker.outstanding and offset > claim.tracker.position:
+                claim.message_s = now_s  # nothing to do is not the same as doing nothing
             claim.tracker.skip_to(offset)
+        if claim.stage is Stage.DRAINING and self.settings.delivery is Delivery.AT_MOST_ONCE:
+            self._drained(claim, now_s)
+            return self._done(now_s)
         return []
 
     def withdrawn(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:

@@ -46,7 +46,8 @@ async def main(told: dict[str, Any]) -> None:
         async with consumer:
             tell("started")
             async for message in consumer:
-                tell("message", partition=message.partition, offset=message.offset)
+                key = None if message.key is None else message.key.decode()
+                tell("message", partition=message.partition, offset=message.offset, lane=message.lane, key=key, epoch=message.epoch)
                 if block is not None and message.offset == block[0]:
                     time.sleep(block[1])  # noqa: ASYNC251  an event loop that stands still is what is tried
                     tell("unblocked")
