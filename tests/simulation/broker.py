@@ -122,7 +122,7 @@ class Broker:
 
 def key_of(place: Place, offset: int) -> int:
     """Return the key of a message: some number that follows from where it lies."""
-    return ((offset * 2_654_435_761 + place.partition * 40_503) >> 9) % KEYS
+    return (((offset * 2_654_435_761 + place.partition * 40_503) & 0xFFFF_FFFF) >> 16) % KEYS
 
 
 class Wire:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from holdfast.core.claims import RESET_INSTANCE, Claim, ClaimKey, CompatClaim, Pause, compat_claimed, is_live, is_reserved, pause_key
+from holdfast.core.claims import RESET_INSTANCE, Claim, ClaimKey, CompatClaim, Pause, pause_key
 from holdfast.core.frames import Frame, ReleaseGroup, ReleasingPartition, coordination_partition
 from holdfast.core.member_actions import Place
 from holdfast.core.member_settings import Delivery, MemberSettings
@@ -35,9 +35,12 @@ TWINS = "one-instance"
 BALANCE = "balance"
 RESET = "reset"
 STOLEN = "stolen"
+STALLED = "stalled"
+LIMIT_STALLED_AUDITS = 10
+"""Looks in a row, two in an interval, at which an owner has something to hand out and has handed out nothing since the last."""
 DRIFT = 0.015
 """How far rates of clocks may be apart: members wait by their own."""
-NAMES = (OWNER, OFFSET, LOST, TWICE, REDELIVERED, ORDER, START, FREE, PAUSED, TWINS, BALANCE, RESET, STOLEN)
+NAMES = (OWNER, OFFSET, LOST, TWICE, REDELIVERED, ORDER, START, FREE, PAUSED, TWINS, BALANCE, RESET, STOLEN, STALLED)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -90,6 +93,7 @@ class Checks:
         self.go_clients: set[str] = set()
         self.decisions = Decisions()
         self.pause_since_s: float | None = None
+        self.pause_until_s = -inf
         self.whole_topic = self.balanced = False
         self.handed_out = self.redelivered = self.taken = self.conflicts = 0
         for place in places:
@@ -115,19 +119,19 @@ class Checks:
         owner = after.instance_id if after.heartbeat_at_s is not None else None
         last = "-" if after.current_offset is None else after.current_offset
         trace.note(place, frame.instance_id, "in the log:", type(frame).__name__, "->", owner, "at", last)
-        if owner != ledger.owner:
+        if owner != ledger.owner or (owner is not None and after.epoch != ledger.epoch):
             self._owner_changed(ledger, frame, owner, after, compat)
         self._offset_moved(ledger, frame, before, after)
 
     def _owner_changed(self, ledger: Ledger, frame: Frame, owner: str | None, after: Claim, compat: CompatClaim | None) -> None:
         now_s = self.timeline.now_s
         if ledger.owner is not None:
-            ledger.ended_s[ledger.owner] = now_s
+            ledger.ended_s[ledger.owner, ledger.epoch] = now_s
         if owner is not None:
             self.taken += 1
             if self.broker.with_go:
                 self._check_stolen(ledger, frame, owner, compat)
-        ledger.owner, ledger.owner_since_s = owner, now_s
+        ledger.owner, ledger.owner_since_s, ledger.epoch = owner, now_s, after.epoch
         ledger.owner_client = after.client_id if owner is not None else None
 
     def _check_stolen(self, ledger: Ledger, frame: Frame, owner: str, compat: CompatClaim | None) -> None:
@@ -177,18 +181,19 @@ class Checks:
         pause = log.rows.get(pause_key(frame.group_id))
         self.trace.note(WHOLE, frame.instance_id, f"pauses log {log.index} until", frame.msg_expire_time_s - int(BEGAN_S))
         if isinstance(pause, Pause):
-            if self.pause_since_s is None or not self.is_paused():
-                self.pause_since_s = now_s
+            if self.pause_since_s is None or self.broker.clock_high_s() >= self.pause_until_s:
+                self.pause_since_s = now_s  # the last one may have ended since anybody looked
         elif not self.is_paused():
             self._resumed()
+        self.pause_until_s = max((self._pause_end_s(log) for log in self.broker.logs), default=-inf)
 
     def is_paused(self) -> bool:
         """Return whether any log still pauses the group, by any clock that ticks as it may."""
-        return any(
-            isinstance(pause := log.rows.get(pause_key(self.broker.group)), Pause)
-            and pause.expires_at_s - DRIFT * (pause.expires_at_s - pause.at_s) > self.broker.clock_high_s()
-            for log in self.broker.logs
-        )
+        return any(self._pause_end_s(log) > self.broker.clock_high_s() for log in self.broker.logs)
+
+    def _pause_end_s(self, log: Log) -> float:
+        pause = log.rows.get(pause_key(self.broker.group))
+        return pause.expires_at_s - DRIFT * (pause.expires_at_s - pause.at_s) if isinstance(pause, Pause) else -inf
 
     def _resumed(self) -> None:
         self.pause_since_s = None
@@ -212,6 +217,7 @@ class Checks:
     def on_hand_out(self, node: Node, place: Place, offsets: Sequence[int]) -> None:
         """A member hands messages out."""
         ledger, now_s = self.ledgers[place], self.timeline.now_s
+        ledger.stalled = 0
         self.handed_out += len(offsets)
         if ledger.owner != node.name:
             self._check_owner(ledger, node, now_s)
@@ -246,23 +252,23 @@ class Checks:
         if now_s - since_s > limit_s:
             raise self.trace.fail(PAUSED, place, f"{node.name} hands out {now_s - since_s:.2f} s after the pause of its group")
 
-    def _check_redelivery(self, ledger: Ledger, node: Node, offset: int, passed_s: float, by: str) -> None:
+    def _check_redelivery(self, ledger: Ledger, node: Node, offset: int, passed_s: float, by: str, epoch: int) -> None:
         bound_s = self.bounds.redelivery_s
         before = self.nodes.get(by)
-        still = ledger.owner == by and ledger.owner_since_s <= passed_s
-        ended_s = self.timeline.now_s if still else ledger.ended_s.get(by, -inf)
+        still = (ledger.owner, ledger.epoch) == (by, epoch)
+        ended_s = self.timeline.now_s if still else ledger.ended_s.get((by, epoch), -inf)
         if before is None or ended_s - passed_s <= bound_s:
             return
         if before.was_healthy(passed_s, passed_s + bound_s):
             text = f"{node.name} hands out {offset} again, which {by} was done with {ended_s - passed_s:.2f} s before it lost the claim"
             raise self.trace.fail(REDELIVERED, ledger.place, text)
 
-    def on_done(self, node: Node, place: Place, done: Sequence[int], begin: int, end: int) -> None:
+    def on_done(self, node: Node, place: Place, epoch: int, done: Sequence[int], begin: int, end: int) -> None:
         """A user is done with messages; all from *begin* to below *end* are done by now."""
         ledger = self.ledgers[place]
         ledger.done.update(done)
         if end > begin:
-            by = (self.timeline.now_s, node.name)
+            by = (self.timeline.now_s, node.name, epoch)
             for offset in range(begin, end):
                 ledger.passed[offset] = by
 
@@ -281,99 +287,3 @@ class Checks:
                 raise self.trace.fail(TWINS, WHOLE, f"{node.name} ends for another instance of {node.client}, and there is none")
         elif not isinstance(error, ClockSkewError):
             raise self.trace.fail(TWINS, WHOLE, f"{node.name} fails: {error}")
-
-    # -- from time to time
-
-    def audit(self) -> None:
-        """Look at what takes time: everything that should have happened by now."""
-        now_s = self.timeline.now_s
-        paused = self.is_paused()
-        if self.pause_since_s is not None and not paused:
-            self._resumed()
-        for node in self.nodes.values():
-            limit = node.settings.maximum_claims
-            if node.alive and limit and node.member is not None and node.member.load >= limit:
-                node.full_at_s = now_s
-        if self.balanced:
-            self._audit_balance(now_s)
-        else:
-            for ledger in self.ledgers.values():
-                self._audit_free(ledger, now_s, paused)
-        if paused and self.pause_since_s is not None:
-            self._audit_paused(now_s)
-        self._audit_twins(now_s)
-
-    def _is_free(self, ledger: Ledger) -> bool:
-        log = self.broker.logs[ledger.log]
-        row = self.broker.row(ledger.log, ledger.place)
-        if self.broker.with_go:
-            # Members of ours take what is free in both views; one of the Go library by its own clock.
-            compat = log.compat.get(f"{self.broker.group}/{ledger.place.topic}/{ledger.place.partition}")
-            now_s = int(BEGAN_S + self.timeline.now_s)
-            if any(compat_claimed(compat, now_s + skew_s) for skew_s in (-10, 0, 10)):
-                return False
-        if row is None:
-            return True
-        return not is_reserved(row) and not is_live(row, int(self.broker.clock_s(log)), self.broker.stale_after_s)
-
-    def _audit_free(self, ledger: Ledger, now_s: float, paused: bool) -> None:
-        """A free partition is claimed within its bound, if somebody can."""
-        if paused or not self._is_free(ledger):
-            ledger.free_since_s = None
-            return
-        if ledger.free_since_s is None:
-            ledger.free_since_s = now_s
-        since_s = now_s - self.bounds.free_s
-        if ledger.free_since_s > since_s:
-            return
-        able = [node for node in self.nodes.values() if node.can_claim(ledger.place, since_s, now_s)]
-        if self.whole_topic and ledger.place.partition:
-            key = self.ledgers[Place(ledger.place.topic, 0)]
-            able = [node for node in able if node.name == key.owner and key.owner_since_s <= since_s]
-        if able:
-            free_s = now_s - ledger.free_since_s
-            raise self.trace.fail(FREE, ledger.place, f"free for {free_s:.1f} s, and {able[0].name} does not claim it")
-
-    def _audit_balance(self, now_s: float) -> None:
-        """When nobody came or went and nothing was wrong for long enough, everything is claimed, and evenly."""
-        since_s = now_s - self.bounds.settle_s
-        alive = [node for node in self.nodes.values() if node.alive and node.error is None]
-        if not alive or not all(node.healthy(since_s, now_s) and not node.leaving for node in alive):
-            return
-        if any(since_s < node.died_s <= now_s for node in self.nodes.values()):
-            return
-        held = dict.fromkeys((node.name for node in alive), 0)
-        for ledger in self.ledgers.values():
-            if ledger.owner not in held or self._is_free(ledger):
-                raise self.trace.fail(
-                    BALANCE, ledger.place, f"nobody of {', '.join(held)} holds it {self.bounds.settle_s:.1f} s after the last change"
-                )
-            held[ledger.owner] += 1
-        if max(held.values()) - min(held.values()) > 1:
-            raise self.trace.fail(BALANCE, WHOLE, f"the members hold {held}")
-
-    def _audit_paused(self, now_s: float) -> None:
-        """Nobody takes anything while its group is paused, but for an administrator."""
-        assert self.pause_since_s is not None
-        for ledger in self.ledgers.values():
-            node = self.nodes.get(ledger.owner or "")
-            if node is None:
-                continue
-            taken_s = ledger.owner_since_s - self.pause_since_s
-            if taken_s > self.bounds.pause_s and node.was_healthy(self.pause_since_s, ledger.owner_since_s):
-                raise self.trace.fail(PAUSED, ledger.place, f"{node.name} took it {taken_s:.2f} s after the pause of its group")
-            held_s = now_s - self.pause_since_s
-            if held_s > self.bounds.pause_s + self.bounds.interval_s and node.healthy(self.pause_since_s, now_s):
-                raise self.trace.fail(PAUSED, ledger.place, f"{node.name} still holds it {held_s:.2f} s after the pause of its group")
-
-    def _audit_twins(self, now_s: float) -> None:
-        """Of two processes under one client id, one works."""
-        since_s = now_s - self.bounds.twins_s
-        holders: dict[str, tuple[str, float]] = {}
-        for ledger in self.ledgers.values():
-            node = self.nodes.get(ledger.owner or "")
-            if node is None or ledger.owner_since_s > since_s or not node.healthy(since_s, now_s):
-                continue
-            other = holders.setdefault(node.client, (node.name, ledger.owner_since_s))
-            if other[0] != node.name:
-                raise self.trace.fail(TWINS, ledger.place, f"{other[0]} and {node.name} both hold claims as {node.client}")

@@ -11,7 +11,7 @@ class Ledger:
     """The whole story of one partition (or lane).
 
     *owner* is the instance that the log names. *handed* are the offsets handed out, *done* those a user was done with, *passed* when and
-    by whom the done prefix went past an offset: from then on the next heartbeat tells it. All below *verified* was done when the log
+    by whom, under which epoch, the done prefix went past an offset: from then on the next heartbeat tells it. All below *verified* was done when the log
     said so. *high* is the highest offset handed out of each key (lanes of one partition
     share it). *expected* is where the next owner must start after a reset.
     """
@@ -19,6 +19,7 @@ class Ledger:
     __slots__ = (
         "done",
         "ended_s",
+        "epoch",
         "expected",
         "free_since_s",
         "handed",
@@ -29,7 +30,9 @@ class Ledger:
         "owner_since_s",
         "passed",
         "place",
+        "position",
         "reset_by",
+        "stalled",
         "verified",
     )
 
@@ -38,14 +41,16 @@ class Ledger:
         self.owner: str | None = None
         self.owner_client: str | None = None
         self.owner_since_s = -inf
-        self.ended_s: dict[str, float] = {}
+        self.epoch = 0
+        self.ended_s: dict[tuple[str, int], float] = {}
         self.handed: set[int] = set()
         self.done: set[int] = set()
-        self.passed: dict[int, tuple[float, str]] = {}
+        self.passed: dict[int, tuple[float, str, int]] = {}
         self.high: dict[int, int] = {}
         self.verified = 0
         self.expected: int | None = None
         self.reset_by: str | None = None
+        self.stalled = self.position = 0
         self.free_since_s: float | None = 0.0
 
     def rewind(self, offset: int) -> None:

@@ -33,6 +33,7 @@ class Habits:
     disorder: float = 0.2
     slowness: float = 0.3
     idleness: float = 0.0
+    flushes: float = 0.0
 
 
 class Job:
@@ -82,6 +83,26 @@ class Node(Process):
         if self.error is not None or self.leaving or member is None or self.full_at_s >= since_s:
             return False
         return place.partition < self.counts.get(place.topic, 0) and self.healthy(since_s, until_s)
+
+    def position(self, place: Place) -> int:
+        """Return the next offset to hand out; of a claim that is held and not started yet, where it would start."""
+        job = self.jobs.get(place)
+        if job is not None and not job.stopped:
+            return job.queue[0] if job.queue else job.position
+        told = None if self.member is None else self.member.committed_offset(*place)
+        return 0 if told is None else told
+
+    def is_full(self, place: Place) -> bool:
+        """Return whether it waits for its user, as it should."""
+        return self.member is not None and self.member.outstanding(*place) >= self.settings.maximum_outstanding
+
+    def fail_fetch(self) -> None:
+        """The broker refuses to be read at some position."""
+        if not self.put_off(self.fail_fetch) and self.member is not None and self.jobs:
+            place = self.draws.choice(list(self.jobs))
+            self.fault(0.1)
+            self._do(self.member.fetch_failed(*place, "planned", self.mono_s()))
+            self._replan()
 
     # -- life
 
@@ -286,6 +307,8 @@ class Node(Process):
             elif not job.stopped and draws.random() < 0.3:
                 latest = self.broker.latest.get(data_place(place), 0)
                 self._do(member.watermarks(*place, 0, latest, None, self.mono_s()))
+        if draws.random() < habits.flushes and self.alive:
+            self._do(member.flush(self.mono_s()))
         self._replan()
         if self.alive:
             self.timeline.after(habits.pace_s * (0.5 + draws.random()), self._work)
@@ -317,7 +340,7 @@ class Node(Process):
             return
         job.open_offsets = left
         end = left[0] if left else job.queue[0] if job.queue else job.position
-        self.checks.on_done(self, place, done, job.prefix, end)
+        self.checks.on_done(self, place, job.epoch, done, job.prefix, end)
         job.prefix = max(job.prefix, end)
         if actions:
             self._do(actions)

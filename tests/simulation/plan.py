@@ -111,6 +111,7 @@ def draw(seed: int) -> tuple[Plan, Random]:
         batch=draws.choice((1, 4, 12)),
         disorder=draws.choice((0.0, 0.3)),
         slowness=draws.choice((0.0, 0.3, 0.7)),
+        flushes=draws.choice((0.0, 0.0, 0.1)),
     )
     members, topics, logs = _fleet(kind, draws)
     plan = Plan(

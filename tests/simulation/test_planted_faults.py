@@ -23,7 +23,7 @@ from holdfast.core.member_log import LogView
 from holdfast.core.member_settings import MemberSettings
 from holdfast.core.resets import Decision
 from holdfast.core.rows import Rows
-from tests.simulation import broker, node, resetting
+from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
     BALANCE,
     FREE,
@@ -34,6 +34,7 @@ from tests.simulation.checks import (
     PAUSED,
     REDELIVERED,
     RESET,
+    STALLED,
     START,
     STOLEN,
     TWICE,
@@ -114,11 +115,7 @@ def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) 
 
 
 def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
-    def offsets_of(place: Place, begin: int, end: int) -> list[int]:
-        lane, _, lanes = place.topic.partition("~lane-")[2].partition("-of-")
-        return [offset for offset in range(begin, end) if offset % int(lanes) == int(lane)]
-
-    monkeypatch.setattr(node, "offsets_of", offsets_of)
+    monkeypatch.setattr(units, "key_of", lambda place, offset: offset)
 
 
 def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -195,6 +192,17 @@ def the_view_of_go_members_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(LogView, "__init__", init)
 
 
+def a_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
+    original = Keeping._accepted
+
+    def accepted(self: Any, claim: LocalClaim, frame: Frame, row: Claim, now_s: float) -> None:
+        lease_until_s, deliver_until_s = claim.lease_until_s, claim.deliver_until_s
+        original(self, claim, frame, row, now_s)
+        claim.lease_until_s, claim.deliver_until_s = lease_until_s, deliver_until_s
+
+    monkeypatch.setattr(Keeping, "_accepted", accepted)
+
+
 FAULTS = [
     Fault(a_lease_that_never_ends, Kind.RACE, OWNER),
     Fault(a_gate_that_is_always_open, Kind.RACE, OWNER),
@@ -213,6 +221,7 @@ FAULTS = [
     Fault(nothing_is_handed_over, Kind.BALANCED, BALANCE),
     Fault(decided_resets_are_given_up, Kind.RESETS, RESET),
     Fault(the_view_of_go_members_is_ignored, Kind.GO, STOLEN),
+    Fault(a_lease_is_not_renewed, Kind.RACE, STALLED),
 ]
 
 

@@ -7,9 +7,10 @@ from random import Random
 from typing import NamedTuple
 
 from holdfast.core.member_actions import Place
+from tests.simulation.audits import Auditor
 from tests.simulation.balancing import BalancedNode, Talk
 from tests.simulation.broker import Broker
-from tests.simulation.checks import Checks, bounds
+from tests.simulation.checks import bounds
 from tests.simulation.go_member import GoMember
 from tests.simulation.node import Node
 from tests.simulation.plan import Kind, Plan, draw
@@ -49,7 +50,7 @@ class World:
         self.broker = Broker(self.timeline, draws, plan.weather, group="g", logs=plan.logs, stale_after_s=settings.stale_after_s)
         places = [Place(topic, partition) for topic, count in plan.topics.items() for partition in range(count)]
         limits = bounds(settings, delay_s=plan.weather.delay_high_s, partitions=len(places), skew_s=plan.skew_s)
-        self.checks = Checks(self.broker, self.trace, limits, plan.delivery, places)
+        self.checks = Auditor(self.broker, self.trace, limits, plan.delivery, places)
         self.checks.whole_topic = plan.kind is Kind.WHOLE_TOPICS
         self.checks.balanced = plan.kind is Kind.BALANCED
         self.broker.with_go = plan.kind is Kind.GO
@@ -167,7 +168,7 @@ class World:
         if node is None or not node.alive:
             return
         for_s = self.interval_s * (draws.uniform(0.1, 0.6) if draws.random() < 0.5 else draws.uniform(0.6, LONGEST_FAULT_INTERVALS))
-        match draws.randrange(12):
+        match draws.randrange(13):
             case 0 | 1:
                 node.kill()
                 self._restart(node)
@@ -193,6 +194,8 @@ class World:
                 by_s = draws.uniform(0.0, 0.2) * self.interval_s
                 self.trace.note(WHOLE, "broker", f"log {index} is led by another, whose clock is {by_s:.2f} s behind")
                 self.broker.step_back(index, by_s)
+            case 11 if isinstance(node, Node):
+                node.fail_fetch()
             case _:
                 self._more_partitions()
 
