@@ -185,4 +185,4 @@ class GoMember(Process):
         self.timeline.after(1.0, self.die)
 
     def grow(self, topic: str, count: int) -> None:
-        self.counts[topic] = count
+        self.counts[topic] = max(self.counts.get(topic, 0), count)

@@ -209,7 +209,7 @@ class Node(Process):
         """Hear that a topic has more partitions."""
         if self.put_off(self.grow, topic, count):
             return
-        self.counts[topic] = count
+        count = self.counts[topic] = max(self.counts.get(topic, 0), count)  # news may overtake each other; what is asked next time is right
         if self.member is not None:
             self._do(self.member.partitions(topic, count, self.mono_s()))
             self._replan()
