@@ -115,6 +115,7 @@ def test_a_killed_leader_is_succeeded_within_a_session(contest: Callable[..., Co
         victim.communicate(timeout=10)
 
 
+@pytest.mark.slow
 def test_a_frozen_leader_has_stopped_before_its_successor_begins(contest: Callable[..., Contest]) -> None:
     """E1, E4: SIGSTOP beyond the session, SIGCONT after the takeover."""
     on = contest()

@@ -257,7 +257,7 @@ def test_a_database_that_is_away_for_a_while_costs_nothing(rig: Rig, postgres: P
     rig.prove()
 
 
-@pytest.mark.parametrize("what", ["database", "broker", "both"])
+@pytest.mark.parametrize("what", ["database", "broker", pytest.param("both", marks=pytest.mark.slow)])
 def test_a_stop_keeps_its_deadline_though_nothing_answers(rig: Rig, postgres: Postgres, what: str) -> None:
     """O7, H10: frozen, the worst that can happen to a client."""
     assert rig.broker.cluster is not None

@@ -115,7 +115,7 @@ def test_rows_are_published_as_goharvest_would(rig: Rig) -> None:
     assert all(record.headers == [("n", b"%d" % record.number)] for record in records)
 
 
-@pytest.mark.parametrize("key_in_flight", [1, 7, 1000])
+@pytest.mark.parametrize("key_in_flight", [1, pytest.param(7, marks=pytest.mark.slow), 1000])
 def test_one_key_keeps_its_order_however_many_of_it_are_in_flight(rig: Rig, key_in_flight: int) -> None:
     """O2, H16."""
     rig.fill(60, keys=1)
@@ -223,6 +223,7 @@ def test_rows_for_a_missing_topic_and_flawed_ones_are_set_aside(rig: Rig, postgr
     assert {record.number for record in rig.read()} == set(range(1, 20))
 
 
+@pytest.mark.slow
 def test_a_stop_keeps_its_deadline_though_nothing_answers(rig: Rig, postgres: Postgres) -> None:
     """O7, H9, H10: the database frozen between delivery and purge."""
     rig.fill(300)
