@@ -137,7 +137,7 @@ class Publisher:
             producer.begin_transaction()
             self._produce(rows, destinations, sequences, fixed)
             for key, value in books.records([row.id for row in rows], ahead):
-                producer.produce(self._progress.topic, value, key, self._progress.partition)
+                self._produce_progress(key, value)
             if meanwhile is not None:
                 meanwhile()
             self._wait(producer.commit_transaction, self._commit_timeout_s, "commit")
@@ -160,15 +160,27 @@ class Publisher:
                     produce(topic, row.value, row.key, partition, timestamp=row.timestamp_ms or 0, headers=headers)
                     break
                 except BufferError:
-                    self._producer.poll(SLICE_S)
-                    if self._stopping():
-                        raise Stopped from None
+                    self._make_room()
                 except (KafkaException, TypeError, ValueError, OverflowError) as error:
                     why = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._INVALID_ARG, str(error))
                     if why.code() not in REFUSED_RECORD:
                         raise
                     self._abort()
                     raise Refused(why, frozenset(), index) from error
+
+    def _produce_progress(self, key: bytes, value: bytes) -> None:
+        while True:
+            try:
+                self._producer.produce(self._progress.topic, value, key, self._progress.partition)
+                return
+            except BufferError:
+                self._make_room()
+
+    def _make_room(self) -> None:
+        """Let the client send some of what fills its queue."""
+        self._producer.poll(SLICE_S)
+        if self._stopping():
+            raise Stopped
 
     def _give_up(self, error: KafkaException) -> None:
         """Abort, and raise what the failure means."""

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import replace
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -15,6 +17,7 @@ from holdfast.core.sequences import MAX_SEQUENCE
 from holdfast.core.stamps import Stamp
 from tests.audit_histories import OUTBOX, History, Published, audited, histories, orders, renumbered, told
 
+PAGE = Path(__file__).parents[2] / "docs" / "outbox.md"
 NUMBERED = Rules(outbox=OUTBOX, number="n")
 
 
@@ -171,6 +174,12 @@ def test_findings_beyond_the_limit_are_counted() -> None:
     stamp = Stamp("shop-0", 1, 0)
     found = audited([Published(at, b"k", stamp) for at in range(LIMIT_FINDINGS + 11)])
     assert (len(found.findings), found.untold, found.is_clean) == (LIMIT_FINDINGS, 10, False)
+
+
+def test_the_page_names_every_kind_of_finding() -> None:
+    found = re.search(r"<!-- audit -->\n.*\n.*\n((?:\|.*\n)+)", PAGE.read_text())
+    assert found is not None
+    assert re.findall(r"^\| `([a-z-]+)` \|", found[1], re.MULTILINE) == [str(kind) for kind in Kind]
 
 
 def test_records_of_others_are_left_alone() -> None:
