@@ -122,7 +122,7 @@ class BalancedNode(Node):
 
     def _balance(self) -> None:
         """What the thread beside the engine does, every now and then."""
-        if self.put_off(self._balance) or self.leaving:
+        if self.put_off(self._balance) or self.leaving or self.error is not None:
             return
         now_s, member = self.mono_s(), self.member
         if member is not None:

@@ -146,6 +146,9 @@ class Node(Process):
         member = self.member
         if member is None or not self.alive:
             return
+        if member.terminated:
+            self._ended()
+            return
         wake_s = member.wake_at_s()
         if wake_s < inf:
             at_s = self.born_s + (wake_s - MONO_S) / self.rate

@@ -55,6 +55,7 @@ class Administrator:
         self.timeline = broker.timeline
         self.until_s = self.timeline.now_s + deadline_s
         self.places = list(checks.ledgers)
+        self.logs = sorted({self._log(place) for place in self.places})
         self.new: dict[Place, int] = {}
         self.renewed_s = 0.0
         self.step = Step.PAUSING
@@ -120,7 +121,7 @@ class Administrator:
     def _do_pausing(self) -> None:
         lasts_s = self.deadline_s + 2 * self.interval_s
         until_s = self._now() + int(lasts_s) + 1
-        for log in range(len(self.broker.logs)):
+        for log in self.logs:
             if self._dies(Step.PAUSING):
                 return
             self._send(ReleaseGroup(self._now(), self.name, "admin", self.broker.group, until_s), log)
@@ -214,7 +215,7 @@ class Administrator:
         self._enter(Step.OVER)
 
     def _resume(self) -> None:
-        for log in range(len(self.broker.logs)):
+        for log in self.logs:
             self._send(ReleaseGroup(self._now(), self.name, "admin", self.broker.group, 0), log)
 
 
