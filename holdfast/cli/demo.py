@@ -1,4 +1,4 @@
-"""`holdfast demo`: the whole of it on real parts, on this machine, in about a minute."""
+"""`holdfast demo`: the whole of it on real parts, on this machine, in about two minutes."""
 
 from __future__ import annotations
 
@@ -13,7 +13,8 @@ from holdfast.dev.signals import Interrupted
 app = typer.Typer(
     rich_markup_mode=None,
     add_completion=False,
-    help="Show the whole of it on real parts: a broker, two workers of which one is killed, a fleet of clients, Spark, and one hash.",
+    help="Show the whole of it on real parts: a broker, two workers of which one is killed, a fleet of clients, Spark, and one hash; "
+    "services that claim, and an outbox.",
 )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shlex
 import shutil
 import signal
 import subprocess
@@ -156,14 +157,25 @@ def workers(
     """
     assert len(ports) == count
     command = (read_commands() if commands is None else commands)["worker"]
-    python = Path(sys.executable).parent
-    path = os.pathsep.join([str(python), os.environ.get("PATH", os.defpath)])
-    if shutil.which("python", path=path) is None:
-        raise DemoError(f"there is no `python` in {python} or on PATH, which the Procfile starts: use a virtual environment")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "HONCHO_")) and name != "PORT"}
-    env |= {"PATH": path, "HOLDFAST_CONFIG": str(settings), "HOLDFAST_DATA_DIR": str(folder / "data"), "PYTHONUNBUFFERED": "1"}
+    env = _environment(folder, settings)
     declared = expand_processes({"worker": command}, concurrency={"worker": count}, env=env)
     return [
         Process(name=each.name, command=each.cmd, env=each.env | {"PORT": str(port)}, port=port, folder=folder, detached=detached)
         for each, port in zip(declared, ports, strict=True)
     ]
+
+
+def program(name: str, *arguments: str, folder: Path, settings: Path) -> Process:
+    """Return `python -P -m ARGUMENTS`, not yet started, with the environment that workers have. It serves no port."""
+    command = f"exec {shlex.join((sys.executable, '-P', '-m', *arguments))}"
+    return Process(name=name, command=command, env=_environment(folder, settings), port=0, folder=folder)
+
+
+def _environment(folder: Path, settings: Path) -> dict[str, str]:
+    """Return the environment of this process but for what it says of holdfast, which *settings* says instead."""
+    python = Path(sys.executable).parent
+    path = os.pathsep.join([str(python), os.environ.get("PATH", os.defpath)])
+    if shutil.which("python", path=path) is None:
+        raise DemoError(f"there is no `python` in {python} or on PATH, which the Procfile starts: use a virtual environment")
+    env = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "HONCHO_")) and name != "PORT"}
+    return env | {"PATH": path, "HOLDFAST_CONFIG": str(settings), "HOLDFAST_DATA_DIR": str(folder / "data"), "PYTHONUNBUFFERED": "1"}

@@ -23,6 +23,15 @@ from holdfast.errors import DemoError
 APP = "demo"
 WORKERS = 2
 SESSION_TIMEOUT_S, HEARTBEAT_INTERVAL_S = 6.0, 0.5
+SERVICE = {
+    "app": "mail",
+    "coordination_topic": "mail-claims",
+    "claim_interval_s": 3.0,
+    "outbox_name": "shop",
+    "outbox_heartbeat_timeout_s": 2.0,
+}
+"""Settings of the services of the demo. The fleet's claims are of 60 s, so these need a coordination topic of their own."""
+
 KEPT_FOLDER = Path(".holdfast/demo")
 STOP_GRACE_S = 10.0
 _STATE_FILE = "demo.json"
@@ -55,7 +64,9 @@ class Stage:
             self.folder.mkdir(parents=True, exist_ok=True)
         self.cluster = Cluster(self.folder / "broker", detached=keep)
         self.config = self.folder / "holdfast.toml"
+        self.service_config = self.folder / "service.toml"
         self.workers: list[Process] = []
+        self.actors: list[Process] = []
         self.others: list[Running] = []
         self._done = self._closed = False
 
@@ -78,15 +89,27 @@ class Stage:
         self.cluster.start()
         # A string in JSON is one in TOML too.
         kafka = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in self.cluster.client_config().items())
-        self.config.write_text(
-            f'[holdfast]\napp = "{APP}"\nsession_timeout_s = {SESSION_TIMEOUT_S}\nheartbeat_interval_s = {HEARTBEAT_INTERVAL_S}\n\n[kafka]\n{kafka}',
-            encoding="utf-8",
-        )
+        workers = {"app": APP, "session_timeout_s": SESSION_TIMEOUT_S, "heartbeat_interval_s": HEARTBEAT_INTERVAL_S}
+        for path, told in ((self.config, workers), (self.service_config, SERVICE)):
+            holdfast = "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
+            path.write_text(f"[holdfast]\n{holdfast}\n[kafka]\n{kafka}", encoding="utf-8")
 
     @property
     def settings(self) -> Settings:
         """Return the settings that workers and clients of the demo share."""
         return load_settings(flags={}, env={}, file=self.config)
+
+    @property
+    def service_settings(self) -> Settings:
+        """Return the settings of the services that claim and of the outbox: they have another application, and a shorter interval."""
+        return load_settings(flags={}, env={}, file=self.service_config)
+
+    def actor(self, name: str, *arguments: str) -> Process:
+        """Start `python -P -m ARGUMENTS` for a scene, with the settings of the services; it ends with the demo at the latest."""
+        process = procfile.program(name, *arguments, folder=self.folder, settings=self.service_config)
+        self.actors.append(process)
+        process.start()
+        return process
 
     def start_workers(self) -> None:
         """Start the workers; they are not ready yet."""
@@ -128,8 +151,8 @@ class Stage:
         with contextlib.ExitStack() as stack:
             stack.callback(self._clear, keep_logs)
             stack.callback(self.cluster.stop, grace_s=0)
-            for worker in self.workers:
-                stack.callback(worker.kill)
+            for process in (*self.workers, *self.actors):
+                stack.callback(process.kill)
             for other in self.others:
                 stack.callback(kill, other.pid, other.birth)
 

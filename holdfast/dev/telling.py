@@ -75,6 +75,11 @@ class Teller:
         """Print what explains a result, less loudly."""
         self._print(paragraph, style="dim")
 
+    def show(self, text: str) -> None:
+        """Print what a command printed, line by line as it is."""
+        for line in text.splitlines():
+            self.console.print(Text(f"{'':{INDENT}}{line}".rstrip(), style="dim"), soft_wrap=True)
+
     def waiting(self, words: str) -> None:
         """Show what the step waits for. A log has no line that could change, so it shows nothing there."""
         if self._spinner is not None:
@@ -116,6 +121,27 @@ class Way:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class ClaimFindings:
+    """What the scenes of the claiming services measured."""
+
+    messages: int
+    again: int
+    """Messages that were handled twice."""
+    takeover_s: float
+    bound_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxFindings:
+    """What the scenes of the outbox measured."""
+
+    orders: int
+    rolled_back: int
+    takeover_s: float
+    session_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Findings:
     """What the demo measured and saw."""
 
@@ -131,6 +157,8 @@ class Findings:
     takeover_s: float
     session_timeout_s: float
     ways: Sequence[Way]
+    claimed: ClaimFindings
+    outbox: OutboxFindings
     elapsed_s: float
 
 
@@ -155,6 +183,7 @@ def require_one_hash(ways: Sequence[Way]) -> None:
 def summary(found: Findings, pointers: Sequence[tuple[str, str]]) -> list[Line]:
     """Return the page at the end: what held, in numbers, and where to look next. What did not hold never gets here."""
     require_one_hash(found.ways)
+    claimed, outbox = found.claimed, found.outbox
     p50_ms, p99_ms = (1000 * quantile(found.visible_s, share) for share in (0.5, 0.99))
     return [
         Line(words=f"Everything held, in {found.elapsed_s:.0f} s.", style="bold green"),
@@ -168,6 +197,16 @@ def summary(found: Findings, pointers: Sequence[tuple[str, str]]) -> list[Line]:
         ),
         Line("fleet", f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts"),
         Line("refused", f"{found.refused:,} heartbeats of instances that had been replaced"),
+        Line(
+            "services",
+            f"{claimed.messages:,} letters, each handled, {claimed.again:,} of them twice; {claimed.takeover_s:.1f} s from SIGKILL to the heirs, "
+            f"{claimed.bound_s:g} s are promised",
+        ),
+        Line(
+            "outbox",
+            f"{outbox.orders:,} orders published once and in order, {outbox.rolled_back:,} rolled back and never seen; {outbox.takeover_s:.1f} s from "
+            f"SIGKILL to the next harvester's first, the session is {outbox.session_s:g} s",
+        ),
         Line(),
         Line(words="One log, three ways, one state", style="bold"),
         *(Line(way.name, f"{way.digest[:HASH_SHOWN]}   {way.how} in {_span(way.seconds)}") for way in found.ways),

@@ -22,7 +22,7 @@ from holdfast.clock import ManualClock
 from holdfast.dev import procfile
 from holdfast.dev.signals import Interrupted, Signals
 from holdfast.dev.stage import Running, Stage, down
-from holdfast.dev.telling import Findings, Teller, Way, require_one_hash, summary
+from holdfast.dev.telling import ClaimFindings, Findings, OutboxFindings, Teller, Way, require_one_hash, summary
 from holdfast.errors import DemoError
 
 START_DEADLINE_S = 120.0
@@ -112,6 +112,13 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert "Everything held, in " in text
         assert re.search(r"^takeover +\d+\.\d s from SIGKILL", text, re.MULTILINE)
         assert re.search(r"For all 80 claims of the fleet", text)
+        described = re.findall(r"^ +mail   letters +(\d) .*-  (\w+)$", text, re.MULTILINE)
+        before, after = described[:6], described[6:]
+        assert sorted(client for _, client in before) == ["anna", "anna", "ben", "ben", "cleo", "cleo"], text
+        assert len(after) == 6
+        assert len({client for _, client in after}) == 2, text
+        assert re.search(r"All [\d,]+ letters were handled", " ".join(text.split()))
+        assert re.search(r"each order once, each customer's in order, not one that was rolled back", " ".join(text.split()))
         assert ESCAPE not in text
         assert [line for line in text.splitlines() if line != line.rstrip() or len(line) > 110] == []
         assert run.left() == []
@@ -326,6 +333,8 @@ def findings(*digests: str) -> Findings:
         takeover_s=6.93,
         session_timeout_s=6.0,
         ways=[Way(name=name, digest=digest, how="some way", seconds=1.5) for name, digest in zip(names, digests, strict=True)],
+        claimed=ClaimFindings(messages=1_297, again=59, takeover_s=6.12, bound_s=7.0),
+        outbox=OutboxFindings(orders=3_182, rolled_back=348, takeover_s=7.1, session_s=6.0),
         elapsed_s=61.2,
     )
 
@@ -343,6 +352,9 @@ def test_the_summary_has_records_rate_takeover_three_hashes_and_pointers() -> No
     assert "records            58,725 frames became 2,017 rows, exactly once, with one of two workers killed" in lines
     assert "rate               2,070 frames a second while the fleet was watched" in lines
     assert "takeover           6.9 s from SIGKILL to the survivor's answer; the session timeout is 6 s" in lines
+    text = " ".join(out.getvalue().split())
+    assert "1,297 letters, each handled, 59 of them twice; 6.1 s from SIGKILL to the heirs, 7 s are promised" in text
+    assert "3,182 orders published once and in order, 348 rolled back and never seen; 7.1 s from SIGKILL" in text
     assert "read your writes   6 ms from Kafka's acknowledgement to the answer (p50), 100 ms (p99)" in lines
     assert [line for line in lines if "ab12ab12ab12ab12   some way in 1.5 s" in line] != []
     assert lines[-2:] == ["end it             holdfast demo down", ""]
