@@ -22,6 +22,9 @@ from holdfast.core.member_actions import Place
 from holdfast.core.member_settings import MemberSettings
 from holdfast.core.rows import Rows
 
+DRIFT = 0.005
+"""How much faster than the broker's the own clock may tick. Differences add up over days, and an estimate must stay one from below."""
+
 
 class Seen(NamedTuple):
     """What one frame did to its claim."""
@@ -40,14 +43,27 @@ class LogView:
     may have where to be early would break a pause.
     """
 
-    __slots__ = ("_compat", "_group", "_interop", "_lead_s", "_rows", "_skew_s", "_stale_after_s", "at_ms", "known", "live", "next_offset")
+    __slots__ = (
+        "_compat",
+        "_group",
+        "_interop",
+        "_lead_at_s",
+        "_lead_s",
+        "_rows",
+        "_skew_s",
+        "_stale_after_s",
+        "at_ms",
+        "known",
+        "live",
+        "next_offset",
+    )
 
     def __init__(self, settings: MemberSettings) -> None:
         self._group, self._interop = settings.group_id, settings.interop
         self._stale_after_s, self._skew_s = settings.stale_after_s, settings.skew_within_s
         self._rows: dict[str, GuardedRow] = {}
         self._compat: dict[str, CompatClaim] = {}
-        self._lead_s = -inf
+        self._lead_s, self._lead_at_s = -inf, 0.0
         self.at_ms = -1
         self.next_offset = 0
         self.live = self.known = False
@@ -59,7 +75,8 @@ class LogView:
         self.next_offset = offset + 1
         if at_ms > self.at_ms:
             self.at_ms = at_ms
-            self._lead_s = max(self._lead_s, at_ms / 1000 - now_s)
+            self._lead_s = max(self._led_s(now_s), at_ms / 1000 - now_s)
+            self._lead_at_s = now_s
         return True
 
     def pause(self, frame: ReleaseGroup) -> None:
@@ -84,11 +101,15 @@ class LogView:
         """Return all rows of claims with their keys."""
         return [(key, row) for key, row in self._rows.items() if isinstance(row, Claim)]
 
+    def _led_s(self, now_s: float) -> float:
+        """Return how far the log's clock is ahead of the monotonic one at least: what was once seen is worth less as time goes by."""
+        return self._lead_s - DRIFT * (now_s - self._lead_at_s)
+
     def now_s(self, now_s: float, unix_s: float) -> float:
         """Return what time it is in the log at *now_s*, when the own wall clock shows *unix_s*."""
         if self.at_ms < 0:
             return unix_s
-        told_s = now_s + self._lead_s
+        told_s = now_s + self._led_s(now_s)
         return told_s if self.known else max(told_s, unix_s)
 
     def paused_for_s(self, now_s: float, unix_s: float) -> float:

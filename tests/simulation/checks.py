@@ -137,7 +137,9 @@ class Checks:
     def _check_stolen(self, ledger: Ledger, frame: Frame, owner: str, compat: CompatClaim | None) -> None:
         """No member of ours takes what the Go library's view gives to a Go member, but for frames that cross."""
         if compat is not None and compat.client_id in self.go_clients and owner in self.nodes:
-            age_s = BEGAN_S + self.timeline.now_s - compat.last_heartbeat_s
+            age_s, now_s = BEGAN_S + self.timeline.now_s - compat.last_heartbeat_s, self.timeline.now_s
+            if not self.nodes[owner].healthy(now_s - self.bounds.stale_s, now_s):
+                return  # it may not have been able to see so, and gives back what it won before it hands anything out
             if compat.last_heartbeat_s and self.bounds.crossing_s < age_s < self.bounds.stale_s - self.bounds.crossing_s:
                 raise self.trace.fail(
                     STOLEN, ledger.place, f"{owner} takes it from {compat.client_id}, whose heartbeat is {age_s:.1f} s old"

@@ -104,7 +104,7 @@ def draw(seed: int) -> tuple[Plan, Random]:
         drop=0.02 if rough and draws.random() < 0.5 else 0.0,
         unknown=0.02 if rough and draws.random() < 0.5 else 0.0,
         repeat=0.05 if rough and draws.random() < 0.5 else 0.0,
-        clock_rate=1.0 + draws.uniform(-0.005, 0.005),
+        clock_rate=1.0 + draws.uniform(-0.0025, 0.0025),
     )
     habits = Habits(
         pace_s=draws.choice((0.1, 0.2, 0.3)) * interval_s,

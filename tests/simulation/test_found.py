@@ -6,7 +6,8 @@ from typing import Any
 
 from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Heartbeat
 from holdfast.core.member_actions import Deliver, Event, Reason, Send
-from holdfast.core.member_settings import Delivery
+from holdfast.core.member_log import LogView
+from holdfast.core.member_settings import Delivery, MemberSettings
 from tests.core.member_world import BEGAN_S, World
 
 
@@ -97,3 +98,17 @@ def test_what_others_do_with_a_partition_does_not_end_the_cooldown_of_who_gave_i
     assert not [at_s for at_s, action in node.done if isinstance(action, Send) and at_s > released_s]
     world.run(30.0)
     assert node.held
+
+
+def test_the_estimate_of_log_time_stays_one_from_below_over_weeks() -> None:
+    """A clock that ticks 100 ppm faster than the broker's gains four minutes in a month: a pause would end that much too early."""
+    view = LogView(MemberSettings(group_id="g", client_id="a", instance_id="a.1", topics=("orders",)))
+    view.known = True
+    broker_s = 0.0
+    for hour in range(24 * 30):
+        now_s = hour * 3600.0
+        broker_s = BEGAN_S + now_s * (1 - 1e-4)
+        view.arrive(hour, int(broker_s * 1000), now_s)
+        assert view.now_s(now_s, now_s) <= broker_s
+        assert view.now_s(now_s + 60.0, now_s) <= broker_s + 60.0 * (1 - 1e-4)
+        assert view.now_s(now_s + 60.0, now_s) >= broker_s + 59.0

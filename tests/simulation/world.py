@@ -77,7 +77,7 @@ class World:
             self.checks.go_clients.add(client)
             self.nodes.append(node)
             return
-        rate = 1.0 + draws.uniform(-0.005, 0.005)
+        rate = 1.0 + draws.uniform(-0.0025, 0.0025)
         common = (self.broker, self.checks, self.trace, settings, self.plan.habits, self.topics, draws)
         member = (
             BalancedNode(self.talk, *common, rate=rate, skew_s=skew_s)
