@@ -9,6 +9,7 @@ from functools import partial
 from typing import Any
 
 import pytest
+from confluent_kafka import Producer
 
 from holdfast.dev.databases import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
@@ -116,6 +117,28 @@ def test_two_percent_of_failures_cost_neither_order_nor_a_row(rig: Rig) -> None:
         rig.wait_empty()
     assert FaultyProducer.faults > 10
     assert leader.stats.aborted > 0
+    rig.prove()
+
+
+def test_a_queue_that_is_full_at_the_progress_record_is_waited_for(rig: Rig) -> None:
+    """H8: the last record of a transaction is no safer than the first."""
+    full: list[str] = []
+
+    class Full(Producer):
+        def produce(self, topic: str, *args: Any, **kwargs: Any) -> None:
+            if topic == rig.settings().progress_topic and len(full) < 4:
+                full.append(topic)
+                raise BufferError("Local: Queue full")
+            super().produce(topic, *args, **kwargs)
+
+        def poll(self, timeout: float = -1) -> int:
+            return super().poll(0)
+
+    rig.fill(30)
+    with Alone(rig.settings(), {"make_producer": Full}) as leader:
+        rig.wait_empty()
+    assert len(full) == 4
+    assert leader.stats.restarts == 0
     rig.prove()
 
 
