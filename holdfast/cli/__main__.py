@@ -22,7 +22,7 @@ COMMANDS = {
     "audit": "Prove that what was to be published lies in its topics, once and in order.",
     "claims": "Show who holds which partition.",
     "config": "Print the effective settings and where each comes from.",
-    "demo": "Show the whole of it on real parts, in about a minute.",
+    "demo": "Show the whole of it on real parts, in about two minutes.",
     "dev": "Run a real Kafka broker on this machine for development and tests.",
     "explain": "Show record batches as they lie in the log, of a file or at an offset.",
     "groups": "Look at groups, pause and resume them, set their offsets.",

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import logging
-import subprocess
-import sys
 import threading
 from collections import Counter
 from collections.abc import Callable, Collection, Iterator, Mapping
@@ -31,7 +29,6 @@ logger = logging.getLogger(__name__)
 TOPIC, GROUP, CLIENTS, PARTITIONS = "letters", "mail", ("anna", "ben", "cleo"), 6
 LETTERS_A_SECOND = 120
 SETTLE_DEADLINE_S = TAKEOVER_DEADLINE_S = HANDLED_DEADLINE_S = 40.0
-SHOWN_DEADLINE_S = 30.0
 STOP_GRACE_S = 20.0
 LIMIT_FLUSH_S = 15.0
 BROKER_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -158,11 +155,7 @@ class ClaimScenes:
 
     def _describe(self) -> None:
         """Show what an operator would see: the very command, in a process of its own."""
-        command = [sys.executable, "-P", "-m", "holdfast.cli", "--config", str(self._stage.service_config), "groups", "describe", GROUP]
-        shown = subprocess.run(command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=SHOWN_DEADLINE_S, check=False)
-        if shown.returncode:
-            raise DemoError(f"`holdfast groups describe {GROUP}` ended with code {shown.returncode}: {shown.stderr.strip()[-500:]}")
-        self._teller.show(shown.stdout)
+        self._teller.show(self._stage.command("groups", "describe", GROUP))
 
     def _until(self, what: str, found: Callable[[], T | None], within_s: float) -> T:
         return wait_until(what, found, within_s, check=self._check)

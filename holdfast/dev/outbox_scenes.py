@@ -137,6 +137,10 @@ class OutboxScenes:
                 f"{len(orders):,} orders, {len(published):,} messages: each order once, each customer's in order, not one that was rolled back, "
                 "and the harvesters' numbers without a gap from the first leader to the second."
             )
+            self._teller.waiting("auditing")
+            audit = ("audit", "outbox", "--outbox", str(self._settings.outbox_name), "--number", "number", "--engine", "local")
+            self._teller.say(f"The same by what the topics alone say, for any outbox: `holdfast {' '.join(audit)}`.")
+            self._teller.show(self._stage.command(*audit))
             if unseen:
                 self._teller.note(
                     f"{unseen:,} more lie in the log, of a transaction that died with its harvester; no reader of committed ones sees them."

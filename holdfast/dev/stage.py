@@ -5,6 +5,8 @@ from __future__ import annotations
 import contextlib
 import json
 import shutil
+import subprocess
+import sys
 import tempfile
 from collections.abc import Sequence
 from pathlib import Path
@@ -34,6 +36,7 @@ SERVICE = {
 
 KEPT_FOLDER = Path(".holdfast/demo")
 STOP_GRACE_S = 10.0
+COMMAND_DEADLINE_S = 60.0
 _STATE_FILE = "demo.json"
 
 
@@ -110,6 +113,21 @@ class Stage:
         self.actors.append(process)
         process.start()
         return process
+
+    def command(self, *arguments: str) -> str:
+        """Return what `holdfast ARGUMENTS` prints with the settings of the services; DemoError when it fails."""
+        command = [sys.executable, "-P", "-m", "holdfast.cli", "--config", str(self.service_config), *arguments]
+        try:
+            done = subprocess.run(
+                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S, check=False, cwd=self.folder
+            )
+        except subprocess.TimeoutExpired as error:
+            raise DemoError(f"`holdfast {' '.join(arguments)}` did not end within {COMMAND_DEADLINE_S:g} s") from error
+        if done.returncode:
+            raise DemoError(
+                f"`holdfast {' '.join(arguments)}` ended with code {done.returncode}: {(done.stdout + done.stderr).strip()[-800:]}"
+            )
+        return done.stdout
 
     def start_workers(self) -> None:
         """Start the workers; they are not ready yet."""
