@@ -7,7 +7,7 @@ from math import inf
 from holdfast.core.claims import parse_claim_key
 from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat
 from holdfast.core.member_actions import Event, Fail, Place, Reason
-from holdfast.core.member_claims import LocalClaim, Stage
+from holdfast.core.member_claims import LocalClaim, Stage, frame_mark
 from holdfast.core.member_keeping import Keeping
 from holdfast.core.member_log import LogView, Seen
 from holdfast.core.member_settings import ATTEMPT_INTERVALS, CLAIM_LOOP_INTERVALS, SETTLE_INTERVALS
@@ -133,7 +133,13 @@ class Claiming(Keeping):
         kind = ClaimingPartition if claim.stage is Stage.CLAIMING else Heartbeat
         if not own or not isinstance(frame, kind):
             return
+        if claim.stage is Stage.CLAIMING and frame_mark(frame) not in claim.sent:
+            return  # of an earlier attempt: what the log shows now may be undone by what is under way since
         row = seen.after
+        if row is not None and self._mine(row) and row is seen.before:
+            self._forget(claim, now_s)  # an earlier attempt was won after all
+            self._orphan_seen(claim.place, seen, now_s)
+            return
         if row is None or not self._mine(row) or row is seen.before:
             self._lost(claim, now_s)
             return
