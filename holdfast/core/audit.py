@@ -175,8 +175,17 @@ def fold(rows: Rows[AuditRow], seen: Seen, at_ms: int, *, rules: Rules) -> Emits
 
 def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: Seen, at_ms: int) -> None:
     name = books.book_key(stamp.producer)
+    known = rows.get(name)
+    if isinstance(known, Book) and stamp.sequence == known.last_sequence + 1 and stamp.epoch == known.epoch:
+        # Nearly every record there is, so it is entered directly.
+        rows[name] = Book(
+            known.epoch, stamp.sequence, seen.offset, at_ms, known.records + 1, known.first_sequence, known.first_offset, known.noted
+        )
+        if seen.key is not None:
+            rows[f"k{key_text(seen.key)}"] = Place(stamp.producer, stamp.sequence, seen.offset)
+        return
     began = stamp.first or 0
-    if name not in rows and distance(began, stamp.sequence) >= 0:
+    if known is None and distance(began, stamp.sequence) >= 0:
         # Its count began there, whatever is left of it here: then a number below the first one is late, and not one that came twice.
         rows[name] = Book(stamp.epoch, advance(began, -1), -1, at_ms, 0, began, seen.offset)
     before, judgement = books.record(rows, stamp, seen.offset, at_ms)  # type: ignore[arg-type]
