@@ -26,8 +26,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from bench.processes import quantiles
 from bench.run import ROOT, interleave, load_average, median, ratio
@@ -42,6 +42,15 @@ MEMBERS, FLEET_PARTITIONS, FLEET_PROCESSES = 50, 1_000, 5
 DEADLINE_S = 60.0
 
 
+_NOT_READY = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._TIMED_OUT,
+)
+
+
 class Place:
     """A broker and the topics made on it."""
 
@@ -53,10 +62,21 @@ class Place:
         topic = f"{name}-{uuid.uuid4().hex[:6]}"
         self._admin.create_topics([NewTopic(topic, partitions, config=config)])[topic].result(30)
         until_s = time.monotonic() + DEADLINE_S
-        while sum(each.leader >= 0 for each in self._admin.list_topics(topic, timeout=10).topics[topic].partitions.values()) < partitions:
-            assert time.monotonic() < until_s, f"{topic} has no leaders"
+        while not self._answers(topic, partitions):
+            assert time.monotonic() < until_s, f"{topic} is not ready"
             time.sleep(0.1)
         return topic
+
+    def _answers(self, topic: str, partitions: int) -> bool:
+        """Return whether every partition has its log: a broker names itself the leader of all at once, and makes a thousand logs later."""
+        last = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = self._admin.list_offsets({TopicPartition(topic, at): last for at in range(partitions)}, request_timeout=10)
+        try:
+            return all(future.result(10).offset >= 0 for future in asked.values())
+        except KafkaException as error:
+            if error.args[0].code() not in _NOT_READY:
+                raise
+            return False
 
     def coordination(self) -> str:
         return self.topic("marshal", 4, **{"message.timestamp.type": "LogAppendTime"})
