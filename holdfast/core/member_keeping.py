@@ -245,6 +245,8 @@ class Keeping(MemberCore):
         if (claim.cooldown or unsettled) and self._claimable(claim.place):
             self._cooling[claim.place] = now_s + COOLDOWN_INTERVALS * self._interval_s
         self._sort(claim.place, now_s)
+        if self.settings.maximum_claims and len(self._pool):
+            self._wake_loop(now_s)  # the limit may have been what kept the loop from what is free
         if held and self.settings.whole_topic and not self._ending:
             for other in [each for each in self._claims.values() if each.place.topic == claim.place.topic]:
                 self._release(other, Reason.TOPIC_INCOMPLETE, now_s)

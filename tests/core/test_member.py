@@ -147,6 +147,15 @@ def test_without_greed_one_claim_is_made_at_a_time_and_the_limit_holds() -> None
     assert len(node.held) == 2
 
 
+def test_a_member_at_its_limit_for_an_attempt_that_it_loses_tries_the_next() -> None:
+    """M10: as many members as partitions, one each, all at the same time."""
+    world = World({"orders": 4}, delay_s=4.0)
+    nodes = [world.add(f"c{number}", seed=number, maximum_claims=1) for number in range(4)]
+    world.run(100)
+    assert sum(len(node.events(Event.RACE_LOST)) for node in nodes) > 0
+    assert [len(node.held) for node in nodes] == [1] * 4
+
+
 def test_greed_takes_all_that_the_limit_allows_at_once() -> None:
     """M10"""
     world = World({"orders": 5})

@@ -1,0 +1,191 @@
+"""Ranges: one partition worked on by several members at once, block by block, for work without order (PROTOCOL.md#ranges).
+
+    low            high
+     v               v
+     |done|open|done|open|   ... the log may end anywhere in here, and blocks may begin behind its end
+
+Every record of the topic is a wish; the fold, the same for every reader, says which of them count. Time is that of the records.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple, TypeAlias
+
+import msgspec
+
+from holdfast.errors import ConfigError
+
+RANGES_TOPIC = "holdfast.ranges"
+RANGES_VERSION = 1
+LIMIT_AHEAD = 64
+"""Blocks beyond the low-water offset, done or not: how far the fastest may be ahead of the slowest."""
+LIMIT_BLOCK_MESSAGES = 100_000
+
+
+class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Offsets from *start* to before *end*. All below *progress* is done. *deliveries* were begun since it last moved.
+
+    *epoch* counts owners: a record with another one does not count. *at_ms* is when the owner was last heard, -1 once it gave the block
+    back.
+    """
+
+    start: int
+    end: int
+    progress: int
+    owner: str
+    instance: str
+    epoch: int
+    deliveries: int
+    at_ms: int
+
+    @property
+    def done(self) -> bool:
+        return self.progress >= self.end
+
+    def is_free(self, now_ms: int, lease_ms: int) -> bool:
+        """Return whether somebody else may take it at *now_ms* of the log's time."""
+        return not self.done and (self.at_ms < 0 or now_ms - self.at_ms >= lease_ms)
+
+
+class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """One partition in one group: all below *low* is done, the *blocks* from there to *high* are contiguous and in order."""
+
+    low: int
+    blocks: tuple[Block, ...] = ()
+
+    @property
+    def high(self) -> int:
+        return self.blocks[-1].end if self.blocks else self.low
+
+    def block(self, start: int) -> Block | None:
+        return next((each for each in self.blocks if each.start == start), None)
+
+
+class Base(msgspec.Struct, frozen=True, tag="base", forbid_unknown_fields=True):
+    """The row as it is after the record at *after* (-1: nobody has written one yet). Where reading can begin."""
+
+    after: int
+    row: Ranges
+
+
+class Take(msgspec.Struct, frozen=True, tag="take", forbid_unknown_fields=True):
+    """*owner* wants a block: a free one, or the next behind the last."""
+
+    start: int
+    end: int
+    owner: str
+    instance: str
+
+
+class Keep(msgspec.Struct, frozen=True, tag="keep", forbid_unknown_fields=True):
+    """The owner is at work and has done all below *progress*; with *free* it gives the rest back."""
+
+    start: int
+    epoch: int
+    instance: str
+    progress: int
+    free: bool = False
+
+
+Wish: TypeAlias = Base | Take | Keep
+_WISHES = msgspec.json.Decoder(Wish)
+
+
+class RangeRow(NamedTuple):
+    """A row, where its last record that counted lies, and how many counted since the last Base."""
+
+    row: Ranges
+    offset: int
+    since_base: int
+
+
+def range_key(group: str, topic: str, partition: int) -> str:
+    """Return the key of the records about one partition in one group."""
+    if "/" in group or "/" in topic:
+        raise ConfigError(f"group {group!r}, topic {topic!r}: '/' is not allowed in either; rename it")
+    return f"{group}/{topic}/{partition}"
+
+
+def encode_wish(wish: Wish) -> bytes:
+    """Return the value of a record."""
+    return msgspec.json.encode(wish)
+
+
+def decode_wish(value: bytes) -> Wish | None:
+    """Return what a record says, None where it is no wish.
+
+    >>> decode_wish(encode_wish(Take(0, 10, "a", "i"))), decode_wish(b"{}")
+    (Take(start=0, end=10, owner='a', instance='i'), None)
+    """
+    try:
+        return _WISHES.decode(value)
+    except msgspec.MsgspecError:
+        return None
+
+
+def fold_range(before: RangeRow | None, wish: Wish, offset: int, at_ms: int, lease_ms: int) -> RangeRow | None:
+    """Return the row after the record at *offset*, written at *at_ms* of the log's time; *before* itself when it does not count."""
+    match wish:
+        case Base(after=after, row=row):
+            if before is None or before.offset == after:
+                return RangeRow(row, offset, 0)
+            return before
+        case Take():
+            changed = None if before is None else _taken(before.row, wish, at_ms, lease_ms)
+        case Keep():
+            changed = None if before is None else _kept(before.row, wish, at_ms)
+    if before is None or changed is None:
+        return before
+    return RangeRow(changed, offset, before.since_base + 1)
+
+
+def _taken(row: Ranges, wish: Take, at_ms: int, lease_ms: int) -> Ranges | None:
+    if wish.start == row.high:
+        if len(row.blocks) >= LIMIT_AHEAD or not 0 < wish.end - wish.start <= LIMIT_BLOCK_MESSAGES:
+            return None
+        block = Block(wish.start, wish.end, wish.start, wish.owner, wish.instance, 1, 1, at_ms)
+        return Ranges(row.low, (*row.blocks, block))
+    found = row.block(wish.start)
+    if found is None or found.end != wish.end or not found.is_free(at_ms, lease_ms):
+        return None
+    block = msgspec.structs.replace(
+        found, owner=wish.owner, instance=wish.instance, epoch=found.epoch + 1, deliveries=found.deliveries + 1, at_ms=at_ms
+    )
+    return _with(row, block)
+
+
+def _kept(row: Ranges, wish: Keep, at_ms: int) -> Ranges | None:
+    found = row.block(wish.start)
+    if found is None or (found.epoch, found.instance) != (wish.epoch, wish.instance) or found.at_ms < 0:
+        return None
+    if not found.progress <= wish.progress <= found.end:
+        return None
+    moved = wish.progress > found.progress
+    block = msgspec.structs.replace(
+        found, progress=wish.progress, at_ms=-1 if wish.free else at_ms, deliveries=(0 if wish.free else 1) if moved else found.deliveries
+    )
+    return _with(row, block)
+
+
+def _with(row: Ranges, block: Block) -> Ranges:
+    """Put *block* in its place, and let go of what is done from the low-water offset on."""
+    blocks = [block if each.start == block.start else each for each in row.blocks]
+    low = row.low
+    while blocks and blocks[0].done:
+        low = blocks.pop(0).end
+    return Ranges(low, tuple(blocks))
+
+
+def low_water(row: Ranges) -> int:
+    """Return where a reader that knows no blocks would begin: all before it is done."""
+    return row.blocks[0].progress if row.blocks else row.low
+
+
+def next_take(row: Ranges, owner: str, instance: str, *, now_ms: int, lease_ms: int, size: int, ahead_of: int) -> Take | None:
+    """Return the block to take next: the first free one, else a new one that begins before *ahead_of*; None when there is none."""
+    for block in row.blocks:
+        if block.is_free(now_ms, lease_ms):
+            return Take(block.start, block.end, owner, instance)
+    if len(row.blocks) >= LIMIT_AHEAD or row.high >= ahead_of:
+        return None
+    return Take(row.high, row.high + size, owner, instance)
