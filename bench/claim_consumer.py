@@ -47,6 +47,7 @@ _NOT_READY = (
     KafkaError.LEADER_NOT_AVAILABLE,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_PARTITION,
+    KafkaError._NOENT,  # no leaders known yet
     KafkaError._TIMED_OUT,
 )
 
