@@ -1,4 +1,4 @@
-"""docs/tutorial.md, followed to the letter in one shell: its files saved, its commands run in order, what they print compared.
+"""docs/tutorial.md and docs/tutorial-claims.md, each followed to the letter in one shell: its files saved, its commands run in order, what they print compared.
 
 Only the ports differ: those that the page takes for free are exchanged for free ones.
 """
@@ -21,7 +21,7 @@ from tests.test_docs import Block, blocks, differs
 pytestmark = pytest.mark.broker
 
 ROOT = Path(__file__).resolve().parent.parent
-PAGE = ROOT / "docs" / "tutorial.md"
+PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("tutorial", "tutorial-claims")}
 PORTS = ("9092", "6066", "6067")
 DEADLINE_S = 240
 MARK = "-- here ends the output of a command --"
@@ -91,15 +91,16 @@ def logs(folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text()[-3_000:]}" for path in sorted(folder.glob("*.log")))
 
 
-def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
-    page = PAGE.read_text()
+@pytest.mark.parametrize("name", PAGES)
+def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
+    page = PAGES[name].read_text()
     ports = dict(zip(PORTS, map(str, free_ports(3)), strict=True))
-    for name, text in files(page).items():
-        (tmp_path / name).write_text(with_ports(text, ports))
+    for file, text in files(page).items():
+        (tmp_path / file).write_text(with_ports(text, ports))
     with (tmp_path / "holdfast.toml").open("a") as settings:
         settings.write(f'web_port = {ports["6066"]}\n[kafka]\n"bootstrap.servers" = "127.0.0.1:{ports["9092"]}"\n')
     commands = session(page)
-    assert len(commands) > 25
+    assert len(commands) > 20
     printed = follow(tmp_path, commands, ports).split(f"\n{MARK}\n")
     for (command, wanted), got in zip(commands, printed, strict=False):
         assert not differs(with_ports(wanted, ports), got), (
@@ -108,8 +109,9 @@ def test_the_tutorial_does_what_it_says(tmp_path: Path) -> None:
     assert len(printed) == len(commands) + 1
 
 
-def test_the_shop_of_the_tutorial_is_the_one_among_the_examples() -> None:
-    assert files(PAGE.read_text())["shop.py"] == (ROOT / "examples" / "shop.py").read_text()
+@pytest.mark.parametrize(("name", "file"), [("tutorial", "shop.py"), ("tutorial-claims", "billing.py")])
+def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, file: str) -> None:
+    assert files(PAGES[name].read_text())[file] == (ROOT / "examples" / file).read_text()
 
 
 # -- the checks can fail
