@@ -18,6 +18,8 @@ from holdfast.outbox.schema import database_url
 
 CONNECT_TIMEOUT_S: Final = 10.0
 STATEMENT_TIMEOUT_S: Final = 30.0
+IDLE_TRANSACTION_S: Final = 5.0
+"""How long a transaction of ours may do nothing: a leader that is frozen in one must not keep its successor from the lease."""
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 
@@ -29,12 +31,18 @@ class Database:
     """
 
     def __init__(
-        self, url: str | URL, *, connect_timeout_s: float = CONNECT_TIMEOUT_S, statement_timeout_s: float = STATEMENT_TIMEOUT_S
+        self,
+        url: str | URL,
+        *,
+        connect_timeout_s: float = CONNECT_TIMEOUT_S,
+        statement_timeout_s: float = STATEMENT_TIMEOUT_S,
+        idle_transaction_s: float = IDLE_TRANSACTION_S,
     ) -> None:
         self.url = database_url(url)
         self.dialect = raw_dialect(self.url)
         self._connect_timeout_s = connect_timeout_s
         self._statement_timeout_s = statement_timeout_s
+        self._idle_transaction_s = idle_transaction_s
         self._connection: Any = None
         self._lock = threading.Lock()  # between closing and interrupting
         self._interrupted = False
@@ -76,11 +84,11 @@ class Database:
     def _arguments(self) -> dict[str, Any]:
         match self.name:
             case "postgresql":
-                ms = round(self._statement_timeout_s * 1000)
+                ms, idle_ms = round(self._statement_timeout_s * 1000), round(self._idle_transaction_s * 1000)
                 # Half-open connections are noticed by the kernel: a server that vanished must not hold a leader for hours.
                 return {
                     "connect_timeout": max(2, round(self._connect_timeout_s)),
-                    "options": f"-c statement_timeout={ms} -c lock_timeout={ms}",
+                    "options": f"-c statement_timeout={ms} -c lock_timeout={ms} -c idle_in_transaction_session_timeout={idle_ms}",
                     "keepalives_idle": 10,
                     "keepalives_interval": 5,
                     "keepalives_count": 3,
@@ -92,7 +100,10 @@ class Database:
             case _:
                 s = max(1, round(self._statement_timeout_s))
                 timeouts = {"connect_timeout": max(1, round(self._connect_timeout_s)), "read_timeout": s, "write_timeout": s}
-                return {"autocommit": True, **timeouts}
+                # MySQL has no limit for idle transactions, MariaDB has.
+                idle_s = max(1, round(self._idle_transaction_s))
+                first = f"SET SESSION innodb_lock_wait_timeout = {s} /*M!100300 , SESSION idle_transaction_timeout = {idle_s} */"
+                return {"autocommit": True, "init_command": first, **timeouts}
 
     def run(self, sql: str, parameters: Parameters = ()) -> Any:
         """Return the cursor of one statement; close it when you have read it."""

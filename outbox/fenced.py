@@ -76,7 +76,7 @@ class FencedTerm:
 
     def _begin(self) -> None:
         settings, signals = self._settings, self._signals
-        self._desk.call(self._desk.rows.epoch, self._term.shard, settings.instance)  # also: no fence for a database that is away
+        self._refusals.lead()  # also: no fence for a database that is away
         self._books = books = Books(producer_name(settings.name, self._term.shard))
         self._publisher = publisher = Publisher(
             settings.producer(),

@@ -8,6 +8,9 @@ that goharvest's processes hold, so that they can be replaced one by one. What i
 Order: rows of one key may be in flight together. The producer is idempotent and *gapless*: once a record is lost, nothing after it
 is appended, so a reader sees R0, R1, R1, R2 at worst, never R0, R2, R1. After a loss, what is left of the batch is published in ever
 smaller parts, until a row that is to blame is alone.
+
+The rows of the next batch are marked, and those of the last one deleted, while this one is on its way. When anything in it fails, what
+was marked ahead is given back: rows of a key that has to wait may be among them.
 """
 
 from __future__ import annotations
@@ -24,11 +27,12 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import BatchSize
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
-from holdfast.outbox.lane import Abandoned
+from holdfast.outbox.lane import Abandoned, Pending
 from holdfast.outbox.layouts import OutboxRow
 from holdfast.outbox.marks import MarkedRows
 from holdfast.outbox.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, Stopped
 from holdfast.outbox.refusals import BACKOFF_S, Refusals
+from holdfast.outbox.rows import Held
 from holdfast.outbox.shard import Term
 
 logger = logging.getLogger(__name__)
@@ -51,11 +55,13 @@ class MarkTerm:
         self._producer: Any = None
         self._destinations = Destinations(None, uses_buckets=False, clock=clock)
         self._leader_id = ""
-        self._epoch = 0
+        self._held = Held(shard=term.shard, epoch=0)
         self._delivered: set[int] = set()
         """Rows that are on Kafka and still in the table."""
         self._lost: set[int] = set()
         """Rows that bear the mark and are not on their way."""
+        self._ahead: Pending[list[OutboxRow]] | None = None
+        self._purging: tuple[Pending[int], list[int]] | None = None
 
     def run(self) -> None:
         """Lead until told to stop; errors cost a pause and a new leader id, never the term."""
@@ -82,8 +88,9 @@ class MarkTerm:
     def _begin(self) -> None:
         # Whether the last mark happened may be unknown. Marking under the same id would skip its rows; a new one takes them.
         self._leader_id = str(uuid.uuid4())
-        self._epoch = self._desk.call(self._desk.rows.epoch, self._term.shard, self._settings.instance)
-        self._stats.epoch = self._epoch
+        self._ahead = self._purging = None
+        self._held = self._refusals.lead()
+        self._stats.epoch = self._held.epoch
         # Published under another id of this process: these are this leader's to delete, whoever's mark they bear by now.
         if self._delivered:
             self._desk.call(self._desk.rows.delete, sorted(self._delivered))
@@ -100,43 +107,80 @@ class MarkTerm:
             if self._signals.flush.is_set():
                 self._signals.flush.clear()
                 self._refusals.hurry()
-            rows = self._mark()
+            rows, full = self._next()
             self._desk.look(rows)
             if not rows:
+                self._settle()
                 self._desk.wait()
                 continue
             self._desk.busy()
             try:
-                self._harvest(rows)
+                self._harvest(rows, full)
             finally:
                 self._stats.in_flight = 0
                 self._refusals.blocked.clear()
+        if not self._signals.abandoned():
+            self._give_back()
+            self._settle()
 
-    def _mark(self) -> list[OutboxRow]:
-        rows: list[OutboxRow] = self._desk.call(
+    def _next(self) -> tuple[list[OutboxRow], bool]:
+        """Return the rows to publish now, in order, and whether there are probably more."""
+        ahead, self._ahead = self._ahead, None
+        rows = ahead.result() if ahead is not None else []
+        if not rows:
+            rows = self._mark().result()
+        full = len(rows) >= self._size.rows
+        self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))
+        return rows, full
+
+    def _mark(self) -> Pending[list[OutboxRow]]:
+        marking: Pending[list[OutboxRow]] = self._desk.submit(
             self._marks.mark,
             self._size.rows,
             self._leader_id,
-            shard=self._term.shard,
-            epoch=self._epoch,
+            held=self._held,
             without_topics=self._refusals.held_topics(),
         )
-        self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))
-        return rows
+        return marking
 
-    def _harvest(self, rows: Sequence[OutboxRow]) -> None:
+    def _harvest(self, rows: Sequence[OutboxRow], full: bool) -> None:
         """Publish *rows*, delete what was delivered and give back the rest."""
         self._lost = {row.id for row in rows}
         try:
             fit = self._refusals.without_refused_topics(rows, self._destinations)
+            if full and len(fit) == len(rows) and not any(row.attempts or row.flaw is not None for row in rows):
+                self._ahead = self._mark()
             for some in self._portions(fit):
                 self._publish(some)
-        finally:
+        except BaseException:
             if not self._signals.abandoned():
+                self._give_back()
                 self._settle()
+            raise
+        if self._lost or not full:
+            self._settle()
+        else:
+            self._settle_purge()
+            ids = sorted(self._delivered)
+            self._purging = (self._desk.submit(self._marks.purge, ids, self._leader_id), ids)
+
+    def _give_back(self) -> None:
+        """Count what was marked ahead among what is lost."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._lost.update(row.id for row in ahead.result())
+
+    def _settle_purge(self) -> None:
+        """Wait until the rows of the last batch are deleted."""
+        if self._purging is not None:
+            purging, ids = self._purging
+            self._purging = None
+            purging.result()
+            self._delivered.difference_update(ids)
 
     def _settle(self) -> None:
         """Delete what is delivered, take the mark off what is not."""
+        self._settle_purge()
         delivered, lost = sorted(self._delivered), sorted(self._lost)
         if delivered:
             self._desk.call(self._marks.purge, delivered, self._leader_id)
@@ -189,6 +233,7 @@ class MarkTerm:
         if not left:
             return
         self._stats.aborted += 1
+        self._give_back()
         self._drop_producer()
         self._open_producer()
         refused = [error for error in failed.values() if error.code() in REFUSED_RECORD]
@@ -209,19 +254,18 @@ class MarkTerm:
     def _send(self, rows: Sequence[OutboxRow]) -> dict[int, KafkaError]:
         """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the errors of the others."""
         failed: dict[int, KafkaError] = {}
-        producer, lost, delivered = self._producer, self._lost, self._delivered
+        producer, sent = self._producer, []
 
         def heard(row_id: int, error: KafkaError | None, _: Message) -> None:
-            if error is None:
-                lost.discard(row_id)
-                delivered.add(row_id)
-            else:
+            if error is not None:  # nothing is said of the others
                 failed.setdefault(row_id, error)
 
         self._stats.in_flight = len(rows)
+        produce = producer.produce
         for row, (topic, partition) in zip(rows, self._destinations.of(rows), strict=True):
             try:
-                producer.produce(topic, row.value, row.key, partition, on_delivery=partial(heard, row.id), headers=row.headers)
+                produce(topic, row.value, row.key, partition, on_delivery=partial(heard, row.id), headers=row.headers)
+                sent.append(row.id)
             except BufferError as error:
                 failed[row.id] = KafkaError(KafkaError._QUEUE_FULL, str(error))
                 break  # nothing of its key may overtake it
@@ -232,6 +276,9 @@ class MarkTerm:
         while self._clock.monotonic_s() < until_s and not self._signals.abandoned():
             try:
                 if not producer.flush(SLICE_S):
+                    delivered = set(sent) - failed.keys()
+                    self._delivered |= delivered
+                    self._lost -= delivered
                     break
             except (KafkaException, SystemError) as error:
                 # The client raises what ended its producer while it is calling back (which makes it a SystemError, now and then);
@@ -251,6 +298,7 @@ class MarkTerm:
                 # Over before a successor begins: a session is three timeouts.
                 "delivery.timeout.ms": int(settings.heartbeat_timeout_s * 1000),
                 "linger.ms": 1,
+                "delivery.report.only.error": True,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 1 << 20,
                 "batch.num.messages": 10_000,

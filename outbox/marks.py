@@ -10,12 +10,11 @@ from __future__ import annotations
 from collections.abc import Collection
 from typing import Any
 
-from sqlalchemy import bindparam, func, literal_column, or_, select
+from sqlalchemy import bindparam, func, literal_column, or_, select, update
 
-from holdfast.errors import FencedError
 from holdfast.outbox.columns import MYSQL
 from holdfast.outbox.layouts import OutboxRow
-from holdfast.outbox.rows import LIMIT_IDS, OutboxRows
+from holdfast.outbox.rows import LIMIT_IDS, Held, OutboxRows
 
 
 class MarkedRows:
@@ -28,7 +27,7 @@ class MarkedRows:
         quote = self._database.dialect.identifier_preparer.quote
         self._table, self._id, self._leader = self._database.quoted(outbox), quote(rows.layout.order), quote("leader_id")
 
-    def mark(self, limit: int, leader_id: str, *, shard: int, epoch: int, without_topics: Collection[str] = ()) -> list[OutboxRow]:
+    def mark(self, limit: int, leader_id: str, *, held: Held, without_topics: Collection[str] = ()) -> list[OutboxRow]:
         """Take the lowest rows that bear another mark or none, mark them as *leader_id*'s, and return them in the order of their ids.
 
         Raises FencedError when a newer leader has taken an epoch. After OutboxDatabaseError they may be marked all the same: mark again
@@ -37,16 +36,17 @@ class MarkedRows:
         topics = sorted(without_topics)
         sql, own = self._texts.get(len(topics)) or self._compiled(len(topics))
         named: dict[str, Any] = {f"topic_{index}": topic for index, topic in enumerate(topics)}
-        named |= {"limit_rows": limit, "now_ms": self._rows.now_ms(), "leader_id": leader_id}
+        named |= {"limit_rows": limit, "now_ms": self._rows.now_ms(), "me": leader_id}
         with self._database.transaction():
-            self._check(shard, epoch)
+            self._rows.check(held)
             decode = self._rows.layout.decode
             found = [decode(raw) for raw in self._database.rows(sql, own | named)]
-            for at in range(0, len(found), LIMIT_IDS):
-                ids = [row.id for row in found[at : at + LIMIT_IDS]]
-                self._database.count(
-                    f"UPDATE {self._table} SET {self._leader} = {self._mark()} WHERE {self._among(ids)}", {"me": leader_id}
-                )
+            if not self._database.is_postgres:  # there, they were marked by the same statement
+                for at in range(0, len(found), LIMIT_IDS):
+                    ids = [row.id for row in found[at : at + LIMIT_IDS]]
+                    self._database.count(
+                        f"UPDATE {self._table} SET {self._leader} = {self._mark()} WHERE {self._among(ids)}", {"me": leader_id}
+                    )
         found.sort(key=lambda row: row.id)
         self._rows.note_failing(found)
         return found
@@ -80,26 +80,27 @@ class MarkedRows:
             case _:
                 return "%(me)s"
 
-    def _check(self, shard: int, epoch: int) -> None:
-        lock = "" if self._database.name == "sqlite" else " FOR UPDATE"  # there, a transaction that writes is alone
-        lease = self._database.quoted(self._rows.tables.lease)
-        found = self._database.rows(f"SELECT epoch FROM {lease} WHERE shard = {int(shard)}{lock}")
-        newest = int(found[0][0]) if found else 0
-        if newest != epoch:
-            raise FencedError(f"shard {shard} of {self._table}: epoch {newest} was taken after {epoch}; this process leads it no more")
-
     def _compiled(self, topics: int) -> tuple[str, dict[str, Any]]:
         rows = self._rows
         outbox, mine = rows.tables.outbox, rows.tables.attempts.alias("mine")
         order, leader = outbox.c[rows.layout.order], outbox.c.leader_id
-        statement = (
-            select(*rows.layout.selection(outbox), func.coalesce(mine.c.attempts, literal_column("0")))
+        attempts = func.coalesce(mine.c.attempts, literal_column("0"))
+        me = bindparam("me", type_=leader.type)
+        is_postgres = self._database.is_postgres
+        chosen = (
+            select(*([order, attempts.label("attempts")] if is_postgres else [*rows.layout.selection(outbox), attempts]))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
             .where(*rows.takeable(outbox, mine, False, True, 0, topics))
-            .where(or_(leader.is_(None), leader != bindparam("leader_id", type_=leader.type)))
+            .where(or_(leader.is_(None), leader != me))
             .order_by(order)
             .limit(bindparam("limit_rows"))
-            .with_for_update(of=None if self._database.name in MYSQL else outbox)
         )
+        statement: Any
+        if is_postgres:
+            lowest, marked = chosen.subquery("lowest"), rows.tables.outbox
+            statement = update(marked).values({leader: me}).where(marked.c[order.name] == lowest.c[order.name])
+            statement = statement.returning(*rows.layout.selection(marked), lowest.c.attempts)
+        else:
+            statement = chosen.with_for_update(of=None if self._database.name in MYSQL else outbox)
         found = self._texts[topics] = self._database.compile(statement)
         return found

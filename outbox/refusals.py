@@ -13,6 +13,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import producer_name
 from holdfast.outbox.destinations import Destinations
 from holdfast.outbox.layouts import OutboxRow
+from holdfast.outbox.rows import Held
 from holdfast.outbox.settings import Poison
 from holdfast.outbox.shard import Term
 
@@ -41,8 +42,16 @@ class Refusals:
         self._clock = clock
         self._producer = producer_name(term.settings.name, term.shard)
         self._holds: dict[str, Hold] = {}
+        self._shard = term.shard
+        self._held = Held(shard=term.shard, epoch=0)
         self.blocked: set[tuple[str, bytes | None]] = set()
         """Topic and key of rows that failed in the batch at hand."""
+
+    def lead(self) -> Held:
+        """Take the shard's next epoch in the database; whoever led before can set nothing aside any more."""
+        epoch = self._desk.call(self._desk.rows.epoch, self._shard, self._settings.instance)
+        self._held = Held(shard=self._shard, epoch=epoch)
+        return self._held
 
     def held_topics(self) -> list[str]:
         """Return the topics whose rows need not be taken now."""
@@ -67,7 +76,7 @@ class Refusals:
         settings, rows = self._settings, self._desk.rows
         self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
         wait_s = min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s)
-        attempts = self._desk.call(rows.attempt_failed, row, reason, self._clock.now_ms() + int(wait_s * 1000))
+        attempts = self._desk.call(rows.attempt_failed, row, reason, self._clock.now_ms() + int(wait_s * 1000), held=self._held)
         gives_up = attempts >= settings.attempts or row.flaw is not None
         if gives_up and settings.poison is Poison.PASS:
             self._quarantine(msgspec.structs.replace(row, attempts=attempts), reason)
@@ -75,7 +84,7 @@ class Refusals:
             self.blocked.add((row.topic, row.key))
 
     def _quarantine(self, row: OutboxRow, reason: str) -> None:
-        self._desk.call(self._desk.rows.set_aside, row, reason)
+        self._desk.call(self._desk.rows.set_aside, row, reason, held=self._held)
         self._stats.quarantined += 1
         logger.warning(
             "outbox %s: row %d for %s set aside after %d attempts: %s",

@@ -16,12 +16,13 @@ from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, selec
 from sqlalchemy.engine.url import URL
 
 from holdfast.clock import Clock, system_clock
+from holdfast.errors import FencedError
 from holdfast.outbox.database import Database
 from holdfast.outbox.layouts import Layout, OutboxRow
 from holdfast.outbox.schema import OutboxTables, outbox_tables
 from holdfast.outbox.wakeup import Wakeup
 
-__all__ = ["Lease", "OutboxRow", "OutboxRows", "OutboxStatus", "Quarantined"]
+__all__ = ["Held", "Lease", "OutboxRow", "OutboxRows", "OutboxStatus", "Quarantined"]
 
 LIMIT_REASON: Final = 2_000
 LIMIT_COUNTED: Final = 1_000_000
@@ -30,12 +31,20 @@ LIMIT_IDS: Final = 10_000  # of one statement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Lease:
-    """Who leads a shard: written by `OutboxRows.epoch`, for people and metrics; nothing is decided by it."""
+    """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and `OutboxRows.check`."""
 
     shard: int
     epoch: int
     leader: str
     updated_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The epoch of a shard that a leader took, and writes under."""
+
+    shard: int
+    epoch: int
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -202,8 +211,11 @@ class OutboxRows:
             return self.database.count(f"DELETE FROM {table} WHERE {column} = ANY(%(ids)s::bigint[])", {"ids": list(ids)})
         return self.database.count(f"DELETE FROM {table} WHERE {column} IN ({_listed(ids)})")
 
-    def attempt_failed(self, row: OutboxRow, reason: str, retry_at_ms: int) -> int:
-        """Record that *row* could not be published, and return how many attempts have failed now; it is not taken before *retry_at_ms*."""
+    def attempt_failed(self, row: OutboxRow, reason: str, retry_at_ms: int, *, held: Held | None = None) -> int:
+        """Record that *row* could not be published, and return how many attempts have failed now; it is not taken before *retry_at_ms*.
+
+        FencedError, and nothing is recorded, when *held* is not the newest epoch of its shard: the row is its successor's.
+        """
         attempts = row.attempts + 1
         self._failing.add(row.id)
         key = row.key if row.key is None or self.layout.name == "holdfast" else row.key.decode()
@@ -216,7 +228,9 @@ class OutboxRows:
             "next_attempt_ms": retry_at_ms,
         }
         changed = ("attempts", "last_error", "next_attempt_ms")
-        self.database.count(self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed}), named)
+        with self.database.transaction():
+            self.check(held)
+            self.database.count(self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed}), named)
         return attempts
 
     def hurry(self) -> int:
@@ -238,12 +252,16 @@ class OutboxRows:
         quoted = self.database.dialect.identifier_preparer.quote(name)
         return f"excluded.{quoted}" if self.database.name in ("postgresql", "sqlite") else f"VALUES({quoted})"
 
-    def set_aside(self, row: OutboxRow, reason: str) -> bool:
-        """Move *row* to the quarantine with *reason*, in one transaction; False when it was not there any more."""
+    def set_aside(self, row: OutboxRow, reason: str, *, held: Held | None = None) -> bool:
+        """Move *row* to the quarantine with *reason*, in one transaction; False when it was not there any more.
+
+        FencedError, and the row stays, when *held* is not the newest epoch of its shard: its successor may be publishing the row.
+        """
         outbox, columns = self._outbox, ", ".join(self._columns)
         mark = ":{}".format if self.database.name == "sqlite" else "%({})s".format
         named = {"attempts": row.attempts, "reason": reason[:LIMIT_REASON], "quarantined_ms": self._clock.now_ms(), "id": row.id}
         with self.database.transaction():
+            self.check(held)
             moved = self.database.count(
                 f"INSERT INTO {self._quarantine} ({columns}, attempts, reason, quarantined_ms) "
                 f"SELECT {columns}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')} FROM {outbox} WHERE {self._order} = {mark('id')}",
@@ -295,6 +313,21 @@ class OutboxRows:
             self.database.count(self._upsert(self._lease, "shard", named, sets), named)
             (found,) = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(shard)}")
         return int(found[0])
+
+    def check(self, held: Held | None) -> None:
+        """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it so until the end of it.
+
+        A leader that slept through its succession is told here, whatever it still believes. None is nobody in particular: a person.
+        """
+        if held is None:
+            return
+        lock = "" if self.database.name == "sqlite" else " FOR UPDATE"  # there, a transaction that writes is alone
+        found = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(held.shard)}{lock}")
+        newest = int(found[0][0]) if found else 0
+        if newest != held.epoch:
+            raise FencedError(
+                f"shard {held.shard} of {self._outbox}: epoch {newest} was taken after {held.epoch}; this process leads it no more"
+            )
 
     def lease(self, shard: int) -> Lease | None:
         """Return who took the last epoch of *shard*; None when nobody ever did."""

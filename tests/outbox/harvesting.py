@@ -1,6 +1,6 @@
 """An outbox with rows to publish, its harvesters with and without faults, and the proof of what came out of it.
 
-python -P -m tests.outbox.harvesting SPEC      harvests by itself and dies where the spec says so
+python -P -m tests.outbox.harvesting SPEC      harvests by itself and dies where the spec says so; with several traps, time and again
 """
 
 from __future__ import annotations
@@ -307,8 +307,13 @@ class Alone:
         return self.stats.published
 
 
-def harvest_process(rig: Rig, *, election: bool = False, trap: Mapping[str, Any] | None = None, **more: Any) -> subprocess.Popen[str]:
-    """Start a harvester as a process of its own; it prints how many rows it has published, each time that changes."""
+def harvest_process(
+    rig: Rig, *, election: bool = False, trap: Mapping[str, Any] | None = None, traps: Sequence[Mapping[str, Any]] = (), **more: Any
+) -> subprocess.Popen[str]:
+    """Start a harvester as a process of its own; it prints how many rows it has published, each time that changes.
+
+    With *traps* it is one after the other, each a process that harvests until it is caught; printed is how each ended.
+    """
     spec = {
         "settings": {
             "database": rig.outbox.url,
@@ -320,6 +325,7 @@ def harvest_process(rig: Rig, *, election: bool = False, trap: Mapping[str, Any]
         },
         "kafka": {name: str(value) for name, value in rig.broker.config.items()},
         "trap": trap or {},
+        "traps": list(traps),
         "election": election,
     }
     command = [sys.executable, "-P", "-m", "tests.outbox.harvesting", json.dumps(spec)]
@@ -328,10 +334,28 @@ def harvest_process(rig: Rig, *, election: bool = False, trap: Mapping[str, Any]
     return subprocess.Popen(leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 
 
+def ends(process: subprocess.Popen[str]) -> list[int]:
+    """Return how each of the traps' processes ended: minus the signal, as Popen says it; each has a deadline of its own."""
+    assert process.stdout is not None
+    return [int(line.split()[1]) for line in process.stdout if line.startswith("ended ")]
+
+
 def main() -> None:
     spec = json.loads(sys.argv[1])
     settings = HarvestSettings(kafka=Settings(kafka=spec["kafka"]), **spec["settings"])
-    TrappedProducer.trap = TrappedRows.trap = Trap(spec["trap"])
+    for trap in spec["traps"]:
+        if not (child := os.fork()):  # before there is any client: what has been imported need not be imported again
+            signal.alarm(int(DEADLINE_S))
+            harvest(settings, trap, election=spec["election"])
+            os._exit(0)
+        print("ended", os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]), flush=True)
+    if not spec["traps"]:
+        harvest(settings, spec["trap"], election=spec["election"])
+
+
+def harvest(settings: HarvestSettings, trap: Mapping[str, Any], *, election: bool) -> None:
+    """Harvest until standard input ends, or the trap springs."""
+    TrappedProducer.trap = TrappedRows.trap = Trap(trap)
     clients = {"make_producer": TrappedProducer}
 
     def make_rows(settings: HarvestSettings) -> OutboxRows:
@@ -346,7 +370,7 @@ def main() -> None:
     threading.Thread(target=listen, daemon=True).start()
     print("ready", flush=True)
     before = 0
-    with Harvester(settings, clients=clients, make_rows=make_rows) if spec["election"] else Alone(settings, clients, make_rows) as running:
+    with Harvester(settings, clients=clients, make_rows=make_rows) if election else Alone(settings, clients, make_rows) as running:
         while not ended.wait(0.01):
             published = sum(each.published for each in running.stats) if isinstance(running, Harvester) else running.published
             if published != before:
@@ -354,7 +378,7 @@ def main() -> None:
                 before = published
 
 
-__all__ = ["Alone", "FaultyProducer", "FencedTerm", "Record", "Rig", "flaws", "harvest_process"]
+__all__ = ["Alone", "FaultyProducer", "FencedTerm", "Record", "Rig", "ends", "flaws", "harvest_process"]
 
 if __name__ == "__main__":
     main()
