@@ -7,8 +7,11 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.agents.harvester import HarvesterPage
+from holdfast.outbox.harvester import Harvester
 from holdfast.outbox.layouts import DebeziumLayout, bucket_of
 from holdfast.outbox.schema import outbox_tables
+from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.wakeup import channel_of
 
 PAGE = (Path(__file__).parents[2] / "docs" / "outbox.md").read_text()
@@ -54,6 +57,11 @@ def test_the_page_names_the_channel_and_the_tables() -> None:
     assert f'NOTIFY "{channel_of(tables.outbox).replace("outbox", "<outbox>")}"' in PAGE
     for each in tables.own:
         assert f"`<outbox>{each.name.removeprefix('outbox')}`" in PAGE
+
+
+def test_the_page_names_every_metric_of_a_harvester() -> None:
+    page = HarvesterPage(Harvester(HarvestSettings(database="sqlite://")))
+    assert [row[0] for row in table("metrics")] == [family.name for family in page.collect()]
 
 
 def test_a_page_that_says_something_else_is_found() -> None:
