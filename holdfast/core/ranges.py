@@ -88,7 +88,7 @@ class Keep(msgspec.Struct, frozen=True, tag="keep", forbid_unknown_fields=True):
 
 
 Wish: TypeAlias = Base | Take | Keep
-_WISHES = msgspec.json.Decoder(Wish)
+_WISHES: msgspec.json.Decoder[Wish] = msgspec.json.Decoder(Wish)
 
 
 class RangeRow(NamedTuple):
