@@ -268,6 +268,7 @@ async def test_beside_the_recorded_go_fleet_nothing_is_delivered_without_owning_
     ground = Ground(broker.config, fresh_topic, partitions=6)
     frames = replayed(ground, "g1", "orders")
     assert {frame.client_id for _, frame in frames} > {"c1"}
+    ground.fill(1 + max(getattr(frame, "current_offset", 0) for _, frame in frames))  # who takes over begins where the fleet stood
     feeding = asyncio.create_task(feed(ground, 0.02))
     out: list[tuple[int, ClaimedMessage]] = []
 
