@@ -297,7 +297,7 @@ class MarkTerm:
                 "enable.gapless.guarantee": True,
                 # Over before a successor begins: a session is three timeouts.
                 "delivery.timeout.ms": int(settings.heartbeat_timeout_s * 1000),
-                "linger.ms": 1,
+                "linger.ms": 50,  # a flush sends at once; until then, gather few large requests
                 "delivery.report.only.error": True,
                 "queue.buffering.max.messages": 1_000_000,
                 "queue.buffering.max.kbytes": 1 << 20,

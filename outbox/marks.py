@@ -88,7 +88,7 @@ class MarkedRows:
         me = bindparam("me", type_=leader.type)
         is_postgres = self._database.is_postgres
         chosen = (
-            select(*([order, attempts.label("attempts")] if is_postgres else [*rows.layout.selection(outbox), attempts]))
+            select(*([order] if is_postgres else [*rows.layout.selection(outbox), attempts]))
             .select_from(outbox.outerjoin(mine, mine.c.id == order))
             .where(*rows.takeable(outbox, mine, False, True, 0, topics))
             .where(or_(leader.is_(None), leader != me))
@@ -96,10 +96,14 @@ class MarkedRows:
             .limit(bindparam("limit_rows"))
         )
         statement: Any
-        if is_postgres:
-            lowest, marked = chosen.subquery("lowest"), rows.tables.outbox
-            statement = update(marked).values({leader: me}).where(marked.c[order.name] == lowest.c[order.name])
-            statement = statement.returning(*rows.layout.selection(marked), lowest.c.attempts)
+        if is_postgres:  # by an array: a join's plan may read the whole table, which is right for its statistics and wrong for a backlog
+            lowest, failed = chosen.subquery("lowest"), rows.tables.attempts.alias("failed")
+            marked: Any = rows.tables.outbox.alias("marked")
+            place = marked.c[order.name]
+            ids = func.any(func.array(select(lowest.c[order.name]).scalar_subquery()))
+            known = select(failed.c.attempts).where(failed.c.id == place).scalar_subquery()
+            statement = update(marked).values({marked.c.leader_id: me}).where(place == ids)
+            statement = statement.returning(*rows.layout.selection(marked), func.coalesce(known, literal_column("0")))
         else:
             statement = chosen.with_for_update(of=None if self._database.name in MYSQL else outbox)
         found = self._texts[topics] = self._database.compile(statement)
