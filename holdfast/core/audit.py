@@ -294,7 +294,7 @@ def key_text(key: bytes) -> str:
     """Return a record's key as text: itself when it can be printed, `0x` and its bytes else, a digest when it is long.
 
     >>> key_text(b"order-1"), key_text(b"\\xff\\x00"), key_text(b"0x41"), key_text(b"x" * 600)[:12]
-    ('order-1', '0xff00', '0x30783431', 'blake2b:da2f')
+    ('order-1', '0xff00', '0x30783431', 'blake2b:dedb')
     """
     if len(key) > LIMIT_KEY_BYTES:
         return f"blake2b:{hashlib.blake2b(key, digest_size=16).hexdigest()}"
