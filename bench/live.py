@@ -96,11 +96,6 @@ def measure(on: Bench, rate: int, seconds: float) -> None:
             stop.set()
             traffic.join()
         print(f"  append to visible at {rate:,} records/s: {quantiles(samples)}  (wanted p50 <= 15, p99 <= 60)")
-        import urllib.request
-
-        for line in urllib.request.urlopen(f"{live.url}/metrics").read().decode().splitlines():
-            if "commit_s" in line:
-                print(line)
         print(f"  worker: {share:.0%} of a core (wanted <= 40 %), {live.rss_mb()} MB; {load_average()}", flush=True)
 
 
