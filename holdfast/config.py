@@ -81,6 +81,8 @@ class Settings:
     compat_view: bool = field(default=False, metadata=_doc("also fold claims as the Go library would, to compare"))
     groups: bool = field(default=False, metadata=_doc("also fold the balanced groups"))
     groups_topic: str = field(default="holdfast.groups", metadata=_doc("topic where members of balanced groups announce themselves"))
+    ranges: bool = field(default=False, metadata=_doc("also create the topic of range consumers"))
+    ranges_topic: str = field(default="holdfast.ranges", metadata=_doc("topic where range consumers share out blocks of offsets"))
     registry: bool = field(default=False, metadata=_doc("keep the registry of producers' names"))
     producers_topic: str = field(default="holdfast.producers", metadata=_doc("topic of the registry's commands"))
     books: str = field(default="", metadata=_doc("topics of stamped records to keep books of: orders,payments"))
@@ -296,6 +298,7 @@ def _check_names(settings: Settings) -> None:
     topics = {
         "producers_topic": (settings.producers_topic,),
         "groups_topic": (settings.groups_topic,),
+        "ranges_topic": (settings.ranges_topic,),
         "books": settings.book_topics,
         "progress": settings.progress_topics,
         "dedupe": tuple(name for pair in settings.dedupe_topics for name in pair),

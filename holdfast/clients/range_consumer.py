@@ -23,7 +23,7 @@ from confluent_kafka import Message
 from holdfast.clients.range_log import RangeLog
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.ranges import LIMIT_BLOCK_MESSAGES, RANGES_TOPIC, Block, Keep, next_take
+from holdfast.core.ranges import LIMIT_BLOCK_MESSAGES, Block, Keep, next_take
 from holdfast.errors import ClaimLostError, ConfigError, TerminatedError
 
 __all__ = ["RangeBlock", "RangeConsumer"]
@@ -36,22 +36,28 @@ IDLE_S = 0.05
 
 @dataclass(slots=True)
 class _Mine:
-    """A block of this member, as it stands. Nothing of it is handed out at *until_s* or later."""
+    """A block of this member, as it stands. Nothing of it is handed out at *until_s* or later.
 
+    *begun*: its delivery by this member is counted in *deliveries*; offsets before *given* were in every delivery.
+    """
+
+    partition: int
     start: int
     end: int
     epoch: int
     progress: int
     deliveries: int
+    given: int
     until_s: float
+    begun: bool = False
 
 
 class RangeBlock:
     """Messages of one block that were there, in offset order; `records` are confluent-kafka's own."""
 
-    def __init__(self, consumer: RangeConsumer, partition: int, mine: _Mine, records: list[Message], reached: int) -> None:
+    def __init__(self, consumer: RangeConsumer, mine: _Mine, records: list[Message], reached: int) -> None:
         self._consumer, self._mine, self._reached = consumer, mine, reached
-        self.partition, self.records, self.deliveries = partition, records, mine.deliveries
+        self.partition, self.records, self.deliveries = mine.partition, records, mine.deliveries
 
     @property
     def first_offset(self) -> int:
@@ -68,18 +74,19 @@ class RangeBlock:
 
     async def done(self) -> None:
         """Note that all of it is done. Raises ClaimLostError when another member may have it by now."""
-        await self._consumer.finish(self.partition, self._mine, self._reached)
+        await self._consumer.finish(self._mine, self._reached)
 
     async def fail(self) -> None:
         """Give it back undone: another attempt follows, or after the last one the dead letters."""
-        await self._consumer.give_back(self.partition, self._mine)
+        await self._consumer.give_back(self._mine)
 
 
 class RangeConsumer:
-    """Takes blocks of a topic's partitions, one of each at a time. Use it in `async with`; `done` each block before the next is asked for.
+    """Takes blocks of a topic's partitions. Use it in `async with`; `done` each block before the next is asked for.
 
-    *lease_s* is how long a silent member keeps a block, the same in the whole group. A block that was begun *maximum_deliveries* times
-    and got nowhere goes to *dead_letters*.
+    At most one block of each partition waits for messages; beside it, whatever was left behind by others is taken as it gets free.
+    *lease_s* is how long a silent member keeps a block, the same in the whole group. Messages that were handed out *maximum_deliveries*
+    times and got nowhere go to *dead_letters*. *ranges_topic* is that of the settings unless it is given here.
     """
 
     def __init__(
@@ -93,7 +100,7 @@ class RangeConsumer:
         lease_s: float = 10.0,
         maximum_deliveries: int = 5,
         dead_letters: str | None = None,
-        ranges_topic: str = RANGES_TOPIC,
+        ranges_topic: str | None = None,
         request_timeout_s: float = 10.0,
         clock: Clock = system_clock,
     ) -> None:
@@ -106,7 +113,7 @@ class RangeConsumer:
             settings,
             topic=topic,
             group=group,
-            ranges_topic=ranges_topic,
+            ranges_topic=ranges_topic or settings.ranges_topic,
             dead_letters=dead_letters or f"{topic}.dead-letters",
             lease_ms=int(lease_s * 1_000),
             timeout_s=request_timeout_s,
@@ -114,7 +121,8 @@ class RangeConsumer:
         )
         self.client, self.instance = client, uuid.uuid4().hex[:8]
         self._size, self._lease_s, self._limit, self._clock = block_messages, lease_s, maximum_deliveries, clock
-        self._mine: dict[int, _Mine] = {}
+        self._mine: dict[tuple[int, int], _Mine] = {}
+        """By partition and start."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-ranges")
         self._keeping: asyncio.Task[None] | None = None
         self._turn = 0
@@ -137,9 +145,9 @@ class RangeConsumer:
             with suppress(asyncio.CancelledError, Exception):
                 await keeping
         try:
-            for partition, mine in list(self._mine.items()):
+            for mine in list(self._mine.values()):
                 with suppress(ClaimLostError):
-                    await self._do(lambda at=partition, held=mine: self._keep(at, held, held.progress, free=True))  # type: ignore[misc]
+                    await self.give_back(mine)
         finally:
             await self._do(self._log.close)
             self._thread.shutdown(wait=False)
@@ -167,22 +175,22 @@ class RangeConsumer:
 
     def holds(self, mine: _Mine) -> bool:
         """Return whether *mine* is safe to work on at this moment."""
-        return any(each is mine for each in self._mine.values()) and self._clock.monotonic_s() < mine.until_s
+        return self._mine.get((mine.partition, mine.start)) is mine and self._clock.monotonic_s() < mine.until_s
 
-    async def finish(self, partition: int, mine: _Mine, reached: int) -> None:
+    async def finish(self, mine: _Mine, reached: int) -> None:
         """Note progress of a block."""
-        await self._do(lambda: self._keep(partition, mine, reached))
+        await self._do(lambda: self._keep(mine, reached))
 
-    async def give_back(self, partition: int, mine: _Mine) -> None:
+    async def give_back(self, mine: _Mine) -> None:
         """Give a block back."""
-        await self._do(lambda: self._keep(partition, mine, mine.progress, free=True))
+        await self._do(lambda: self._keep(mine, mine.progress, free=True))
 
     async def _keep_all(self) -> None:
         while True:
             await asyncio.sleep(KEEP_LEASES * self._lease_s)
-            for partition, mine in list(self._mine.items()):
+            for mine in list(self._mine.values()):
                 with suppress(ClaimLostError):  # whoever works on it is told when it says that it is done
-                    await self._do(lambda at=partition, held=mine: self._keep(at, held, held.progress))  # type: ignore[misc]
+                    await self._do(lambda held=mine: self._keep(held, held.progress))  # type: ignore[misc]
 
     # -- in the thread
 
@@ -193,32 +201,46 @@ class RangeConsumer:
         for step in range(len(partitions)):
             partition = partitions[(self._turn + step) % len(partitions)]
             latest = self._log.latest(partition)
-            mine = self._mine.get(partition) or self._take(partition, latest)
+            mine = self._at_hand(partition, latest) or self._take(partition, latest)
             if mine is None or mine.progress >= latest:
                 continue
-            limit = self._size
-            records, reached = self._log.fetch(partition, mine.progress, mine.end, limit)
-            if mine.deliveries > self._limit and reached > mine.progress:
-                self._log.bury(records, mine.deliveries - 1)
-                self._keep(partition, mine, reached)
-                self.buried += len(records)
-            elif records:
+            found = self._begin(mine)
+            if found is not None:
                 self._turn = (self._turn + step + 1) % len(partitions)
-                return RangeBlock(self, partition, mine, records, reached)
-            elif reached > mine.progress:
-                self._keep(partition, mine, reached)
+                return found
+        return None
+
+    def _at_hand(self, partition: int, latest: int) -> _Mine | None:
+        """Return our lowest block with messages in it."""
+        held = [mine for mine in self._mine.values() if mine.partition == partition and mine.progress < latest]
+        return min(held, key=lambda mine: mine.start, default=None)
+
+    def _begin(self, mine: _Mine) -> RangeBlock | None:
+        """Return what there is of a block, its delivery counted; None when it was put aside or has no messages."""
+        worn = mine.deliveries >= self._limit and not mine.begun
+        records, reached = self._log.fetch(mine.partition, mine.progress, mine.given if worn else mine.end, self._size)
+        if records and not worn:
+            if not mine.begun:
+                self._keep(mine, mine.progress, given=reached)
+            return RangeBlock(self, mine, records, reached)
+        if records:
+            self._log.bury(records, mine.deliveries)
+            self.buried += len(records)
+        if reached > mine.progress:
+            self._keep(mine, reached)
         return None
 
     def _take(self, partition: int, latest: int) -> _Mine | None:
-        row = self._log.rows[partition].row
+        """Take a block with messages in it, or one that waits for them if none of ours does."""
+        waits = any(mine.partition == partition for mine in self._mine.values())
         wish = next_take(
-            row,
+            self._log.rows[partition].row,
             self.client,
             self.instance,
             now_ms=self._log.now_ms(),
             lease_ms=int(self._lease_s * 1_000),
             size=self._size,
-            ahead_of=latest + self._size,
+            ahead_of=latest if waits else latest + self._size,
         )
         if wish is None:
             return None
@@ -228,7 +250,8 @@ class RangeConsumer:
         block = self._log.rows[partition].row.block(wish.start)
         if not self._is_mine(block) or block is None:
             return None
-        mine = self._mine[partition] = _Mine(block.start, block.end, block.epoch, block.progress, block.deliveries, self._until(sent_s))
+        mine = _Mine(partition, block.start, block.end, block.epoch, block.progress, block.deliveries, block.given, self._until(sent_s))
+        self._mine[partition, block.start] = mine
         return mine
 
     def _is_mine(self, block: Block | None) -> bool:
@@ -237,23 +260,26 @@ class RangeConsumer:
     def _until(self, sent_s: float) -> float:
         return sent_s + (1 - MARGIN_LEASES) * self._lease_s
 
-    def _keep(self, partition: int, mine: _Mine, progress: int, *, free: bool = False) -> None:
+    def _keep(self, mine: _Mine, progress: int, *, free: bool = False, given: int = -1) -> None:
         """Say how far a block is; ClaimLostError when the log says that it is another's."""
-        if self._mine.get(partition) is not mine:
-            raise self._lost(partition, mine)
+        key = (mine.partition, mine.start)
+        if self._mine.get(key) is not mine:
+            raise self._lost(mine)
         sent_s = self._clock.monotonic_s()
-        if not self._log.wish(partition, Keep(mine.start, mine.epoch, self.instance, progress, free)):
-            del self._mine[partition]
-            raise self._lost(partition, mine)
+        if not self._log.wish(mine.partition, Keep(mine.start, mine.epoch, self.instance, progress, free, given)):
+            del self._mine[key]
+            raise self._lost(mine)
+        if given >= 0:
+            mine.deliveries, mine.begun = mine.deliveries + 1, True
         if progress > mine.progress:
-            mine.progress, mine.deliveries = progress, 1
-            self._log.commit(partition)
+            mine.progress, mine.deliveries, mine.given, mine.begun = progress, 0, progress, False
+            self._log.commit(mine.partition)
         mine.until_s = self._until(sent_s)
         if free or progress >= mine.end:
-            del self._mine[partition]
+            del self._mine[key]
 
-    def _lost(self, partition: int, mine: _Mine) -> ClaimLostError:
+    def _lost(self, mine: _Mine) -> ClaimLostError:
         return ClaimLostError(
-            f"{self._log.topic}/{partition}: the block from {mine.start} to {mine.end - 1} (epoch {mine.epoch}) is not held any more; "
+            f"{self._log.topic}/{mine.partition}: the block from {mine.start} to {mine.end - 1} (epoch {mine.epoch}) is not held any more; "
             f"what was not noted as done, from {mine.progress} on, goes to another member"
         )

@@ -132,6 +132,8 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
     names = {settings.quarantine_topic, settings.workers_topic}
     for processor in processors:
         names |= {processor.source, processor.changelog(settings.app), *processor.emits}
+    if settings.ranges:
+        names.add(settings.ranges_topic)
     return sorted(names)
 
 
@@ -144,6 +146,10 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
     for processor in processors:
         name = processor.source
         specs[name] = _source(settings, name, cluster.partitions(name) or partitions)
+    if settings.ranges:
+        # No table is folded from it here: its readers are the range consumers, each for itself.
+        name = settings.ranges_topic
+        specs.setdefault(name, _source(settings, name, cluster.partitions(name) or partitions))
     for processor in processors:
         count = specs[processor.source].partitions
         changelog = processor.changelog(settings.app)
@@ -165,8 +171,8 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
 
 
 _LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-# A registry built anew from a log that has lost its beginning would give out epochs that others have had.
-_REGISTRY = _LOG | {"retention.ms": "-1"}
+# Built anew from a log that has lost its beginning, a registry would give out epochs that others have had, and ranges begin again.
+_FOREVER = _LOG | {"retention.ms": "-1"}
 _CHANGELOG = {
     "cleanup.policy": "compact",
     "message.timestamp.type": "LogAppendTime",
@@ -180,7 +186,8 @@ _QUARANTINE = _LOG | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "rete
 
 def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
     role = Role.COORDINATION if name == settings.coordination_topic else Role.SOURCE
-    return _spec(settings, name, role, partitions, _REGISTRY if name == settings.producers_topic else _LOG)
+    kept = name == settings.producers_topic or (settings.ranges and name == settings.ranges_topic)
+    return _spec(settings, name, role, partitions, _FOREVER if kept else _LOG)
 
 
 def _spec(
@@ -311,7 +318,9 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
-        message = f"retention.ms is {state.config['retention.ms']}: a registry built anew from what is left would forget names and epochs"
+        message = (
+            f"retention.ms is {state.config['retention.ms']}: what is built anew from the rest would forget names, epochs or what is done"
+        )
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
     if spec.role is Role.SOURCE and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"

@@ -23,7 +23,7 @@ LIMIT_BLOCK_MESSAGES = 100_000
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Offsets from *start* to before *end*. All below *progress* is done. *deliveries* were begun since it last moved.
+    """Offsets from *start* to before *end*. All below *progress* is done; from there to before *given*, all was handed out *deliveries* times.
 
     *epoch* counts owners: a record with another one does not count. *at_ms* is when the owner was last heard, -1 once it gave the block
     back.
@@ -36,6 +36,7 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     instance: str
     epoch: int
     deliveries: int
+    given: int
     at_ms: int
 
     @property
@@ -78,13 +79,18 @@ class Take(msgspec.Struct, frozen=True, tag="take", forbid_unknown_fields=True):
 
 
 class Keep(msgspec.Struct, frozen=True, tag="keep", forbid_unknown_fields=True):
-    """The owner is at work and has done all below *progress*; with *free* it gives the rest back."""
+    """The owner is at work and has done all below *progress*; with *free* it gives the rest back.
+
+    With *given* it is about to hand out the messages from *progress* to before that: a delivery. Said before, not after, since whoever is
+    given them may die of them.
+    """
 
     start: int
     epoch: int
     instance: str
     progress: int
     free: bool = False
+    given: int = -1
 
 
 Wish: TypeAlias = Base | Take | Keep
@@ -143,14 +149,13 @@ def _taken(row: Ranges, wish: Take, at_ms: int, lease_ms: int) -> Ranges | None:
     if wish.start == row.high:
         if len(row.blocks) >= LIMIT_AHEAD or not 0 < wish.end - wish.start <= LIMIT_BLOCK_MESSAGES:
             return None
-        block = Block(wish.start, wish.end, wish.start, wish.owner, wish.instance, 1, 1, at_ms)
+        block = Block(wish.start, wish.end, wish.start, wish.owner, wish.instance, 1, 0, wish.start, at_ms)
         return Ranges(row.low, (*row.blocks, block))
     found = row.block(wish.start)
     if found is None or found.end != wish.end or not found.is_free(at_ms, lease_ms):
         return None
-    block = msgspec.structs.replace(
-        found, owner=wish.owner, instance=wish.instance, epoch=found.epoch + 1, deliveries=found.deliveries + 1, at_ms=at_ms
-    )
+    # Taking is no delivery: whoever dies or leaves before a message of it was handed out has not shown that anything is wrong with it.
+    block = msgspec.structs.replace(found, owner=wish.owner, instance=wish.instance, epoch=found.epoch + 1, at_ms=at_ms)
     return _with(row, block)
 
 
@@ -160,11 +165,18 @@ def _kept(row: Ranges, wish: Keep, at_ms: int) -> Ranges | None:
         return None
     if not found.progress <= wish.progress <= found.end:
         return None
-    moved = wish.progress > found.progress
-    block = msgspec.structs.replace(
-        found, progress=wish.progress, at_ms=-1 if wish.free else at_ms, deliveries=(0 if wish.free else 1) if moved else found.deliveries
+    deliveries, given = found.deliveries, found.given
+    if wish.progress > found.progress:
+        deliveries, given = 0, wish.progress
+    if wish.given >= 0:
+        if wish.free or not wish.progress < wish.given <= found.end:
+            return None
+        # Only what every delivery held can have been what they all died of.
+        deliveries, given = deliveries + 1, min(given, wish.given) if deliveries else wish.given
+    return _with(
+        row,
+        msgspec.structs.replace(found, progress=wish.progress, at_ms=-1 if wish.free else at_ms, deliveries=deliveries, given=given),
     )
-    return _with(row, block)
 
 
 def _with(row: Ranges, block: Block) -> Ranges:
@@ -182,9 +194,9 @@ def low_water(row: Ranges) -> int:
 
 
 def next_take(row: Ranges, owner: str, instance: str, *, now_ms: int, lease_ms: int, size: int, ahead_of: int) -> Take | None:
-    """Return the block to take next: the first free one, else a new one that begins before *ahead_of*; None when there is none."""
+    """Return the block to take next: the first free one with work before *ahead_of*, else a new one that begins before it, else None."""
     for block in row.blocks:
-        if block.is_free(now_ms, lease_ms):
+        if block.progress < ahead_of and block.is_free(now_ms, lease_ms):
             return Take(block.start, block.end, owner, instance)
     if len(row.blocks) >= LIMIT_AHEAD or row.high >= ahead_of:
         return None

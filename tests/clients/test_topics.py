@@ -26,6 +26,7 @@ from holdfast.clients.topics import (
 )
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
+from holdfast.core.ranges import RANGES_TOPIC
 from holdfast.core.rows import Rows
 from holdfast.errors import TopicError
 
@@ -328,6 +329,17 @@ def test_the_registrys_commands_are_kept_for_ever_and_it_is_told_when_they_are_n
         seen = replace(whole, topics={**whole.topics, SETTINGS.producers_topic: state})
         found = [each for each in check(specs_for(SETTINGS, [registry], seen), seen) if "retention.ms" in each.message]
         assert len(found) == count
+
+
+def test_the_topic_of_ranges_is_made_when_asked_for_and_kept_for_ever() -> None:
+    assert RANGES_TOPIC not in topic_names(SETTINGS, [TOTALS])
+    settings = replace(SETTINGS, ranges=True)
+    assert settings.ranges_topic == RANGES_TOPIC
+    assert RANGES_TOPIC in topic_names(settings, [TOTALS])
+    found = {spec.name: spec for spec in specs_for(settings, [TOTALS], cluster(), partitions=4)}[RANGES_TOPIC]
+    assert found.partitions == 4
+    assert found.config["message.timestamp.type"] == "LogAppendTime"
+    assert (found.config["retention.ms"], found.config["cleanup.policy"]) == ("-1", "delete")
 
 
 # -- emits that stay in their partition

@@ -11,7 +11,7 @@ from holdfast.core.ranges import LIMIT_AHEAD, RANGES_TOPIC, Base, Block, Keep, R
 
 PAGE = (Path(__file__).resolve().parents[2] / "docs" / "PROTOCOL.md").read_text()
 SECTION = PAGE.partition("## Lanes and ranges\n")[2].partition("\n## ")[0]
-OPEN = Block(0, 10, 2, "a", "ia", 3, 2, 1_000)
+OPEN = Block(0, 10, 2, "a", "ia", 3, 2, 7, 1_000)
 
 
 def table(after: str) -> list[list[str]]:
@@ -46,19 +46,32 @@ def test_names_and_limits_on_the_page_are_those_of_the_code() -> None:
 
 
 def test_each_line_of_the_table_of_ranges_is_a_rule_of_the_fold() -> None:
-    assert [line[0] for line in table("### Ranges")[1:]] == ["`base`", "`take`", "`take`", "`keep`", "`keep` with *free*"]
+    assert [line[0] for line in table("### Ranges")[1:]] == [
+        "`base`",
+        "`take`",
+        "`take`",
+        "`keep`",
+        "`keep` with *free*",
+        "`keep` with *given*",
+    ]
     row = Ranges(0, (OPEN,))
     assert after(None, Base(99, row)) == row
     assert after(row, Base(5, Ranges(3))) == Ranges(3)
     assert after(row, Base(4, Ranges(3))) is None
-    assert after(row, Take(10, 15, "b", "ib")) == Ranges(0, (OPEN, Block(10, 15, 10, "b", "ib", 1, 1, 1_001)))
+    assert after(row, Take(10, 15, "b", "ib")) == Ranges(0, (OPEN, Block(10, 15, 10, "b", "ib", 1, 0, 10, 1_001)))
     assert after(row, Take(0, 10, "b", "ib"), 1_999) is None
-    assert after(row, Take(0, 10, "b", "ib"), 2_000) == Ranges(0, (Block(0, 10, 2, "b", "ib", 4, 3, 2_000),))
-    assert after(row, Keep(0, 3, "ia", 2)) == Ranges(0, (Block(0, 10, 2, "a", "ia", 3, 2, 1_001),))
-    assert after(row, Keep(0, 3, "ia", 5)) == Ranges(0, (Block(0, 10, 5, "a", "ia", 3, 1, 1_001),))
+    assert after(row, Take(0, 10, "b", "ib"), 2_000) == Ranges(0, (Block(0, 10, 2, "b", "ib", 4, 2, 7, 2_000),))
+    assert after(row, Keep(0, 3, "ia", 2)) == Ranges(0, (Block(0, 10, 2, "a", "ia", 3, 2, 7, 1_001),))
+    assert after(row, Keep(0, 3, "ia", 5)) == Ranges(0, (Block(0, 10, 5, "a", "ia", 3, 0, 5, 1_001),))
     assert after(row, Keep(0, 3, "ia", 1)) is None
     assert after(row, Keep(0, 2, "ia", 5)) is None
     assert after(row, Keep(0, 3, "ib", 5)) is None
+    assert after(row, Keep(0, 3, "ia", 2, given=9)) == Ranges(0, (Block(0, 10, 2, "a", "ia", 3, 3, 7, 1_001),))
+    assert after(row, Keep(0, 3, "ia", 2, given=4)) == Ranges(0, (Block(0, 10, 2, "a", "ia", 3, 3, 4, 1_001),))
+    assert after(row, Keep(0, 3, "ia", 3, given=9)) == Ranges(0, (Block(0, 10, 3, "a", "ia", 3, 1, 9, 1_001),))
+    assert after(row, Keep(0, 3, "ia", 2, given=2)) is None
+    assert after(row, Keep(0, 3, "ia", 2, given=11)) is None
+    assert after(row, Keep(0, 3, "ia", 2, free=True, given=9)) is None
     freed = after(row, Keep(0, 3, "ia", 2, free=True))
     assert freed is not None
     assert freed.blocks[0].at_ms == -1

@@ -2,6 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Callable
+
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -10,10 +14,12 @@ from holdfast.core.ranges import (
     LIMIT_AHEAD,
     LIMIT_BLOCK_MESSAGES,
     Base,
+    Block,
     Keep,
     RangeRow,
     Ranges,
     Take,
+    Wish,
     decode_wish,
     encode_wish,
     fold_range,
@@ -24,12 +30,16 @@ from holdfast.core.ranges import (
 from holdfast.errors import ConfigError
 
 LEASE_MS = 1_000
+MAXIMUM_DELIVERIES = 2
+
+Fold = Callable[[RangeRow | None, Wish, int, int, int], RangeRow | None]
 
 
 class Log:
     """A log of wishes and its fold; `write` says whether the wish counted."""
 
-    def __init__(self, low: int = 0) -> None:
+    def __init__(self, low: int = 0, fold: Fold = fold_range) -> None:
+        self._fold = fold
         self.row: RangeRow | None = None
         self.offset = 0
         self.write(Base(-1, Ranges(low)), 0)
@@ -37,7 +47,7 @@ class Log:
     def write(self, wish: Base | Take | Keep, at_ms: int) -> bool:
         told = decode_wish(encode_wish(wish))
         assert told == wish
-        before, self.row = self.row, fold_range(self.row, wish, self.offset, at_ms, LEASE_MS)
+        before, self.row = self.row, self._fold(self.row, wish, self.offset, at_ms, LEASE_MS)
         self.offset += 1
         return self.row is not before
 
@@ -55,7 +65,7 @@ def test_an_expired_block_goes_to_another_and_its_first_owner_counts_no_more() -
     assert log.write(Take(0, 10, "b", "ib"), 1_500)
     assert not log.write(Keep(0, 1, "ia", 10), 1_501), "the first owner was fenced"
     assert log.ranges.blocks[0].progress == 4
-    assert log.ranges.blocks[0].deliveries == 2
+    assert log.ranges.blocks[0].deliveries == 0, "nobody was handed anything"
     assert log.write(Keep(0, 2, "ib", 10), 1_502)
     assert log.ranges == Ranges(10)
 
@@ -95,87 +105,170 @@ def test_ids_that_would_make_keys_ambiguous_are_refused() -> None:
         range_key("g/h", "t", 3)
 
 
-STEPS = st.lists(
-    st.tuples(st.integers(0, 3), st.sampled_from(["take", "work", "free", "die", "wait", "zombie"]), st.integers(1, 7)), max_size=120
-)
+KINDS = ["take", "hand", "work", "free", "die", "wait", "zombie"]
+STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integers(1, 7)), max_size=120)
 
 
-@given(STEPS, st.integers(0, 20))
-def test_whatever_members_do_every_message_is_handled_and_nothing_is_skipped(steps: list[tuple[int, str, int]], low: int) -> None:
-    """A model of four members that die, linger and repeat themselves; `handled` is what any of them handled before it said so."""
-    log, now_ms, end = Log(low), 0, low + 40
-    mine: dict[int, tuple[int, int]] = {}  # member -> (start, epoch), as it believes
-    handled: set[int] = set()
+class Model:
+    """Four members that die, linger and repeat themselves; what each message went through, and what may never be."""
 
-    def check() -> None:
-        row = log.ranges
-        assert set(range(low, low_water(row))) <= handled, "skipped"
+    def __init__(self, low: int, fold: Fold = fold_range) -> None:
+        self.low, self.end, self.now_ms, self.log = low, low + 40, 0, Log(low, fold)
+        self.mine: dict[int, tuple[int, int]] = {}  # member -> (start, epoch), as it believes
+        self.handled: set[int] = set()
+        """What anybody handled before it said so, or put aside."""
+        self.given: Counter[int] = Counter()
+        """How often each message was handed out."""
+
+    def check(self) -> None:
+        row = self.log.ranges
+        assert set(range(self.low, low_water(row))) <= self.handled, "skipped"
         at = row.low
         for block in row.blocks:
             assert block.start == at
-            assert set(range(block.start, block.progress)) <= handled, "skipped"
+            assert set(range(block.start, block.progress)) <= self.handled, "skipped"
             at = block.end
         assert at == row.high
         assert len(row.blocks) <= LIMIT_AHEAD
 
-    def take(member: int) -> None:
-        wish = next_take(log.ranges, f"m{member}", f"i{member}", now_ms=now_ms, lease_ms=LEASE_MS, size=5, ahead_of=end)
-        if wish is not None and log.write(wish, now_ms):
-            block = log.ranges.block(wish.start)
+    def take(self, member: int) -> None:
+        wish = next_take(self.log.ranges, f"m{member}", f"i{member}", now_ms=self.now_ms, lease_ms=LEASE_MS, size=5, ahead_of=self.end)
+        if wish is not None and self.log.write(wish, self.now_ms):
+            block = self.log.ranges.block(wish.start)
             assert block is not None
-            mine[member] = (block.start, block.epoch)
+            self.mine[member] = (block.start, block.epoch)
+            self.bury(member, block)
 
-    def work(member: int, count: int, *, free: bool = False) -> None:
-        if member not in mine:
+    def bury(self, member: int, block: Block) -> None:
+        if block.deliveries < MAXIMUM_DELIVERIES:
             return
-        start, epoch = mine[member]
-        block = log.ranges.block(start)
-        if block is None or block.epoch != epoch:
-            assert not log.write(Keep(start, epoch, f"i{member}", start + 5, free), now_ms), "fenced"
-            del mine[member]
-            return
-        progress = min(block.end, block.progress + count)
-        handled.update(range(block.progress, progress))
-        assert log.write(Keep(start, epoch, f"i{member}", progress, free), now_ms)
-        if free or progress == block.end:
-            del mine[member]
+        for offset in range(block.progress, block.given):
+            assert self.given[offset] >= MAXIMUM_DELIVERIES, "a dead letter that nobody was given so often"
+            self.handled.add(offset)
+        self.keep(member, block.given)
 
-    for member, step, count in steps:
-        now_ms += 10
-        match step:
-            case "take" if member not in mine:
-                take(member)
-            case "work":
-                work(member, count)
-            case "free":
-                work(member, 0, free=True)
-            case "die":
-                mine.pop(member, None)
-            case "wait":
-                now_ms += 200 * count
-            case "zombie":
-                before = log.ranges
-                log.write(Keep(low, 99, f"i{member}", low + 5), now_ms)
-                assert log.ranges == before
-        check()
-    now_ms += LEASE_MS
-    mine.clear()
-    for _ in range(40):  # whoever is left finishes
-        take(0)
-        work(0, 5)
-        check()
-    assert low_water(log.ranges) >= end
-    assert handled >= set(range(low, end))
+    def held(self, member: int) -> Block | None:
+        """Return the block of *member*; a fenced one learns it here."""
+        if member not in self.mine:
+            return None
+        start, epoch = self.mine[member]
+        block = self.log.ranges.block(start)
+        if block is not None and block.epoch == epoch:
+            return block
+        assert not self.log.write(Keep(start, epoch, f"i{member}", start + 5), self.now_ms), "fenced"
+        del self.mine[member]
+        return None
+
+    def keep(self, member: int, progress: int, *, free: bool = False, given: int = -1) -> None:
+        start, epoch = self.mine[member]
+        assert self.log.write(Keep(start, epoch, f"i{member}", progress, free, given), self.now_ms)
+        if free or self.log.ranges.block(start) is None or progress == start + 5:
+            del self.mine[member]
+
+    def hand(self, member: int, count: int) -> None:
+        block = self.held(member)
+        if block is not None:
+            given = min(block.end, block.progress + count)
+            self.keep(member, block.progress, given=given)
+            self.given.update(range(block.progress, given))
+
+    def work(self, member: int, count: int, *, free: bool = False) -> None:
+        block = self.held(member)
+        if block is not None:
+            progress = min(block.end, block.progress + count)
+            self.handled.update(range(block.progress, progress))
+            self.keep(member, progress, free=free)
+
+    def run(self, steps: list[tuple[int, str, int]]) -> None:
+        for member, step, count in steps:
+            self.now_ms += 10
+            match step:
+                case "take" if member not in self.mine:
+                    self.take(member)
+                case "hand":
+                    self.hand(member, count)
+                case "work":
+                    self.work(member, count)
+                case "free":
+                    self.work(member, 0, free=True)
+                case "die":
+                    self.mine.pop(member, None)
+                case "wait":
+                    self.now_ms += 200 * count
+                case "zombie":
+                    before = self.log.ranges
+                    self.log.write(Keep(self.low, 99, f"i{member}", self.low + 5), self.now_ms)
+                    assert self.log.ranges == before
+            self.check()
+
+    def finish(self) -> None:
+        """Have one member that is left do the rest."""
+        self.now_ms += LEASE_MS
+        self.mine.clear()
+        for _ in range(40):
+            self.take(0)
+            self.work(0, 5)
+            self.check()
+        assert low_water(self.log.ranges) >= self.end
+        assert self.handled >= set(range(self.low, self.end))
 
 
-def test_deliveries_count_attempts_that_got_nowhere() -> None:
+@given(STEPS, st.integers(0, 20))
+def test_whatever_members_do_every_message_is_handled_and_none_is_skipped_or_put_aside_untried(
+    steps: list[tuple[int, str, int]], low: int
+) -> None:
+    model = Model(low)
+    model.run(steps)
+    model.finish()
+
+
+def faulty(change: Callable[[Block, Wish], Block]) -> Fold:
+    """Return the fold with a fault: *change* has the last word about the block that a wish names."""
+
+    def fold(before: RangeRow | None, wish: Wish, offset: int, at_ms: int, lease_ms: int) -> RangeRow | None:
+        found = fold_range(before, wish, offset, at_ms, lease_ms)
+        if found is None or found is before or isinstance(wish, Base):
+            return found
+        blocks = tuple(change(each, wish) if each.start == wish.start else each for each in found.row.blocks)
+        return found._replace(row=Ranges(found.row.low, blocks))
+
+    return fold
+
+
+@pytest.mark.parametrize(
+    "fault",
+    [
+        pytest.param(
+            lambda block, wish: (
+                msgspec.structs.replace(block, deliveries=block.deliveries + 1, given=block.end) if isinstance(wish, Take) else block
+            ),
+            id="taking counts as a delivery",
+        ),
+        pytest.param(
+            lambda block, wish: msgspec.structs.replace(block, given=wish.given) if isinstance(wish, Keep) and wish.given >= 0 else block,
+            id="the last delivery decides what is put aside",
+        ),
+    ],
+)
+def test_the_model_finds_dead_letters_that_were_not_handed_out(fault: Callable[[Block, Wish], Block]) -> None:
+    steps = [step for _ in range(3) for count in (2, 5) for step in ((0, "take", 1), (0, "hand", count), (0, "die", 1), (0, "wait", 6))]
+    Model(0).run(steps)
+    with pytest.raises(AssertionError, match="nobody was given so often"):
+        Model(0, faulty(fault)).run(steps)
+
+
+def test_deliveries_count_hand_outs_that_got_nowhere_and_no_takes() -> None:
     log, now_ms = Log(), 0
-    for deliveries in range(1, 4):
+    for epoch in range(1, 4):
         assert log.write(Take(0, 10, "a", "ia"), now_ms)
-        assert log.ranges.blocks[0].deliveries == deliveries
+        assert log.ranges.blocks[0].deliveries == epoch - 1
+        assert log.write(Keep(0, epoch, "ia", 0, given=9 - epoch), now_ms)
+        assert (log.ranges.blocks[0].deliveries, log.ranges.blocks[0].given) == (epoch, 9 - epoch)
         now_ms += LEASE_MS
     assert log.write(Keep(0, 3, "ia", 2), now_ms)
-    assert log.ranges.blocks[0].deliveries == 1
+    assert log.ranges.blocks[0].deliveries == 0
     assert log.write(Keep(0, 3, "ia", 2, free=True), now_ms)
-    assert log.write(Take(0, 10, "b", "ib"), now_ms), "what was given back is free at once"
-    assert log.ranges.blocks[0].deliveries == 2
+    for epoch in range(4, 10):
+        assert log.write(Take(0, 10, "b", "ib"), now_ms), "what was given back is free at once"
+        assert log.write(Keep(0, epoch, "ib", 2, free=True), now_ms)
+        assert log.ranges.blocks[0].deliveries == 0
