@@ -145,9 +145,7 @@ class RangeConsumer:
             with suppress(asyncio.CancelledError, Exception):
                 await keeping
         try:
-            for mine in list(self._mine.values()):
-                with suppress(ClaimLostError):
-                    await self.give_back(mine)
+            await self._do(self._give_all_back)  # after a step that is still under way for an `anext` that was cancelled
         finally:
             await self._do(self._log.close)
             self._thread.shutdown(wait=False)
@@ -277,6 +275,11 @@ class RangeConsumer:
         mine.until_s = self._until(sent_s)
         if free or progress >= mine.end:
             del self._mine[key]
+
+    def _give_all_back(self) -> None:
+        for mine in list(self._mine.values()):
+            with suppress(ClaimLostError):
+                self._keep(mine, mine.progress, free=True)
 
     def _lost(self, mine: _Mine) -> ClaimLostError:
         return ClaimLostError(

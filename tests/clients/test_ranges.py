@@ -183,6 +183,25 @@ async def test_what_was_failed_comes_again_and_what_is_lost_cannot_be_done(field
 
 
 @scenario
+async def test_who_leaves_gives_its_blocks_back_at_once_also_after_a_cancelled_wait(field: Field) -> None:
+    field.fill(12)
+    async with field.consumer("one", lease_s=600.0) as consumer:
+        block = await anext(consumer)
+        assert (block.partition, block.first_offset, block.next_offset) == (0, 0, 10)
+        await block.done()
+        block = await anext(consumer)
+        waiting = asyncio.ensure_future(anext(consumer))
+        await asyncio.sleep(0)
+        waiting.cancel()
+    assert not block.is_held
+    async with field.consumer("two", lease_s=600.0) as consumer:
+        again = await asyncio.wait_for(anext(consumer), 20)
+        assert (again.first_offset, again.next_offset, again.deliveries) == (10, 12, 2)
+        await again.done()
+    assert field.dead_letters() == []
+
+
+@scenario
 async def test_a_topic_that_is_missing_is_named(field: Field) -> None:
     for more in ({"topic": "nowhere"}, {"ranges_topic": "nowhere"}, {"dead_letters": "nowhere"}):
         with pytest.raises(TopicError, match="nowhere"):
