@@ -219,7 +219,7 @@ class Engine(Taking):
             self._do(member.caught_up(partition, now_s))
         lookups = self._lookups
         assert lookups is not None
-        for found in lookups.answers(now_s):
+        for found in lookups.answers():
             for name in self._names.claimed_as(found.topic):
                 self._do(member.watermarks(name, found.partition, found.earliest, found.latest, found.committed, now_s))
         for topic, count in lookups.counted().items():

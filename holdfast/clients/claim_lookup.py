@@ -1,28 +1,31 @@
 """What a claim client asks the broker between its polls: where logs begin and end, what Kafka has as committed, how many partitions there are.
 
-Nothing here waits but `check_group` and `counts`, which are for the start: questions are put together into rounds, and a round is
-looked at again when its caller comes by. A slow broker so never holds up a heartbeat.
+Nothing here waits but `check_group` and `counts`, which are for the start: questions are put by a thread of its own, and what it found
+is looked at when its caller comes by. A slow broker so never holds up a heartbeat.
 """
 
 from __future__ import annotations
 
 import logging
+import threading
 import time
-from collections.abc import Iterable, Mapping
-from concurrent.futures import Future, wait
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from dataclasses import dataclass
+from contextlib import suppress
+from itertools import groupby
 from typing import Any, NamedTuple
 
 from confluent_kafka import (
+    Consumer,
     ConsumerGroupState,
-    ConsumerGroupTopicPartitions,
     KafkaError,
     KafkaException,
     TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.claim_logging import Quiet, impatient
 from holdfast.clock import Clock, system_clock
@@ -40,9 +43,10 @@ ATTEMPT_S = 3.0
 COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
 """A request ends by its own deadline; this is for the answer to reach us."""
+EARLIEST, LATEST = -2, -1
+"""Times that ask for the ends of a log."""
 
-
-_KEPT: list[AdminClient] = []
+_GONE = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 
 
 class Watermarks(NamedTuple):
@@ -55,36 +59,38 @@ class Watermarks(NamedTuple):
     committed: int | None
 
 
-@dataclass(slots=True)
-class _Round:
-    """Questions in flight."""
-
-    places: list[TopicPartition]
-    earliest: Mapping[TopicPartition, Future[Any]]
-    latest: Mapping[TopicPartition, Future[Any]]
-    committed: Future[Any] | None
-
-    def done(self) -> bool:
-        return (
-            (self.committed is None or self.committed.done())
-            and all(map(Future.done, self.earliest.values()))
-            and all(map(Future.done, self.latest.values()))
-        )
+Asked = Sequence[tuple[tuple[str, int], bool]]
 
 
 class Lookups:
-    """Asks on connections of its own, since a broker answers those of a consumer in turn, after a fetch that waits for news."""
+    """Asks on a connection of its own, since a broker answers those of a consumer in turn, after a fetch that waits for news.
+
+    It asks as a consumer that reads nothing, not as an admin client: over an outage, librdkafka's admin goes on waiting for a coordinator
+    that is gone, goes on naming a leader epoch that is over, and may abort the process when a request to a coordinator times out. What
+    fails here for whatever reason is asked anew by a new consumer, which has to find out who is there.
+    """
 
     def __init__(self, settings: Settings, group_id: str, *, timeout_s: float, clock: Clock = system_clock) -> None:
         self._clock = clock
         self._servers, self._group_id, self._timeout_s = settings.bootstrap_servers, group_id, timeout_s
         self._attempt_s = min(timeout_s, ATTEMPT_S)
-        config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
-        self._admin = AdminClient(config, logger=quiet)
+        self._admin_config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
+        self._admin: AdminClient | None = None
+        self._admin_idle = True
+        overrides: dict[str, str | int | bool] = {
+            "group.id": group_id,  # never joined, never committed to: it names the book that is read
+            "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted",  # the end is where the next message goes, whoever may read it yet
+        }
+        self._config: dict[str, Any] = {**impatient(settings.consumer(**overrides)), "error_cb": self._on_error}
+        self._consumer: Consumer | None = None
+        self._changed = threading.Condition()
         self._wanted: dict[tuple[str, int], bool] = {}
-        self._round: _Round | None = None
-        self._counting: Mapping[str, Future[Any]] | None = None
-        self._retry_at_s = 0.0
+        self._count_wanted: tuple[str, ...] = ()
+        self._found: deque[Watermarks] = deque()
+        self._counted: dict[str, int] = {}
+        self._closing = False
+        self._thread: threading.Thread | None = None
         self._last_error: str | None = None
 
     def _on_error(self, error: KafkaError) -> None:
@@ -95,83 +101,158 @@ class Lookups:
 
     def ask(self, topic: str, partition: int, *, committed: bool) -> None:
         """Have the watermarks of a partition looked up, and with *committed* what `__consumer_offsets` has; twice before the answer is once."""
+        with self._changed:
+            self._want(topic, partition, committed)
+            self._wake()
+
+    def _want(self, topic: str, partition: int, committed: bool) -> None:
         self._wanted[topic, partition] = self._wanted.get((topic, partition), False) or committed
 
-    def forget(self) -> None:
-        """Ask nothing of what has not been asked yet."""
-        self._wanted.clear()
-
-    def answers(self, now_s: float) -> list[Watermarks]:
-        """Return what was found out since, and put the next questions. A question that failed is put again."""
-        found: list[Watermarks] = []
-        if self._round is not None and self._round.done():
-            done, self._round = self._round, None
-            found = self._read(done, now_s)
-        if self._round is None and self._wanted and now_s >= self._retry_at_s:
-            self._put()
+    def answers(self) -> list[Watermarks]:
+        """Return what was found out since. A question that failed is put again, by itself."""
+        with self._changed:
+            found = list(self._found)
+            self._found.clear()
         return found
-
-    def _put(self) -> None:
-        asked = list(self._wanted.items())[:LIMIT_ASKED]
-        places = [TopicPartition(*place) for place, _ in asked]
-        for place, _ in asked:
-            del self._wanted[place]
-        first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        book = [TopicPartition(*place) for place, committed in asked if committed]
-        self._round = _Round(
-            places,
-            self._admin.list_offsets({place: first for place in places}, request_timeout=self._attempt_s),
-            self._admin.list_offsets({place: last for place in places}, request_timeout=self._attempt_s),
-            self._ask_book(book) if book else None,
-        )
-
-    def _ask_book(self, places: list[TopicPartition]) -> Future[Any]:
-        request = ConsumerGroupTopicPartitions(self._group_id, places)
-        return self._admin.list_consumer_group_offsets([request], request_timeout=self._attempt_s)[self._group_id]
-
-    def _read(self, done: _Round, now_s: float) -> list[Watermarks]:
-        committed: dict[tuple[str, int], int] = {}
-        found: list[Watermarks] = []
-        try:
-            if done.committed is not None:
-                listed = done.committed.result().topic_partitions
-                committed = {(each.topic, each.partition): each.offset for each in listed if each.offset >= 0}
-        except KafkaException as error:
-            self._again(done.places, error, now_s)
-            return found
-        for place in done.places:
-            try:
-                earliest, latest = done.earliest[place].result().offset, done.latest[place].result().offset
-            except KafkaException as error:
-                self._again([place], error, now_s)
-                continue
-            if earliest < 0 or latest < 0:  # a leader that has just changed says -1
-                self._again([place], KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE)), now_s)
-                continue
-            found.append(Watermarks(place.topic, place.partition, earliest, latest, committed.get((place.topic, place.partition))))
-        return found
-
-    def _again(self, places: Iterable[TopicPartition], error: KafkaException, now_s: float) -> None:
-        cause: KafkaError = error.args[0]
-        if cause.code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-            return  # it is gone, which the counts tell
-        if now_s >= self._retry_at_s:
-            logger.info("offsets could not be looked up, will ask again: %s", cause.str())
-        self._retry_at_s = now_s + RETRY_S
-        for place in places:
-            self._wanted[place.topic, place.partition] = True
 
     def ask_counts(self, topics: Iterable[str]) -> None:
         """Have the number of partitions of *topics* looked up, unless that is being done."""
-        if self._counting is None:
-            self._counting = self._admin.describe_topics(TopicCollection(list(topics)), request_timeout=self._attempt_s)
+        with self._changed:
+            if not self._count_wanted:
+                self._count_wanted = tuple(topics)
+                self._wake()
 
     def counted(self) -> dict[str, int]:
         """Return what was counted since: partitions by topic, 0 for a topic that does not exist."""
-        if self._counting is None or not all(map(Future.done, self._counting.values())):
-            return {}
-        counting, self._counting = self._counting, None
-        return {topic: count for topic, future in counting.items() if (count := self._count(topic, future)) is not None}
+        with self._changed:
+            counted, self._counted = self._counted, {}
+        return counted
+
+    def close(self) -> None:
+        """End the thread; waits for what is in flight, at most for an attempt."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(self._attempt_s + SLACK_S)
+
+    def _wake(self) -> None:
+        if (self._thread is None or not self._thread.is_alive()) and not self._closing:
+            self._thread = threading.Thread(target=self._run, name="holdfast-claims-lookups", daemon=True)
+            self._thread.start()
+        self._changed.notify()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing or self._wanted or self._count_wanted)
+                    if self._closing:
+                        return
+                    asked = sorted(self._wanted.items())[:LIMIT_ASKED]
+                    for place, _ in asked:
+                        del self._wanted[place]
+                    topics = self._count_wanted
+                # What a claim waits for comes first; what is counted waits longest for a broker that is away.
+                done = self._look(asked) and self._count_all(topics)
+                with self._changed:
+                    self._count_wanted = ()
+                    if not done:
+                        self._changed.wait_for(lambda: self._closing, RETRY_S)
+        finally:
+            self._renew()
+
+    def _connected(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(self._config, logger=quiet)
+        return self._consumer
+
+    def _renew(self) -> None:
+        """Let go of the connection; the next question makes a new one."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with suppress(KafkaException):
+                consumer.close()
+
+    def _look(self, asked: Asked) -> bool:
+        """Find out about *asked*, all at once, or topic by topic where one is gone; False when something failed."""
+        done, parts = True, deque([asked])
+        while parts and not self._closing:
+            part = parts.popleft()
+            found: list[Watermarks] = []
+            again = False
+            try:
+                found = self._ends(part) if part else []
+            except KafkaException as error:
+                cause: KafkaError = error.args[0]
+                if cause.code() not in _GONE:
+                    again, done = True, False
+                    self._failed("offsets could not be looked up, will ask again", cause)
+                elif part[0][0][0] != part[-1][0][0]:
+                    parts += [list(group) for _, group in groupby(part, lambda each: each[0][0])]
+                # Else it is one topic and that is gone, which the counts tell.
+            with self._changed:
+                self._found += found
+                if again:
+                    for place, committed in part:
+                        self._want(*place, committed)
+        return done
+
+    def _failed(self, what: str, cause: KafkaError) -> None:
+        logger.info("%s: %s", what, cause.str() or cause.name())
+        self._renew()
+
+    def _ends(self, asked: Asked) -> list[Watermarks]:
+        """Return what is known of these partitions. Raises KafkaException on the first that could not be asked for."""
+        consumer = self._connected()
+        consumer.poll(0)  # it reads nothing, but this is how it tells what it logs
+        books = [TopicPartition(*place) for place, wanted in asked if wanted]
+        book = self._checked(consumer.committed(books, self._attempt_s)) if books else []
+        committed = {(each.topic, each.partition): each.offset for each in book if each.offset >= 0}
+        first, last = (
+            self._checked(consumer.offsets_for_times([TopicPartition(*place, time) for place, _ in asked], self._attempt_s))
+            for time in (EARLIEST, LATEST)
+        )
+        begins = {(each.topic, each.partition): each.offset for each in first}
+        found = []
+        for each in last:
+            place = (each.topic, each.partition)
+            if begins[place] < 0 or each.offset < 0:  # a leader that has just changed says -1
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+            found.append(Watermarks(*place, begins[place], each.offset, committed.get(place)))
+        return found
+
+    @staticmethod
+    def _checked(places: list[TopicPartition]) -> list[TopicPartition]:
+        for each in places:
+            if each.error is not None:
+                raise KafkaException(each.error)
+        return places
+
+    def _count_all(self, topics: Sequence[str]) -> bool:
+        """Count partitions; False when that failed. What could not be counted is left to the next time somebody asks."""
+        for topic in topics:
+            if self._closing:
+                return False
+            try:
+                listed = self._connected().list_topics(topic, timeout=self._attempt_s).topics[topic]
+                if listed.error is not None and listed.error.code() not in _GONE:
+                    raise KafkaException(listed.error)
+            except KafkaException as error:
+                self._failed(f"partitions of {topic} could not be counted", error.args[0])
+                return False
+            with self._changed:
+                self._counted[topic] = 0 if listed.error is not None else len(listed.partitions)
+        return True
+
+    # -- at the start
+
+    def _asking(self) -> AdminClient:
+        if self._admin is None:
+            self._admin = AdminClient(self._admin_config, logger=quiet)
+        return self._admin
 
     def _count(self, topic: str, future: Future[Any]) -> int | None:
         try:
@@ -184,26 +265,10 @@ class Lookups:
             logger.info("partitions of %s could not be counted: no answer", topic)
         return None
 
-    def close(self) -> None:
-        """Wait for what is in flight, at most for an attempt.
-
-        librdkafka may abort the process when an admin client goes while a request of it times out, so one whose requests do not end is
-        kept instead.
-        """
-        pending: list[Future[Any]] = [] if self._counting is None else list(self._counting.values())
-        if self._round is not None:
-            pending += [*self._round.earliest.values(), *self._round.latest.values()]
-            pending += [] if self._round.committed is None else [self._round.committed]
-        _, left = wait(pending, self._attempt_s + SLACK_S)
-        if left:
-            _KEPT.append(self._admin)
-
-    # -- at the start
-
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of *topics*; TopicError names one that does not exist, BrokerError means no answer."""
         wanted = list(topics)
-        asked = self._admin.describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
+        asked = self._asking().describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
         out = {}
         for topic, future in asked.items():
             count = self._count(topic, future)
@@ -217,6 +282,8 @@ class Lookups:
     def check_group(self) -> None:
         """Raise ConfigError when Kafka knows a group of this name that has members: its coordinator would refuse our offsets (D24)."""
         found = self._describe_group()
+        if self._admin_idle:
+            self._admin = None  # after a request that timed out it stays: librdkafka may abort the process when such an admin client goes
         if found is None:
             return
         if found.members or found.state not in (ConsumerGroupState.DEAD, ConsumerGroupState.EMPTY, ConsumerGroupState.UNKNOWN):
@@ -231,11 +298,12 @@ class Lookups:
         until_s = self._clock.monotonic_s() + self._timeout_s
         while True:
             # Short attempts: a look-up of the coordinator that began before there was one waits for it in vain.
-            (future,) = self._admin.describe_consumer_groups([self._group_id], request_timeout=self._attempt_s).values()
+            (future,) = self._asking().describe_consumer_groups([self._group_id], request_timeout=self._attempt_s).values()
             try:
                 return future.result(self._attempt_s + SLACK_S)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
+                self._admin_idle &= cause.code() != KafkaError._TIMED_OUT
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
                     return None
                 if cause.code() not in _NOT_YET or self._clock.monotonic_s() > until_s:

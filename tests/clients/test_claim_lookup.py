@@ -1,0 +1,91 @@
+"""What a claim client asks the broker between its polls, and asks again after an outage."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import closing
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Consumer, TopicPartition
+
+from holdfast.clients.claim_lookup import Lookups, Watermarks
+from holdfast.dev.broker import Cluster
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from tests.clients.claiming import Ground, scenario, until
+
+pytestmark = pytest.mark.broker
+
+
+@pytest.fixture
+def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
+    with closing(Ground(broker.config, fresh_topic, partitions=2)) as found:
+        yield found
+
+
+def lookups(ground: Ground) -> closing[Lookups]:
+    return closing(Lookups(ground.settings, ground.group, timeout_s=10.0))
+
+
+def book(ground: Ground, partition: int, offset: int) -> None:
+    consumer = Consumer({**ground.config, "group.id": ground.group})
+    consumer.commit(offsets=[TopicPartition(ground.topic, partition, offset)], asynchronous=False)
+    consumer.close()
+
+
+async def answered(asked: Lookups, count: int, within_s: float = 20.0) -> list[Watermarks]:
+    found: list[Watermarks] = []
+
+    def all_there() -> bool:
+        found.extend(asked.answers())
+        return len(found) >= count
+
+    await until(f"{count} answers", all_there, within_s)
+    return sorted(found)
+
+
+@scenario
+async def test_the_ends_of_logs_and_the_groups_book_are_told(ground: Ground) -> None:
+    ground.fill(7, partition=0)
+    book(ground, 0, 3)
+    with lookups(ground) as asked:
+        for partition in (0, 1):
+            asked.ask(ground.topic, partition, committed=True)
+        assert await answered(asked, 2) == [Watermarks(ground.topic, 0, 0, 7, 3), Watermarks(ground.topic, 1, 0, 0, None)]
+
+
+@scenario
+async def test_a_topic_that_is_gone_holds_up_no_other(ground: Ground) -> None:
+    with lookups(ground) as asked:
+        asked.ask("a-topic-that-never-was", 0, committed=True)
+        asked.ask(ground.topic, 0, committed=False)
+        assert await answered(asked, 1) == [Watermarks(ground.topic, 0, 0, 0, None)]
+
+
+@scenario
+async def test_partitions_are_counted_and_a_missing_topic_has_none(ground: Ground) -> None:
+    counted: dict[str, int] = {}
+    with lookups(ground) as asked:
+        asked.ask_counts([ground.topic, "a-topic-that-never-was"])
+        await until("the counts", lambda: counted.update(asked.counted()) or len(counted) == 2)
+    assert counted == {ground.topic: 2, "a-topic-that-never-was": 0}
+
+
+@pytest.mark.slow
+@scenario
+async def test_what_was_asked_in_an_outage_is_answered_after_it(tmp_path: Path) -> None:
+    """librdkafka's admin client never found out: it waited for the coordinator that was gone, and named the old epoch of leaders."""
+    with Cluster(tmp_path / "kafka") as cluster:
+        ground = Ground(cluster.client_config(), SessionBroker(config=cluster.client_config(), cluster=cluster).create_topic)
+        ground.fill(7)
+        book(ground, 0, 3)
+        with lookups(ground) as asked:
+            asked.check_group()
+            asked.ask(ground.topic, 0, committed=True)
+            (before,) = await answered(asked, 1)
+            cluster.kill(1)
+            asked.ask(ground.topic, 0, committed=True)
+            cluster.restart(1)
+            assert await answered(asked, 1, 10.0) == [before] == [Watermarks(ground.topic, 0, 0, 7, 3)]
+            asked.ask(ground.topic, 0, committed=False)
+            assert await answered(asked, 1, 5.0) == [before._replace(committed=None)]
