@@ -60,7 +60,7 @@ class Faulty(Producer):
     refused = lost = 0
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__(config)
+        super().__init__({**config, "delivery.report.only.error": False})  # what is delivered must be heard of, to be denied
         self._struck = self._spoiled = False
 
     def produce(self, *args: Any, **kwargs: Any) -> None:
