@@ -156,7 +156,7 @@ class PartitionStore:
 
     def rebuild(self, cause: str) -> None:
         """Set the store aside and start an empty one in its place."""
-        self._db.close()
+        self.close()
         self._set_aside(cause)
         self._open()
 

@@ -91,6 +91,23 @@ def test_a_write_cut_between_its_pieces_is_found_when_the_store_is_opened_and_cu
     assert opened(tmp_path).whole
 
 
+def test_a_store_rebuilt_after_a_cut_write_is_empty_to_its_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = opened(tmp_path)
+    store.write(rows(b"old"), Marker(1, 1, 1), 10)
+
+    def fail(piece: int) -> None:
+        if piece == 2:
+            raise OSError("cut")
+
+    with monkeypatch.context() as cut:
+        at_each_piece(cut, fail)
+        with pytest.raises(StoreError):
+            store.write(rows(b"new"), Marker(2, 2, 1), 20)
+    store.rebuild("told to")
+    assert (store.get(KEYS[0]), list(store.everything()), store.whole) == (None, [], True)
+    store.close()
+
+
 def test_a_small_transaction_is_one_piece(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     store = opened(tmp_path)
     pieces: list[int] = []
