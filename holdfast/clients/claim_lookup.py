@@ -11,7 +11,6 @@ import threading
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from contextlib import suppress
 from itertools import groupby
@@ -22,12 +21,11 @@ from confluent_kafka import (
     ConsumerGroupState,
     KafkaError,
     KafkaException,
-    TopicCollection,
     TopicPartition,
 )
-from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.claim_logging import Quiet, impatient
+from holdfast.clients.coordinator_admin import NEVER_S, CoordinatorAdmin
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
@@ -75,8 +73,6 @@ class Lookups:
         self._servers, self._group_id, self._timeout_s = settings.bootstrap_servers, group_id, timeout_s
         self._attempt_s = min(timeout_s, ATTEMPT_S)
         self._admin_config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
-        self._admin: AdminClient | None = None
-        self._admin_idle = True
         overrides: dict[str, str | int | bool] = {
             "group.id": group_id,  # never joined, never committed to: it names the book that is read
             "enable.auto.commit": False,
@@ -237,53 +233,47 @@ class Lookups:
             if self._closing:
                 return False
             try:
-                listed = self._connected().list_topics(topic, timeout=self._attempt_s).topics[topic]
-                if listed.error is not None and listed.error.code() not in _GONE:
-                    raise KafkaException(listed.error)
+                count = self._count(topic, self._attempt_s)
             except KafkaException as error:
                 self._failed(f"partitions of {topic} could not be counted", error.args[0])
                 return False
             with self._changed:
-                self._counted[topic] = 0 if listed.error is not None else len(listed.partitions)
+                self._counted[topic] = count
         return True
+
+    def _count(self, topic: str, timeout_s: float) -> int:
+        """Return the number of partitions of a topic, 0 when there is none of that name; raises KafkaException."""
+        listed = self._connected().list_topics(topic, timeout=timeout_s).topics[topic]
+        if listed.error is None:
+            return len(listed.partitions)
+        if listed.error.code() not in _GONE:
+            raise KafkaException(listed.error)
+        return 0
 
     # -- at the start
 
-    def _asking(self) -> AdminClient:
-        if self._admin is None:
-            self._admin = AdminClient(self._admin_config, logger=quiet)
-        return self._admin
-
-    def _count(self, topic: str, future: Future[Any]) -> int | None:
-        try:
-            return len(future.result(self._timeout_s + SLACK_S).partitions)
-        except KafkaException as error:
-            if error.args[0].code() == KafkaError.UNKNOWN_TOPIC_OR_PART:
-                return 0
-            logger.info("partitions of %s could not be counted: %s", topic, error.args[0].str())
-        except FutureTimeoutError:
-            logger.info("partitions of %s could not be counted: no answer", topic)
-        return None
-
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
         """Return the number of partitions of each of *topics*; TopicError names one that does not exist, BrokerError means no answer."""
-        wanted = list(topics)
-        asked = self._asking().describe_topics(TopicCollection(wanted), request_timeout=self._timeout_s)
-        out = {}
-        for topic, future in asked.items():
-            count = self._count(topic, future)
-            if count is None:
-                raise self._no_answer(f"topic {topic}", "no answer")
-            if count == 0:
-                raise TopicError(f"topic {topic} does not exist at {self._servers}: create it, or correct its name")
-            out[topic] = count
+        out: dict[str, int] = {}
+        try:
+            for topic in topics:
+                out[topic] = self._count(topic, self._timeout_s)
+                if out[topic] == 0:
+                    raise TopicError(f"topic {topic} does not exist at {self._servers}: create it, or correct its name")
+        except KafkaException as error:
+            self._connected().poll(0)  # hear what it has to say: a refused password, a certificate
+            raise self._no_answer(f"topic {topic}", error.args[0].str()) from None
+        finally:
+            self._renew()  # the thread makes its own
         return out
 
     def check_group(self) -> None:
         """Raise ConfigError when Kafka knows a group of this name that has members: its coordinator would refuse our offsets (D24)."""
-        found = self._describe_group()
-        if self._admin_idle:
-            self._admin = None  # after a request that timed out it stays: librdkafka may abort the process when such an admin client goes
+        admin = CoordinatorAdmin(self._admin_config, quiet)
+        try:
+            found = self._describe_group(admin)
+        finally:
+            admin.close()
         if found is None:
             return
         if found.members or found.state not in (ConsumerGroupState.DEAD, ConsumerGroupState.EMPTY, ConsumerGroupState.UNKNOWN):
@@ -293,23 +283,23 @@ class Lookups:
                 "its coordinator refuses offsets from anybody else. Stop those consumers, or claim under another group name"
             )
 
-    def _describe_group(self) -> Any:
+    def _describe_group(self, admin: CoordinatorAdmin) -> Any:
         """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that is not ready yet."""
         until_s = self._clock.monotonic_s() + self._timeout_s
         while True:
             # Short attempts: a look-up of the coordinator that began before there was one waits for it in vain.
-            (future,) = self._asking().describe_consumer_groups([self._group_id], request_timeout=self._attempt_s).values()
+            (future,) = admin.client.describe_consumer_groups([self._group_id], request_timeout=NEVER_S).values()
             try:
-                return future.result(self._attempt_s + SLACK_S)
+                return admin.result(future, self._attempt_s)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
-                self._admin_idle &= cause.code() != KafkaError._TIMED_OUT
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
                     return None
-                if cause.code() not in _NOT_YET or self._clock.monotonic_s() > until_s:
-                    raise self._no_answer(f"group {self._group_id}", cause.str() or cause.name()) from None
+                why, again = cause.str() or cause.name(), cause.code() in _NOT_YET
             except FutureTimeoutError:
-                raise self._no_answer(f"group {self._group_id}", "no answer") from None
+                why, again = "no answer", True
+            if not again or self._clock.monotonic_s() > until_s:
+                raise self._no_answer(f"group {self._group_id}", why)
             time.sleep(COORDINATOR_WAIT_S)
 
     def _no_answer(self, what: str, why: str) -> BrokerError:

@@ -9,8 +9,8 @@ from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient
 
+from holdfast.clients.coordinator_admin import NEVER_S, CoordinatorAdmin
 from holdfast.clients.group_records import Group, Kind, Member
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
@@ -38,11 +38,11 @@ class BrokerGroups:
     def __init__(self, settings: Settings, *, timeout_s: float) -> None:
         self._servers, self._timeout_s = settings.bootstrap_servers, timeout_s
         config: dict[str, Any] = settings.client()
-        self._client = AdminClient(config, logger=logger)
+        self._admin = CoordinatorAdmin(config, logger)
 
     def states(self) -> dict[str, str]:
         """Return the state of every group."""
-        listed = self._result(self._client.list_consumer_groups(request_timeout=self._timeout_s), "list of groups")
+        listed = self._result(self._admin.client.list_consumer_groups(request_timeout=NEVER_S), "list of groups")
         if listed.errors:
             raise self._refused("list of groups", listed.errors[0])
         return {each.group_id: _STATES[each.state] for each in listed.valid}
@@ -56,7 +56,7 @@ class BrokerGroups:
         found: dict[str, tuple[Group, tuple[Member, ...]]] = {}
         for start in range(0, len(groups), LIMIT_ASKED):
             asked = list(groups[start : start + LIMIT_ASKED])
-            for group, future in self._client.describe_consumer_groups(asked, request_timeout=self._timeout_s).items():
+            for group, future in self._admin.client.describe_consumer_groups(asked, request_timeout=NEVER_S).items():
                 try:
                     described = self._result(future, f"description of group {group}")
                 except GroupError as error:
@@ -97,7 +97,7 @@ class BrokerGroups:
     def committed(self, group: str) -> dict[tuple[str, int], int]:
         """Return all that the group has committed."""
         request = [ConsumerGroupTopicPartitions(group)]
-        future = self._client.list_consumer_group_offsets(request, request_timeout=self._timeout_s)[group]
+        future = self._admin.client.list_consumer_group_offsets(request, request_timeout=NEVER_S)[group]
         try:
             found = self._result(future, f"offsets of group {group}")
         except GroupError as error:
@@ -108,7 +108,7 @@ class BrokerGroups:
 
     def _result(self, future: Future[T], what: str) -> Any:
         try:
-            return future.result(self._timeout_s + 1)
+            return self._admin.result(future, self._timeout_s)
         except FutureTimeoutError as error:
             raise BrokerError(f"{what}: no answer within {self._timeout_s:g} s from {self._servers}") from error
         except KafkaException as error:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import time
 from collections.abc import Iterator
 from contextlib import closing
 from pathlib import Path
@@ -10,8 +12,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.clients.claim_lookup import Lookups, Watermarks
+from holdfast.clients.group_broker import BrokerGroups
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.errors import BrokerError, ConfigError
 from tests.clients.claiming import Ground, scenario, until
 
 pytestmark = pytest.mark.broker
@@ -69,6 +73,44 @@ async def test_partitions_are_counted_and_a_missing_topic_has_none(ground: Groun
         asked.ask_counts([ground.topic, "a-topic-that-never-was"])
         await until("the counts", lambda: counted.update(asked.counted()) or len(counted) == 2)
     assert counted == {ground.topic: 2, "a-topic-that-never-was": 0}
+
+
+@pytest.mark.parametrize("protocol", ["classic", "consumer"])
+def test_a_live_group_of_either_of_kafkas_protocols_is_refused_until_it_is_empty(ground: Ground, protocol: str) -> None:
+    """D24."""
+    ground.fill(1)
+    member = Consumer({**ground.config, "group.id": ground.group, "client.id": "carla", "group.protocol": protocol})
+    with lookups(ground) as asked:
+        asked.check_group()
+        with closing(member):
+            member.subscribe([ground.topic])
+            deadline_s = time.monotonic() + 20
+            while not member.assignment():
+                assert time.monotonic() < deadline_s
+                member.poll(0.1)
+            with pytest.raises(ConfigError, match=r"live consumer group.*carla"):
+                asked.check_group()
+        asked.check_group()
+
+
+def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is_left(broker: SessionBroker, ground: Ground) -> None:
+    """librdkafka aborts the process when a coordinator comes back that a request was meant for which has ended by its own timeout."""
+    assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
+    groups = BrokerGroups(ground.settings, timeout_s=1.0)
+    assert groups.describe(ground.group) is None
+    with closing(Lookups(ground.settings, ground.group, timeout_s=1.0)) as asked:
+        asked.check_group()
+        broker.cluster.pause(1)
+        try:
+            for question in (asked.check_group, lambda: asked.counts([ground.topic]), lambda: groups.describe(ground.group)):
+                with pytest.raises(BrokerError, match=re.escape(ground.settings.bootstrap_servers)):
+                    question()
+        finally:
+            broker.cluster.resume(1)
+        asked._timeout_s = groups._timeout_s = 10.0  # it has to catch its breath
+        asked.check_group()
+        assert asked.counts([ground.topic]) == {ground.topic: 2}
+        assert groups.describe(ground.group) is None
 
 
 @pytest.mark.slow
