@@ -195,6 +195,8 @@ class Member(Claiming):
         if frame.client_id == self._me[0]:
             self._own_client_seen(frame, log, at_ms, now_s)
             own = frame.instance_id == self._me[1]
+            if own:
+                self._own_seen(Place(frame.topic, frame.partition), frame)
         if not log.live or self._topics.get(frame.topic) != coordination_partition:
             return self._take()
         place = Place(frame.topic, frame.partition)

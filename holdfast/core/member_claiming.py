@@ -177,9 +177,14 @@ class Claiming(Keeping):
             self._wake_loop(now_s)
 
     def _orphan_seen(self, place: Place, seen: Seen, now_s: float) -> None:
-        """The log names us the owner of something we gave up: a frame took its time. Give it back, with the best offset known."""
+        """The log names us the owner of something we gave up: a frame took its time. Give it back, with the best offset known.
+
+        Not while a later frame of ours is on its way, as for one that was cut off and reads what it missed. Given back since, by the log,
+        the claim may have been reset; a release by the row of that time, which arrives when a later claim of ours has been granted, would
+        undo the reset, and what it wants read again would be lost. The later frame will be seen; should it be lost, the claim lapses.
+        """
         row = seen.after
-        if self._leaving or row is None or row.current_offset is None:
+        if self._leaving or row is None or row.current_offset is None or not self._is_settled(place):
             return
         claim = self._new_claim(place, Stage.WON, now_s)
         before = seen.before.current_offset if seen.before is not None else None
@@ -316,7 +321,7 @@ class Claiming(Keeping):
             row = self._row(claim)
             if claim.started:
                 self._send_release(claim, claim.offset(), now_s)
-            elif row is not None and self._mine(row) and row.current_offset is not None:
+            elif row is not None and self._mine(row) and row.current_offset is not None and self._is_settled(claim.place):
                 self._send_release(claim, row.current_offset, now_s)
             self._forget(claim, now_s)
         self._conflict_at_s = inf

@@ -112,9 +112,9 @@ class LocalClaim:
         """Shut the gate for good."""
         self.deliver_until_s = -inf
 
-    def note_sent(self, frame: Frame, now_s: float) -> None:
-        """Remember when *frame* was sent; of frames that look the same, the first, so that a lease is rather too short."""
-        self.sent.setdefault(frame_mark(frame), now_s)
+    def note_sent(self, mark: FrameMark, now_s: float) -> None:
+        """Remember when a frame was sent; of frames that look the same, the first, so that a lease is rather too short."""
+        self.sent.setdefault(mark, now_s)
 
     def take_sent(self, frame: Frame) -> float | None:
         """Return when *frame*, now seen in the log, was sent, and forget what was sent before; None for one not remembered."""

@@ -10,7 +10,7 @@ from typing import NamedTuple, Protocol
 from holdfast.core.claims import Claim, ClaimKey, claim_key, is_reserved, parse_claim_key
 from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
 from holdfast.core.member_actions import Action, CommitOffset, Event, Look, Notify, Place, Reason, Send
-from holdfast.core.member_claims import LocalClaim, Pool, Stage
+from holdfast.core.member_claims import FrameMark, LocalClaim, Pool, Stage, frame_mark
 from holdfast.core.member_log import LogView
 from holdfast.core.member_settings import JITTER_HIGH_INTERVALS, JITTER_LOW_INTERVALS, MemberSettings
 
@@ -43,6 +43,7 @@ class MemberCore:
         self._out: list[Action] = []
         self._send_id = 0
         self._sends: dict[int, _Sent] = {}
+        self._unseen: dict[Place, tuple[FrameMark, float]] = {}
         self._logs: dict[int, LogView] = {}
         self._topics: dict[str, int] = {}
         self._counts: dict[str, int] = {}
@@ -115,9 +116,27 @@ class MemberCore:
         self._send_id += 1
         self._sends[self._send_id] = _Sent(claim, frame)
         claim.unacknowledged += 1
-        claim.note_sent(frame, now_s)
+        mark = frame_mark(frame)
+        before = self._unseen.get(claim.place)
+        if before is not None and before[0] == mark:
+            now_s = before[1]  # two attempts in one second: what the log shows may be the first
+        self._unseen[claim.place] = mark, now_s
+        claim.note_sent(mark, now_s)
         self._out.append(Send(frame, claim.coordination, self._send_id))
         return self._send_id
+
+    def _own_seen(self, place: Place, frame: Frame) -> None:
+        """Note that the log shows *frame*, which is ours."""
+        unseen = self._unseen.get(place)
+        if unseen is not None and unseen[0] == frame_mark(frame):
+            del self._unseen[place]
+
+    def _is_settled(self, place: Place) -> bool:
+        """Return whether the log shows the last frame that was sent about *place*. If not, the row is what was, and not what is.
+
+        A frame that was lost leaves this False until the next one: what is decided by it must be what can be left undone.
+        """
+        return place not in self._unseen
 
     def _send_claiming(self, claim: LocalClaim, now_s: float) -> None:
         client_id, instance_id = self._me

@@ -85,7 +85,11 @@ class Auditor(Checks):
             raise self.trace.fail(BALANCE, WHOLE, f"the members hold {held}")
 
     def _audit_stalled(self, now_s: float) -> None:
-        """Who holds a partition works on it."""
+        """Who holds a partition works on it.
+
+        To hold is to be named by the log and not to have lapsed, or to think so: an owner that has given up what the log still names it
+        for has nothing to hand out. That somebody takes what has lapsed is another check.
+        """
         for ledger in self.ledgers.values():
             node = self.nodes.get(ledger.owner or "")
             since_s = now_s - self.bounds.interval_s
@@ -95,6 +99,9 @@ class Auditor(Checks):
             latest, position = self.broker.latest.get(data_place(ledger.place), 0), node.position(ledger.place)
             if position != ledger.position or not offsets_of(ledger.place, position, latest):
                 ledger.stalled, ledger.position = 0, position
+                continue
+            if self._is_free(ledger) and not node.holds(ledger.place):
+                ledger.stalled = 0
                 continue
             ledger.stalled += 1
             if ledger.stalled > LIMIT_STALLED_AUDITS:

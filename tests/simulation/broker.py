@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from random import Random
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING, NamedTuple, cast
 
 from holdfast.core.claims import Claim, CompatClaim, GuardedRow, fold_compat, fold_guarded
-from holdfast.core.frames import Frame, ReleaseGroup, ReleasingPartition
+from holdfast.core.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition
 from holdfast.core.member_actions import Place
 from holdfast.core.rows import Rows
 from tests.simulation.timeline import BEGAN_S, Timeline
@@ -31,6 +31,14 @@ class Weather:
     unknown: float = 0.0
     repeat: float = 0.0
     clock_rate: float = 1.0
+
+
+class Stay(NamedTuple):
+    """Whose a claim is or last was, its how manieth owner that is, and which reset was the last to give it back."""
+
+    instance_id: str
+    epoch: int
+    reset_by: str | None
 
 
 class Log:
@@ -95,6 +103,14 @@ class Broker:
                 checks.on_frame(log, frame, cast("Claim | None", before), cast("Claim | None", log.rows.get(key)), compat)
         for told in log.readers:
             told()
+
+    def stay(self, frame: Frame, log: int) -> Stay:
+        """Return which stay there is now of what *frame* is about."""
+        assert not isinstance(frame, ReleaseGroup)
+        place = Place(frame.topic, frame.partition)
+        row, ledger = self.row(log, place), None if self.checks is None else self.checks.ledgers.get(place)
+        reset_by = None if ledger is None else ledger.reset_by
+        return Stay("", 0, reset_by) if row is None else Stay(row.instance_id, row.epoch, reset_by)
 
     def row(self, log: int, place: Place) -> Claim | None:
         """Return the claim's row in the guarded view as it truly is."""
@@ -166,14 +182,24 @@ class Wire:
             timeline.after(broker.delay_s(), self.told, send_id, False)
             return
         broker.append(log, frame)
-        # Not a release: appended again after the same process has claimed again, it would give that back. Producers of members are
-        # idempotent and repeat nothing; a member that repeats a release itself waits before it claims again.
-        if draws.random() < weather.repeat and not isinstance(frame, ReleasingPartition):
-            timeline.after(draws.random() * weather.repeat_within_s, self._repeat, frame, log)
+        if draws.random() < weather.repeat:
+            timeline.after(draws.random() * weather.repeat_within_s, self._repeat, frame, log, broker.stay(frame, log))
         if not late:
             unknown = draws.random() < weather.unknown
             timeline.after(broker.delay_s(), self.told, send_id, not unknown)
 
-    def _repeat(self, frame: Frame, log: int) -> None:
-        if self._broker.logs[log].down_until_s <= self._timeline.now_s:
-            self._broker.append(log, frame)
+    def _repeat(self, frame: Frame, log: int, stay: Stay) -> None:
+        """Append *frame* once more, unless it would be taken for one of a later stay.
+
+        Members write by idempotent producers, which repeat nothing, so that is more than there is. The fold takes it all the same, but for
+        two frames that no reader can tell from those of the same process's present stay: a release from before it claimed anew, and a
+        heartbeat from before a reset after which it did (PROTOCOL.md#frames).
+        """
+        broker = self._broker
+        if broker.logs[log].down_until_s > self._timeline.now_s:
+            return
+        now = broker.stay(frame, log)
+        anew = now.instance_id == frame.instance_id and now != stay
+        if anew and (isinstance(frame, ReleasingPartition) or (isinstance(frame, Heartbeat) and now.reset_by != stay.reset_by)):
+            return
+        broker.append(log, frame)

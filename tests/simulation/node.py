@@ -92,6 +92,10 @@ class Node(Process):
         told = None if self.member is None else self.member.committed_offset(*place)
         return 0 if told is None else told
 
+    def holds(self, place: Place) -> bool:
+        """Return whether its own book says that the partition is its."""
+        return self.member is not None and place in self.member.claims
+
     def is_full(self, place: Place) -> bool:
         """Return whether it waits for its user, as it should."""
         return self.member is not None and self.member.outstanding(*place) >= self.settings.maximum_outstanding

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
-from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Heartbeat
-from holdfast.core.member_actions import Deliver, Event, Reason, Send
+from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Heartbeat, ReleasingPartition
+from holdfast.core.member_actions import Deliver, Event, Reason, Send, Start
 from holdfast.core.member_log import LogView
 from holdfast.core.member_settings import Delivery, MemberSettings
 from tests.core.member_world import BEGAN_S, World
@@ -112,3 +112,51 @@ def test_the_estimate_of_log_time_stays_one_from_below_over_weeks() -> None:
         assert view.now_s(now_s, now_s) <= broker_s
         assert view.now_s(now_s + 60.0, now_s) <= broker_s + 60.0 * (1 - 1e-4)
         assert view.now_s(now_s + 60.0, now_s) >= broker_s + 59.0
+
+
+def test_who_reads_what_it_missed_does_not_undo_a_reset_of_what_it_has_claimed_again() -> None:
+    """A member was cut off, gave its claim back, and claimed it anew before it read that a reset had moved the offset between."""
+    world = World(interval_s=4.0)
+    node = world.add("a", release_if_behind=False)
+    world.run(1.0)
+    node.deaf = True
+    world.pause(100.0)
+    tokens = world.deliver(node, "orders", 0, range(8))
+    world.commit(node, *tokens[:3])
+    world.do(node, node.member.flush(world.now_s))  # the log names it the owner at 3: it has yet to read so
+    world.run(0.1)
+    world.commit(node, *tokens[3:])
+    while world.owner("orders", 0) is not None:
+        world.run(0.1)  # it hears nothing, so it stops and gives the claim back, and tries again later
+    world.claiming("admin", "orders", 0)
+    world.releasing("admin", "orders", 0, 0)
+    while world.owner("orders", 0) is None:
+        world.run(0.1)
+    row = world.row("orders", 0)
+    assert row is not None
+    assert (row.client_id, row.current_offset) == ("a", 0)
+    world.pause(0.0)
+    heard_s = world.now_s
+    node.deaf = False
+    world.run(20.0)
+    released = [frame.current_offset for at_s, frame in world.log[0] if isinstance(frame, ReleasingPartition) and at_s > heard_s]
+    assert released == [0], "by what the log shows of its last frame, and not of those before"
+    assert [action.offset for at_s, action in node.done if isinstance(action, Start) and at_s > heard_s] == [0]
+
+
+def test_an_attempt_that_looks_like_the_one_before_is_leased_from_the_first() -> None:
+    """Two attempts within one second of the clock: the one that the log shows may be the first, whatever the broker said of it."""
+    world = World(interval_s=1.0)
+    node = world.add("a")
+    node.deaf = True
+    node.mute = True
+    while len(node.frames(ClaimingPartition)) < 2:
+        world.run(0.001)
+    first, second = ((at_s, action.frame) for at_s, action in node.done if isinstance(action, Send))
+    assert first[1] == second[1]
+    assert second[0] - first[0] >= 0.05
+    world.append(first[1])  # late, and the second is in vain
+    node.deaf = node.mute = False
+    world.run(0.008)
+    assert node.held
+    assert node.member.deliver_until_s("orders", 0) <= first[0] + node.member.settings.lease_s

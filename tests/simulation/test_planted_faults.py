@@ -203,6 +203,11 @@ def a_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Keeping, "_accepted", accepted)
 
 
+def claims_that_have_lapsed_are_held_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
+    """No heartbeat is written, and no check says that it should have been."""
+    monkeypatch.setattr(Keeping, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._jitter_s()))
+
+
 FAULTS = [
     Fault(a_lease_that_never_ends, Kind.RACE, OWNER),
     Fault(a_gate_that_is_always_open, Kind.RACE, OWNER),
@@ -222,6 +227,7 @@ FAULTS = [
     Fault(decided_resets_are_given_up, Kind.RESETS, RESET),
     Fault(the_view_of_go_members_is_ignored, Kind.GO, STOLEN),
     Fault(a_lease_is_not_renewed, Kind.RACE, STALLED),
+    Fault(claims_that_have_lapsed_are_held_on_to, Kind.RACE, STALLED),
 ]
 
 

@@ -18,6 +18,8 @@ from tests.simulation.world import run_schedule
 
 ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 24
+FOUND = (401541, 401965, 404034, 406815, 407805, 408075, 409396, 409785, 409864, 409937)
+"""Schedules that broke a rule once. What was wrong has a test of its own in `test_found` or `test_harness`."""
 
 
 def seeds_of(kind: Kind, count: int) -> list[int]:
@@ -43,6 +45,11 @@ def test_no_schedule_breaks_a_rule(kind: Kind) -> None:
         assert sum(outcome.conflicts for outcome in outcomes) > 0
     if kind is Kind.RACE:
         assert sum(outcome.redelivered for outcome in outcomes) > 0
+
+
+@pytest.mark.parametrize("seed", FOUND)
+def test_what_broke_a_rule_once_breaks_none(seed: int) -> None:
+    run_schedule(seed)
 
 
 def test_a_seed_gives_the_same_run_in_every_process() -> None:
