@@ -16,6 +16,7 @@ from yarl import URL
 
 from holdfast.agents.credentials import broker_credentials
 from holdfast.agents.harvester import HarvesterPage, HarvesterService
+from holdfast.agents.harvester import declare as declare_harvester
 from holdfast.agents.keeper import Keeper
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.recovery import KeeperTables
@@ -60,6 +61,8 @@ class App(faust.App):
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
     keeper: Keeper
+    harvesting: HarvesterService | None = None
+    """What harvests the outbox in this worker."""
     bound: str
     """Faust's web_bind as it was before its command line was read."""
 
@@ -74,9 +77,9 @@ class App(faust.App):
         web = WebService(self.settings, self.keeper, self.metrics)
         services: list[Any] = [web, KeeperService(self.keeper)]
         if self.settings.outbox_harvest:
-            harvesting = HarvesterService(harvest_settings(self.settings), self._leave)
-            self.metrics.pages.append(HarvesterPage(harvesting.harvester))
-            services.append(harvesting)
+            self.harvesting = HarvesterService(self, harvest_settings(self.settings), self._leave)
+            self.metrics.pages.append(HarvesterPage(self.harvesting.harvester))
+            services.append(self.harvesting)
         return [*services, *super().on_init_dependencies()]
 
     def _refuse_faust_options(self) -> None:
@@ -161,6 +164,8 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     app.settings, app.processors, app.bound = settings, by_name, app.conf.web_bind
     for processor in processors:
         _declare(app, processor)
+    if settings.outbox_harvest:
+        declare_harvester(app)
     return app
 
 

@@ -1,8 +1,9 @@
 """Harvesting inside workers: with `outbox_harvest` every worker takes part in the outbox's election and leads what it is given.
 
-The harvester is the same as `holdfast outbox harvest` runs alone, and both may serve one outbox. It hears its commands (pause,
-resume, flush, status) itself, in every process: an agent of the application's consumer group would hear each of them in one worker
-only, and a shard may be led in any.
+The harvester is the same as `holdfast outbox harvest` runs alone, and both may serve one outbox. What it is told (pause, resume, flush,
+status) reaches it through an agent of the application. Were the agent's channel the commands topic itself, the group would give each
+command to one worker only, and a shard may be led in any. So the channel is a broadcast: every worker follows the whole topic
+(holdfast.outbox.orders) and feeds the agent of its own.
 """
 
 from __future__ import annotations
@@ -10,13 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
+from concurrent.futures import Future
+from concurrent.futures import TimeoutError as LateError
+from dataclasses import dataclass
 from typing import Any
 
+import faust
+from faust.channels import Channel
 from mode import Service
+from mode.utils.queues import FlowControlEvent, ThrowableQueue
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
 from prometheus_client.registry import Collector
 
 from holdfast.clock import Clock, system_clock
+from holdfast.outbox.commands import Command
 from holdfast.outbox.harvester import STOP_S, Harvester, ShardStats
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.shard import LATENCY_BOUNDS_S
@@ -24,21 +32,67 @@ from holdfast.outbox.shard import LATENCY_BOUNDS_S
 logger = logging.getLogger(__name__)
 
 WATCH_S = 0.5
+AGENT = "holdfast.outbox"
+LIMIT_WAITING = 16
+
+
+@dataclass(frozen=True, slots=True)
+class Told:
+    """A command on its way to the agent, and whoever waits until it is done."""
+
+    command: Command
+    done: Future[None]
+
+
+class Broadcast(Channel[Told]):
+    """A channel into this worker's agent that no assignment governs: an idle worker hears too, and so does one that is restoring.
+
+    Faust's own queues stand still until the worker has partitions and are emptied at each rebalance, and its streams skip events (what
+    `send` makes of a value) of another generation: so values are `put` as they are, into a queue of its own.
+    """
+
+    @property
+    def queue(self) -> ThrowableQueue[Any]:
+        if self._queue is None:
+            self._queue = ThrowableQueue(maxsize=LIMIT_WAITING, flow_control=FlowControlEvent(initially_suspended=False))
+        return self._queue
 
 
 class HarvesterService(Service):
     """Runs a harvester as long as the worker runs, and ends the worker when the harvester cannot go on."""
 
-    def __init__(self, settings: HarvestSettings, leave: Callable[[BaseException], Awaitable[None]], **kwargs: Any) -> None:
-        self.harvester = Harvester(settings)
-        self._leave = leave
+    def __init__(self, app: Any, settings: HarvestSettings, leave: Callable[[BaseException], Awaitable[None]], **kwargs: Any) -> None:
+        self.harvester = Harvester(settings, hear=self.hear)
+        self._app, self._leave = app, leave
+        self._loop: asyncio.AbstractEventLoop | None = None
         super().__init__(**kwargs)
 
     async def on_start(self) -> None:
+        self._loop = asyncio.get_running_loop()
         await asyncio.to_thread(self.harvester.start)
 
     async def on_stop(self) -> None:
         await asyncio.to_thread(self.harvester.stop, STOP_S)
+
+    def hear(self, command: Command) -> None:
+        """Hand *command* to the agent and return when it has been obeyed, or when the worker stops; from the thread that follows them."""
+        assert self._loop is not None
+        done: Future[None] = Future()
+        asyncio.run_coroutine_threadsafe(self._feed(Told(command, done)), self._loop)
+        while not (self.should_stop or self.harvester.stopping):
+            try:
+                done.result(WATCH_S)
+                return
+            except LateError:
+                continue
+
+    async def _feed(self, told: Told) -> None:
+        try:
+            await self._app.agents.wait_until_agents_started()
+            await self._app.agents[AGENT].channel.put(told)
+        except BaseException as error:
+            told.done.set_exception(error)
+            raise
 
     @Service.task
     async def _watch(self) -> None:
@@ -48,6 +102,23 @@ class HarvesterService(Service):
                 logger.error("harvester of outbox %s: %s", self.harvester.settings.name, self.harvester.error)
                 await self._leave(self.harvester.error)
                 return
+
+
+def declare(app: faust.App) -> None:
+    """Give *app* the agent through which the harvester of its worker is told what to do."""
+
+    async def obey(stream: Any) -> None:
+        async for told in stream:
+            harvesting: HarvesterService = app.harvesting  # type: ignore[attr-defined]
+            try:
+                await asyncio.to_thread(harvesting.harvester.obey, told.command)
+            except BaseException as error:
+                told.done.set_exception(error)
+                raise
+            told.done.set_result(None)
+
+    obey.__doc__ = "Has the outbox's harvester in this worker pause, resume, flush or say how it is."
+    app.agent(Broadcast(app), name=AGENT, concurrency=1)(obey)
 
 
 class HarvesterPage(Collector):

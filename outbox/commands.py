@@ -1,16 +1,16 @@
-"""Telling harvesters what to do, and hearing what they did: commands and answers as JSON on two topics.
+"""Telling harvesters what to do, and hearing what they did: commands and answers as JSON on two topics of one partition each.
 
-Every harvester of an outbox hears every command and answers for the shards it leads, and nobody else does: where a shard is led is
-nobody's business but the election's. The last pause or resume stays on the topic, so a leader that comes later keeps to it.
+Every harvester of an outbox hears every command (holdfast.outbox.orders) and answers for the shards it leads: where a shard is led is
+nobody's business but the election's. The last pause or resume stays on the topic, so a leader that comes later keeps to it. Of several
+answers to one command for one shard the first on the topic counts, for everybody alike.
 """
 
 from __future__ import annotations
 
 import logging
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -46,11 +46,12 @@ class Verb(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """One order to all harvesters of an outbox; *id* comes back in the answers."""
+    """One order to all harvesters of an outbox; *id* comes back in the answers, for which somebody waits *wait_ms*."""
 
     id: str
     verb: Verb
     at_ms: int
+    wait_ms: int = 10_000
 
 
 class Answer(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,12 +65,14 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     paused: bool
     published: int
     quarantined: int
+    in_flight: int = 0
+    """Rows that are on their way; a pause is answered once there are none, if that takes no longer than two seconds."""
     waiting_topics: list[str] = []
     last_error: str = ""
 
 
-_command_decoder = msgspec.json.Decoder(Command)
-_answer_decoder = msgspec.json.Decoder(Answer)
+read_command = msgspec.json.Decoder(Command).decode
+read_answer = msgspec.json.Decoder(Answer).decode
 
 
 def reader(settings: HarvestSettings, topic: str, offset: int | None) -> Consumer:
@@ -106,63 +109,12 @@ def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
             time.sleep(0.05)
 
 
-class CommandReader(threading.Thread):
-    """Hears commands and acts on them through *act*, which returns the answers; from one thread of its own."""
-
-    def __init__(self, settings: HarvestSettings, act: Callable[[Command, bool], list[Answer]]) -> None:
-        super().__init__(name="holdfast-outbox-commands", daemon=True)
-        self._settings, self._act = settings, act
-        self._ended = threading.Event()
-        self._consumer: Any = None
-        self._producer: Any = None
-        self._end = 0
-
-    def open(self) -> None:
-        """Connect; raises BrokerError when the cluster cannot be asked."""
-        settings = self._settings
-        try:
-            self._consumer = reader(settings, settings.commands_topic, 0)
-            self._end = end_of(self._consumer, settings.commands_topic)
-        except KafkaException as error:
-            raise BrokerError(f"topic {settings.commands_topic}: {error.args[0].str()}; check that the broker is reachable") from error
-        self._producer = Producer({**settings.kafka.producer(), "message.timeout.ms": 10_000})
-        self.start()
-
-    def run(self) -> None:
-        while not self._ended.is_set():
-            message = self._consumer.poll(POLL_S)
-            if message is None:
-                continue
-            if message.error() is not None:
-                logger.warning("commands of outbox %s: %s", self._settings.name, message.error().str())
-                continue
-            if message.value() is None:
-                continue
-            try:
-                command = _command_decoder.decode(message.value() or b"")
-            except msgspec.DecodeError as error:
-                logger.warning("outbox %s: record %d of its commands is none: %s", self._settings.name, message.offset(), error)
-                continue
-            # What was said before this process came is history, except whether to pause.
-            old = (message.offset() or 0) < self._end
-            for answer in self._act(command, old):
-                self._producer.produce(self._settings.answers_topic, msgspec.json.encode(answer))
-            self._producer.flush(POLL_S)
-        self._consumer.close()
-
-    def close(self, timeout_s: float) -> None:
-        """End the thread."""
-        self._ended.set()
-        if self.is_alive():
-            self.join(timeout_s)
-
-
 def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: Clock = system_clock) -> list[Answer]:
     """Tell all harvesters of the outbox *verb* and return the answers of its shards' leaders, as many as came in time.
 
     Raises TopicError when there are no harvesters yet (their topics are missing), BrokerError when the cluster cannot be reached.
     """
-    command = Command(id=secrets.token_hex(8), verb=verb, at_ms=clock.now_ms())
+    command = Command(id=secrets.token_hex(8), verb=verb, at_ms=clock.now_ms(), wait_ms=round(timeout_s * 1000))
     producer = Producer({**settings.kafka.producer(), "message.timeout.ms": int(timeout_s * 1000), "allow.auto.create.topics": False})
     failed: list[KafkaError] = []
     try:
@@ -188,7 +140,7 @@ def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: 
         answers: dict[int, Answer] = {}
         for answer in _answers(consumer, clock, clock.monotonic_s() + timeout_s):
             if answer.id == command.id:
-                answers[answer.shard] = answer
+                answers.setdefault(answer.shard, answer)
                 if len(answers) == settings.shards:
                     break
         return [answers[shard] for shard in sorted(answers)]
@@ -202,6 +154,6 @@ def _answers(consumer: Any, clock: Clock, until_s: float) -> Iterator[Answer]:
         if message is None or message.error() is not None:
             continue
         try:
-            yield _answer_decoder.decode(message.value() or b"")
+            yield read_answer(message.value() or b"")
         except msgspec.DecodeError as error:
             logger.warning("record %d of the answers is none: %s", message.offset(), error)

@@ -121,7 +121,7 @@ class FencedTerm:
 
     def _lead(self) -> None:
         while not self._signals.stopping():
-            if self._signals.paused.is_set():
+            if self._signals.rests():
                 self._signals.sleep(self._settings.idle_poll_s)
                 continue
             if self._signals.flush.is_set():

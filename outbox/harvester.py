@@ -17,10 +17,11 @@ from typing import Any, Protocol, Self
 from holdfast.clock import Clock, system_clock
 from holdfast.core.election import FenceReason, Leadership
 from holdfast.errors import HoldfastError
-from holdfast.outbox.commands import LIMIT_TEXT, Answer, Command, CommandReader, Verb
+from holdfast.outbox.commands import LIMIT_TEXT, Answer, Command, Verb
 from holdfast.outbox.fenced import FencedTerm
 from holdfast.outbox.mark import MarkTerm
 from holdfast.outbox.neli import Election
+from holdfast.outbox.orders import Follower
 from holdfast.outbox.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.shard import Desk, ShardStats, Signals, Term
@@ -77,15 +78,17 @@ class Harvester:
         clock: Clock = system_clock,
         make_rows: Callable[[HarvestSettings], OutboxRows] = open_rows,
         clients: dict[str, Any] | None = None,
+        hear: Callable[[Command], None] | None = None,
     ) -> None:
+        """*hear* is given each command in place of `obey`, which it calls itself."""
         self.settings, self._clock = settings, clock
         self._make_rows, self._clients = make_rows, clients or {}
         self.election = Election(settings.election(), self, clock=clock)
         self.stats = [ShardStats(shard) for shard in range(settings.shards)]
         self._leaders: dict[int, _Leader] = {}
         self._lock = threading.Lock()
-        self._paused = False
-        self._commands = CommandReader(settings, self.obey)
+        self._paused, self._caught_up = False, False
+        self._commands = Follower(settings, self, hear or self.obey, clock)
         self._over = threading.Event()
         self.error: HoldfastError | None = None
 
@@ -127,16 +130,11 @@ class Harvester:
 
     def pause(self) -> None:
         """Publish nothing more until `resume`; leadership is kept."""
-        self._paused = True
-        for leader in self._running():
-            leader.signals.paused.set()
+        self._set_paused(True)
 
     def resume(self) -> None:
         """Go on publishing."""
-        self._paused = False
-        for leader in self._running():
-            leader.signals.paused.clear()
-            leader.signals.nudged.set()
+        self._set_paused(False)
 
     def flush(self) -> None:
         """Try again now what is held back for a while."""
@@ -144,27 +142,56 @@ class Harvester:
             leader.signals.flush.set()
             leader.signals.nudged.set()
 
-    def obey(self, command: Command, is_old: bool) -> list[Answer]:
-        """Do as told, and return what the shards led here say; of what was said before this process came, only a pause counts."""
+    def obey(self, command: Command) -> None:
+        """Do as told."""
         match command.verb:
             case Verb.PAUSE:
                 self.pause()
             case Verb.RESUME:
                 self.resume()
-            case Verb.FLUSH if not is_old:
+            case Verb.FLUSH:
                 self.flush()
-        return [] if is_old else [self._answer(command, stats) for stats in self.stats if self.leads(stats.shard)]
 
-    def _answer(self, command: Command, stats: ShardStats) -> Answer:
+    def caught_up(self) -> None:
+        """Go on: until now nothing was published, since a pause may hold that had not been heard of yet."""
+        self._caught_up = True
+        self._set_paused(self._paused)
+
+    def _set_paused(self, paused: bool) -> None:
+        with self._lock:
+            self._paused = paused
+            for leader in self._leaders.values():
+                self._tell(leader.signals)
+
+    def _tell(self, signals: Signals) -> None:
+        if self._paused or not self._caught_up:
+            signals.paused.set()
+        else:
+            signals.paused.clear()
+            signals.nudged.set()
+
+    def is_settled(self, shard: int, verb: Verb) -> bool:
+        """Return whether the term has begun (or says why it cannot) and, for a pause, whether nothing is on its way any more."""
+        stats = self.stats[shard]
+        with self._lock:
+            leader = self._leaders.get(shard)
+        if leader is None or not (stats.epoch or stats.last_error):
+            return False
+        return verb is not Verb.PAUSE or not leader.signals.busy.is_set()
+
+    def answer(self, command: Command, shard: int) -> Answer:
+        """Return what *shard*, led here, says."""
+        stats = self.stats[shard]
         return Answer(
             id=command.id,
             verb=command.verb,
-            shard=stats.shard,
+            shard=shard,
             leader=self.settings.instance,
             epoch=stats.epoch,
             paused=self._paused,
             published=stats.published,
             quarantined=stats.quarantined,
+            in_flight=stats.in_flight,
             waiting_topics=sorted(stats.holds),
             last_error=stats.last_error[:LIMIT_TEXT],
         )
@@ -172,6 +199,11 @@ class Harvester:
     @property
     def paused(self) -> bool:
         return self._paused
+
+    @property
+    def stopping(self) -> bool:
+        """Whether nothing it is told counts any more."""
+        return self._over.is_set() or self._commands.ended
 
     def leads(self, shard: int) -> bool:
         """Return whether this process leads *shard* right now."""
@@ -187,9 +219,8 @@ class Harvester:
         """Lead a shard from now on."""
         role = leadership.role
         signals = Signals(lambda: self.election.leadership(role) == leadership, self._clock)
-        if self._paused:
-            signals.paused.set()
         with self._lock:
+            self._tell(signals)
             before = self._leaders.get(role)
             leader = self._leaders[role] = _Leader(leadership, signals)
             leader.thread = threading.Thread(target=self._lead, args=(leader, before), name=f"holdfast-outbox-{role}", daemon=True)
@@ -231,6 +262,7 @@ class Harvester:
             before.thread.join()  # it was told to stop; two of one process must not work on one shard
         role, signals = leader.leadership.role, leader.signals
         stats = self.stats[role]
+        stats.epoch = 0  # of a term before
         desk = leader.desk = Desk(self.settings, role, signals, stats, self._make_rows)
         term = Term(
             settings=self.settings,

@@ -77,6 +77,8 @@ class Signals:
         self._stop, self._abandon = threading.Event(), threading.Event()
         self.nudged = threading.Event()
         self.paused = threading.Event()
+        self.busy = threading.Event()
+        """Set while rows may be on their way."""
         self.flush = threading.Event()
 
     def stop(self) -> None:
@@ -96,6 +98,14 @@ class Signals:
     def abandoned(self) -> bool:
         """Return whether waiting for what was begun is pointless."""
         return self._abandon.is_set() or (not self._leading() and not self._stop.is_set())
+
+    def rests(self) -> bool:
+        """Return whether a pause holds. Asked before each batch: from an answer of yes on nothing is on its way."""
+        self.busy.set()  # before looking, so that whoever pauses either is seen here or sees this
+        if not self.paused.is_set():
+            return False
+        self.busy.clear()
+        return True
 
     def sleep(self, seconds: float) -> None:
         """Wait, but not longer than until something is to be done."""

@@ -79,12 +79,17 @@ def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | No
             "paused": answer.paused,
             "published": answer.published,
             "quarantined": answer.quarantined,
+            "in_flight": answer.in_flight,
             "held_topics": answer.waiting_topics,
             "last_error": answer.last_error,
         }
         for answer in answers
     ]
-    show(records, ("shard", "leader", "epoch", "paused", "published", "quarantined", "held_topics", "last_error"), output_of(context))
+    show(
+        records,
+        ("shard", "leader", "epoch", "paused", "published", "quarantined", "in_flight", "held_topics", "last_error"),
+        output_of(context),
+    )
     if len(answers) < settings.shards:
         raise BrokerError(
             f"{len(answers)} of {settings.shards} shard(s) of {settings.name} answered within {timeout:g} s; the others have no leader now"

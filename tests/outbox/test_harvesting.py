@@ -8,6 +8,8 @@ import signal
 import subprocess
 import sys
 import urllib.request
+from collections import Counter
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,13 +20,15 @@ from holdfast.dev import leash
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError, TopicError
-from holdfast.outbox.commands import Verb, tell
+from holdfast.outbox.commands import Answer, Verb, tell
 from holdfast.outbox.settings import harvest_settings
 from tests.harness import ROOT, Application, running, wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
 
 pytestmark = pytest.mark.broker
+
+SHARDS = 3
 
 
 @pytest.fixture
@@ -102,28 +106,60 @@ def test_a_flush_tries_again_what_is_held(rig: Rig) -> None:
     rig.broker.delete_topics([topic])
 
 
-def test_workers_harvest_and_another_takes_over(rig: Rig, tmp_path: Path) -> None:
-    """Two workers; the leader is killed; the other publishes what is written afterwards, and shows it."""
+def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from_each_other(rig: Rig, tmp_path: Path) -> None:
+    """Two workers, one of them idle (there is one partition to fold), and a harvester alone lead a shard each. Every shard answers
+    every command once, also one that is sent when its leader was killed a moment ago."""
     given: dict[str, Any] = {
         "outbox_database": rig.outbox.url,
         "outbox_harvest": "true",
         "outbox_name": rig.name,
         "outbox_table": rig.outbox.table,
+        "outbox_shards": SHARDS,
         "outbox_heartbeat_timeout_s": "2",
     }
-    with running(Application(rig.broker, tmp_path, **given).create_topics()) as app:
+    settings = rig.settings(shards=SHARDS)
+    told = 0
+
+    def tell_all(verb: Verb) -> list[Answer]:
+        nonlocal told
+        answers, told = tell(settings, verb, 60.0), told + 1
+        assert [answer.shard for answer in answers] == list(range(SHARDS)), f"{answers}\n{app.tails()}"
+        return answers
+
+    def spread() -> list[Answer] | None:
+        answers = tell_all(Verb.STATUS)
+        return answers if len({answer.leader for answer in answers}) == SHARDS else None
+
+    with running(Application(rig.broker, tmp_path, partitions=1, **given).create_topics()) as app, ExitStack() as stack:
         workers = [app.worker().start() for _ in range(2)]
+        alone = stack.enter_context(rig.harvester(shards=SHARDS, instance="alone"))
         rig.fill(100)
         rig.wait_empty()
-        named = f'outbox="{rig.name}",shard="0"'
-        leads = wait_for("a leader", lambda: [each for each in workers if each.metric("holdfast_outbox_leader").get(named)], DEADLINE_S)
-        (leader,) = leads
-        leader.kill()
+        wait_for("a shard for each", spread, DEADLINE_S, app.tails)
+        paused = tell_all(Verb.PAUSE)
+        assert all(answer.paused and not answer.in_flight for answer in paused)
         rig.fill(100)
+        assert [answer.published for answer in tell_all(Verb.FLUSH)] == [answer.published for answer in paused]
+        assert rig.left() == 100
+        assert {worker.metric("holdfast_applied_offset") != {} for worker in workers} == {True, False}, "one of them is idle"
+        workers[0].kill()
+        leaders = {answer.leader for answer in tell_all(Verb.STATUS)}
+        assert "alone" in leaders
+        assert len(leaders) <= 2
+        assert rig.left() == 100, "the pause holds for whoever leads next"
+        workers[1].kill()
+        assert not any(answer.paused for answer in tell_all(Verb.RESUME))
+        rig.wait_empty(alone)
+        worker = app.worker().start()
+        wait_for("a share for the newcomer", lambda: sum(worker.metric("holdfast_outbox_leader").values()), DEADLINE_S, app.tails)
+        rig.fill(50)
         rig.wait_empty()
-        (other,) = [each for each in workers if each is not leader]
-        assert other.metric("holdfast_outbox_published_total")[named] == 100
-        other.stop()
+        alone.stop()
+        assert {answer.leader for answer in tell_all(Verb.STATUS)} != {"alone"}
+        worker.stop()
+    answers = [json.loads(record.value or b"") for record in rig.read(topic=settings.answers_topic)]
+    assert Counter((answer["id"], answer["shard"]) for answer in answers).most_common(1)[0][1] == 1
+    assert len(answers) == told * SHARDS
     rig.prove()
 
 
