@@ -1,6 +1,6 @@
 """Fixtures of all tests. `broker` is the one real Kafka of the session; `fresh_topic` makes topics on it.
 
-`postgres` and `mariadb` are the session's databases, started by the first test that asks.
+`postgres`, `mariadb` and `mysql` are the session's databases, started by the first test that asks.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from holdfast.dev.databases import MariaDB, Postgres
+from holdfast.dev.databases import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
@@ -32,4 +32,11 @@ def postgres() -> Iterator[Postgres]:
 def mariadb() -> Iterator[MariaDB]:
     """Give the session's MariaDB; whoever freezes or kills it brings it back."""
     with MariaDB() as server:
+        yield server
+
+
+@pytest.fixture(scope="session")
+def mysql() -> Iterator[MySQL]:
+    """Give the session's MySQL; whoever freezes or kills it brings it back."""
+    with MySQL() as server:
         yield server

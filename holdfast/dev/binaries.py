@@ -95,6 +95,23 @@ def fetched_mariadb(*, progress: Progress = _silent) -> Path:
     return _unpacked(archive, unpack)
 
 
+def fetched_mysql(*, progress: Progress = _silent) -> Path:
+    """Return the base folder of the fetched MySQL."""
+    _only_linux("MySQL", "mysql-server")
+    (archive,) = jars.resolve(_LOCKS / "mysql.lock", progress=progress)
+
+    def unpack(target: Path) -> None:
+        with zipfile.ZipFile(archive) as jar, tarfile.open(fileobj=io.BytesIO(jar.read("mysql-Linux-amd64.tar.gz"))) as tar:
+            tar.extractall(target, filter="data")
+        # It is linked to libaio, which few machines have, and uses it only where `innodb_use_native_aio` is on. The loader asks for a
+        # library of that name and looks for what is in it at the first call: one that never comes.
+        stand_in = target / "bin/libaio.so.1"
+        if not stand_in.exists():
+            stand_in.symlink_to("libcrypto.so.1.0.0")
+
+    return _unpacked(archive, unpack)
+
+
 def _unpacked(archive: Path, unpack: Callable[[Path], None]) -> Path:
     """Return the folder beside *archive* with what is in it, unpacked by the first process that comes, whole or not at all."""
     target = archive.with_suffix("")

@@ -1,4 +1,4 @@
-"""A real PostgreSQL or MariaDB on this machine, for development and tests.
+"""A real PostgreSQL, MariaDB or MySQL on this machine, for development and tests.
 
     with Postgres(folder) as postgres:
         engine = create_engine(postgres.url)
@@ -29,7 +29,7 @@ from holdfast.clock import system_clock
 from holdfast.dev import binaries, leash, ports
 from holdfast.errors import DevBrokerError
 
-__all__ = ["DatabaseServer", "MariaDB", "Postgres"]
+__all__ = ["DatabaseServer", "MariaDB", "MySQL", "Postgres"]
 
 START_DEADLINE_S = 90.0  # for machines under load; a server that ends is noticed at once
 INIT_DEADLINE_S = 120.0
@@ -224,8 +224,12 @@ class DatabaseServer(ABC):
         """Let a frozen server go on."""
         self._signal_all(signal.SIGCONT)
 
+    def processes(self) -> list[int]:
+        """Return the ids of the server's processes, the head first; Postgres has one for each connection."""
+        return _family(self._process().pid)
+
     def _signal_all(self, number: signal.Signals) -> None:
-        for pid in _family(self._process().pid):  # the head first, so that it forks no more
+        for pid in self.processes():  # the head first, so that it forks no more
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, number)
 
@@ -373,6 +377,55 @@ class MariaDB(DatabaseServer):
             "--bind-address=127.0.0.1",
             "--skip-name-resolve",
             "--skip-ssl",  # else it makes itself a key at each start, which takes seconds
+            f"--socket={self.folder / 's'}",
+            f"--pid-file={self.folder / 'pid'}",
+            f"--init-file={first}",
+            f"--innodb-flush-log-at-trx-commit={1 if self.durable else 2}",
+            "--innodb-buffer-pool-size=128M",
+            "--max-allowed-packet=64M",
+        ]
+
+
+class MySQL(MariaDB):
+    """MySQL 8.0, always fetched: a distribution that has `mysqld` often means MariaDB by it."""
+
+    kind = "mysql"
+
+    def __init__(self, folder: Path | str | None = None, *, durable: bool = False, base: Path | None = None) -> None:
+        super().__init__(folder, durable=durable)
+        self._base = base
+
+    @property
+    def url(self) -> str:
+        return f"mysql+pymysql://{USER}:{self.password}@127.0.0.1:{self.port}/{DATABASE}?charset=utf8mb4"
+
+    def _server(self) -> list[str]:
+        if self._base is None:
+            self._base = binaries.fetched_mysql()
+        # Without the native I/O, since libaio is rarely there, and what would only cost memory.
+        frugal = ["--innodb-use-native-aio=0", "--performance-schema=OFF", "--mysqlx=OFF", "--skip-log-bin", "--skip-ssl"]
+        base = ["--no-defaults", *self._user(), f"--basedir={self._base}", f"--datadir={self.folder / 'data'}"]
+        return [str(self._base / "bin/mysqld"), *base, *frugal]
+
+    def _initialise(self) -> None:
+        self._run([*self._server(), "--initialize-insecure"])
+
+    def _command(self) -> list[str]:
+        account = f"'{USER}'@'127.0.0.1'"
+        first = self.folder / "first.sql"  # one statement a line
+        first.write_text(
+            f"CREATE DATABASE IF NOT EXISTS {DATABASE} CHARACTER SET utf8mb4;\n"
+            f"CREATE USER IF NOT EXISTS {account};\n"
+            f"ALTER USER {account} IDENTIFIED WITH mysql_native_password BY '{self.password}';\n"
+            f"GRANT ALL PRIVILEGES ON *.* TO {account};\n"
+            f"ALTER USER 'root'@'localhost' IDENTIFIED WITH mysql_native_password BY '{self.password}';\n"
+        )
+        first.chmod(0o600)
+        return [
+            *self._server(),
+            f"--port={self.port}",
+            "--bind-address=127.0.0.1",
+            "--skip-name-resolve",
             f"--socket={self.folder / 's'}",
             f"--pid-file={self.folder / 'pid'}",
             f"--init-file={first}",

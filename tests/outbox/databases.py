@@ -1,4 +1,4 @@
-"""The three databases that every outbox contract runs on, and one fresh outbox on them."""
+"""The databases that every outbox contract runs on, and one fresh outbox on them."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from holdfast.outbox.rows import OutboxRows
 from holdfast.outbox.schema import OutboxTables, database_url, outbox_tables
 from holdfast.outbox.writer import OutboxWriter
 
-DATABASES = ("postgres", "mariadb", "sqlite")
+DATABASES = ("postgres", "mariadb", "mysql", "sqlite")
 LAYOUTS = ("holdfast", "goharvest", "debezium")
 
 

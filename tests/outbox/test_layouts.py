@@ -163,7 +163,7 @@ def test_what_is_written_here_the_router_reads(url: str) -> None:
     assert (second["payload"], second["type"], uuid.UUID(str(second["id"])).version) == (None, "order", 4)
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_a_table_that_debezium_reads_already_gets_a_number_for_its_rows(kind: str, request: pytest.FixtureRequest) -> None:
     outbox = FreshOutbox(url=request.getfixturevalue(kind).url, table=f"d_{uuid.uuid4().hex[:8]}", layout=layout_named("debezium"))
     id_type, payload = ("uuid", "jsonb") if kind == "postgres" else ("char(36)", "json")

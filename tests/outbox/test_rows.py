@@ -228,7 +228,7 @@ def test_the_status_tells_of_the_oldest_row(outbox: FreshOutbox) -> None:
 # --- a database that is not there ----------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_a_lost_connection_is_said_so_and_the_next_call_opens_another(kind: str, request: pytest.FixtureRequest) -> None:
     server: DatabaseServer = request.getfixturevalue(kind)
     outbox = FreshOutbox.make(server.url)
@@ -245,7 +245,7 @@ def test_a_lost_connection_is_said_so_and_the_next_call_opens_another(kind: str,
         assert keys(rows.take(1)) == ["a"]
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_a_call_on_a_frozen_database_ends_at_an_interrupt(kind: str, request: pytest.FixtureRequest) -> None:
     """O7: a harvester stops within its deadline though its database does not answer."""
     server: DatabaseServer = request.getfixturevalue(kind)
