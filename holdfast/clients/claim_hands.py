@@ -24,8 +24,8 @@ class Hands:
     def _next_message(self) -> ClaimedMessage | None:
         """Return the next message, None when there is none that may be handed out now.
 
-        The gate is asked after the message was chosen and nothing comes between the gate and the return: a process that was frozen, or
-        an event loop that stood still, hands out nothing once the claim may be over.
+        The gate is asked last, of a message that is chosen and made, and what its caller does next is to return: a process that was
+        frozen, or an event loop that stood still, hands out nothing once the claim may be over (PROTOCOL.md#the-lease).
         """
         engine = self._engine
         while True:
@@ -35,12 +35,14 @@ class Hands:
                 if handout is None:
                     return None
             at, batch = handout.at, handout.batch
+            message = ClaimedMessage(engine, batch.lease, batch.messages[at])
             handout.at = at + 1
+            last = handout.at == len(batch.messages)
             if engine.may_deliver(batch.lease):
-                if handout.at == len(batch.messages):
+                if last:
                     self._handout = None
                     engine.used_up(handout)
-                return ClaimedMessage(engine, batch.lease, batch.messages[at])
+                return message
             handout.at = at
             self._handout = None
             engine.set_aside(handout)
@@ -54,13 +56,14 @@ class Hands:
         if handout is None:
             return None
         rest = handout.rest()
+        batch = ClaimedBatch(self._engine, rest)
         at, handout.at = handout.at, len(handout.batch.messages)
-        if not self._engine.may_deliver(rest.lease):
-            handout.at = at
-            self._engine.set_aside(handout)
-            return None
-        self._engine.used_up(handout)
-        return ClaimedBatch(self._engine, rest)
+        if self._engine.may_deliver(rest.lease):
+            self._engine.used_up(handout)
+            return batch
+        handout.at = at
+        self._engine.set_aside(handout)
+        return None
 
     def _is_over(self) -> bool:
         """Return whether no message will ever come again; raises what the consumer failed of."""

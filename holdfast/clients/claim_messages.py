@@ -67,6 +67,11 @@ class ClaimedMessage:
         lease = self._lease
         return Token(lease.topic, lease.partition, self.offset, lease.epoch)
 
+    @property
+    def is_held(self) -> bool:
+        """Return whether the claim is still safe to work under: to ask right before an effect that no `epoch` guards."""
+        return self._engine.may_deliver(self._lease)
+
     def commit(self) -> None:
         """Note that the message is done. Raises ClaimLostError when its claim is not held any more: another member may get it too."""
         lease = self._lease

@@ -1,4 +1,4 @@
-"""A claim consumer as a process: tells each message on its output, and kills itself where it is told to."""
+"""A claim consumer as a process: tells each message on its output, and kills or stops itself where it is told to."""
 
 from __future__ import annotations
 
@@ -10,10 +10,16 @@ import sys
 import time
 from typing import Any
 
-from holdfast.clients.claim_consumer import ClaimConsumer
+from holdfast.clients.claim_blocking import BlockingClaimConsumer
+from holdfast.clients.claim_consumer import ClaimConsumer, ClaimedMessage
 from holdfast.clients.claim_log import CoordinationLog
+from holdfast.clients.claim_queue import Lease
+from holdfast.clients.claim_taking import Taking
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError
+from holdfast.errors import ClaimLostError, HoldfastError
+from tests.clients.claiming import GateClock
+
+clock = GateClock()
 
 
 def tell(kind: str, **what: Any) -> None:
@@ -35,26 +41,79 @@ def die_after(kind: str) -> None:
     CoordinationLog.send = fatal  # type: ignore[method-assign, assignment]
 
 
+def stop_at_gate(side: str, count: int) -> None:
+    """Have the process stopped right *before* a gate is asked for the *count*th time, or right *after* it has said yes that often."""
+    ask = Taking.may_deliver
+    left = count
+
+    def stopping(taking: Taking, lease: Lease) -> bool:
+        nonlocal left
+        if left == 1 and side == "before":
+            os.kill(os.getpid(), signal.SIGSTOP)
+        answer = ask(taking, lease)
+        if left == 1 and side == "after" and answer:
+            os.kill(os.getpid(), signal.SIGSTOP)
+        left -= side == "before" or answer
+        return answer
+
+    Taking.may_deliver = stopping  # type: ignore[method-assign, assignment]
+
+
+class Work:
+    """What is done with a message."""
+
+    def __init__(self, *, commit: bool, go_on: bool, block: list[float] | None) -> None:
+        self._commit, self._go_on, self._block = commit, go_on, block
+
+    def on(self, message: ClaimedMessage, gate_s: float) -> None:
+        key = None if message.key is None else message.key.decode()
+        where = {"partition": message.partition, "offset": message.offset, "lane": message.lane, "epoch": message.epoch}
+        tell("message", gate_s=gate_s, key=key, **where)
+        if self._block is not None and message.offset == self._block[0]:
+            time.sleep(self._block[1])  # an event loop that stands still is what is tried
+            tell("unblocked")
+        if self._commit:
+            try:
+                message.commit()
+            except ClaimLostError:
+                if not self._go_on:
+                    raise
+
+
+async def by_message(consumer: ClaimConsumer, work: Work, hold_s: float) -> None:
+    async for message in consumer:
+        work.on(message, clock.asked_s())
+        if hold_s:
+            await asyncio.sleep(hold_s)
+
+
+async def by_batch(consumer: ClaimConsumer, work: Work) -> None:
+    async for batch in consumer.batches():
+        gate_s = clock.asked_s()
+        for message in batch:
+            work.on(message, gate_s)
+
+
 async def main(told: dict[str, Any]) -> None:
     named = told["named"]
-    hold_s, commit, block = named.pop("hold_s", 0.0), named.pop("commit", True), named.pop("block", None)
+    hold_s, form = named.pop("hold_s", 0.0), named.pop("form", "messages")
+    work = Work(commit=named.pop("commit", True), go_on=named.pop("go_on", False), block=named.pop("block", None))
     if kind := named.pop("die_after", None):
         die_after(kind)
+    if gate := named.pop("stop_at_gate", None):
+        stop_at_gate(*gate)
     settings = Settings(kafka=told["settings"], coordination_topic=told["coordination"])
-    consumer = ClaimConsumer(settings, topics=[told["topic"]], group=told["group"], client=told["client"], **named)
+    named |= {"topics": [told["topic"]], "client": told["client"], "clock": clock}
     try:
-        async with consumer:
+        if form == "blocking":
+            with BlockingClaimConsumer(settings, **named) as blocking:
+                tell("started")
+                for message in blocking:
+                    work.on(message, clock.asked_s())
+            return
+        async with ClaimConsumer(settings, **named) as consumer:
             tell("started")
-            async for message in consumer:
-                key = None if message.key is None else message.key.decode()
-                tell("message", partition=message.partition, offset=message.offset, lane=message.lane, key=key, epoch=message.epoch)
-                if block is not None and message.offset == block[0]:
-                    time.sleep(block[1])  # noqa: ASYNC251  an event loop that stands still is what is tried
-                    tell("unblocked")
-                if commit:
-                    message.commit()
-                if hold_s:
-                    await asyncio.sleep(hold_s)
+            await (by_message(consumer, work, hold_s) if form == "messages" else by_batch(consumer, work))
     except HoldfastError as error:
         tell("error", error=type(error).__name__, text=str(error))
 

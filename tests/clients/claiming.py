@@ -20,6 +20,7 @@ from typing import Any, TypeVar
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Message, Producer, TopicPartition
 
 from holdfast.clients.claim_consumer import ClaimConsumer, ClaimedMessage
+from holdfast.clock import SystemClock
 from holdfast.config import Settings
 from holdfast.core.claims import Claim, GuardedRow, fold_guarded, is_live
 from holdfast.core.frames import Frame, ReleaseGroup, coordination_partition, decode, encode
@@ -200,10 +201,14 @@ class Child:
     """A consumer in a process of its own that tells each message the moment it has it; it dies with the test."""
 
     def __init__(self, ground: Ground, client: str, named: Mapping[str, Any]) -> None:
-        told = {"settings": ground.config, "coordination": ground.coordination, "topic": ground.topic, "group": ground.group}
+        told = {"settings": ground.config, "coordination": ground.coordination, "topic": ground.topic}
         self._process = subprocess.Popen(
             [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable, "-P", "-m", "tests.clients.claim_process"],
-            env={**os.environ, "PYTHONPATH": str(ROOT), "CLAIM_PROCESS": json.dumps({**told, "client": client, "named": dict(named)})},
+            env={
+                **os.environ,
+                "PYTHONPATH": str(ROOT),
+                "CLAIM_PROCESS": json.dumps({**told, "client": client, "named": {"group": ground.group, **named}}),
+            },
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
@@ -220,7 +225,7 @@ class Child:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Return what was told of messages: at_s (monotonic), partition, offset."""
+        """Return what was told of messages: at_s (monotonic), gate_s (when its gate was asked), partition, offset."""
         return [each for each in list(self.told) if each["kind"] == "message"]
 
     def said(self, kind: str) -> list[dict[str, Any]]:
@@ -229,6 +234,11 @@ class Child:
     @property
     def running(self) -> bool:
         return self._process.poll() is None
+
+    @property
+    def stopped(self) -> bool:
+        """Return whether it stands still, by SIGSTOP."""
+        return Path(f"/proc/{self._process.pid}/stat").read_text().rpartition(")")[2].split()[0] == "T"
 
     def signal(self, number: signal.Signals) -> None:
         self._process.send_signal(number)
@@ -251,6 +261,29 @@ class Child:
             self._process.send_signal(signal.SIGCONT)
             self._process.kill()
         self.wait()
+
+
+class GateClock(SystemClock):
+    """Notes when each thread asked last: right after a message was handed out, that is when its gate was asked.
+
+    A busy machine may stop a process between the gate and a note of its own, for longer than a lease's margin. The note is of before
+    the reading that decides: who was stopped between the two has read a later time.
+    """
+
+    def __init__(self) -> None:
+        self._asked_at_ms: dict[int, int] = {}
+        self._asked_s: dict[int, float] = {}
+
+    def monotonic_s(self) -> float:
+        asking = threading.get_ident()
+        self._asked_at_ms[asking], self._asked_s[asking] = self.now_ms(), super().monotonic_s()
+        return super().monotonic_s()
+
+    def asked_at_ms(self) -> int:
+        return self._asked_at_ms[threading.get_ident()]
+
+    def asked_s(self) -> float:
+        return self._asked_s[threading.get_ident()]
 
 
 async def flow(ground: Ground, every_s: float) -> AsyncIterator[None]:

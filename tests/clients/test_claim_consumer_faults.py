@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import itertools
 import signal
-import threading
 import time
 from collections import Counter
 from collections.abc import Iterator
@@ -16,13 +15,12 @@ from typing import Any
 import pytest
 
 from holdfast.clients.claim_consumer import ClaimedMessage
-from holdfast.clock import SystemClock
 from holdfast.core.claims import claim_key
 from holdfast.core.frames import ClaimingMessages, Frame, Heartbeat, decode
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError
-from tests.clients.claiming import Child, Ground, Ownership, drain, flow, scenario, until
+from tests.clients.claiming import Child, GateClock, Ground, Ownership, drain, flow, scenario, until
 from tests.core.test_claims_capture import CAPTURE
 
 pytestmark = pytest.mark.broker
@@ -72,8 +70,9 @@ async def test_a_killed_owner_is_replaced_within_two_intervals_and_a_second(grou
 
 @scenario
 async def test_a_frozen_owner_hands_out_nothing_after_its_thaw(ground: Ground, children: list[Child]) -> None:
+    """But for the one message, if any, that had passed its gate and was on its way to the caller: see the next test."""
     ground.fill(2_000)
-    child = ground.process("first", heartbeat_interval_s=2.0, hold_s=0.02)
+    child = ground.process("first", heartbeat_interval_s=2.0, hold_s=0.02, go_on=True)
     children.append(child)
     await until("the first owner to work", lambda: len(child.messages) >= 20)
     async with ground.consumer("second", heartbeat_interval_s=2.0) as heir:
@@ -81,16 +80,58 @@ async def test_a_frozen_owner_hands_out_nothing_after_its_thaw(ground: Ground, c
         out: list[tuple[float, ClaimedMessage]] = []
         taking = asyncio.create_task(drain(heir, out, pause_s=0.01))
         await until("the heir's first message", lambda: out)
-        before, last = len(child.messages), child.messages[-1]["offset"]
+        last = child.messages[-1]["offset"]
         assert last - out[0][1].offset <= 2.0 / 0.02 + 1, "the heartbeats had told the offset"
-        child.signal(signal.SIGCONT)
         thawed_s = time.monotonic()
+        child.signal(signal.SIGCONT)
         await until("the thawed one to have had its chance", lambda: time.monotonic() > thawed_s + 2.5)
-        assert len(child.messages) == before, f"handed out {child.messages[before:][:3]} after the thaw"
+        assert [each for each in child.messages if each["gate_s"] >= thawed_s] == [], "its gate was asked after the thaw"
+        assert len([each for each in child.messages if each["at_s"] >= thawed_s]) <= 1
         assert [message.offset for _, message in out] == list(range(out[0][1].offset, out[0][1].offset + len(out)))
         assert heir.load == 1
         assert child.running
         taking.cancel()
+
+
+FORMS = ("messages", "batches", "blocking")
+
+
+@scenario
+async def test_a_freeze_right_at_the_gate_lets_out_one_message_if_it_comes_after_it_and_none_before_it(
+    ground: Ground, children: list[Child]
+) -> None:
+    """The child stops itself on either side of the gate of its fifth hand-out, until its claim is over; each has a group of its own."""
+    feeding = asyncio.create_task(feed(ground, 0.02))
+    for form in FORMS:
+        for side in ("before", "after"):
+            named = {
+                "heartbeat_interval_s": 1.0,
+                "form": form,
+                "stop_at_gate": [side, 5],
+                "go_on": True,
+                "group": f"{ground.group}-{form}-{side}",
+            }
+            children.append(ground.process("frozen", **named))
+    await until("all of them to have stopped themselves", lambda: all(each.stopped for each in children), 40)
+    stopped_s = time.monotonic()
+    await until("their claims to be over", lambda: time.monotonic() > stopped_s + 2 * 1.0)
+    thawed_s = time.monotonic()
+    for each in children:
+        each.signal(signal.SIGCONT)
+    # They claim again, and what they then hand out comes after all that they could have handed out of the stay before.
+    await until("new stays", lambda: all(each.messages[-1]["epoch"] > stay(each, thawed_s) for each in children), 30)
+    feeding.cancel()
+    for number, child in enumerate(children):
+        form, side = FORMS[number // 2], ("before", "after")[number % 2]
+        late = [each for each in child.messages if each["at_s"] >= thawed_s and each["epoch"] <= stay(child, thawed_s)]
+        assert [each for each in late if each["gate_s"] >= thawed_s] == [], (form, side)
+        assert len({each["gate_s"] for each in late}) == (1 if side == "after" else 0), (form, side, late)
+        assert len(late) <= 1 or form == "batches"
+
+
+def stay(child: Child, before_s: float) -> int:
+    """Return the epoch of the last stay that something was handed out of whose gate was asked before *before_s*."""
+    return max(int(each["epoch"]) for each in child.messages if each["gate_s"] < before_s)
 
 
 @pytest.mark.slow
@@ -231,23 +272,6 @@ async def test_at_least_once_a_kill_brings_again_what_the_last_heartbeat_had_not
 
 
 # -- beside a Go fleet
-
-
-class GateClock(SystemClock):
-    """Notes when each thread asked last: right after a message was handed out, that is when its gate was asked.
-
-    A busy machine may stop a process between the gate and a note of its own, for longer than a lease's margin.
-    """
-
-    def __init__(self) -> None:
-        self._asked_at_ms: dict[int, int] = {}
-
-    def monotonic_s(self) -> float:
-        self._asked_at_ms[threading.get_ident()] = self.now_ms()
-        return super().monotonic_s()
-
-    def asked_at_ms(self) -> int:
-        return self._asked_at_ms[threading.get_ident()]
 
 
 def replayed(ground: Ground, group: str, topic: str) -> list[tuple[float, Frame]]:
