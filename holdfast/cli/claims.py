@@ -75,6 +75,12 @@ StaleOk = Annotated[
     str | None,
     typer.Option("--stale-ok", metavar="BOUND", help="Let a standby answer if it is at most this far behind: 250ms, or 100 records."),
 ]
+Wait = Annotated[
+    bool,
+    typer.Option(
+        "--wait", help="Let the answer reflect every frame that is in the topic of claims now; fails when it does not within --timeout."
+    ),
+]
 Group = Annotated[str | None, typer.Option("--group", help="Only this group.")]
 Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 
@@ -82,7 +88,7 @@ Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 class _Desk:
     """What the commands ask: the workers for claims, the brokers for the ends of the topics."""
 
-    def __init__(self, context: typer.Context, timeout_s: float, stale_ok: str | None) -> None:
+    def __init__(self, context: typer.Context, timeout_s: float, stale_ok: str | None, *, wait: bool = False) -> None:
         chosen = globals_of(context)
         application = load_application(chosen.application, chosen.settings())
         self.settings: Settings = application.settings
@@ -90,9 +96,10 @@ class _Desk:
         self._timeout_s, self._staleness = timeout_s, _staleness(stale_ok)
         self.tables = BlockingTableClient(self.settings, [self.processor])
         self._admin: Admin | None = None
+        self._at_least = self._written() if wait else None
 
     def scan(self, prefix: str) -> Iterator[Answer[GuardedRow]]:
-        return self.tables.scan(self.processor, prefix, timeout_s=self._timeout_s, max_staleness=self._staleness)
+        return self.tables.scan(self.processor, prefix, timeout_s=self._timeout_s, max_staleness=self._staleness, at_least=self._at_least)
 
     def get(self, key: str, partition: int | None = None) -> Answer[GuardedRow | None]:
         return self.tables.get(self.processor, key, partition=partition, timeout_s=self._timeout_s, max_staleness=self._staleness)
@@ -116,14 +123,24 @@ class _Desk:
 
     def ends(self, keys: Iterable[ClaimKey]) -> Mapping[tuple[str, int], int]:
         """Return the log end offset of each claimed partition that exists."""
+        wanted = {(key.topic, key.partition) for key in keys}
+        exist = self._partitions({topic for topic, _ in wanted})
+        return {place: end for place, (_, end) in self._asking.offsets(sorted(wanted & exist)).items()}
+
+    @property
+    def _asking(self) -> Admin:
         if self._admin is None:
             self._admin = Admin(self.settings, timeout_s=self._timeout_s)
-        wanted = {(key.topic, key.partition) for key in keys}
-        topics = self._admin.cluster({topic for topic, _ in wanted}).topics
-        exist = {
-            (name, partition.partition) for name, state in topics.items() for partition in state.partitions if partition.leader is not None
-        }
-        return {place: end for place, (_, end) in self._admin.offsets(sorted(wanted & exist)).items()}
+        return self._admin
+
+    def _partitions(self, topics: set[str]) -> set[tuple[str, int]]:
+        found = self._asking.cluster(topics).topics
+        return {(name, each.partition) for name, state in found.items() for each in state.partitions if each.leader is not None}
+
+    def _written(self) -> dict[int, int]:
+        """Return the offset of the last frame of each partition of the topic of claims that has one."""
+        ends = self._asking.offsets(sorted(self._partitions({self.settings.coordination_topic})))
+        return {partition: end - 1 for (_, partition), (begin, end) in ends.items() if begin < end}
 
 
 @dataclass(frozen=True, slots=True)
@@ -201,9 +218,14 @@ def _for_people(record: Mapping[str, Cell]) -> Record:
 
 @app.command("list", help="List claims with their owners and lag, in the columns of kafka-consumer-groups.")
 def list_claims(
-    context: typer.Context, group: Group = None, topic: Topic = None, stale_ok: StaleOk = None, timeout: Timeout = TIMEOUT_S
+    context: typer.Context,
+    group: Group = None,
+    topic: Topic = None,
+    wait: Wait = False,
+    stale_ok: StaleOk = None,
+    timeout: Timeout = TIMEOUT_S,
 ) -> None:
-    desk = _Desk(context, timeout, stale_ok)
+    desk = _Desk(context, timeout, stale_ok, wait=wait)
     with desk.tables:
         found = desk.claims(group, topic)
         records = found.records(desk.ends(found.claims))

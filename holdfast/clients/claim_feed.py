@@ -223,7 +223,8 @@ class Feed:
         if error is not None:
             self.commits_failed += 1
             if self.commits_failed == 1:
-                logger.warning("offsets were not committed to Kafka: %s; the coordination topic has them", error.str())
+                why = _NOT_ALONE if error.code() == KafkaError.UNKNOWN_MEMBER_ID else "the coordination topic has them"
+                logger.warning("offsets were not committed to Kafka: %s; %s", error.str(), why)
 
     def _on_error(self, error: KafkaError) -> None:
         text = error.str()
@@ -305,6 +306,7 @@ def size_of(messages: Sequence[Message]) -> int:
     return sum(map(len, messages[::step])) * step
 
 
+_NOT_ALONE = "the coordination topic has them. A consumer group of Kafka's own has the name of this one, and members: let one of them have another name"
 _HOPELESS = (
     KafkaError._AUTO_OFFSET_RESET,
     KafkaError.OFFSET_OUT_OF_RANGE,

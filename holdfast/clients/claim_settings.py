@@ -54,13 +54,29 @@ def consumer_settings(
     member.setdefault("instance_id", uuid.uuid4().hex[:8])
     engine = EngineSettings(**parts[EngineSettings])
     wanted = _claimed((topics,) if isinstance(topics, str) else tuple(topics), engine, member)
+    settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
+    check_group_name(settings, group)
     return ConsumerSettings(
-        kafka=kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka}),
+        kafka=settings,
         member=MemberSettings(group_id=group, client_id=client, topics=wanted, **member),
         engine=engine,
         feed=FeedSettings(**parts[FeedSettings]),
         groups=GroupSettings(**parts[GroupSettings]),
     )
+
+
+def check_group_name(settings: Settings, group: str) -> None:
+    """Raise ConfigError when *group* has the name of the application, which is the name of its workers' own consumer group in Kafka.
+
+    >>> check_group_name(Settings(app="billing"), "billing")
+    Traceback (most recent call last):
+    holdfast.errors.ConfigError: group is 'billing' and so is app: the workers of an application are a consumer group of that name in Kafka...
+    """
+    if group == settings.app:
+        raise ConfigError(
+            f"group is {group!r} and so is app: the workers of an application are a consumer group of that name in Kafka, whose coordinator "
+            "refuses offsets from anybody else. Choose another group, or another app"
+        )
 
 
 def _claimed(topics: tuple[str, ...], engine: EngineSettings, member: Mapping[str, Any]) -> tuple[str, ...]:

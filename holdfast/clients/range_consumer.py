@@ -20,6 +20,7 @@ from typing import Self, TypeVar
 
 from confluent_kafka import Message
 
+from holdfast.clients.claim_settings import check_group_name
 from holdfast.clients.range_log import RangeLog
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -109,6 +110,7 @@ class RangeConsumer:
         if not 1.0 <= lease_s <= 3_600 or maximum_deliveries < 1 or not 0 < request_timeout_s <= 3_600:
             raise ConfigError("lease_s must be 1 to 3600, maximum_deliveries at least 1, request_timeout_s more than 0 and at most 3600")
         settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
+        check_group_name(settings, group)
         self._log = RangeLog(
             settings,
             topic=topic,

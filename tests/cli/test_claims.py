@@ -108,6 +108,27 @@ def run(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: p
     return command
 
 
+def test_a_list_that_waits_reflects_every_frame_there_is_or_says_that_it_does_not_yet(
+    fleet: Fleet, run: Run, broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    """A worker that has just begun is ready before it has folded what was there."""
+    coordination = fresh_topic("marshal", partitions=PARTITIONS)
+    producer = Producer(broker.client_config())
+    place = coordination_partition("orders", PARTITIONS)
+    for _ in range(1_001):
+        producer.produce(coordination, value=b"x", partition=place)
+    assert producer.flush(DEADLINE_S) == 0
+    named = ("list", "--group", "shop", "--set", f"coordination_topic={coordination}")
+    assert run(*named)[0] == 0, "nobody is waited for unless told"
+    code, out, err = run(*named, "--wait", "--timeout", "1")
+    assert (code != 0, out) == (True, "")
+    assert "1000" in err, "it says which offset it waited for"
+    fleet.claim("shop", "orders", 0)  # the memory worker is at offset 1,000 then
+    code, out, _ = run(*named, "--wait")
+    assert code == 0
+    assert "worker-7" in out
+
+
 def test_claims_are_listed_in_the_columns_of_kafka_consumer_groups(
     fleet: Fleet, run: Run, broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
