@@ -205,7 +205,7 @@ class Member(Claiming):
             self._own_frame_seen(log, frame, None if claim is None else claim.sent.get(frame_mark(frame)), at_ms, now_s)
             claim = self._claims.get(place)  # a clock that is too far off ends everything
         if claim is None:
-            if own and not self._leaving and seen.before is not seen.after and self._mine(seen.after):
+            if own and not self._leaving and self._mine(seen.after):
                 self._orphan_seen(place, seen, now_s)
             self._sort(place, now_s)
         elif claim.stage in ATTEMPTS:

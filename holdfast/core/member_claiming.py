@@ -177,18 +177,12 @@ class Claiming(Keeping):
             self._wake_loop(now_s)
 
     def _orphan_seen(self, place: Place, seen: Seen, now_s: float) -> None:
-        """The log names us the owner of something we gave up: a frame took its time. Give it back, with the best offset known.
-
-        Not while a later frame of ours is on its way, as for one that was cut off and reads what it missed. Given back since, by the log,
-        the claim may have been reset; a release by the row of that time, which arrives when a later claim of ours has been granted, would
-        undo the reset, and what it wants read again would be lost. The later frame will be seen; should it be lost, the claim lapses.
-        """
+        """The log names us the owner of something we gave up: a frame took its time. Give it back."""
         row = seen.after
-        if self._leaving or row is None or row.current_offset is None or not self._is_settled(place):
+        if self._leaving or row is None or row.current_offset is None:
             return
         claim = self._new_claim(place, Stage.WON, now_s)
-        before = seen.before.current_offset if seen.before is not None else None
-        claim.tracker = Tracker(max(row.current_offset, before or 0))
+        claim.tracker = Tracker(self._unmoved(place, row.current_offset))
         claim.epoch, claim.reason, claim.cooldown = row.epoch, Reason.UNWANTED, True
         self._finish(claim, now_s)
 
@@ -321,8 +315,8 @@ class Claiming(Keeping):
             row = self._row(claim)
             if claim.started:
                 self._send_release(claim, claim.offset(), now_s)
-            elif row is not None and self._mine(row) and row.current_offset is not None and self._is_settled(claim.place):
-                self._send_release(claim, row.current_offset, now_s)
+            elif row is not None and self._mine(row) and row.current_offset is not None:
+                self._send_release(claim, self._unmoved(claim.place, row.current_offset), now_s)
             self._forget(claim, now_s)
         self._conflict_at_s = inf
         self._out.append(Fail(error))

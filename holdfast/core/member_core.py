@@ -131,12 +131,15 @@ class MemberCore:
         if unseen is not None and unseen[0] == frame_mark(frame):
             del self._unseen[place]
 
-    def _is_settled(self, place: Place) -> bool:
-        """Return whether the log shows the last frame that was sent about *place*. If not, the row is what was, and not what is.
+    def _unmoved(self, place: Place, offset: int) -> int:
+        """Return what to name in a release of *place*, nothing of which was done, so that it moves nothing. The row that was read is at *offset*.
 
-        A frame that was lost leaves this False until the next one: what is decided by it must be what can be left undone.
+        While the log does not show the last frame that was sent about *place*, as when a member reads what it missed, the row is what was.
+        Since then the claim may have been given back, reset to less, and granted to us anew: *offset* would undo the reset, and what is to
+        be read again would be lost. 0 moves no offset whatever the row is by now. Members of the Go library take an offset as it is; beside
+        them there are no resets.
         """
-        return place not in self._unseen
+        return offset if self.settings.interop or place not in self._unseen else 0
 
     def _send_claiming(self, claim: LocalClaim, now_s: float) -> None:
         client_id, instance_id = self._me

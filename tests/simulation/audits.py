@@ -118,6 +118,9 @@ class Auditor(Checks):
             taken_s = ledger.owner_since_s - self.pause_since_s
             if taken_s > self.bounds.pause_s and node.was_healthy(self.pause_since_s, ledger.owner_since_s):
                 raise self.trace.fail(PAUSED, ledger.place, f"{node.name} took it {taken_s:.2f} s after the pause of its group")
+            row = self.broker.row(ledger.log, ledger.place)
+            if row is not None and row.current_offset is None:
+                continue  # claimed and never begun: a release must name an offset and there is none, so it lapses, which no heartbeat puts off
             held_s = now_s - self.pause_since_s
             if held_s > self.bounds.pause_s + self.bounds.interval_s and node.healthy(self.pause_since_s, now_s):
                 raise self.trace.fail(PAUSED, ledger.place, f"{node.name} still holds it {held_s:.2f} s after the pause of its group")
