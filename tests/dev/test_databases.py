@@ -24,7 +24,7 @@ def asked(server: DatabaseServer, sql: str) -> Any:
         return cursor.fetchall() if cursor.description else None
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_a_killed_server_comes_back_on_its_port_with_every_commit(kind: str, request: pytest.FixtureRequest) -> None:
     server: DatabaseServer = request.getfixturevalue(kind)
     port = server.port
@@ -49,7 +49,7 @@ def test_a_stopped_server_leaves_nothing_behind() -> None:
     server.stop()
 
 
-@pytest.mark.parametrize("kind", ["postgres", "mariadb"])
+@pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
 def test_a_frozen_server_answers_nobody_until_it_is_thawed(kind: str, request: pytest.FixtureRequest) -> None:
     server = request.getfixturevalue(kind)
     with contextlib.closing(server.connect()) as before:
