@@ -1,6 +1,6 @@
-"""ClaimConsumer: consumption beside a plain loop, how fast claims are won, given back and taken over, and a large fleet settling.
+"""ClaimConsumer: consumption beside a plain loop, how fast claims are won, given back and taken over.
 
-    python -P -m bench.claim_consumer [--only rates,claims,takeover,settle] [--rounds 3] [--records 1000000]
+    python -P -m bench.claim_consumer [--only rates,claims,takeover] [--rounds 3] [--records 1000000]
 
 Every part is a process of its own. The plain loop is confluent-kafka at its fastest: batches of 2,000, `fetch.queue.backoff.ms=5`,
 the offset of each message noted. The group that is killed beside ours has the shortest session the broker allows.
@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import json
 import os
 import random
 import signal
@@ -26,7 +25,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ignore[attr-defined]
 
 from bench.processes import quantiles
@@ -38,13 +37,13 @@ from holdfast.dev.broker import Cluster
 
 BEAT_S = 3.0
 SESSION_MS = 6_000
-MEMBERS, FLEET_PARTITIONS, FLEET_PROCESSES = 50, 1_000, 5
 DEADLINE_S = 60.0
 
 
 _NOT_READY = (
     KafkaError.NOT_LEADER_FOR_PARTITION,
     KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
     KafkaError.UNKNOWN_TOPIC_OR_PART,
     KafkaError._UNKNOWN_PARTITION,
     KafkaError._NOENT,  # no leaders known yet
@@ -60,7 +59,9 @@ class Place:
         self._admin = AdminClient({"bootstrap.servers": bootstrap})
 
     def topic(self, name: str, partitions: int, **config: str) -> str:
-        topic = f"{name}-{uuid.uuid4().hex[:6]}"
+        return self.create(f"{name}-{uuid.uuid4().hex[:6]}", partitions, **config)
+
+    def create(self, topic: str, partitions: int, **config: str) -> str:
         self._admin.create_topics([NewTopic(topic, partitions, config=config)])[topic].result(30)
         until_s = time.monotonic() + DEADLINE_S
         while not self._answers(topic, partitions):
@@ -72,12 +73,14 @@ class Place:
         """Return whether every partition has its log: a broker names itself the leader of all at once, and makes a thousand logs later."""
         last = OffsetSpec.latest()  # type: ignore[no-untyped-call]
         asked = self._admin.list_offsets({TopicPartition(topic, at): last for at in range(partitions)}, request_timeout=10)
-        try:
-            return all(future.result(10).offset >= 0 for future in asked.values())
-        except KafkaException as error:
+        errors = [error for future in asked.values() if (error := future.exception(15)) is not None]
+        for error in errors:
             if error.args[0].code() not in _NOT_READY:
-                raise
-            return False
+                raise error
+        if any(error.args[0].code() == KafkaError._NOENT for error in errors):
+            # Asked before the broker knew of any leader, librdkafka would say so for ever: this has it look again.
+            self._admin.list_topics(topic, timeout=10)
+        return not errors
 
     def coordination(self) -> str:
         return self.topic("marshal", 4, **{"message.timestamp.type": "LogAppendTime"})
@@ -380,55 +383,6 @@ def takeover(place: Place, rounds: int) -> None:
     print(f"  group at a session of 6 s: median {statistics.median(group):.2f} s, max {max(group):.2f} s")
 
 
-# -- a large fleet
-
-
-async def fleet(bootstrap: str, coordination: str, topic: str, group: str, number: int) -> None:
-    each = FLEET_PARTITIONS // MEMBERS
-    names = [f"m{number}-{at}" for at in range(MEMBERS // FLEET_PROCESSES)]
-    consumers = [
-        claiming(bootstrap, coordination, topic, group, name, greedy=True, maximum_claims=each, request_timeout_s=60.0) for name in names
-    ]
-    await asyncio.gather(*(consumer.__aenter__() for consumer in consumers))
-    print("works", flush=True)
-    while sum(consumer.load for consumer in consumers) < each * len(consumers):  # noqa: ASYNC110  killed from outside if it never is
-        await asyncio.sleep(0.05)
-    print(json.dumps({"settled": time.time()}), flush=True)
-    await asyncio.sleep(3600)
-
-
-def settle(place: Place) -> None:
-    asyncio.run(handovers(place, 1))  # the broker makes its book of offsets with the first group: not part of what is measured
-    coordination, topic, group = place.coordination(), place.topic("fleet", FLEET_PARTITIONS), uuid.uuid4().hex
-    command = [sys.executable, "-P", "-m", "bench.claim_consumer", "--part", "fleet", place.bootstrap, coordination, topic, group]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    started_s = time.time()
-    processes = [
-        subprocess.Popen([*command, str(number)], stdout=subprocess.PIPE, text=True, cwd=ROOT, env=environment)
-        for number in range(FLEET_PROCESSES)
-    ]
-    try:
-        lines = [[each.stdout.readline() for _ in range(2)] for each in processes if each.stdout is not None]
-        assert all(line[1] for line in lines), "a process of the fleet failed"
-        settled_s = max(json.loads(line[1])["settled"] for line in lines)
-        frames = place.frames(coordination)
-        first_s = min(at_ms for at_ms, frame in frames if isinstance(frame, ClaimingPartition)) / 1000
-        owners = {frame.partition: frame.client_id for _, frame in frames if isinstance(frame, Heartbeat)}
-        assert len(owners) == FLEET_PARTITIONS
-        spread = [list(owners.values()).count(name) for name in set(owners.values())]
-        print(
-            f"  {MEMBERS} members, {FLEET_PARTITIONS:,} partitions: settled {settled_s - first_s:.1f} s after the first claim was asked for "
-            f"(wanted < 10), {settled_s - started_s:.1f} s after {FLEET_PROCESSES} processes were started; "
-            f"{min(spread)} to {max(spread)} partitions each"
-        )
-    finally:
-        for each in processes:
-            each.kill()
-            each.wait(10)
-            if each.stdout is not None:
-                each.stdout.close()
-
-
 def part(name: str, arguments: Sequence[str], records: int) -> None:
     match name:
         case "plain":
@@ -441,13 +395,11 @@ def part(name: str, arguments: Sequence[str], records: int) -> None:
             asyncio.run(work(*arguments))
         case "join":
             join(*arguments)
-        case "fleet":
-            asyncio.run(fleet(arguments[0], arguments[1], arguments[2], arguments[3], int(arguments[4])))
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="rates,claims,takeover,settle")
+    parser.add_argument("--only", default="rates,claims,takeover")
     parser.add_argument("--records", type=int, default=1_000_000)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--part", nargs="+", metavar="ARGUMENT", help="be one of the processes")
@@ -464,8 +416,6 @@ def main() -> None:
             asyncio.run(claims(place))
         if "takeover" in only:
             takeover(place, given.rounds)
-        if "settle" in only:
-            settle(place)
         print(f"  {load_average()}")
 
 

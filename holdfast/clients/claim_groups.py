@@ -19,6 +19,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 from holdfast.clients.claim_engine import Engine
 from holdfast.clients.claim_feed import FeedSettings
 from holdfast.clients.claim_options import EngineSettings, GroupSettings
+from holdfast.clients.log_tail import Tail
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.balancer import Balancer, BalancerSettings
@@ -61,7 +62,7 @@ class GroupLog:
         self._reader: Consumer | None = None
         self._writer: Producer | None = None
         self._partition = 0
-        self.caught_up = False
+        self._tail: Tail | None = None
         self.last_error: str | None = None
 
     def open(self, since_ms: int) -> None:
@@ -88,6 +89,7 @@ class GroupLog:
         except KafkaException as error:
             raise self._unreachable(error.args[0]) from None
         self._reader.assign([found])  # the log's end, where nothing was said since then
+        self._tail = Tail(self._topic, self._partition, found.offset)
         writing: dict[str, str | int | bool] = {
             "enable.idempotence": True,
             "acks": "all",
@@ -119,9 +121,15 @@ class GroupLog:
         matches = re.compile(pattern).fullmatch
         return {name: count for name, count in self._listed(None).items() if not name.startswith("__") and matches(name)}
 
+    @property
+    def caught_up(self) -> bool:
+        """Return whether the partition has been read to where it ended at some moment after `open`."""
+        return self._tail is not None and self._reader is not None and self._tail.look(self._reader)
+
     def poll(self, timeout_s: float) -> list[Heard]:
         """Return what came since; waits up to *timeout_s* for the first."""
         assert self._reader is not None
+        assert self._tail is not None
         first = self._reader.poll(timeout_s)
         if first is None:
             return []
@@ -130,9 +138,10 @@ class GroupLog:
             error = message.error()
             if error is None:
                 kind, at_ms = message.timestamp()
+                self._tail.read(message.offset() or 0)
                 out.append(Heard(message.offset() or 0, -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms, message.value()))
             elif error.code() == KafkaError._PARTITION_EOF:
-                self.caught_up = True
+                self._tail.at_end()
             elif error.code() in _MISSING or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                 raise TopicError(f"topic of balanced groups {self._topic}: {error.str()}")
             elif error.fatal():

@@ -23,6 +23,7 @@ from confluent_kafka import (
 )
 
 from holdfast.clients.claim_logging import Quiet, impatient
+from holdfast.clients.log_tail import Tail
 from holdfast.config import Settings
 from holdfast.core.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
@@ -65,8 +66,8 @@ class Ack(NamedTuple):
 class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
-    `caught_up` holds the partitions read to what was their end at some moment after `open`: position, not offset of a record, so that
-    holes and control records at the tail do not hold it up. `ends` holds where those ends were, the latest seen.
+    `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control records at the tail
+    notwithstanding (`Tail`).
     """
 
     def __init__(
@@ -87,7 +88,7 @@ class CoordinationLog:
         self.partitions = 0
         self.reading: frozenset[int] = frozenset()
         self.caught_up: set[int] = set()
-        self.ends: dict[int, int] = {}
+        self._tails: dict[int, Tail] = {}
         self.last_error: str | None = None
 
     # -- life
@@ -160,6 +161,7 @@ class CoordinationLog:
             # From 0, and from the first there is where that is gone (auto.offset.reset): asking for the beginning takes half a second.
             self._reader.incremental_assign([TopicPartition(self._topic, number, 0) for number in sorted(added)])
             self.reading |= added
+            self._tails |= {number: Tail(self._topic, number, 0) for number in added}
 
     def close(self, timeout_s: float = 0.0) -> int:
         """Wait up to *timeout_s* for acknowledgements, let go of the broker, and return how many frames were never acknowledged."""
@@ -191,6 +193,7 @@ class CoordinationLog:
         assert reader is not None
         first = reader.poll(timeout_s)
         if first is None:
+            self._look_for_ends(reader)
             return []
         out = []
         for message in (first, *reader.consume(READ_RECORDS - 1, 0)):
@@ -204,12 +207,22 @@ class CoordinationLog:
                 self._judge(message, error)
         if out:
             self.last_error = None
+            if self._tails:
+                for record in out:
+                    if (tail := self._tails.get(record.partition)) is not None:
+                        tail.read(record.offset)
+        self._look_for_ends(reader)
         return out
+
+    def _look_for_ends(self, reader: Consumer) -> None:
+        for partition in [number for number, tail in self._tails.items() if tail.look(reader)]:
+            del self._tails[partition]
+            self.caught_up.add(partition)
 
     def _judge(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
-            self.caught_up.add(message.partition() or 0)
-            self.ends[message.partition() or 0] = message.offset() or 0
+            if (tail := self._tails.get(message.partition() or 0)) is not None:
+                tail.at_end()
         elif error.code() in _MISSING or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
             raise TopicError(f"coordination topic {self._topic}: {error.str()}")
         elif error.fatal():

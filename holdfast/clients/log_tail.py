@@ -1,0 +1,38 @@
+"""When a log that is followed has been read to its end, even while others go on writing to it."""
+
+from __future__ import annotations
+
+from confluent_kafka import Consumer, TopicPartition
+
+
+class Tail:
+    """Where one partition ended at some moment after *reader* began to read it, and how far it has been read.
+
+    librdkafka tells an end by an answer without records (PARTITION_EOF), since an offset cannot: control records and holes may close a
+    log. But in a log that is written to all the time no answer is ever without. There the first end that the reader hears is reached by
+    a record. So both count: call `read` with each record, `at_end` with each PARTITION_EOF, and `look` now and then.
+    """
+
+    __slots__ = ("_end", "_next", "_place", "reached")
+
+    def __init__(self, topic: str, partition: int, begin: int = -1) -> None:
+        """*begin* is the offset where reading begins, -1 where that is not known."""
+        self._place = TopicPartition(topic, partition)
+        self._next, self._end = begin, -1
+        self.reached = False
+
+    def read(self, offset: int) -> None:
+        """Note that the record at *offset* was read."""
+        self._next = offset + 1
+
+    def at_end(self) -> None:
+        """Note that the reader has told the end."""
+        self.reached = True
+
+    def look(self, reader: Consumer) -> bool:
+        """Return whether the end has been reached. Asks nobody."""
+        if not self.reached:
+            if self._end < 0:
+                _, self._end = reader.get_watermark_offsets(self._place, cached=True) or (-1, -1)
+            self.reached = 0 <= self._end <= self._next
+        return self.reached
