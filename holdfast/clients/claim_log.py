@@ -67,7 +67,7 @@ class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
     `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control records at the tail
-    notwithstanding (`Tail`).
+    notwithstanding (`Tail`). `ends` holds the ends that were told, the latest of each partition.
     """
 
     def __init__(
@@ -88,6 +88,7 @@ class CoordinationLog:
         self.partitions = 0
         self.reading: frozenset[int] = frozenset()
         self.caught_up: set[int] = set()
+        self.ends: dict[int, int] = {}
         self._tails: dict[int, Tail] = {}
         self.last_error: str | None = None
 
@@ -221,6 +222,7 @@ class CoordinationLog:
 
     def _judge(self, message: Message, error: KafkaError) -> None:
         if error.code() == KafkaError._PARTITION_EOF:
+            self.ends[message.partition() or 0] = message.offset() or 0
             if (tail := self._tails.get(message.partition() or 0)) is not None:
                 tail.at_end()
         elif error.code() in _MISSING or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
