@@ -9,13 +9,15 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.config import Settings
+from holdfast.core.broker_logs import OFFSETS_TOPIC, TRANSACTION_TOPIC, decode_group, decode_transaction
 from holdfast.core.record_batch import (
     HEADER_BYTES,
     BatchFields,
@@ -175,6 +177,17 @@ def record_cells(batch: RecordBatch, record: Record) -> dict[str, Cell]:
     }
 
 
+def broker_cells(topic: str, record: Record) -> dict[str, Cell]:
+    """Return what a record of one of the broker's own logs says; nothing for others."""
+    if topic not in (TRANSACTION_TOPIC, OFFSETS_TOPIC):
+        return {}
+    try:
+        found: Any = decode_transaction(record.key, record.value) if topic == TRANSACTION_TOPIC else decode_group(record.key, record.value)
+    except WireError as error:
+        return {"says": f"unknown: {error}"}
+    return {"says": {name: msgspec.to_builtins(getattr(found, name)) for name in found.__struct_fields__}}
+
+
 # -- a segment file
 
 
@@ -293,7 +306,7 @@ async def fetch_explanation(settings: Settings, topic: str, partition: int, offs
         "asked": offset,
         "committed_readers": _committed(line["transaction"], held.batch, offset, fetched.last_stable),
         "batch": line,
-        "record": None if record is None or held.batch.is_control else record_cells(held.batch, record),
+        "record": None if record is None or held.batch.is_control else {**record_cells(held.batch, record), **broker_cells(topic, record)},
         "log_start": fetched.log_start,
         "last_stable_offset": fetched.last_stable,
         "high_watermark": fetched.high_watermark,

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli import groups_simulate
+from holdfast.cli import broker_logs, groups_simulate
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
@@ -18,6 +18,7 @@ from holdfast.core.resets import Aim, Where, parse_datetime_ms, parse_duration_m
 from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at groups, pause and resume them, set their offsets.")
+broker_logs.register_committed(app)
 app.command("simulate", help="Show what an assignor does with a membership, and what a change of it would move. Asks no broker.")(
     groups_simulate.simulate
 )

@@ -1,0 +1,105 @@
+"""`holdfast producers transactions`, `holdfast groups committed` and `explain` of the broker's own logs, against what clients did."""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
+
+from holdfast.cli.__main__ import main
+from holdfast.core.java_order import coordinator_partition
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from tests.harness import wait_for
+
+pytestmark = pytest.mark.broker
+
+DEADLINE_S = 30.0
+Run = Callable[..., Any]
+
+
+@pytest.fixture
+def run(broker: SessionBroker, capsys: pytest.CaptureFixture[str]) -> Run:
+    """Run a command and return its JSON."""
+
+    def run(*arguments: str) -> Any:
+        with pytest.raises(SystemExit) as left:
+            main(["--bootstrap", broker.bootstrap, *arguments, "-o", "json"])
+        out, said = capsys.readouterr()
+        assert left.value.code == 0, said
+        return json.loads(out)
+
+    return run
+
+
+def producer(broker: SessionBroker, name: str) -> Producer:
+    made = Producer(broker.client_config(**{"transactional.id": name, "transaction.timeout.ms": 60_000}))
+    made.init_transactions(DEADLINE_S)
+    return made
+
+
+def test_transactions_of_every_application_are_told_with_how_they_ended(broker: SessionBroker, fresh_topic: FreshTopic, run: Run) -> None:
+    topic, name = fresh_topic("events", partitions=5), f"shop-{uuid.uuid4().hex[:8]}"
+
+    def of_state(state: str) -> Any:
+        return [each["transactional_id"] for each in run("producers", "transactions", "--id", name, "--state", state)]
+
+    first = producer(broker, f"{name}-0")
+    for partitions in ((0, 3), (1,)):
+        first.begin_transaction()
+        for partition in partitions:
+            first.produce(topic, b"x", partition=partition)
+        first.commit_transaction(DEADLINE_S)
+    zombie = producer(broker, f"{name}-1")
+    zombie.begin_transaction()
+    zombie.produce(topic, b"y", partition=4)
+    zombie.flush(DEADLINE_S)
+    (open_one,) = run("producers", "transactions", "--id", f"{name}-1")
+    assert (open_one["state"], open_one["partitions"], open_one["timeout_ms"]) == ("ongoing", [f"{topic}-4"], 60_000)
+    assert of_state("ongoing") == [f"{name}-1"]
+    second = producer(broker, f"{name}-1")  # fences and aborts it
+    with pytest.raises(KafkaException):
+        zombie.commit_transaction(DEADLINE_S)
+    wait_for("two that ended", lambda: of_state("complete-commit") == [f"{name}-0"] and of_state("ongoing") == [], DEADLINE_S)
+    told = {each["transactional_id"]: each for each in run("producers", "transactions", "--id", name)}
+    assert (told[f"{name}-0"]["committed"], told[f"{name}-0"]["aborted"], told[f"{name}-0"]["jumps"]) == (2, 0, 0)
+    assert told[f"{name}-1"]["aborted"] == 1
+    assert told[f"{name}-1"]["fenced"] >= 1
+    assert told[f"{name}-1"]["producer_id"] == open_one["producer_id"]
+    assert told[f"{name}-1"]["epoch"] > open_one["epoch"]
+    del first, second, zombie
+
+
+def test_what_a_group_has_committed_is_told_and_explained(broker: SessionBroker, fresh_topic: FreshTopic, run: Run) -> None:
+    topic, group = fresh_topic("events", partitions=2), f"group/{uuid.uuid4().hex[:8]}"
+    consumer = Consumer(broker.client_config(**{"group.id": group, "enable.auto.commit": False}))
+    consumer.subscribe([topic])
+    wait_for("an assignment", lambda: consumer.poll(0.1) or consumer.assignment(), DEADLINE_S)
+    for offset in (3, 5):
+        consumer.commit(offsets=[TopicPartition(topic, 0, offset, f"note {offset}"), TopicPartition(topic, 1, 1)], asynchronous=False)
+    found = run("groups", "committed", "--group", group)
+    assert [(each["topic"], each["partition"], each["offset"], each["commits"], each["metadata"]) for each in found] == [
+        (topic, 0, 5, 2, "note 5"),
+        (topic, 1, 1, 2, None),
+    ]
+    (generation,) = run("groups", "committed", "--group", group, "--generations")
+    assert (generation["type"], generation["#members"]) == ("consumer", 1)
+    explained = last_of(broker, group, run)
+    assert (explained["group"], explained["topic"], explained["partition"]) == (group, topic, 1)
+    assert explained["noted"][1] == 1, "the offset"
+    consumer.close()
+
+
+def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
+    """Return what `explain` says of the last record of the group's partition of `__consumer_offsets`."""
+    reader = Consumer(broker.client_config(**{"group.id": "reader", "enable.auto.commit": False}))
+    try:
+        partitions = len(reader.list_topics("__consumer_offsets", timeout=DEADLINE_S).topics["__consumer_offsets"].partitions)
+        place = coordinator_partition(group, partitions)
+        _, end = reader.get_watermark_offsets(TopicPartition("__consumer_offsets", place), timeout=DEADLINE_S)
+    finally:
+        reader.close()
+    return run("explain", "__consumer_offsets", str(place), str(end - 1))["record"]["says"]
