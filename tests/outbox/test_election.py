@@ -300,6 +300,7 @@ def test_a_failed_subscription_closes_the_consumer() -> None:
 
 
 def test_a_consumer_that_fails_to_close_does_not_keep_the_process() -> None:
+    """H17."""
     member, script, handler = scripted([None, "close", "close", "close"])
     script.poll = lambda timeout: time.sleep(0.001)  # type: ignore[method-assign]
     with member:

@@ -144,7 +144,7 @@ class Failing(Producer):
 
 
 def test_failed_deliveries_cost_repetitions_at_most(rig: Rig) -> None:
-    """O1: what is lost is reset and marked again; nothing overtakes it."""
+    """O1, H11: what is lost is reset and marked again; nothing overtakes it."""
     rig.fill(1_000, keys=10)
     with Alone(rig.settings(**MARK, batch_rows=50), {"make_producer": Failing}) as leader:
         rig.wait_empty()
@@ -175,6 +175,37 @@ def test_a_mark_whose_answer_is_lost_is_made_again_under_another_id(rig: Rig) ->
     records = rig.read()
     assert len(records) == 200
     assert not astray(records, 200)
+
+
+class Counting(Producer):
+    """A producer that counts what it was handed and has not been answered for."""
+
+    now = most = 0
+
+    def __init__(self, config: dict[str, Any]) -> None:
+        super().__init__({**config, "delivery.report.only.error": False})
+
+    def produce(self, *args: Any, **kwargs: Any) -> None:
+        answer = kwargs["on_delivery"]
+
+        def heard(error: Any, message: Any) -> None:
+            Counting.now -= 1
+            if error is not None:
+                answer(error, message)
+
+        super().produce(*args, **{**kwargs, "on_delivery": heard})
+        Counting.now += 1
+        Counting.most = max(Counting.most, Counting.now)
+
+
+def test_no_more_rows_are_in_flight_than_allowed(rig: Rig) -> None:
+    """O7, H8: nor is the limit only approached by one."""
+    Counting.now = Counting.most = 0
+    rig.fill(500)
+    with Alone(rig.settings(strategy="mark", in_flight_rows=40), clients={"make_producer": Counting}):
+        rig.wait_empty()
+    assert Counting.now == 0
+    assert Counting.most == 40
 
 
 def test_a_kill_costs_repetitions_at_most(rig: Rig) -> None:

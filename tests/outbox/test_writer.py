@@ -51,6 +51,7 @@ def plain(outbox: FreshOutbox, **more: Any) -> Any:
 
 
 def test_every_field_comes_back_as_it_was_given(outbox: FreshOutbox) -> None:
+    """H14: bytes, no key, a partition and a time, on every database."""
     everything = bytes(range(256)) * 3
     headers: list[tuple[str, str | bytes | None]] = [("b", b"\x00\xff"), ("a", "ä"), ("b", None), ("b", b""), ("", b"no name")]
     with Session(outbox.engine()) as session, session.begin():
