@@ -7,6 +7,7 @@ import logging
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
+from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message
@@ -28,6 +29,7 @@ QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
 
+_AT_MS = itemgetter(1)
 _COLUMN: dict[Input, Callable[[Message], Any]] = {
     "value": Message.value,
     "key": Message.key,
@@ -42,7 +44,7 @@ def batch_of(fetched: Fetched, inputs: Sequence[Input]) -> Batch:
     messages = fetched.messages
     dense = fetched.last - (messages[0].offset() or 0) + 1 == len(messages)
     offsets = range(fetched.last - len(messages) + 1, fetched.last + 1) if dense else [message.offset() or 0 for message in messages]
-    times_ms = [at_ms for _, at_ms in map(Message.timestamp, messages)]
+    times_ms = list(map(_AT_MS, map(Message.timestamp, messages)))
     return Batch(offsets, times_ms, tuple(list(map(_COLUMN[name], messages)) for name in inputs))
 
 

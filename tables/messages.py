@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from itertools import groupby, repeat
-from operator import is_not
 
 from confluent_kafka import KafkaError, Message
 
@@ -18,18 +17,20 @@ def by_place(
 
     *only_topic* saves asking each message for its topic when there can be but one.
     """
-    errors = list(map(Message.error, messages))
-    if any(map(is_not, errors, repeat(None))):  # not errors.count(None): a KafkaError cannot be compared with None
-        for message, error in zip(messages, errors, strict=True):
-            if error is not None:
+    if any(map(Message.error, messages)):  # an error object is true, and most fetches have none
+        good = []
+        for message in messages:
+            if (error := message.error()) is None:
+                good.append(message)
+            else:
                 on_error(message, error)
-        messages = [message for message, error in zip(messages, errors, strict=True) if error is None]
+        messages = good
     topics: Iterable[str | None] = map(Message.topic, messages) if only_topic is None else repeat(only_topic, len(messages))
     out: dict[Place, list[Message]] = {}
     at = 0
     # Messages come in runs of one partition.
     for place, run in groupby(zip(topics, map(Message.partition, messages), strict=True)):
-        end = at + sum(1 for _ in run)
+        end = at + len(list(run))
         out.setdefault(place, []).extend(messages[at:end])  # type: ignore[arg-type]
         at = end
     return out

@@ -220,17 +220,17 @@ class PartitionStore:
 
     def write(self, items: Iterable[tuple[bytes, bytes | None]], marker: Marker, changelog_next: int) -> None:
         """Make one transaction's rows, position and changelog offset durable together; *items* names each key once."""
-        rows = sorted(items, key=_KEY)  # RocksDB inserts neighbours in two thirds of the time
+        rows = list(items)
         last = max(0, len(rows) - 1) // WRITE_ROWS * WRITE_ROWS
         try:
             if last:
                 self._before = _Pinned(self._db.iter())
                 for start in range(0, last, WRITE_ROWS):
-                    batch = _batch(rows[start : start + WRITE_ROWS])
+                    batch = _batch(rows, start, start + WRITE_ROWS)
                     if not start:
                         batch.put(_PIECES, b"%d" % changelog_next)
                     self._db.write(batch)
-            batch = _batch(rows[last:])
+            batch = _batch(rows, last, len(rows))
             batch.put(APPLIED, encode_marker(marker))
             batch.put(_CHANGELOG, b"%d" % changelog_next)
             self._db.write(batch)
@@ -255,10 +255,11 @@ class PartitionStore:
         self._db.close()
 
 
-def _batch(rows: Iterable[tuple[bytes, bytes | None]]) -> R.WriteBatch:
+def _batch(rows: Sequence[tuple[bytes, bytes | None]], start: int, stop: int) -> R.WriteBatch:
     batch = R.WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
-    for key, value in rows:
+    # RocksDB inserts neighbours in two thirds of the time. Sorted piece by piece: a sort of all of them would stop every other thread.
+    for key, value in sorted(rows[start:stop], key=_KEY):
         if value is None:
             delete(key)
         else:

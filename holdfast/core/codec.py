@@ -12,7 +12,7 @@ All integers are signed 64 bit unless said. Keys are UTF-8.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from struct import Struct
 from typing import Any, Generic, TypeVar
 
@@ -33,6 +33,14 @@ _DUE = Struct(">q")
 def row_key(key: str) -> bytes:
     """Return the stored key of row *key*; raises FoldError for what is not text."""
     return ROW + _utf8(key)
+
+
+def row_keys(keys: Iterable[str]) -> list[bytes]:
+    """Return the stored keys of rows; raises FoldError for what is not text."""
+    try:
+        return [ROW + each for each in map(str.encode, keys)]
+    except (TypeError, UnicodeEncodeError):
+        return list(map(row_key, keys))  # says which
 
 
 def wake_key(key: str) -> bytes:
@@ -88,12 +96,16 @@ class RowCodec(Generic[R]):
     def encode_all(self, rows: Iterable[R]) -> list[bytes]:
         return [FORMAT + encoded for encoded in map(self._encode, rows)]
 
-    def read_all(self, stored: Sequence[bytes]) -> list[R]:
-        """Return the rows that `encode_all` wrote as a later reader will find them; raises FoldError when none could read them."""
+    def settle_all(self, rows: list[R]) -> tuple[list[bytes], list[R]]:
+        """Return what is stored of *rows*, and the rows a later reader will find in it; raises FoldError when none could read them."""
+        encoded = list(map(self._encode, rows))
         try:
-            return self._decode_all(b"\xdd" + len(stored).to_bytes(4, "big") + b"".join([each[1:] for each in stored]))
+            found: list[R] = self._decode_all(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(encoded))
         except msgspec.DecodeError as error:
             raise _unreadable(error) from error
+        if found != rows:
+            return self.encode_all(found), found
+        return [FORMAT + each for each in encoded], rows
 
     def canonical(self, row: R) -> R:
         """Return *row* as any later reader will find it; raises FoldError when none could read it.

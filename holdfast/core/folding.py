@@ -8,7 +8,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any, Generic, Literal, TypeVar
 
-from holdfast.core.codec import APPLIED, NOTHING_APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
+from holdfast.core.codec import APPLIED, NOTHING_APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, row_keys, text_key, wake_key
 from holdfast.core.processor import _TOPIC, Emit, Emits, Processor
 from holdfast.core.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.errors import FoldError
@@ -252,7 +252,7 @@ class Folder(Generic[R]):
                 self._check_emit(emit)
             self._check_sizes(rows.put)
             for key in rows.before:
-                _stored_key(key)
+                _check_key(key)
         except MemoryError:
             raise
         except Exception as error:  # noqa: BLE001  any failure of user code
@@ -296,13 +296,15 @@ class Folder(Generic[R]):
 
     def _stored(self, changed: list[tuple[str, R | None]], *, settled: bool) -> Iterable[tuple[bytes, bytes | None]]:
         """Return what is stored for changed rows; unless *settled*, the fold goes on with each row as a later reader will find it."""
-        keys = [_stored_key(key) for key, _ in changed]
+        keys = row_keys([key for key, _ in changed])
+        if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
+            raise _long_key(max(keys, key=len))
         rows = [row for _, row in changed if row is not None]
-        stored = self._codec.encode_all(rows)
-        if not settled:
-            found = self._codec.read_all(stored)
-            if found != rows:
-                stored = self._codec.encode_all(found)
+        if settled:
+            stored = self._codec.encode_all(rows)
+        else:
+            stored, found = self._codec.settle_all(rows)
+            if found is not rows:
                 for key, row in zip((key for key, row in changed if row is not None), found, strict=True):
                     self.rows.settle(key, row)
         if len(stored) == len(keys):
@@ -334,8 +336,10 @@ class Folder(Generic[R]):
             raise FoldError(f"emit to {topic} takes {size} bytes, the limit is {self._limit_bytes}")
 
 
-def _stored_key(key: str) -> bytes:
-    stored = row_key(key)
-    if len(stored) > LIMIT_KEY_BYTES:
-        raise FoldError(f"row key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
-    return stored
+def _check_key(key: str) -> None:
+    if len(stored := row_key(key)) > LIMIT_KEY_BYTES:
+        raise _long_key(stored)
+
+
+def _long_key(stored: bytes) -> FoldError:
+    return FoldError(f"row key {text_key(stored)[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")

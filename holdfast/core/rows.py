@@ -7,7 +7,7 @@ from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Generic, Protocol, TypeVar, overload
 
-from holdfast.core.codec import WAKE, RowCodec, decode_due, row_key, text_key, wake_key
+from holdfast.core.codec import ROW, WAKE, RowCodec, decode_due, row_key, text_key, wake_key
 from holdfast.errors import FoldError
 
 R = TypeVar("R")
@@ -44,13 +44,15 @@ class Rows(Generic[R]):
 
     Committed rows are cached decoded in two generations (a full young one becomes the old one), which costs one dict look-up on
     the hot path and bounds memory at about *cache_rows* rows. Changed rows are always in the young generation until they are
-    committed, so the cache alone answers for them.
+    committed, so the cache alone answers for them. Over a store that began empty the cache holds every row until it first drops some,
+    and until then no row is looked for in the store.
 
     `put` lists every row set since the folder last looked: a row that the same transaction replaces must be refused for what
     another cut of the log would have refused it for. `failures` holds what the store raised, even when a fold swallowed it.
     """
 
     __slots__ = (
+        "_all_cached",
         "_changed",
         "_codec",
         "_heap",
@@ -70,6 +72,7 @@ class Rows(Generic[R]):
         self._store, self._codec, self._limit = store, codec, max(1, cache_rows // 2)
         self._young: dict[str, R | _Gone] = {}
         self._old: dict[str, R | _Gone] = {}
+        self._all_cached = next(store.scan(ROW), None) is None
         self._changed: dict[str, R | None] = {}
         self.put: list[R] = []
         self.failures: list[Exception] = []
@@ -97,7 +100,7 @@ class Rows(Generic[R]):
         if row is None:
             stored = row_key(key)
             try:
-                value = self._store.get(stored)
+                value = None if self._all_cached else self._store.get(stored)
                 row = _GONE if value is None else self._codec.decode(value)
             except Exception as error:
                 self.failures.append(error)
@@ -216,10 +219,12 @@ class Rows(Generic[R]):
         self._undo_wakes.clear()
         self.put.clear()
         if len(self._young) > self._limit:
+            self._all_cached = self._all_cached and not self._old
             self._old, self._young = self._young, {}
 
     def rollback(self) -> None:
         """Forget the changes since the last commit. For the folder only."""
+        self._all_cached = self._all_cached and not self._changed
         for key in self._changed:
             self._young.pop(key, None)
             self._old.pop(key, None)

@@ -169,10 +169,37 @@ def test_a_rollback_does_not_bring_back_a_row_older_than_the_last_commit() -> No
 
 
 def test_a_missing_row_is_looked_up_once() -> None:
-    store = DictStore()
+    store = stored(other=1)
     rows = rows_over(store)
     assert [rows.get("a") for _ in range(3)] == [None] * 3
     assert store.looked_up == 1
+
+
+def test_a_store_that_began_empty_is_asked_for_nothing_until_rows_are_dropped() -> None:
+    store = DictStore()
+    rows = rows_over(store, cache_rows=4)
+    for key in "abc":
+        assert rows.get(key) is None
+        rows[key] = Total(1)
+    store.take(rows)
+    assert store.looked_up == 0
+    for key in "defghi":  # two changes of generations: "a" is dropped
+        rows[key] = Total(2)
+    store.take(rows)
+    rows["j"] = Total(3)
+    store.take(rows)
+    assert rows.get("a") == Total(1)
+    assert store.looked_up == 1
+
+
+def test_a_store_that_began_empty_is_asked_again_after_a_rollback() -> None:
+    store = DictStore()
+    rows = rows_over(store)
+    rows["a"] = Total(1)
+    store.take(rows)
+    rows["a"] = Total(2)
+    rows.rollback()
+    assert rows.get("a") == Total(1)
 
 
 def test_rows_of_a_type_with_several_forms_are_the_stored_one_at_once() -> None:
@@ -190,15 +217,19 @@ def test_rows_of_a_type_with_several_forms_are_the_stored_one_at_once() -> None:
 
 def test_what_the_store_raises_is_kept_even_when_a_fold_swallows_it() -> None:
     class Failing(DictStore):
+        failing = False
+
         def get(self, key: bytes) -> bytes | None:  # type: ignore[override]
             raise StoreError("gone")
 
         def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-            if prefix[:1] == b"\x02":
+            if self.failing:
                 raise StoreError("gone")
-            return iter(())
+            return super().scan(prefix)
 
-    rows = rows_over(Failing())
+    store = Failing({row_key("b"): b""})
+    rows = rows_over(store)
+    store.failing = True
     for read in (lambda: rows.get("a"), lambda: list(rows.scan())):
         with pytest.raises(StoreError):
             read()
