@@ -23,7 +23,7 @@ pytestmark = pytest.mark.broker
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("tutorial", "tutorial-claims")}
 PORTS = ("9092", "6066", "6067")
-DEADLINE_S = 240
+DEADLINE_S = 420
 MARK = "-- here ends the output of a command --"
 
 
@@ -73,16 +73,22 @@ def follow(folder: Path, commands: list[tuple[str, str]], ports: dict[str, str])
             text=True,
             start_new_session=True,
         )
+        in_time = True
         try:
             printed, _ = shell.communicate(timeout=DEADLINE_S)
+        except subprocess.TimeoutExpired:
+            in_time = False
         finally:
             try:
                 os.killpg(shell.pid, signal.SIGKILL)  # the workers are its children, and of its group
             except ProcessLookupError:
                 pass
             shell.wait(10)
+            if not in_time:
+                printed, _ = shell.communicate(timeout=10)
             if (cluster := Cluster.find(folder / ".holdfast" / "broker")) is not None:
                 cluster.purge()
+    assert in_time, f"not through within {DEADLINE_S} s, after {printed.count(MARK)} commands\n{printed[-2_000:]}\n{logs(folder)}"
     assert shell.returncode == 0, f"{printed[-2_000:]}\n{logs(folder)}"
     return printed
 
@@ -91,6 +97,7 @@ def logs(folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text()[-3_000:]}" for path in sorted(folder.glob("*.log")))
 
 
+@pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     page = PAGES[name].read_text()
@@ -117,9 +124,12 @@ def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, fi
 # -- the checks can fail
 
 
-def test_a_session_that_fails_or_prints_something_else_is_found(tmp_path: Path) -> None:
+def test_a_session_that_fails_or_hangs_or_prints_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = "```console session\n$ echo one\ntwo\n$ false\n```\n"
     assert session(page) == [("echo one", "two\n"), ("false", "")]
     with pytest.raises(AssertionError, match="one"):
         follow(tmp_path, session(page), {})
+    monkeypatch.setattr("tests.test_tutorial.DEADLINE_S", 0.5)
+    with pytest.raises(AssertionError, match="after 1 commands"):
+        follow(tmp_path, [("echo one", ""), ("sleep 60", "")], {})
     assert differs("two\n", "one\n")
