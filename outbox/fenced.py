@@ -19,18 +19,18 @@ from confluent_kafka import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import BatchSize, Books, producer_name
-from holdfast.errors import BrokerError, FencedError, HoldfastError
+from holdfast.errors import BrokerError
 from holdfast.outbox.destinations import REFUSED_TOPIC
-from holdfast.outbox.lane import Abandoned, Pending
+from holdfast.outbox.lane import Pending
 from holdfast.outbox.layouts import OutboxRow
+from holdfast.outbox.leading import lead_on
 from holdfast.outbox.publisher import Aborted, Publisher, Refused, Stopped, read_progress
-from holdfast.outbox.refusals import Refusals
+from holdfast.outbox.refusals import BACKOFF_S, Refusals
 from holdfast.outbox.shard import Term
 
 logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 64
-BACKOFF_S, LIMIT_BACKOFF_S = 0.1, 5.0
 ABORTS_IN_TURN = 5
 
 
@@ -51,26 +51,14 @@ class FencedTerm:
 
     def run(self) -> None:
         """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
-        backoff_s = BACKOFF_S
-        while not self._signals.stopping():
-            published = self._stats.published
-            try:
-                self._begin()
-                self._lead()
-            except (Stopped, Abandoned):
-                pass
-            except HoldfastError as error:
-                self._stats.restarts += 1
-                self._stats.fenced += isinstance(error, FencedError)
-                self._stats.last_error = str(error)
-                logger.warning("outbox %s: beginning again: %s", self._books.producer, error, extra={"producer": self._books.producer})
-            finally:
-                self._end()
-            if self._stats.published > published:
-                backoff_s = BACKOFF_S
-            if not self._signals.stopping():
-                self._signals.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LIMIT_BACKOFF_S)
+        lead_on(self._term, self._lead_once, self._books.producer)
+
+    def _lead_once(self) -> None:
+        try:
+            self._begin()
+            self._lead()
+        finally:
+            self._end()
 
     # -- beginning and end
 

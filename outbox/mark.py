@@ -25,20 +25,20 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import BatchSize
-from holdfast.errors import BrokerError, FencedError, HoldfastError
+from holdfast.errors import BrokerError
 from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
-from holdfast.outbox.lane import Abandoned, Pending
+from holdfast.outbox.lane import Pending
 from holdfast.outbox.layouts import OutboxRow
+from holdfast.outbox.leading import lead_on
 from holdfast.outbox.marks import MarkedRows
 from holdfast.outbox.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, Stopped
-from holdfast.outbox.refusals import BACKOFF_S, Refusals
+from holdfast.outbox.refusals import Refusals
 from holdfast.outbox.rows import Held
 from holdfast.outbox.shard import Term
 
 logger = logging.getLogger(__name__)
 
 FIRST_ROWS = 64
-LIMIT_BACKOFF_S = 5.0
 
 
 class MarkTerm:
@@ -65,25 +65,12 @@ class MarkTerm:
 
     def run(self) -> None:
         """Lead until told to stop; errors cost a pause and a new leader id, never the term."""
-        backoff_s = BACKOFF_S
-        while not self._signals.stopping():
-            published = self._stats.published
-            try:
-                self._begin()
-                self._lead()
-            except (Stopped, Abandoned):
-                pass
-            except (HoldfastError, KafkaException) as error:
-                self._stats.restarts += 1
-                self._stats.fenced += isinstance(error, FencedError)
-                self._stats.last_error = str(error)
-                logger.warning("outbox %s: marking anew: %s", self._settings.name, error)
-            if self._stats.published > published:
-                backoff_s = BACKOFF_S
-            if not self._signals.stopping():
-                self._signals.sleep(backoff_s)
-                backoff_s = min(backoff_s * 2, LIMIT_BACKOFF_S)
+        lead_on(self._term, self._lead_once, self._settings.name)
         self._drop_producer()
+
+    def _lead_once(self) -> None:
+        self._begin()
+        self._lead()
 
     def _begin(self) -> None:
         # Whether the last mark happened may be unknown. Marking under the same id would skip its rows; a new one takes them.
@@ -127,7 +114,7 @@ class MarkTerm:
         """Return the rows to publish now, in order, and whether there are probably more."""
         ahead, self._ahead = self._ahead, None
         rows = ahead.result() if ahead is not None else []
-        if not rows:
+        if not rows and not (self._desk.quiet and self._desk.call(self._desk.rows.count, limit=1) == 0):  # one statement, not four
             rows = self._mark().result()
         full = len(rows) >= self._size.rows
         self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))

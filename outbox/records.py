@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, Final
+from typing import Any, Final, TypedDict
 
 import msgspec
 
@@ -19,6 +19,17 @@ HeadersLike = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes
 
 _TOPIC = re.compile(rf"[A-Za-z0-9._-]{{1,{LIMIT_TOPIC}}}")
 _TRACEPARENT = re.compile(r"(?!ff)[0-9a-f]{2}-(?!0{32})[0-9a-f]{32}-(?!0{16})[0-9a-f]{16}-[0-9a-f]{2}")
+
+
+class RecordFields(TypedDict, total=False):
+    """The fields of an `OutboxRecord` that few records need."""
+
+    headers: HeadersLike
+    partition: int | None
+    timestamp_ms: int | None
+    trace: str | Mapping[str, str] | None
+    event_id: str | None
+    event_type: str | None
 
 
 class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):

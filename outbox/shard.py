@@ -160,18 +160,23 @@ class Desk:
             self._counting = self.submit(self.rows.count, limit=LIMIT_PENDING)
             self._count_at_s = now_s + COUNT_EVERY_S
 
+    @property
+    def quiet(self) -> bool:
+        """Whether there have been no rows for a while."""
+        return self._poll_s >= self.settings.idle_poll_s
+
     def wait(self) -> None:
-        """Return when there may be new rows: told so, or after a while that grows up to `idle_poll_s`."""
+        """Return when there may be new rows: told so, or after a while, which grows up to `idle_poll_s` where not every writer tells."""
         idle_s = self.settings.idle_poll_s
-        if self.wakeup is None or not self._told:
-            self.signals.sleep(self._poll_s)
-            self._poll_s = min(self._poll_s * POLL_GROWTH, idle_s)
+        wait_s, self._poll_s = idle_s if self._told else self._poll_s, min(self._poll_s * POLL_GROWTH, idle_s)
+        if self.wakeup is None:
+            self.signals.sleep(wait_s)
             return
         try:
-            self.wakeup.wait(idle_s)
+            self.wakeup.wait(wait_s)
         except OutboxDatabaseError as error:
             self.stats.last_error = str(error)
-            self.signals.sleep(idle_s)
+            self.signals.sleep(wait_s)
 
     def interrupt(self) -> None:
         """Let whoever waits for new rows go on; from any thread."""

@@ -12,13 +12,13 @@ connection or cursor of psycopg, psycopg2, pymysql, mysqlclient or sqlite3. On P
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import Any, Final
+from typing import Any, Final, Unpack
 
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
 from holdfast.outbox.layouts import Layout, layout_named
-from holdfast.outbox.records import LIMIT_BYTES, Encoder, HeadersLike, OutboxRecord, prepared
+from holdfast.outbox.records import LIMIT_BYTES, Encoder, OutboxRecord, RecordFields, prepared
 from holdfast.outbox.schema import outbox_tables
 from holdfast.outbox.targets import opened, opened_async
 from holdfast.outbox.wakeup import channel_of
@@ -64,38 +64,14 @@ class OutboxWriter:
         self._channel = channel_of(outbox_tables(self.layout, table).outbox)
         self._statements: dict[tuple[str, str, int], str] = {}
 
-    def write(
-        self,
-        target: Any,
-        topic: str,
-        key: Any = None,
-        value: Any = None,
-        *,
-        headers: HeadersLike = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        trace: str | Mapping[str, str] | None = None,
-        event_id: str | None = None,
-        event_type: str | None = None,
-    ) -> None:
+    def write(self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]) -> None:
         """Write one record on *target*, in its transaction; *value* None is a tombstone.
 
         *headers* keep order and duplicates. *partition* and *timestamp_ms* go to Kafka as they are. *trace* is a W3C traceparent, or the
         carrier that a tracer filled (traceparent, tracestate, baggage), and becomes headers. *event_id* and *event_type* exist in
         Debezium's layout. Raises OutboxRecordError before anything is sent to the database.
         """
-        record = OutboxRecord(
-            topic=topic,
-            key=key,
-            value=value,
-            headers=headers,
-            partition=partition,
-            timestamp_ms=timestamp_ms,
-            trace=trace,
-            event_id=event_id,
-            event_type=event_type,
-        )
-        self.write_many(target, (record,))
+        self.write_many(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
 
     def write_many(self, target: Any, records: Iterable[OutboxRecord]) -> int:
         """Write *records* on *target* in their order, in one statement (large ones in several), and return how many there were."""
@@ -105,33 +81,9 @@ class OutboxWriter:
             execute(sql, parameters)
         return len(encoded)
 
-    async def write_async(
-        self,
-        target: Any,
-        topic: str,
-        key: Any = None,
-        value: Any = None,
-        *,
-        headers: HeadersLike = (),
-        partition: int | None = None,
-        timestamp_ms: int | None = None,
-        trace: str | Mapping[str, str] | None = None,
-        event_id: str | None = None,
-        event_type: str | None = None,
-    ) -> None:
+    async def write_async(self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]) -> None:
         """Write one record as `write` does, on an AsyncSession, an AsyncConnection, or an async connection of psycopg or aiosqlite."""
-        record = OutboxRecord(
-            topic=topic,
-            key=key,
-            value=value,
-            headers=headers,
-            partition=partition,
-            timestamp_ms=timestamp_ms,
-            trace=trace,
-            event_id=event_id,
-            event_type=event_type,
-        )
-        await self.write_many_async(target, (record,))
+        await self.write_many_async(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
 
     async def write_many_async(self, target: Any, records: Iterable[OutboxRecord]) -> int:
         """Write *records* as `write_many` does, on an async target."""

@@ -15,6 +15,7 @@ from confluent_kafka import KafkaError, KafkaException, Producer
 from holdfast.dev.databases import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, FencedError, OutboxDatabaseError
+from holdfast.outbox import shard
 from holdfast.outbox.marks import MarkedRows
 from holdfast.outbox.rows import Held, OutboxRows
 from holdfast.outbox.settings import HarvestSettings
@@ -113,6 +114,36 @@ def test_rows_are_published_as_goharvest_would(rig: Rig) -> None:
     assert len(records) == 1000
     assert not astray(records, 1000)
     assert all(record.headers == [("n", b"%d" % record.number)] for record in records)
+
+
+def test_writers_that_tell_of_their_rows_are_heard_though_others_do_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Goharvest's own stashers do not notify, so its layout is polled; ours do."""
+    monkeypatch.setattr(shard, "LEAST_POLL_S", 60.0)
+    with Alone(rig.settings(**MARK, idle_poll_s=60.0)) as leader:
+        wait_for("a look at the table since it listens", lambda: leader.stats.queries >= 3, DEADLINE_S)
+        for _ in range(2):
+            rig.fill(5)
+            rig.wait_empty()
+    assert not astray(rig.read(), 10)
+
+
+def test_an_empty_table_that_stays_empty_is_only_looked_at(rig: Rig) -> None:
+    with Alone(rig.settings(**MARK, idle_poll_s=0.01)) as leader:
+        marks, marked = leader.term._marks, []  # type: ignore[attr-defined]
+        mark = marks.mark
+
+        def marking(*args: Any, **kwargs: Any) -> Any:
+            marked.append(leader.stats.queries)
+            return mark(*args, **kwargs)
+
+        marks.mark = marking
+        wait_for("a quiet leader", lambda: leader.desk.quiet, DEADLINE_S)
+        before, looks = len(marked), leader.stats.queries
+        wait_for("looks at the table", lambda: leader.stats.queries >= looks + 20, DEADLINE_S)
+        assert len(marked) <= before + 1, "one may have been on its way"
+        rig.fill(5)
+        rig.wait_empty()
+    assert not astray(rig.read(), 5)
 
 
 @pytest.mark.parametrize("key_in_flight", [1, pytest.param(7, marks=pytest.mark.slow), 1000])

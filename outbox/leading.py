@@ -1,0 +1,42 @@
+"""Going on after errors: what a term does until it is over, the same for every strategy."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from confluent_kafka import KafkaException
+
+from holdfast.errors import FencedError, HoldfastError
+from holdfast.outbox.lane import Abandoned
+from holdfast.outbox.publisher import Stopped
+from holdfast.outbox.refusals import BACKOFF_S
+from holdfast.outbox.shard import Term
+
+logger = logging.getLogger(__name__)
+
+LIMIT_BACKOFF_S = 5.0
+
+
+def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
+    """Call *lead*, which leads until it is told to stop, again after each error: that costs a pause, never the term.
+
+    Pauses grow while nothing is published in between.
+    """
+    signals, stats, backoff_s = term.signals, term.stats, BACKOFF_S
+    while not signals.stopping():
+        published = stats.published
+        try:
+            lead()
+        except (Stopped, Abandoned):
+            pass
+        except (HoldfastError, KafkaException) as error:
+            stats.restarts += 1
+            stats.fenced += isinstance(error, FencedError)
+            stats.last_error = str(error)
+            logger.warning("outbox %s: beginning again: %s", producer, error, extra={"producer": producer})
+        if stats.published > published:
+            backoff_s = BACKOFF_S
+        if not signals.stopping():
+            signals.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, LIMIT_BACKOFF_S)
