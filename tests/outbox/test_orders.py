@@ -2,11 +2,20 @@
 
 from __future__ import annotations
 
+import threading
+import uuid
 from itertools import permutations
 
-from holdfast.outbox.commands import Command, Verb
-from holdfast.outbox.orders import LIMIT_REMEMBERED, Orders
+import pytest
 
+from holdfast.config import Settings
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.outbox.commands import Answer, Command, Verb, tell
+from holdfast.outbox.orders import LIMIT_REMEMBERED, Follower, Orders
+from holdfast.outbox.settings import HarvestSettings
+from holdfast.outbox.topics import ensure_topics
+
+DEADLINE_S = 30.0
 PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=1_000)
 STATUS = Command(id="s", verb=Verb.STATUS, at_ms=2_000)
 
@@ -53,3 +62,71 @@ def test_very_many_commands_are_not_remembered_for_ever() -> None:
         orders.hear_answer(f"d{number}", 0)
     assert len(owed(orders)) == LIMIT_REMEMBERED
     assert len(orders._answered) == 2 * LIMIT_REMEMBERED
+
+
+class Believer:
+    """A harvester's side of a follower: leads shard 0 whatever happens, and numbers what it answers."""
+
+    def __init__(self) -> None:
+        self.heard: list[Verb] = []
+        self.said = 0
+        self.caught = threading.Event()
+
+    def obey(self, command: Command) -> None:
+        self.heard.append(command.verb)
+
+    def caught_up(self) -> None:
+        self.caught.set()
+
+    def leads(self, shard: int) -> bool:
+        return shard == 0
+
+    def is_settled(self, shard: int, verb: Verb) -> bool:
+        return True
+
+    def answer(self, command: Command, shard: int) -> Answer:
+        self.said += 1
+        return Answer(id=command.id, verb=command.verb, shard=shard, leader="b", epoch=1, paused=False, published=self.said, quarantined=0)
+
+
+@pytest.mark.broker
+def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: SessionBroker) -> None:
+    """A follower that is made deaf to answers repeats itself without end: the check that there is only one can fail."""
+    kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=2)
+    ensure_topics(settings)
+    desk = Believer()
+    follower = Follower(settings, desk, desk.obey)
+    follower.open()
+    try:
+        assert desk.caught.wait(DEADLINE_S)
+        assert [answer.published for answer in tell(settings, Verb.FLUSH, 1.5)] == [1], "nobody leads shard 1"
+        assert desk.said == 1
+        follower._orders.hear_answer = lambda *_: None  # type: ignore[method-assign]
+        assert [answer.published for answer in tell(settings, Verb.STATUS, 1.5)] == [2]
+        assert desk.said > 2
+        assert desk.heard == [Verb.FLUSH, Verb.STATUS]
+    finally:
+        follower.close(DEADLINE_S)
+    assert not follower.is_alive()
+
+
+@pytest.mark.broker
+def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
+    kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
+    ensure_topics(settings)
+    for verb in (Verb.RESUME, Verb.FLUSH, Verb.PAUSE):
+        assert tell(settings, verb, 0.2) == []
+    found: list[list[Answer]] = []
+    asking = threading.Thread(target=lambda: found.append(tell(settings, Verb.STATUS, DEADLINE_S)))
+    desk = Believer()
+    follower = Follower(settings, desk, desk.obey)
+    asking.start()
+    follower.open()
+    try:
+        asking.join(DEADLINE_S)
+    finally:
+        follower.close(DEADLINE_S)
+    assert desk.heard == [Verb.PAUSE, Verb.STATUS]
+    assert len(found[0]) == desk.said == 1
