@@ -27,6 +27,8 @@ LIST_COLUMNS = ("group", "type", "state", "#members", "#partitions", "held")
 STATE_COLUMNS = ("group", "type", "coordinator", "assignment_strategy", "state", "#members", "paused_until", "resets")
 MEMBER_COLUMNS = ("group", "consumer_id", "host", "client_id", "#partitions", "obeys_pause")
 COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag", "consumer_id", "host", "client_id")
+LANE_COLUMNS = (*COLUMNS[:3], "lane", *COLUMNS[3:])
+"""Where a group works in lanes."""
 MOVE_COLUMNS = ("group", "topic", "partition", "current_offset", "new_offset")
 TIMEOUT_S = 10.0
 
@@ -83,7 +85,8 @@ def describe(
         else:
             positions = admin.describe(group, kind)
             more = ("status", "owner_epoch", "heartbeat_age_s") if verbose else ()
-            _show([_position(position) for position in positions], (*COLUMNS, *more), output_of(context))
+            columns = COLUMNS if all(position.lane is None for position in positions) else LANE_COLUMNS
+            _show([_position(position) for position in positions], (*columns, *more), output_of(context))
 
 
 def _group(group: Group) -> Record:
@@ -122,6 +125,7 @@ def _position(position: Position) -> Record:
         "status": None if position.status is None else position.status.value,
         "owner_epoch": position.owner_epoch,
         "heartbeat_age_s": position.heartbeat_age_s,
+        "lane": position.lane,
     }
 
 

@@ -18,13 +18,14 @@ from typing import Self
 from holdfast.clients.admin import Admin
 from holdfast.clients.group_broker import BrokerGroups
 from holdfast.clients.group_offsets import GroupOffsets
+from holdfast.clients.group_positions import claimed_ways, positions
 from holdfast.clients.group_records import Group, Kind, Member, Move, Position, Progress, State
 from holdfast.clients.group_reset import ClaimReset, Knowledge
 from holdfast.clients.group_view import GroupView
 from holdfast.clients.reset_log import ResetLog, settle
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.claims import Claim, ClaimKey, Pause, status
+from holdfast.core.claims import Claim, ClaimKey, Pause
 from holdfast.core.frames import ReleaseGroup, check_id
 from holdfast.core.resets import RESETS_TOPIC, Aim, Scope, data_topic, held_by_reset
 from holdfast.errors import ConfigError, GroupError
@@ -118,7 +119,7 @@ class GroupAdmin:
         )
 
     def describe(self, group: str, kind: Kind | None = None) -> tuple[Position, ...]:
-        """Return a line for each partition the group has anything to do with, in order."""
+        """Return a line for each partition the group has anything to do with, in order; lanes after that of their partition."""
         return self._describe_claims(group) if self._kind(group, kind) is Kind.CLAIM else self._describe_consumers(group)
 
     # -- pausing
@@ -296,32 +297,14 @@ class GroupAdmin:
         view = self._opened()
         claims = view.claims(group)
         ends = self._offsets.ends((data_topic(key.topic), key.partition) for key in claims)
-        now_s, lines = view.now_s, []
-        for key, claim in claims.items():
-            end = ends.get((data_topic(key.topic), key.partition))
-            owned = view.live(claim)
-            lines.append(
-                Position(
-                    group=group,
-                    topic=key.topic,
-                    partition=key.partition,
-                    current_offset=claim.current_offset,
-                    log_end_offset=end,
-                    lag=None if end is None or claim.current_offset is None else max(0, end - claim.current_offset),
-                    consumer_id=f"{claim.client_id}-{claim.instance_id}" if owned else None,
-                    host=None,
-                    client_id=claim.client_id if owned else None,
-                    status=status(claim, now_s, view.stale_after_s),
-                    owner_epoch=claim.epoch,
-                    heartbeat_age_s=None if claim.heartbeat_at_s is None else max(0, now_s - claim.heartbeat_at_s),
-                )
-            )
-        return tuple(lines)
+        return positions(group, claims, ends, now_s=view.now_s, stale_after_s=view.stale_after_s, live=view.live)
 
     def _claim_offsets(self, group: str, scope: Scope) -> dict[ClaimKey, int | None]:
-        """Return the partitions meant, with their offsets as the log has them: those of the group's topics that nobody ever claimed too."""
+        """Return the partitions meant, with their offsets as the log has them: those of the group's topics that nobody ever claimed too,
+        and of a topic worked on in lanes all lanes."""
         claims = self._opened().claims(group)
-        keys = [ClaimKey(group, *place) for place in self._offsets.places(group, scope, {key.topic for key in claims})]
+        topics = claimed_ways({key.topic for key in claims})
+        keys = [ClaimKey(group, *place) for place in self._offsets.places(group, scope, topics)]
         return {key: claims[key].current_offset if key in claims else None for key in keys}
 
     # -- parts: the broker's groups

@@ -21,6 +21,7 @@ logger = logging.getLogger(__name__)
 
 _POLL_S = 0.02
 _GONE = (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError._WAIT_COORD, KafkaError.REQUEST_TIMED_OUT)
+_NOT_YET = (KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR)
 
 
 class GroupBook:
@@ -35,10 +36,16 @@ class GroupBook:
         if not wanted:
             return {}
         with self._consumer() as consumer:
-            try:
-                found = consumer.committed(wanted, timeout=self._timeout_s)
-            except KafkaException as error:
-                raise self._refused("committed offsets", error.args[0]) from error
+            until_s = self._clock.monotonic_s() + self._timeout_s
+            while True:
+                try:
+                    found = consumer.committed(wanted, timeout=max(_POLL_S, until_s - self._clock.monotonic_s()))
+                    break
+                except KafkaException as error:
+                    # A broker that has just started makes its book with the first question for it.
+                    if error.args[0].code() not in _NOT_YET or self._clock.monotonic_s() > until_s:
+                        raise self._refused("committed offsets", error.args[0]) from error
+                consumer.poll(_POLL_S)
         for place in found:
             if place.error is not None:
                 raise self._refused(f"committed offset of {place.topic}/{place.partition}", place.error)

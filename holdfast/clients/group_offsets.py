@@ -34,20 +34,24 @@ class GroupOffsets:
         times = {} if at_ms is None else self._admin.offsets_at(wanted, at_ms)
         untold: dict[str, list[Place]] = {}
         for key, offset in current.items():
-            if offset is None and key.topic == places[key][0]:  # a lane has no place in the book
+            if offset is None:  # a lane begins where its partition stands
                 untold.setdefault(key.group_id, []).append(places[key])
-        committed = {group: self._book(group).committed(each) for group, each in untold.items()}
+        committed = {group: self._book(group).committed(sorted(set(each))) for group, each in untold.items()}
         spots = {}
         for key, place in places.items():
             offset = current[key]
-            if offset is None and key.topic == place[0]:
+            if offset is None:
                 offset = committed[key.group_id].get(place)
             spots[key] = Spot(offset, *ends[place], times.get(place))
         return spots
 
     def commit(self, group: str, new: Mapping[ClaimKey, int]) -> None:
-        """Write offsets to the broker's book, all in one request; lanes have no place there."""
-        self._book(group).commit({(key.topic, key.partition): at for key, at in new.items() if data_topic(key.topic) == key.topic})
+        """Write offsets to the broker's book, all in one request: of lanes, the lowest of each partition."""
+        lowest: dict[Place, int] = {}
+        for key, at in new.items():
+            place = (data_topic(key.topic), key.partition)
+            lowest[place] = min(at, lowest.get(place, at))
+        self._book(group).commit(lowest)
 
     def _book(self, group: str) -> GroupBook:
         return GroupBook(self._settings, group, timeout_s=self._timeout_s, clock=self._clock)

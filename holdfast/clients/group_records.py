@@ -43,7 +43,11 @@ class Group:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a group is in one partition, and who holds it; None is unknown or nobody. *log_end_offset* None: no such partition."""
+    """How far a group is in one partition, and who holds it; None is unknown or nobody. *log_end_offset* None: no such partition.
+
+    *lane* is None for a partition worked on as a whole. One worked on in lanes has a line `all-of-8`, with the lowest offset and the lag,
+    and a line for each lane that was ever claimed, `3-of-8`, with its owner.
+    """
 
     group: str
     topic: str
@@ -54,6 +58,7 @@ class Position:
     consumer_id: str | None
     host: str | None
     client_id: str | None
+    lane: str | None = None
     status: ClaimStatus | None = None
     owner_epoch: int | None = None
     heartbeat_age_s: int | None = None

@@ -11,6 +11,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.cli.__main__ import main
+from holdfast.core.lanes import lane_topic
 from holdfast.core.resets import RESETS_TOPIC
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.group_desk import GroupDesk
@@ -82,6 +83,22 @@ def test_groups_are_listed_with_their_type_and_state(desk: GroupDesk, run: Run) 
     }
 
 
+def test_lanes_are_described_under_their_partition_and_a_group_without_them_has_no_column_for_them(desk: GroupDesk, run: Run) -> None:
+    topic, plain = desk.topic(partitions=1), desk.topic("clicks", partitions=1)
+    for lane, offset in enumerate((30, 45)):
+        desk.hold(f"m{lane}/i", lane_topic(topic, lane, 2), {0: offset})
+    desk.hold("m/i", plain, {0: 1}, group="other")
+    code, out, _ = run("describe", "shop")
+    assert code == 0
+    assert lines(out)[0][:7] == ["GROUP", "TOPIC", "PARTITION", "LANE", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    assert [line[1:8] for line in lines(out)[1:]] == [
+        [topic, "0", "all-of-2", "30", "50", "20", "-"],
+        [topic, "0", "0-of-2", "30", "50", "-", "m0-i"],
+        [topic, "0", "1-of-2", "45", "50", "-", "m1-i"],
+    ]
+    assert "LANE" not in lines(run("describe", "other")[1])[0]
+
+
 def test_a_group_is_described_in_the_columns_of_kafka_consumer_groups(desk: GroupDesk, run: Run) -> None:
     topic = desk.topic()
     group = ledger(desk, topic)
@@ -105,7 +122,7 @@ def test_a_group_is_described_in_the_columns_of_kafka_consumer_groups(desk: Grou
     assert member["assignment"] == {topic: [0]}
     (position,) = json.loads(run("describe", "shop", "-o", "json")[1])
     assert position["status"] == "fresh"
-    assert [*position] == [*(name.lower().replace("-", "_") for name in head), "status", "owner_epoch", "heartbeat_age_s"]
+    assert [*position] == [*(name.lower().replace("-", "_") for name in head), "status", "owner_epoch", "heartbeat_age_s", "lane"]
     assert run("describe", "absent")[0] == 1
     assert run("describe", "shop", "--members", "--state")[0] == 2
 
