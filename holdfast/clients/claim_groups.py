@@ -18,6 +18,7 @@ from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, Kafka
 
 from holdfast.clients.claim_engine import Engine
 from holdfast.clients.claim_feed import FeedSettings
+from holdfast.clients.claim_log import FOLLOW_BYTES
 from holdfast.clients.claim_options import EngineSettings, GroupSettings
 from holdfast.clients.log_tail import Tail
 from holdfast.clock import Clock
@@ -38,6 +39,8 @@ LOOK_S = 0.1
 """How often to see what is held."""
 COUNTS_INTERVALS = 0.25
 COUNTS_LIMIT_S = 15.0
+COUNTED_A_SECOND = 200.0
+"""Partitions a member has counted in a second at most: a thousand take some milliseconds, of the broker too, and there may be many members."""
 LINGER_MS = 2
 JOIN_S = 10.0
 
@@ -56,9 +59,11 @@ class Heard:
 class GroupLog:
     """The partition of `holdfast.groups` where one group lives, read from some time before its end. Used from one thread."""
 
-    def __init__(self, settings: Settings, topic: str, group_id: str, *, timeout_s: float, unsent_s: float) -> None:
+    def __init__(
+        self, settings: Settings, topic: str, group_id: str, *, timeout_s: float, unsent_s: float, follow_wait_ms: int = 20
+    ) -> None:
         self._settings, self._topic, self._group_id = settings, topic, group_id
-        self._timeout_s, self._unsent_s = timeout_s, unsent_s
+        self._timeout_s, self._unsent_s, self._follow_wait_ms = timeout_s, unsent_s, follow_wait_ms
         self._reader: Consumer | None = None
         self._writer: Producer | None = None
         self._partition = 0
@@ -74,6 +79,8 @@ class GroupLog:
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
             "fetch.queue.backoff.ms": 5,
+            "fetch.min.bytes": FOLLOW_BYTES,  # as in CoordinationLog
+            "fetch.wait.max.ms": self._follow_wait_ms,
         }
         reads: dict[str, Any] = self._settings.consumer(**reading)
         self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
@@ -94,6 +101,7 @@ class GroupLog:
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": LINGER_MS,
+            "max.in.flight.requests.per.connection": 1,  # as in CoordinationLog
             # A sign of life that arrives after the session is worse than none.
             "message.timeout.ms": max(1_000, int(self._unsent_s * 1_000)),
         }
@@ -227,6 +235,7 @@ class BalancedEngine(Engine):
             member.group_id,
             timeout_s=options.request_timeout_s,
             unsent_s=self.balancer.settings.session_s,
+            follow_wait_ms=options.follow_wait_ms,
         )
         self._counts: Mapping[str, int] = {}
         self._aimed: frozenset[tuple[str, int]] | None = None
@@ -323,7 +332,8 @@ class BalancedEngine(Engine):
                 self._counts = self._count()
             except BrokerError as error:
                 logger.warning("%s", error)
-        self._count_at_s = now_s + min(COUNTS_LIMIT_S, COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s)
+        often_s = max(COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s, sum(self._counts.values()) / COUNTED_A_SECOND)
+        self._count_at_s = now_s + min(COUNTS_LIMIT_S, often_s)
         return self.balancer.counts(self._counts, now_s)
 
     def _act(self, now_s: float) -> None:

@@ -122,6 +122,9 @@ class CoordinationLog:
             "acks": "all",
             "compression.type": self._compression,
             "linger.ms": FRAME_LINGER_MS,
+            # Frames of a burst go together while one request is under way. With more allowed, librdkafka (2.16) spins on a core as long as
+            # all five are under way, and a fleet on a slow broker so makes it slower still.
+            "max.in.flight.requests.per.connection": 1,
             # A heartbeat that arrives long after it was sent is a zombie's: better it never arrives.
             "message.timeout.ms": max(1_000, int(self._send_timeout_s * 1_000)),
             "queue.buffering.max.messages": LIMIT_UNSENT,
