@@ -143,7 +143,7 @@ def test_a_queue_that_is_full_at_the_progress_record_is_waited_for(rig: Rig) -> 
 
 
 def test_rows_that_become_visible_late_are_published_and_keep_their_keys_order(rig: Rig) -> None:
-    """A transaction that holds low ids commits while higher ones are in flight; what follows it on its key comes after it."""
+    """H2: a transaction that holds low ids commits while higher ones are in flight; what follows it on its key comes after it."""
     engine, writer = rig.outbox.engine(), rig.outbox.writer()
     with Alone(rig.settings(batch_rows=64)):
         for _ in range(10):
@@ -199,6 +199,7 @@ def test_a_record_that_is_too_large_is_set_aside_and_only_its_key_waits(rig: Rig
 
 
 def test_a_key_waits_for_its_refused_row_and_no_other_key_does(rig: Rig, fresh_topic: FreshTopic) -> None:
+    """H1: no queue that others stand in behind it."""
     rig.topic = fresh_topic("small", partitions=PARTITIONS, config={"max.message.bytes": "20000"})
     rig.write([rig.record(0, size=50_000)])
     rig.filled = 1
@@ -268,12 +269,14 @@ def test_rows_whose_headers_do_not_fit_are_set_aside_with_the_reason(
 # -- outages
 
 
-def test_a_database_that_is_away_for_a_while_costs_nothing(rig: Rig, postgres: Postgres) -> None:
-    """O7: killed and started again while rows flow."""
+@pytest.mark.parametrize("away_s", [0.0, pytest.param(60.0, marks=pytest.mark.slow)])
+def test_a_database_that_is_away_for_a_while_costs_nothing(rig: Rig, postgres: Postgres, away_s: float) -> None:
+    """O7: killed and started again while rows flow, at once or after longer than a session, a transaction and a commit may last."""
     rig.fill(500)
     with Alone(rig.settings(batch_rows=100)) as leader:
         wait_for("some rows", lambda: leader.published, DEADLINE_S)
         postgres.kill()
+        time.sleep(away_s)
         postgres.restart()
         rig.fill(500)
         rig.wait_empty()
