@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Iterable
+from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.claim_logging import Quiet, impatient
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.java_order import coordinator_partition
-from holdfast.core.ranges import Base, RangeRow, Ranges, Wish, decode_wish, encode_wish, fold_range, low_water, range_key
+from holdfast.core.ranges import Base, Horizon, RangeRow, Ranges, Wish, decode_wish, encode_wish, fold_range, low_water, range_key
 from holdfast.errors import BrokerError, TopicError
 
 logger = logging.getLogger(__name__)
@@ -20,6 +22,10 @@ quiet: Any = Quiet(logger)
 
 BASE_EVERY = 200
 """Wishes that count between two records at which reading can begin."""
+SLACK_S = 1.0
+"""A request ends by its own deadline; this is for the answer to reach us."""
+TRIM_RECORDS = 1_000
+"""Records at the beginning that nobody needs any more and that are worth a request to delete them."""
 FETCH_S = 0.5
 POLL_S = 0.02
 
@@ -50,6 +56,9 @@ class RangeLog:
         self._reader: Consumer | None = None
         self._messages: Consumer | None = None
         self._producer: Producer | None = None
+        self._admin: AdminClient | None = None
+        self._horizons: dict[int, Horizon] = {}
+        self._trimmed: dict[int, int] = {}
 
     @property
     def partitions(self) -> list[int]:
@@ -77,6 +86,8 @@ class RangeLog:
             key = range_key(self._group, self.topic, partition)
             self._keys[key], self._homes[partition] = partition, coordinator_partition(key, homes)
         self._read = dict.fromkeys(self._homes.values(), 0)
+        self._horizons = {home: Horizon() for home in self._read}
+        self._trimmed = dict.fromkeys(self._read, 0)
         self._reader.assign([TopicPartition(self._ranges_topic, home, OFFSET_BEGINNING) for home in self._read])
         self.catch_up()
         for partition in self._homes:
@@ -146,12 +157,15 @@ class RangeLog:
         at_ms = message.timestamp()[1]
         lead_ms = at_ms - int(self._clock.monotonic_s() * 1_000)
         self._log_lead_ms = lead_ms if self._log_lead_ms is None else max(self._log_lead_ms, lead_ms)
-        partition = self._keys.get((message.key() or b"").decode(errors="replace"))
-        wish = decode_wish(message.value() or b"")
-        if partition is None or wish is None:
+        key, wish = (message.key() or b"").decode(errors="replace"), decode_wish(message.value() or b"")
+        if wish is None:
+            return
+        previous = self._horizons[home].note(key, wish, offset, at_ms)
+        partition = self._keys.get(key)
+        if partition is None:
             return
         before = self.rows.get(partition)
-        row = fold_range(before, wish, offset, at_ms, self._lease_ms)
+        row = fold_range(before, wish, offset, at_ms, self._lease_ms, previous)
         if row is not None and row is not before:
             self.rows[partition] = row
             self._counted |= (home, offset) == self._watched
@@ -175,9 +189,25 @@ class RangeLog:
         self._watched, self._counted = (home, offset), False
         self._read_to({home: offset + 1})
         counted, row = self._counted, self.rows.get(partition)
-        if counted and row is not None and row.since_base >= BASE_EVERY:
-            self.wish(partition, Base(row.offset, row.row))
+        if counted and row is not None and row.since_base >= BASE_EVERY and self.wish(partition, Base(row.offset, row.row)):
+            self._trim(home)
         return counted
+
+    def _trim(self, home: int) -> None:
+        """Have the broker delete the beginning of a log that nobody needs any more, best effort: it is asked again after the next Base."""
+        begin = self._horizons[home].begin(self._read[home], self.now_ms())
+        if begin - self._trimmed[home] < TRIM_RECORDS:
+            return
+        self._trimmed[home] = begin
+        if self._admin is None:
+            config: dict[str, Any] = {**self._settings.client()}
+            self._admin = AdminClient(config, logger=quiet)
+        place = TopicPartition(self._ranges_topic, home, begin)
+        (asked,) = self._admin.delete_records([place], request_timeout=self._timeout_s).values()
+        try:
+            asked.result(self._timeout_s + SLACK_S)
+        except (KafkaException, FutureTimeoutError) as error:
+            logger.warning("the beginning of %s/%d was not deleted, it grows: %s", self._ranges_topic, home, error)
 
     # -- messages
 

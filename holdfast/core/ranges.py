@@ -20,6 +20,8 @@ RANGES_VERSION = 1
 LIMIT_AHEAD = 64
 """Blocks beyond the low-water offset, done or not: how far the fastest may be ahead of the slowest."""
 LIMIT_BLOCK_MESSAGES = 100_000
+FORGOTTEN_AFTER_MS = 30 * 86_400_000
+"""A row without a record for so long is not kept any more."""
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -129,11 +131,15 @@ def decode_wish(value: bytes) -> Wish | None:
         return None
 
 
-def fold_range(before: RangeRow | None, wish: Wish, offset: int, at_ms: int, lease_ms: int) -> RangeRow | None:
-    """Return the row after the record at *offset*, written at *at_ms* of the log's time; *before* itself when it does not count."""
+def fold_range(before: RangeRow | None, wish: Wish, offset: int, at_ms: int, lease_ms: int, previous: int = -1) -> RangeRow | None:
+    """Return the row after the record at *offset*, written at *at_ms* of the log's time; *before* itself when it does not count.
+
+    *previous* is where the record about the same row lies that was read just before, -1 for none. A Base that follows the record it was
+    made after counts for everybody: so it sets right who began to read in the middle of the log, at a Base perhaps that never counted.
+    """
     match wish:
         case Base(after=after, row=row):
-            if before is None or before.offset == after:
+            if before is None or before.offset == after or (after >= 0 and after == previous):
                 return RangeRow(row, offset, 0)
             return before
         case Take():
@@ -186,6 +192,52 @@ def _with(row: Ranges, block: Block) -> Ranges:
     while blocks and blocks[0].done:
         low = blocks.pop(0).end
     return Ranges(low, tuple(blocks))
+
+
+class _Kept(NamedTuple):
+    """Where the last record about a row lies and when it was written, and from where on its records are needed."""
+
+    last: int
+    at_ms: int
+    needed_from: int
+
+
+class Horizon:
+    """How much of the beginning of one log of wishes nobody needs any more, whatever groups and topics share it.
+
+    A row's records are needed from the last Base on that counts for everybody. Rows that nobody has touched for
+    FORGOTTEN_AFTER_MS do not hold the log: such a group begins where Kafka's own book has it.
+    """
+
+    def __init__(self) -> None:
+        self._kept: dict[str, _Kept] = {}
+
+    def note(self, key: str, wish: Wish, offset: int, at_ms: int) -> int:
+        """Note a record, in order of the log; return where the one about the same row before it lies, -1 for none."""
+        before = self._kept.get(key)
+        if before is None:
+            self._kept[key] = _Kept(offset, at_ms, offset)
+            return -1
+        settles = isinstance(wish, Base) and wish.after >= 0 and wish.after == before.last
+        self._kept[key] = _Kept(offset, at_ms, before.last + 1 if settles else before.needed_from)
+        return before.last
+
+    def begin(self, end: int, now_ms: int) -> int:
+        """Return the offset, *end* at most, before which everything can be deleted at *now_ms* of the log's time.
+
+        >>> horizon = Horizon()
+        >>> [horizon.note("g/t/0", wish, at, 0) for at, wish in enumerate((Base(-1, Ranges(0)), Take(0, 9, "a", "i"), Base(1, Ranges(0))))]
+        [-1, 0, 1]
+        >>> horizon.begin(3, 0), horizon.begin(3, FORGOTTEN_AFTER_MS + 1)
+        (2, 3)
+        """
+        idle = {key for key, kept in self._kept.items() if now_ms - kept.at_ms > FORGOTTEN_AFTER_MS}
+        begin = min((kept.needed_from for key, kept in self._kept.items() if key not in idle), default=end)
+        # A forgotten row goes as a whole or not at all: part of its records would be read as if they were all.
+        for kept in sorted((self._kept[key] for key in idle), key=lambda each: -each.last):
+            if kept.last >= begin:
+                begin = min(begin, kept.needed_from)
+        return begin
 
 
 def low_water(row: Ranges) -> int:

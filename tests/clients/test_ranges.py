@@ -14,6 +14,7 @@ from typing import Any
 import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
 
+from holdfast.clients import range_log
 from holdfast.clients.range_consumer import RangeConsumer
 from holdfast.config import Settings
 from holdfast.dev import leash
@@ -209,3 +210,35 @@ async def test_a_topic_that_is_missing_is_named(field: Field) -> None:
                 pass
     with pytest.raises(ConfigError):
         field.consumer("one", block_messages=0)
+
+
+@scenario
+async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_exactly(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(range_log, "BASE_EVERY", 10)
+    monkeypatch.setattr(range_log, "TRIM_RECORDS", 20)
+    field.fill(300, 0)
+    field.fill(300, 1)
+    seen: list[tuple[int, int]] = []
+    async with field.consumer("a") as a, field.consumer("b") as b:
+        tasks = [asyncio.create_task(work(each, seen)) for each in (a, b)]
+        await until("all to be handled", lambda: len(seen) >= 600, within_s=40)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    reader = Consumer({**field.config, "group.id": "nobody"})
+    try:
+        ends = [reader.get_watermark_offsets(TopicPartition(field.ranges, home), 10) for home in range(2)]
+    finally:
+        reader.close()
+    written, kept = sum(end for _, end in ends), sum(end - begin for begin, end in ends)
+    assert written > 150
+    assert kept < 100, f"{ends}: what nobody needs is deleted"
+    field.fill(40, 0)
+    async with field.consumer("newcomer") as newcomer:
+        task = asyncio.create_task(work(newcomer, seen))
+        await until("what came later", lambda: len(seen) >= 640)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert sorted(seen) == [(0, offset) for offset in range(340)] + [(1, offset) for offset in range(300)]

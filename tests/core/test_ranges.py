@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import random
 from collections import Counter
 from collections.abc import Callable
 
@@ -11,10 +12,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.ranges import (
+    FORGOTTEN_AFTER_MS,
     LIMIT_AHEAD,
     LIMIT_BLOCK_MESSAGES,
     Base,
     Block,
+    Horizon,
     Keep,
     RangeRow,
     Ranges,
@@ -272,3 +275,103 @@ def test_deliveries_count_hand_outs_that_got_nowhere_and_no_takes() -> None:
         assert log.write(Take(0, 10, "b", "ib"), now_ms), "what was given back is free at once"
         assert log.write(Keep(0, epoch, "ib", 2, free=True), now_ms)
         assert log.ranges.blocks[0].deliveries == 0
+
+
+# -- how much of the log is needed
+
+
+class Shared:
+    """One log with the wishes of several rows, and its fold by whoever reads it from the beginning; *settles* as the fold's last rule."""
+
+    def __init__(self, *, settles: bool = True) -> None:
+        self.records: list[tuple[str, Wish, int]] = []
+        self.horizon, self._settles = Horizon(), settles
+        self.rows: dict[str, RangeRow | None] = {}
+
+    def write(self, key: str, wish: Wish, at_ms: int) -> None:
+        self.records.append((key, wish, at_ms))
+        self._fold(self.rows, self.horizon, len(self.records) - 1)
+
+    def _fold(self, rows: dict[str, RangeRow | None], horizon: Horizon, offset: int) -> None:
+        key, wish, at_ms = self.records[offset]
+        previous = horizon.note(key, wish, offset, at_ms)
+        rows[key] = fold_range(rows.get(key), wish, offset, at_ms, LEASE_MS, previous if self._settles else -1)
+
+    def read_from(self, begin: int) -> dict[str, RangeRow | None]:
+        """Return the rows of a reader that finds the log to begin there."""
+        rows: dict[str, RangeRow | None] = {}
+        horizon = Horizon()
+        for offset in range(begin, len(self.records)):
+            self._fold(rows, horizon, offset)
+        return rows
+
+
+def busy_log(seed: int, shared: Shared, records: int = 120) -> None:
+    """Write wishes of three groups: takes and keeps, some of which do not count, and bases, some of which come too late to count."""
+    draws, late = random.Random(seed), list[tuple[str, Wish]]()
+    for at_ms in range(0, records * 50, 50):
+        key = draws.choice("abc")
+        row = shared.rows.get(key)
+        if row is None:
+            shared.write(key, Base(-1, Ranges(draws.randrange(5))), at_ms)
+            continue
+        if late and draws.random() < 0.3:
+            shared.write(*late.pop(), at_ms)
+            continue
+        blocks, what = row.row.blocks, draws.random()
+        if what < 0.15:
+            shared.write(key, Base(row.offset, row.row), at_ms)
+        elif what < 0.3:
+            late.append((key, Base(row.offset, row.row)))  # made now, written when the row has moved on
+        elif what < 0.6 or not blocks:
+            start = draws.choice([row.row.high, *(each.start for each in blocks)])
+            shared.write(key, Take(start, start + 10, "owner", draws.choice("ij")), at_ms)
+        else:
+            block = draws.choice(blocks)
+            epoch = block.epoch - (draws.random() < 0.2)
+            shared.write(key, Keep(block.start, epoch, block.instance, draws.randint(block.progress, block.end)), at_ms)
+
+
+def test_who_reads_what_is_left_of_a_log_has_the_same_rows() -> None:
+    """Whatever is deleted, and whenever: of every row there is a Base left that counts for everybody, or all of it."""
+    deleted = 0
+    for seed in range(300):
+        shared = Shared()
+        busy_log(seed, shared)
+        begin = shared.horizon.begin(len(shared.records), 0)
+        deleted += begin
+        assert shared.read_from(begin) == shared.rows, f"seed {seed}, from {begin}"
+    assert deleted > 300 * 30, "and much is deleted"
+
+
+@pytest.mark.parametrize("too_much", [1, 10])
+def test_the_check_sees_that_a_record_too_many_was_deleted(too_much: int) -> None:
+    wrong = 0
+    for seed in range(300):
+        shared = Shared()
+        busy_log(seed, shared)
+        wrong += shared.read_from(shared.horizon.begin(len(shared.records), 0) + too_much) != shared.rows
+    assert wrong
+
+
+def test_the_check_sees_a_fold_that_takes_any_base_in_the_middle_for_good() -> None:
+    wrong = 0
+    for seed in range(300):
+        shared = Shared(settles=False)
+        busy_log(seed, shared)
+        wrong += shared.read_from(shared.horizon.begin(len(shared.records), 0)) != shared.rows
+    assert wrong
+
+
+def test_a_row_that_nobody_has_touched_for_a_month_does_not_hold_the_log_and_goes_as_a_whole() -> None:
+    shared = Shared()
+    shared.write("old", Base(-1, Ranges(0)), 0)
+    shared.write("new", Base(-1, Ranges(0)), 0)
+    shared.write("old", Take(0, 10, "a", "i"), 0)
+    later_ms = FORGOTTEN_AFTER_MS + 1
+    shared.write("new", Take(0, 10, "a", "i"), later_ms)
+    assert shared.horizon.begin(4, later_ms) == 0, "the new row is needed from its beginning, and that lies before the old one's end"
+    shared.write("new", Base(3, Ranges(0, shared.rows["new"].row.blocks if shared.rows["new"] else ())), later_ms)
+    assert shared.horizon.begin(5, later_ms) == 4
+    assert shared.read_from(4) == {"new": shared.rows["new"]}
+    assert shared.horizon.begin(5, FORGOTTEN_AFTER_MS) == 0, "a moment earlier it was not forgotten"
