@@ -249,7 +249,7 @@ class Harvester:
                 leader.cut()
 
     def failed(self, error: HoldfastError) -> None:
-        """The election is over."""
+        """The election is over, or commands are not heard any more."""
         self.error = error
         for leader in self._running():
             leader.cut()

@@ -18,7 +18,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clock import Clock, system_clock
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, HoldfastError
 from holdfast.outbox.commands import END_S, POLL_S, Answer, Command, Verb, end_of, read_answer, read_command
 from holdfast.outbox.settings import HarvestSettings
 
@@ -49,6 +49,9 @@ class Desk(Protocol):
 
     def answer(self, command: Command, shard: int) -> Answer:
         """Return what *shard* says."""
+
+    def failed(self, error: HoldfastError) -> None:
+        """Nothing more will be heard."""
 
 
 class Orders:
@@ -144,9 +147,10 @@ class Follower(threading.Thread):
             while not self._ended.is_set():
                 self._take(self._consumer.poll(wait_s))
                 wait_s = SOON_S if self._answer_all() else POLL_S
-        except Exception:
-            if not self._ended.is_set():
+        except Exception as error:
+            if not self._ended.is_set():  # a harvester that is deaf would publish through a pause, or never begin
                 logger.exception("outbox %s: its commands are not heard any more", self._settings.name)
+                self._desk.failed(HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}"))
         finally:
             self._consumer.close()
             self._producer.flush(POLL_S)

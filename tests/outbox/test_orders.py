@@ -10,6 +10,7 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import HoldfastError
 from holdfast.outbox.commands import Answer, Command, Verb, tell
 from holdfast.outbox.orders import LIMIT_REMEMBERED, Follower, Orders
 from holdfast.outbox.settings import HarvestSettings
@@ -70,10 +71,15 @@ class Believer:
     def __init__(self) -> None:
         self.heard: list[Verb] = []
         self.said = 0
-        self.caught = threading.Event()
+        self.caught, self.ended = threading.Event(), threading.Event()
 
     def obey(self, command: Command) -> None:
         self.heard.append(command.verb)
+        if command.verb is Verb.PAUSE and self.heard.count(Verb.PAUSE) > 1:
+            raise RuntimeError("a bug")
+
+    def failed(self, error: HoldfastError) -> None:
+        self.ended.set()
 
     def caught_up(self) -> None:
         self.caught.set()
@@ -106,6 +112,10 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
         assert [answer.published for answer in tell(settings, Verb.STATUS, 1.5)] == [2]
         assert desk.said > 2
         assert desk.heard == [Verb.FLUSH, Verb.STATUS]
+        assert not desk.ended.is_set()
+        for _ in range(2):
+            tell(settings, Verb.PAUSE, 0.1)
+        assert desk.ended.wait(DEADLINE_S), "who hears nothing any more says so"
     finally:
         follower.close(DEADLINE_S)
     assert not follower.is_alive()
