@@ -21,7 +21,7 @@ from holdfast.clients.claim_feed import FeedSettings
 from holdfast.clients.claim_log import FOLLOW_BYTES
 from holdfast.clients.claim_options import EngineSettings, GroupSettings
 from holdfast.clients.log_tail import Tail
-from holdfast.clock import Clock
+from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.balancer import Balancer, BalancerSettings
 from holdfast.core.groups import Group
@@ -45,6 +45,15 @@ LINGER_MS = 2
 JOIN_S = 10.0
 
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
+_NOT_YET = (
+    KafkaError.NOT_LEADER_FOR_PARTITION,
+    KafkaError.LEADER_NOT_AVAILABLE,
+    KafkaError.UNKNOWN_LEADER_EPOCH,
+    KafkaError.FENCED_LEADER_EPOCH,
+    KafkaError.UNKNOWN_TOPIC_OR_PART,
+    KafkaError._UNKNOWN_PARTITION,
+    KafkaError._NOENT,  # no leaders known yet
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,9 +69,17 @@ class GroupLog:
     """The partition of `holdfast.groups` where one group lives, read from some time before its end. Used from one thread."""
 
     def __init__(
-        self, settings: Settings, topic: str, group_id: str, *, timeout_s: float, unsent_s: float, follow_wait_ms: int = 20
+        self,
+        settings: Settings,
+        topic: str,
+        group_id: str,
+        *,
+        timeout_s: float,
+        unsent_s: float,
+        follow_wait_ms: int = 20,
+        clock: Clock = system_clock,
     ) -> None:
-        self._settings, self._topic, self._group_id = settings, topic, group_id
+        self._settings, self._topic, self._group_id, self._clock = settings, topic, group_id, clock
         self._timeout_s, self._unsent_s, self._follow_wait_ms = timeout_s, unsent_s, follow_wait_ms
         self._reader: Consumer | None = None
         self._writer: Producer | None = None
@@ -91,10 +108,7 @@ class GroupLog:
                 "create it with `holdfast --set groups=true topics create`, or name another one by groups_topic"
             )
         self._partition = coordinator_partition(self._group_id, count)
-        try:
-            (found,) = self._reader.offsets_for_times([TopicPartition(self._topic, self._partition, since_ms)], self._timeout_s)
-        except KafkaException as error:
-            raise self._unreachable(error.args[0]) from None
+        found = self._since(self._reader, since_ms)
         self._reader.assign([found])  # the log's end, where nothing was said since then
         self._tail = Tail(self._topic, self._partition, found.offset)
         writing: dict[str, str | int | bool] = {
@@ -107,6 +121,21 @@ class GroupLog:
         }
         writes: dict[str, Any] = self._settings.producer(**writing)
         self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
+
+    def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
+        """Return where what was said at *since_ms* begins; waits for a partition that is only just being made, or whose leader changes."""
+        until_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            try:
+                (found,) = reader.offsets_for_times([TopicPartition(self._topic, self._partition, since_ms)], self._timeout_s)
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                return found
+            except KafkaException as error:
+                if error.args[0].code() not in _NOT_YET or self._clock.monotonic_s() > until_s:
+                    raise self._unreachable(error.args[0]) from None
+            self._listed(self._topic)  # has librdkafka look who leads: what it found once it keeps
+            reader.poll(POLL_S)
 
     def _listed(self, topic: str | None) -> dict[str, int]:
         """Return the partition counts of *topic*, or of all topics; one that does not exist is left out."""
@@ -236,6 +265,7 @@ class BalancedEngine(Engine):
             timeout_s=options.request_timeout_s,
             unsent_s=self.balancer.settings.session_s,
             follow_wait_ms=options.follow_wait_ms,
+            clock=clock,
         )
         self._counts: Mapping[str, int] = {}
         self._aimed: frozenset[tuple[str, int]] | None = None
