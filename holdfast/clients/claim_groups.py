@@ -11,21 +11,16 @@ import re
 import threading
 from collections.abc import Mapping
 from concurrent.futures import Future
-from dataclasses import dataclass, replace
-from typing import Any
-
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from dataclasses import replace
 
 from holdfast.clients.claim_engine import Engine
 from holdfast.clients.claim_feed import FeedSettings
-from holdfast.clients.claim_log import FOLLOW_BYTES
 from holdfast.clients.claim_options import EngineSettings, GroupSettings
-from holdfast.clients.log_tail import Tail
-from holdfast.clock import Clock, system_clock
+from holdfast.clients.group_log import POLL_S, GroupLog
+from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.balancer import Balancer, BalancerSettings
 from holdfast.core.groups import Group
-from holdfast.core.java_order import coordinator_partition
 from holdfast.core.member import Draws
 from holdfast.core.member_settings import MemberSettings
 from holdfast.errors import BrokerError, ConfigError, TopicError
@@ -33,192 +28,13 @@ from holdfast.errors import BrokerError, ConfigError, TopicError
 logger = logging.getLogger(__name__)
 
 PATTERN_MARK = "^"
-READ_RECORDS = 1_000
-POLL_S = 0.02
 LOOK_S = 0.1
 """How often to see what is held."""
 COUNTS_INTERVALS = 0.25
 COUNTS_LIMIT_S = 15.0
 COUNTED_A_SECOND = 200.0
 """Partitions a member has counted in a second at most: a thousand take some milliseconds, of the broker too, and there may be many members."""
-LINGER_MS = 2
 JOIN_S = 10.0
-
-_MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
-_NOT_YET = (
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.UNKNOWN_LEADER_EPOCH,
-    KafkaError.FENCED_LEADER_EPOCH,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._NOENT,  # no leaders known yet
-)
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    """One record of the group's partition; *at_ms* is -1 where it carries no time."""
-
-    offset: int
-    at_ms: int
-    value: bytes | None
-
-
-class GroupLog:
-    """The partition of `holdfast.groups` where one group lives, read from some time before its end. Used from one thread."""
-
-    def __init__(
-        self,
-        settings: Settings,
-        topic: str,
-        group_id: str,
-        *,
-        timeout_s: float,
-        unsent_s: float,
-        follow_wait_ms: int = 20,
-        clock: Clock = system_clock,
-    ) -> None:
-        self._settings, self._topic, self._group_id, self._clock = settings, topic, group_id, clock
-        self._timeout_s, self._unsent_s, self._follow_wait_ms = timeout_s, unsent_s, follow_wait_ms
-        self._reader: Consumer | None = None
-        self._writer: Producer | None = None
-        self._partition = 0
-        self._tail: Tail | None = None
-        self.last_error: str | None = None
-
-    def open(self, since_ms: int) -> None:
-        """Connect and begin with what was said at *since_ms*; TopicError without the topic, BrokerError when nobody answers."""
-        reading: dict[str, str | int | bool] = {
-            "group.id": f"{self._settings.app}-groups-reader",  # never joined, never committed to
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.queue.backoff.ms": 5,
-            "fetch.min.bytes": FOLLOW_BYTES,  # as in CoordinationLog
-            "fetch.wait.max.ms": self._follow_wait_ms,
-        }
-        reads: dict[str, Any] = self._settings.consumer(**reading)
-        self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
-        count = len(self._listed(self._topic))
-        if not count:
-            raise TopicError(
-                f"the topic of balanced groups, {self._topic}, does not exist at {self._settings.bootstrap_servers}: "
-                "create it with `holdfast --set groups=true topics create`, or name another one by groups_topic"
-            )
-        self._partition = coordinator_partition(self._group_id, count)
-        found = self._since(self._reader, since_ms)
-        self._reader.assign([found])  # the log's end, where nothing was said since then
-        self._tail = Tail(self._topic, self._partition, found.offset)
-        writing: dict[str, str | int | bool] = {
-            "enable.idempotence": True,
-            "acks": "all",
-            "linger.ms": LINGER_MS,
-            "max.in.flight.requests.per.connection": 1,  # as in CoordinationLog
-            # A sign of life that arrives after the session is worse than none.
-            "message.timeout.ms": max(1_000, int(self._unsent_s * 1_000)),
-        }
-        writes: dict[str, Any] = self._settings.producer(**writing)
-        self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
-
-    def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
-        """Return where what was said at *since_ms* begins; waits for a partition that is only just being made, or whose leader changes."""
-        until_s = self._clock.monotonic_s() + self._timeout_s
-        while True:
-            try:
-                (found,) = reader.offsets_for_times([TopicPartition(self._topic, self._partition, since_ms)], self._timeout_s)
-                if found.error is not None:
-                    raise KafkaException(found.error)
-                return found
-            except KafkaException as error:
-                if error.args[0].code() not in _NOT_YET or self._clock.monotonic_s() > until_s:
-                    raise self._unreachable(error.args[0]) from None
-            self._listed(self._topic)  # has librdkafka look who leads: what it found once it keeps
-            reader.poll(POLL_S)
-
-    def _listed(self, topic: str | None) -> dict[str, int]:
-        """Return the partition counts of *topic*, or of all topics; one that does not exist is left out."""
-        assert self._reader is not None
-        try:
-            listed = (
-                self._reader.list_topics(topic, timeout=self._timeout_s) if topic else self._reader.list_topics(timeout=self._timeout_s)
-            )
-        except KafkaException as error:
-            raise self._unreachable(error.args[0]) from None
-        return {name: len(each.partitions) for name, each in listed.topics.items() if each.error is None and each.partitions}
-
-    def counts(self, topics: tuple[str, ...], pattern: str | None) -> dict[str, int]:
-        """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*; internal topics never do."""
-        if pattern is None:
-            found: dict[str, int] = {}
-            for topic in topics:
-                found.update(self._listed(topic))
-            return found
-        matches = re.compile(pattern).fullmatch
-        return {name: count for name, count in self._listed(None).items() if not name.startswith("__") and matches(name)}
-
-    @property
-    def caught_up(self) -> bool:
-        """Return whether the partition has been read to where it ended at some moment after `open`."""
-        return self._tail is not None and self._reader is not None and self._tail.look(self._reader)
-
-    def poll(self, timeout_s: float) -> list[Heard]:
-        """Return what came since; waits up to *timeout_s* for the first."""
-        assert self._reader is not None
-        assert self._tail is not None
-        first = self._reader.poll(timeout_s)
-        if first is None:
-            return []
-        out = []
-        for message in (first, *self._reader.consume(READ_RECORDS - 1, 0)):
-            error = message.error()
-            if error is None:
-                kind, at_ms = message.timestamp()
-                self._tail.read(message.offset() or 0)
-                out.append(Heard(message.offset() or 0, -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms, message.value()))
-            elif error.code() == KafkaError._PARTITION_EOF:
-                self._tail.at_end()
-            elif error.code() in _MISSING or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
-                raise TopicError(f"topic of balanced groups {self._topic}: {error.str()}")
-            elif error.fatal():
-                raise BrokerError(f"topic of balanced groups {self._topic}: {error.str()}")
-        return out
-
-    def send(self, value: bytes) -> None:
-        """Append an announcement. Whether it arrived is seen by reading it back."""
-        assert self._writer is not None
-        try:
-            self._writer.produce(self._topic, value=value, key=self._group_id.encode(), partition=self._partition, on_delivery=self._told)
-        except (BufferError, KafkaException) as error:
-            self.last_error = str(error)
-        self._writer.poll(0)
-
-    def _told(self, error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            self._on_error(error)
-
-    def close(self, timeout_s: float) -> None:
-        """Wait up to *timeout_s* for what was sent, and let go of the broker."""
-        if self._writer is not None:
-            self._writer.flush(timeout_s)
-            self._writer.purge()
-            self._writer.flush(0)
-        if self._reader is not None:
-            self._reader.close()
-        self._writer = self._reader = None
-
-    def _unreachable(self, error: KafkaError) -> BrokerError:
-        why = self.last_error or error.str()
-        return BrokerError(
-            f"cannot read {self._topic} at {self._settings.bootstrap_servers} within {self._timeout_s:g} s: {why}; check the broker"
-        )
-
-    def _on_error(self, error: KafkaError) -> None:
-        text = error.str()
-        if text != self.last_error:
-            logger.warning("topic of balanced groups: %s", text)
-        self.last_error = text
 
 
 class BalancedEngine(Engine):

@@ -10,8 +10,8 @@ from contextlib import closing, contextmanager
 import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
-from holdfast.clients.claim_groups import GroupLog
 from holdfast.clients.claim_log import CoordinationLog
+from holdfast.clients.group_log import GroupLog
 from holdfast.clients.log_tail import Tail
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
