@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Iterable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future
 from concurrent.futures import TimeoutError as LateError
 from dataclasses import dataclass
 from typing import Any
@@ -42,6 +42,13 @@ class Told:
 
     command: Command
     done: Future[None]
+
+    def undone(self, error: BaseException) -> None:
+        """Let nobody wait for it any more: with *error*, or without where it was only cut short by the worker's stop."""
+        if isinstance(error, Exception):
+            self.done.set_exception(error)
+        else:
+            self.done.cancel()
 
 
 class Broadcast(Channel[Told]):
@@ -85,13 +92,15 @@ class HarvesterService(Service):
                 return
             except LateError:
                 continue
+            except CancelledError:
+                return
 
     async def _feed(self, told: Told) -> None:
         try:
             await self._app.agents.wait_until_agents_started()
             await self._app.agents[AGENT].channel.put(told)
         except BaseException as error:
-            told.done.set_exception(error)
+            told.undone(error)
             raise
 
     @Service.task
@@ -113,7 +122,7 @@ def declare(app: faust.App) -> None:
             try:
                 await asyncio.to_thread(harvesting.harvester.obey, told.command)
             except BaseException as error:
-                told.done.set_exception(error)
+                told.undone(error)
                 raise
             told.done.set_result(None)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 from concurrent.futures import Future
 from typing import Any
 
@@ -77,3 +78,26 @@ def test_only_workers_that_harvest_have_the_agent() -> None:
     assert AGENT not in app.agents
     declare(app)
     assert AGENT in app.agents
+
+
+def test_a_stop_in_the_middle_of_a_command_keeps_nobody_waiting() -> None:
+    begun, release = threading.Event(), threading.Event()
+
+    class Slow(Notes):
+        def obey(self, command: Command) -> None:
+            begun.set()
+            release.wait(DEADLINE_S)
+
+    async def stop_meanwhile(app: App) -> bool:
+        agent: Any = app.agents[AGENT]
+        await agent.start()
+        told = Told(PAUSE, Future())
+        await agent.channel.put(told)
+        await asyncio.to_thread(begun.wait, DEADLINE_S)
+        stopping = asyncio.ensure_future(agent.stop())
+        done, _ = await asyncio.wait([asyncio.wrap_future(told.done)], timeout=DEADLINE_S)
+        release.set()
+        await stopping
+        return bool(done) and told.done.cancelled()
+
+    assert asyncio.run(stop_meanwhile(harvesting_app(Slow())))
