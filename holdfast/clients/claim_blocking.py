@@ -73,7 +73,10 @@ class BlockingClaimConsumer(Hands):
             self.terminate(release=True)
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
-        """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live."""
+        """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live.
+
+        At most once with *release*, a thread that iterates gets what is committed before its iteration ends, within *drain_s*.
+        """
         within_s = timeout_s or self._options.stop_within_s(self._engine.member_settings)
         try:
             self._wait(self._engine.terminate(release=release, timeout_s=within_s), within_s)

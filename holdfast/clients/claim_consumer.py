@@ -36,7 +36,8 @@ class ClaimConsumer(Hands):
     """Consumes the partitions that this instance holds. Use it in `async with`; every await ends by a deadline, but waiting for messages.
 
     Leaving the block gives all claims back, after what is in flight was committed or *drain_s* is over; say `terminate(release=False)`
-    before that to keep them for a restart of the same client. An error ends the iteration: InstanceConflictError when a newer process
+    before that to keep them for a restart of the same client. At most once, what the log has committed is still handed out to a task that
+    goes on to iterate, as long; who breaks out of the loop instead loses it, and an event (`undelivered`) says what it was. An error ends the iteration: InstanceConflictError when a newer process
     runs under the same client id, ClockSkewError, TopicError, BrokerError.
     """
 
@@ -84,7 +85,8 @@ class ClaimConsumer(Hands):
     async def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
         """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live.
 
-        Raises BrokerError when the log could not be told in time; then the claims run out by themselves.
+        At most once with *release*, iteration ends when what is committed has been handed out, or *drain_s* is over. Raises BrokerError
+        when the log could not be told in time; then the claims run out by themselves.
         """
         try:
             await _result(self._engine.terminate(release=release, timeout_s=timeout_s))

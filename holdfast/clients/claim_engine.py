@@ -69,7 +69,10 @@ class Engine(Taking):
         return self._started
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> Future[None]:
-        """Stop handing out at once, then give claims back (or leave them for a fast reclaim); done when the log has it all."""
+        """Stop handing out, then give claims back (or leave them for a fast reclaim); done when the log has it all.
+
+        At most once with *release*, what the log has committed is handed out first, to whoever goes on to take, within the drain window.
+        """
         done: Future[None] = Future()
         with self.lock:
             self.ending = True
@@ -175,8 +178,7 @@ class Engine(Taking):
             self._observe(member, records[start : start + OBSERVED_AT_ONCE])
         with self.lock:
             now_s = self._clock.monotonic_s()
-            for moved in self.queue.take_moves():
-                self._do(member.skipped(moved.lease.topic, moved.lease.partition, moved.end, now_s))
+            self.turn_over(member, now_s)
             self._tell(member, now_s)
             if now_s >= member.wake_at_s():
                 self._do(member.clock(self._clock.now_ms() / 1000, now_s))
@@ -193,6 +195,8 @@ class Engine(Taking):
     def _observe(self, member: Member, records: Sequence[LogRecord]) -> None:
         with self.lock:
             now_s = self._clock.monotonic_s()
+            # A clock that was wrong at the last tick, perhaps long ago, must not have a pause look as if it were over.
+            self._do(member.clock(self._clock.now_ms() / 1000, now_s))
             for record in records:
                 # Most frames are of other groups; those that only look like ours are sorted out by the member.
                 if record.value is None or (self._group_mark not in record.value):
@@ -241,7 +245,10 @@ class Engine(Taking):
         if now_s >= self._health_at_s:
             self._health_at_s = now_s + self._options.health_lookup_intervals * interval_s
             for topic, partition in self._leases:
-                lookups.ask(self._names.source(topic), partition, committed=False)
+                source = self._names.source(topic)
+                lookups.ask(source, partition, committed=False)
+                if source != topic:
+                    self._note_lanes(source, partition)
         if now_s >= self._partitions_at_s:
             self._partitions_at_s = now_s + self._options.partitions_lookup_s * self._draws.uniform(0.5, 1.5)
             lookups.ask_counts((*self._names.sources(self.member_settings.topics), self._settings.coordination_topic))

@@ -68,7 +68,7 @@ class Hands:
     def _is_over(self) -> bool:
         """Return whether no message will ever come again; raises what the consumer failed of."""
         self._engine.raise_failure()
-        return self._engine.ending
+        return self._engine.over
 
     # -- commits
 

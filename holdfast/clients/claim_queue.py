@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Container, Iterable
 from typing import NamedTuple
 
 from confluent_kafka import Message
@@ -128,6 +128,11 @@ class FetchQueue:
         with self._lock:
             return sum(len(batch.messages) for batch in lease.queue), sum(batch.size_bytes for batch in lease.queue)
 
+    def left(self, lease: Lease) -> list[Fetched]:
+        """Return the batches of *lease* that may be handed out at most once and wait to be taken."""
+        with self._lock:
+            return [batch for batch in lease.queue if batch.messages and batch.end <= lease.granted]
+
     # -- the taker
 
     def take(self, ready: Callable[[Lease], bool]) -> Fetched | None:
@@ -149,12 +154,13 @@ class FetchQueue:
                     self._turns.rotate(-1)
         return None
 
-    def take_moves(self) -> list[Fetched]:
-        """Return what only moves the position of a partition with nothing queued before it; needs no taker."""
+    def take_moves(self, *, but: Container[Lease] = ()) -> list[Fetched]:
+        """Return what only moves the position of a partition with nothing queued before it; needs no taker. Nothing of the leases in *but*."""
         if not self._moves:
             return []
         with self._lock:
-            found = [each.queue.popleft() for each in self._turns if each.queue and not each.queue[0].messages]
+            free = (each for each in self._turns if each not in but)
+            found = [each.queue.popleft() for each in free if each.queue and not each.queue[0].messages]
             self._turns = deque(each for each in self._turns if each.queue)
             self._moves = any(not batch.messages for each in self._turns for batch in each.queue)
         return found

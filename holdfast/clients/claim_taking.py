@@ -57,7 +57,10 @@ class Taking:
         self._lookups: Lookups | None = None
         self._leases: dict[tuple[str, int], Lease] = {}
         self._handouts: dict[Lease, Handout] = {}
+        self._handed_out: deque[Handout] = deque()
+        """At most once: what the member has not been told of yet."""
         self._to_commit: dict[tuple[str, int], int] = {}
+        self._lanes_booked: dict[tuple[str, int], int] = {}
         self._waits = Waits()
         self._quit = self.ending = False
         self.failure: BaseException | None = None
@@ -66,7 +69,12 @@ class Taking:
         self.ended = threading.Event()
         self.events: deque[Notify] = deque(maxlen=LIMIT_EVENTS)
         self._listeners: list[Callable[[Notify | None], None]] = []
-        self.undecodable = 0
+        self.undecodable = self.undelivered = 0
+
+    @property
+    def over(self) -> bool:
+        """Return whether no message will ever come again. At most once, what is committed is handed out also at the end."""
+        return self.ended.is_set() or (self.ending and not self._leases)
 
     def raise_failure(self) -> None:
         """Raise what the engine failed of, if it has."""
@@ -76,12 +84,16 @@ class Taking:
 
     # -- messages, from the user's side
 
-    def take(self) -> Fetched | None:
-        """Return the next batch that may be handed out now, reported as delivered; None when there is none."""
+    def _take(self) -> Handout | None:
+        """Return the next batch that may be handed out now, reported as delivered but at most once; None when there is none.
+
+        At most once a batch is reported when all of it has been handed out (`used_up`): a claim that is being given back waits for that.
+        """
         with self.lock:
             member, now_s = self.member, self._clock.monotonic_s()
             if member is None:
                 return None
+            self._report(member, now_s)
             while True:
                 batch = self.queue.take(lambda lease: self._ready(member, lease, now_s))
                 if batch is None:
@@ -94,13 +106,31 @@ class Taking:
                 if 0 < left < len(batch.messages):
                     batch, rest = batch.split(left)
                     self.queue.put_back(rest)
-                self._do(member.delivered(lease.topic, lease.partition, batch.offsets(), now_s))
-                if lease.lane is not None:
-                    self._do(member.skipped(lease.topic, lease.partition, batch.end, now_s))
                 if self._at_most_once:
                     self._propose(member, lease, now_s)
-                if lease.open:
-                    return batch
+                else:
+                    self._delivered(member, batch, now_s)
+                handout = self._handouts[lease] = Handout(batch)
+                return handout
+
+    def _delivered(self, member: Member, batch: Fetched, now_s: float) -> None:
+        lease = batch.lease
+        self._do(member.delivered(lease.topic, lease.partition, batch.offsets(), now_s))
+        if lease.lane is not None:
+            self._do(member.skipped(lease.topic, lease.partition, batch.end, now_s))
+
+    def _report(self, member: Member, now_s: float) -> None:
+        """At most once: tell what was handed out since the last time."""
+        while self._handed_out:
+            batch = self._handed_out.popleft().batch
+            if batch.lease.open:
+                self._delivered(member, batch, now_s)
+
+    def turn_over(self, member: Member, now_s: float) -> None:
+        """Tell the member, under the lock, what it has not been told of what was handed out and of where there is nothing to hand out."""
+        self._report(member, now_s)
+        for moved in self.queue.take_moves(but=self._handouts if self._at_most_once else ()):
+            self._do(member.skipped(moved.lease.topic, moved.lease.partition, moved.end, now_s))
 
     def take_handout(self) -> Handout | None:
         """Return the next batch to be handed out message by message: one that was set aside and may go on, else a new one."""
@@ -109,11 +139,7 @@ class Taking:
                 self.used_up(handout)
             elif self.may_deliver(lease):
                 return handout
-        batch = self.take()
-        if batch is None:
-            return None
-        handout = self._handouts[batch.lease] = Handout(batch)
-        return handout
+        return self._take()
 
     def may_deliver(self, lease: Lease) -> bool:
         """Return whether a message of *lease* may be handed out at this very moment. What was frozen meanwhile is told by the clock."""
@@ -126,7 +152,9 @@ class Taking:
                 self._withdraw(handout)
 
     def used_up(self, handout: Handout) -> None:
-        """All of *handout* has been handed out, or will never be."""
+        """All of *handout* has been handed out, or will never be. Takes no lock: it comes between the gate and the hand-out."""
+        if self._at_most_once:
+            self._handed_out.append(handout)  # first, so that it is never in neither place; the engine's next turn tells
         self._handouts.pop(handout.batch.lease, None)
 
     def _ready(self, member: Member, lease: Lease, now_s: float) -> bool:
@@ -206,6 +234,7 @@ class Taking:
             "queued_messages": self.queue.messages,
             "queued_bytes": self.queue.size_bytes,
             "undecodable_frames": self.undecodable,
+            "undelivered_messages": self.undelivered,
             "kafka_commits_failed": 0 if self._feed is None else self._feed.commits_failed,
         }
 
@@ -260,23 +289,44 @@ class Taking:
     def _note_commit(self, action: CommitOffset) -> None:
         """Have Kafka's own book follow: to where a partition stands, which with lanes is where the last of them stands."""
         source, partition = self._names.source(action.topic), action.partition
-        member, offset = self.member, action.offset
-        if source != action.topic and member is not None:
-            others = (each for each in self._names.claimed_as(source) if each != action.topic)
-            found = lowest((offset, *(member.committed_offset(each, partition) for each in others)))
-            if found is None:  # some lane was never worked on: nobody knows
-                return
-            offset = found
-        self._to_commit[source, partition] = offset
+        if source == action.topic:
+            self._to_commit[source, partition] = action.offset
+        else:
+            self._note_lanes(source, partition)
+
+    def _note_lanes(self, source: str, partition: int) -> None:
+        """Have Kafka's own book follow the lanes of a partition. Said again from time to time: what others commit is seen only later."""
+        if self.member is None:
+            return
+        found = lowest(tuple(self.member.committed_offset(each, partition) for each in self._names.claimed_as(source)))
+        if found is not None and self._lanes_booked.get((source, partition)) != found:  # None: some lane was never worked on
+            self._to_commit[source, partition] = self._lanes_booked[source, partition] = found
 
     def _end(self, action: Stop) -> None:
         lease = self._leases.pop((action.topic, action.partition), None)
         if lease is None or self._feed is None:
             return
+        left = self.queue.left(lease) if self._at_most_once else []
         self._feed.stop(lease)  # closes it: from here on nothing of it is handed out
         handout = self._handouts.get(lease)
         if handout is not None:
+            at, batch = handout.at, handout.batch  # the taker goes on meanwhile
+            if self._at_most_once and at < len(batch.messages):
+                left = [batch if at == 0 else batch.split(at)[1], *left]
             self._withdraw(handout)
+        if left:
+            self._note_undelivered(action, left)
+        if self.ending:
+            self.queue.nudge()  # that may have been the last
+
+    def _note_undelivered(self, stop: Stop, left: Sequence[Fetched]) -> None:
+        """At most once: what the log has committed and nobody took in time is lost, and said to be."""
+        count = sum(len(batch.messages) for batch in left)
+        self.undelivered += count
+        text = (
+            f"{count} messages, offsets {left[0].first} to {left[-1].end - 1}, were committed and not taken before the claim was given up"
+        )
+        self._notify(Notify(Event.UNDELIVERED, stop.topic, stop.partition, text=text))
 
     def _withdraw(self, handout: Handout) -> None:
         """Tell the member where handing out ended.
@@ -310,4 +360,4 @@ class Taking:
         self.queue.nudge()
 
 
-_ALARMING = (Event.FENCED, Event.ABANDONED, Event.CLOCK_SKEW, Event.RIVAL)
+_ALARMING = (Event.FENCED, Event.ABANDONED, Event.UNDELIVERED, Event.CLOCK_SKEW, Event.RIVAL)

@@ -30,7 +30,8 @@ class Member(Claiming):
     """Everything one instance does to claim, keep, measure, commit and release partitions.
 
     Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here reads a clock. The wall
-    clock is told by `clock` (at the start, and again at least once per tick or whenever it may have jumped) because frames carry it.
+    clock is told by `clock` (at the start, and again before frames are observed and before each tick, since it may have jumped) because
+    frames carry it.
 
     *coordination_partitions* is the number of partitions of the coordination topic. Read all of them that `coordination` names.
     """
@@ -285,7 +286,7 @@ class Member(Claiming):
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             claim.tracker.deliver(offsets)
             return []
-        claim.handed = offsets[-1] + 1
+        claim.handed = max(claim.handed, offsets[-1] + 1)
         if claim.stage is Stage.DRAINING:
             self._drained(claim, now_s)
         return self._done(now_s)
@@ -400,7 +401,7 @@ class Member(Claiming):
                 continue
             self._stop(claim)
             if claim.stage in _COMMITTING:
-                self._send_heartbeat(claim, claim.offset(), now_s)
-                self._commit_offset(claim, claim.offset())
+                self._send_heartbeat(claim, claim.tracker.current, now_s)
+                self._commit_offset(claim, claim.tracker.current)
             self._forget(claim, now_s)
         return self._done(now_s)

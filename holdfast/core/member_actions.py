@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Produce *frame* to *coordination_partition* of the coordination topic (null key, no headers, acks=all, idempotent, in order).
+    """Produce *frame* to *coordination_partition* of the coordination topic (null key, no headers, acks=all, in order; twice does no harm).
 
     Then call `sent(send_id, ok)`: ok when the broker acknowledged it, not ok when the outcome is an error or unknown after the deadline.
     """
@@ -91,6 +91,7 @@ class Event(StrEnum):
     RELEASED = "released"
     FENCED = "fenced"
     ABANDONED = "abandoned"
+    UNDELIVERED = "undelivered"
     FETCH_FAILED = "fetch-failed"
     PAUSED = "paused"
     RESUMED = "resumed"

@@ -314,7 +314,7 @@ class Claiming(Keeping):
             self._stop(claim)
             row = self._row(claim)
             if claim.started:
-                self._send_release(claim, claim.offset(), now_s)
+                self._send_release(claim, claim.tracker.current, now_s)
             elif row is not None and self._mine(row) and row.current_offset is not None:
                 self._send_release(claim, self._unmoved(claim.place, row.current_offset), now_s)
             self._forget(claim, now_s)

@@ -14,6 +14,7 @@ from holdfast.core.member_log import Seen
 from holdfast.core.member_settings import (
     ATTEMPT_INTERVALS,
     COOLDOWN_INTERVALS,
+    DRAIN_INTERVALS,
     EXPIRED_INTERVALS,
     IDLE_INTERVALS,
     RETRY_INTERVALS,
@@ -123,11 +124,15 @@ class Keeping(MemberCore):
         end = claim.committing
         if end is None or row.current_offset is None or row.current_offset < end:
             return
+        begin = claim.tracker.current
         claim.committing = None
-        claim.deadline_s = inf
         claim.tracker.skip_to(end)
+        if claim.stage is Stage.ACTIVE:
+            claim.deadline_s = inf
         if claim.stage in (Stage.ACTIVE, Stage.DRAINING) and not claim.stopped:
             self._out.append(Deliver(*claim.place, end))
+        else:
+            self._tell(Event.UNDELIVERED, claim, text=f"offsets {begin} to {end - 1} were committed too late to be handed out")
 
     def _patience(self, claim: LocalClaim, now_s: float) -> None:
         claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._interval_s
@@ -154,8 +159,8 @@ class Keeping(MemberCore):
             case Stage.DRAINING if not drain:
                 self._finish(claim, now_s)
                 return
-            case Stage.DRAINING if reason is Reason.PAUSED:
-                self._stop(claim)
+            case Stage.DRAINING if reason is Reason.PAUSED and not claim.stopped:
+                claim.deadline_s = min(claim.deadline_s, now_s + DRAIN_INTERVALS * self._interval_s)
                 self._drained(claim, now_s)
                 return
             case Stage.DRAINING | Stage.RELEASING:
@@ -169,12 +174,15 @@ class Keeping(MemberCore):
             self._give_back_unstarted(claim, now_s)
             return
         claim.stage = Stage.DRAINING
-        at_most_once = self.settings.delivery is Delivery.AT_MOST_ONCE
         claim.proposed = None  # not committed, so not lost: the next owner reads it
-        if not at_most_once or reason is Reason.PAUSED:
+        wait_s = self.settings.drain_within_s if drain else 0.0
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             self._stop(claim)
+        elif reason is Reason.PAUSED:
+            # What the log has committed would be lost, so it is still handed out: no longer than any member takes to hear of the pause.
+            wait_s = min(wait_s, DRAIN_INTERVALS * self._interval_s)
         # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed (D21).
-        claim.deadline_s = min(now_s + self.settings.drain_within_s, claim.lease_until_s) if drain else now_s
+        claim.deadline_s = min(now_s + wait_s, claim.lease_until_s)
         if claim.deadline_s <= now_s:
             self._finish(claim, now_s)
         else:
@@ -209,7 +217,8 @@ class Keeping(MemberCore):
         claim.beat_at_s = now_s + ATTEMPT_INTERVALS * self._interval_s
         self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
         claim.releases += 1
-        self._send_release(claim, max(claim.offset(), 0), now_s)
+        # A batch whose commit is not seen yet was not handed out and will not be: if the log has not taken it, it is the next owner's.
+        self._send_release(claim, max(claim.tracker.current, 0), now_s)
 
     def _give_back_unstarted(self, claim: LocalClaim, now_s: float) -> None:
         row = self._row(claim)

@@ -274,6 +274,10 @@ class Checks:
             for offset in range(begin, end):
                 ledger.passed[offset] = by
 
+    def on_undelivered(self, node: Node, place: Place, begin: int, end: int) -> None:
+        """At most once: a member gives back what the log has committed for it before it has handed it out, although it had time."""
+        raise self.trace.fail(LOST, place, f"{node.name} gives it back, and {begin} to {end - 1} were committed and never handed out")
+
     def on_go_done(self, place: Place, done: Sequence[int]) -> None:
         """A user of the Go library is done with messages."""
         self.ledgers[place].done.update(done)

@@ -8,10 +8,10 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.frames import Frame
+from holdfast.core.frames import Frame, ReleasingPartition
 from holdfast.core.member import Member
-from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Send, Start, Stop, Token
-from holdfast.core.member_settings import Delivery, MemberSettings
+from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
+from holdfast.core.member_settings import DRAIN_INTERVALS, Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
 from tests.simulation.broker import Broker
 from tests.simulation.process import MONO_S, Process
@@ -38,9 +38,10 @@ class Habits:
 
 class Job:
     """What a process does under one claim. *queue* was reported as delivered and is not handed out yet; *open_offsets* are handed out
-    and not done; all below *prefix* is done. At most once, what lies below *granted* may be handed out, and *asked* was announced."""
+    and not done; all below *prefix* is done. At most once, what lies below *granted* may be handed out, and *asked* was announced;
+    *drains_until_s* is until when a release waits for it."""
 
-    __slots__ = ("asked", "epoch", "granted", "open_offsets", "place", "position", "prefix", "queue", "stopped")
+    __slots__ = ("asked", "drains_until_s", "epoch", "granted", "open_offsets", "place", "position", "prefix", "queue", "stopped")
 
     def __init__(self, place: Place, offset: int, epoch: int) -> None:
         self.place, self.epoch = place, epoch
@@ -48,6 +49,7 @@ class Job:
         self.queue: list[int] = []
         self.open_offsets: list[int] = []
         self.stopped = False
+        self.drains_until_s = -inf
 
 
 class Node(Process):
@@ -138,6 +140,7 @@ class Node(Process):
         member = self.member
         assert member is not None
         now_s = self.mono_s()
+        self._do(member.clock(self.wall_s(), now_s))
         for frame, at_ms in records:
             actions = member.observe(frame, index, offset, at_ms, now_s)
             offset += 1
@@ -225,12 +228,17 @@ class Node(Process):
 
     def _do(self, actions: Iterable[Action]) -> None:
         trace = self.trace
+        actions = list(actions)
+        failed = any(type(action) is Fail for action in actions)
         for action in actions:
             kind = type(action)
             if kind is Send:
                 frame: Any = action.frame  # type: ignore[union-attr]
+                place = Place(frame.topic, frame.partition)
+                if type(frame) is ReleasingPartition and not failed:
+                    self._check_drained(place)
                 trace.note(
-                    Place(frame.topic, frame.partition), self.name, "sends", type(frame).__name__, *frame.__struct_fields__[-2:-1],
+                    place, self.name, "sends", type(frame).__name__, *frame.__struct_fields__[-2:-1],
                     getattr(frame, frame.__struct_fields__[-2]),
                 )  # fmt: skip
                 self.wire.send(frame, action.coordination_partition, action.send_id)  # type: ignore[union-attr]
@@ -254,7 +262,26 @@ class Node(Process):
                 self.fault(inf)
                 self.checks.on_fail(self, action.error)  # type: ignore[union-attr]
 
+    def _note_drain(self, place: Place, reason: Reason | None) -> None:
+        """Work out until when a release that begins now waits: its deadline, or the end of its lease if that comes before."""
+        job = self.jobs.get(place)
+        claim = None if self.member is None else self.member._claims.get(place)
+        if job is None or claim is None:
+            return
+        wait_s = self.settings.drain_within_s
+        if reason is Reason.PAUSED:
+            wait_s = min(wait_s, DRAIN_INTERVALS * self.settings.heartbeat_interval_s)
+        job.drains_until_s = min(self.mono_s() + wait_s, claim.lease_until_s)
+
+    def _check_drained(self, place: Place) -> None:
+        """At most once: what is given back has been handed out as far as the log has committed it, if there was time for it."""
+        job = self.jobs.get(place)
+        if job is not None and self.at_most_once and job.position < job.granted and self.mono_s() < job.drains_until_s:
+            self.checks.on_undelivered(self, place, job.position, job.granted)
+
     def _notify(self, told: Notify) -> None:
+        if told.event is Event.RELEASING:
+            self._note_drain(Place(told.topic, told.partition), told.reason)
         if told.event not in MUTE:
             self.trace.note(
                 Place(told.topic, told.partition), self.name, told.event.value, told.reason.value if told.reason else "", told.text
@@ -386,11 +413,12 @@ class Node(Process):
             offsets = offsets_of(place, job.position, end)
             job.position = end
             if offsets:
-                self._do(member.delivered(*place, offsets, now_s))
-                if job.stopped:
-                    return
+                # First to the user, as a client does: what is told may have the claim given back.
                 self.trace.note(place, self.name, "hands out", offsets[0], "to", offsets[-1])
                 self.checks.on_hand_out(self, place, offsets)
+                self._do(member.delivered(*place, offsets, now_s))
+            else:
+                self._do(member.skipped(*place, end, now_s))
         if job.stopped or job.asked > job.granted or job.position < job.granted:
             return
         latest = self.broker.latest.get(data_place(place), 0)

@@ -208,6 +208,10 @@ def claims_that_have_lapsed_are_held_on_to(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(Keeping, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._jitter_s()))
 
 
+def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Keeping, "_in_flight", lambda self, claim: not claim.stopped and claim.committing is not None)
+
+
 FAULTS = [
     Fault(a_lease_that_never_ends, Kind.RACE, OWNER),
     Fault(a_gate_that_is_always_open, Kind.RACE, OWNER),
@@ -216,6 +220,7 @@ FAULTS = [
     Fault(heartbeats_tell_what_was_delivered_instead_of_done, Kind.RACE, LOST),
     Fault(heartbeats_tell_the_offset_of_the_start, Kind.RACE, REDELIVERED),
     Fault(a_batch_is_delivered_before_the_log_has_it, Kind.AT_MOST_ONCE, TWICE),
+    Fault(what_is_committed_is_not_waited_for, Kind.AT_MOST_ONCE, LOST),
     Fault(lanes_that_share_keys, Kind.LANES, ORDER),
     Fault(an_owner_that_starts_at_the_beginning, Kind.RACE, START),
     Fault(claims_of_the_dead_are_never_free, Kind.RACE, FREE),
