@@ -61,8 +61,8 @@ class Question:
 class _Setback(Exception):
     """An attempt that brought no answer, and what to make of it.
 
-    *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help. *cut*: the deadline ended it, so
-    it says less than what stood in the way before.
+    *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help. *cut*: it was short because the
+    deadline is near, so its silence says less than what stood in the way before.
     """
 
     def __init__(
@@ -164,20 +164,20 @@ class Asker:
 
     async def ask(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
         """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for want of Kafka."""
-        backoff_s, before, unread, was_read = _BACKOFF_S, None, None, False
+        backoff_s, told, unread, was_read = _BACKOFF_S, None, None, False
         while True:
             seen, known = self._refreshed, self._candidates(question)
             met = await self._round(question, decode, deadline_s)
             if not isinstance(met, _Setback):
                 return met
-            before = setback = before if met.cut and before is not None else met
-            if not setback.final and not setback.at_once and self._left_s(deadline_s) > _LEAST_LEFT_S:
+            told = told if met.cut and told is not None else met
+            if not met.final and not met.at_once and self._left_s(deadline_s) > _LEAST_LEFT_S:
                 unread = await self._refresh(seen, deadline_s)
                 was_read = was_read or unread is None
             now_known = self._candidates(question)
-            if setback.final or (left_s := self._left_s(deadline_s)) <= _LEAST_LEFT_S:
-                raise setback.error if now_known or was_read or unread is None else unread
-            if setback.at_once:
+            if met.final or (left_s := self._left_s(deadline_s)) <= _LEAST_LEFT_S:
+                raise told.error if now_known or was_read or unread is None else unread
+            if met.at_once:
                 continue
             self._refuse_other_version(question.processor)
             if now_known == known:
@@ -221,7 +221,7 @@ class Asker:
                 body = await response.read()
         except TimeoutError:
             error = NotReadyError(f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or cut off")
-            raise _Setback(error, cut=attempt_s == left_s) from None
+            raise _Setback(error, cut=attempt_s < ATTEMPT_S) from None
         except aiohttp.ClientError as error:
             raise self._unreachable(url, question, error) from error
         if response.status == 200:

@@ -7,11 +7,12 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import AsyncExitStack
 from datetime import timedelta
-from typing import Self
+from typing import Any, Self
 
 import msgspec
 import pytest
 
+from holdfast.clients.asking import Asker, _Setback
 from holdfast.clients.directory import FixedDirectory
 from holdfast.clock import system_clock
 from holdfast.core.queries import TableClaims, WorkerClaims
@@ -232,13 +233,24 @@ async def test_who_has_just_written_waits_for_that_offset() -> None:
 @scenario
 async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.clients.asking.ATTEMPT_S", 0.1)
+    attempt, silent = Asker._attempt, 0
+
+    async def noting(*named: Any) -> Any:
+        nonlocal silent
+        try:
+            return await attempt(*named)
+        except _Setback as met:
+            silent += not met.at_once  # on a busy machine the worker's word may come too late
+            raise
+
+    monkeypatch.setattr(Asker, "_attempt", noting)
     async with one_worker() as worker, client(directory=(directory := Unfolding([worker.claims()]))) as tables:
         waiting = asyncio.create_task(tables.get(TOTALS, "ada", partition=0, at_least=(0, 7), timeout_s=20))
         while asked(worker, "offset_timeout") < 3:  # noqa: ASYNC110  the worker's own count
             await asyncio.sleep(0.01)
         await worker.replica(TOTALS, 0).advance(7)
         assert (await waiting).as_of_offset == 7
-        assert directory.refreshed == 0, "the right worker is asked again at once"
+        assert directory.refreshed <= silent, "the right worker is asked again at once"
 
 
 @scenario
