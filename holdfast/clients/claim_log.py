@@ -22,6 +22,7 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from holdfast.clients.claim_bursts import Ack, Bursts
 from holdfast.clients.claim_logging import Quiet, impatient
 from holdfast.clients.log_tail import Tail
 from holdfast.config import Settings
@@ -56,13 +57,6 @@ class LogRecord(NamedTuple):
     capable: bool = False
 
 
-class Ack(NamedTuple):
-    """What became of a frame: *error* None when the broker has it."""
-
-    send_id: int
-    error: str | None
-
-
 class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
@@ -84,6 +78,7 @@ class CoordinationLog:
         self._headers: list[tuple[str, str | bytes | None]] = [] if interop else [CAPABILITY_HEADER]
         self._reader: Consumer | None = None
         self._writer: Producer | None = None
+        self._bursts: Bursts | None = None
         self._acks: deque[Ack] = deque()
         self.partitions = 0
         self.reading: frozenset[int] = frozenset()
@@ -122,15 +117,13 @@ class CoordinationLog:
             "acks": "all",
             "compression.type": self._compression,
             "linger.ms": FRAME_LINGER_MS,
-            # Frames of a burst go together while one request is under way. With more allowed, librdkafka (2.16) spins on a core as long as
-            # all five are under way, and a fleet on a slow broker so makes it slower still.
-            "max.in.flight.requests.per.connection": 1,
             # A heartbeat that arrives long after it was sent is a zombie's: better it never arrives.
             "message.timeout.ms": max(1_000, int(self._send_timeout_s * 1_000)),
             "queue.buffering.max.messages": LIMIT_UNSENT,
         }
         produces = impatient(self._settings.producer(**writing))
         self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
+        self._bursts = Bursts(self._writer, self._topic, self._headers, self._acks.append, unsent_s=self._send_timeout_s)
 
     def _count(self, timeout_s: float) -> int:
         assert self._reader is not None
@@ -170,10 +163,11 @@ class CoordinationLog:
     def close(self, timeout_s: float = 0.0) -> int:
         """Wait up to *timeout_s* for acknowledgements, let go of the broker, and return how many frames were never acknowledged."""
         writer, self._writer = self._writer, None
+        bursts, self._bursts = self._bursts, None
         reader, self._reader = self._reader, None
         unsent = 0
-        if writer is not None:
-            unsent = writer.flush(timeout_s)
+        if writer is not None and bursts is not None:
+            unsent = bursts.close(timeout_s)
             writer.purge()
             writer.flush(0)
         if reader is not None:
@@ -239,23 +233,15 @@ class CoordinationLog:
 
     def send(self, send_id: int, value: bytes, partition: int) -> None:
         """Append a frame; what becomes of it is told by `acks` under *send_id*, sooner or later. Never waits."""
-        writer = self._writer
-        if writer is None:
+        if self._bursts is None:
             self._acks.append(Ack(send_id, "the client is closed"))
-            return
-
-        def told(error: KafkaError | None, _: Message) -> None:
-            self._acks.append(Ack(send_id, None if error is None else error.str()))
-
-        try:
-            writer.produce(self._topic, value=value, partition=partition, headers=self._headers, on_delivery=told)
-        except (BufferError, KafkaException) as error:
-            self._acks.append(Ack(send_id, str(error)))
+        else:
+            self._bursts.send(send_id, value, partition)
 
     def acks(self) -> list[Ack]:
         """Return what became of frames since the last call. Does not wait."""
-        if self._writer is not None:
-            self._writer.poll(0)
+        if self._bursts is not None:
+            self._bursts.go_on()
         out = []
         while self._acks:
             out.append(self._acks.popleft())

@@ -93,7 +93,6 @@ class GroupLog:
             "enable.idempotence": True,
             "acks": "all",
             "linger.ms": LINGER_MS,
-            "max.in.flight.requests.per.connection": 1,  # as in CoordinationLog
             # A sign of life that arrives after the session is worse than none.
             "message.timeout.ms": max(1_000, int(self._unsent_s * 1_000)),
         }
