@@ -149,7 +149,8 @@ def goharvest(reaper: Path) -> System:
 
     def command(table: Table) -> list[str]:
         ground, name = table.ground, f"{table.name}-goharvest"
-        AdminClient({"bootstrap.servers": ground.bootstrap}).create_topics([NewTopic(name, 1, 1)])[name].result(20)
+        admin = AdminClient({"bootstrap.servers": ground.bootstrap})
+        admin.create_topics([NewTopic(name, 1, 1)])[name].result(20)
         database = psycopg.conninfo.conninfo_to_dict(ground.dsn)
         source = " ".join(f"{key}={value}" for key, value in {**database, "sslmode": "disable"}.items())
         limits = {"markQueryRecords": 2_000, "sendConcurrency": 8, "maxInFlightRecords": 10_000}
