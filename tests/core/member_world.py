@@ -22,9 +22,10 @@ from holdfast.core.frames import (
     encode,
 )
 from holdfast.core.member import Member
-from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Send, Start, Stop, Token
+from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
 from holdfast.core.member_settings import Delivery, MemberSettings
 
+ORDERS = Place("orders", 0)
 BEGAN_S = 1_700_000_000.0
 """What the broker's clock shows when simulated time is 0."""
 
@@ -241,3 +242,29 @@ class World:
 
 
 __all__ = ["BEGAN_S", "ClaimingMessages", "Delivery", "Node", "World"]
+
+
+def held_by(world: World, *nodes: Node) -> list[set[int]]:
+    """Return the partitions each node consumes."""
+    return [{partition for _, partition in node.held} for node in nodes]
+
+
+def working(**settings: object) -> tuple[World, Node]:
+    """Return a world of one partition of 1,000 messages, and its owner."""
+    world = World()
+    world.marks[ORDERS] = (0, 1000)
+    node = world.add(**settings)  # type: ignore[arg-type]
+    world.run(5)
+    assert node.held
+    return world, node
+
+
+def reasons(node: Node) -> list[Reason | None]:
+    """Return why the node gave claims back."""
+    return [told.reason for told in node.events(Event.RELEASING)]
+
+
+def row_offset(world: World) -> int | None:
+    """Return the offset that the log shows for ORDERS."""
+    row = world.row("orders", 0)
+    return None if row is None else row.current_offset
