@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterable
-from dataclasses import dataclass
 from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
@@ -14,6 +13,7 @@ from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, F
 from holdfast.core.member_settings import DRAIN_INTERVALS, Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
 from tests.simulation.broker import Broker
+from tests.simulation.job import Habits, Job
 from tests.simulation.process import MONO_S, Process
 from tests.simulation.trace import WHOLE, Trace
 from tests.simulation.units import data_place, offsets_of
@@ -22,34 +22,6 @@ if TYPE_CHECKING:
     from tests.simulation.checks import Checks
 
 MUTE = frozenset({Event.RACE_LOST})
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Habits:
-    """How a user works: how often, how much at once, and in which order messages are done."""
-
-    pace_s: float
-    batch: int
-    disorder: float = 0.2
-    slowness: float = 0.3
-    idleness: float = 0.0
-    flushes: float = 0.0
-
-
-class Job:
-    """What a process does under one claim. *queue* was reported as delivered and is not handed out yet; *open_offsets* are handed out
-    and not done; all below *prefix* is done. At most once, what lies below *granted* may be handed out, and *asked* was announced;
-    *drains_until_s* is until when a release waits for it."""
-
-    __slots__ = ("asked", "drains_until_s", "epoch", "granted", "open_offsets", "place", "position", "prefix", "queue", "stopped")
-
-    def __init__(self, place: Place, offset: int, epoch: int) -> None:
-        self.place, self.epoch = place, epoch
-        self.position = self.prefix = self.granted = self.asked = offset
-        self.queue: list[int] = []
-        self.open_offsets: list[int] = []
-        self.stopped = False
-        self.drains_until_s = -inf
 
 
 class Node(Process):

@@ -8,7 +8,7 @@ from random import Random
 
 from holdfast.core.member_settings import Delivery, MemberSettings
 from tests.simulation.broker import Weather
-from tests.simulation.node import Habits
+from tests.simulation.job import Habits
 from tests.simulation.units import lane_topics
 
 
