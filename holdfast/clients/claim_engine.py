@@ -248,7 +248,7 @@ class Engine(Taking):
                 source = self._names.source(topic)
                 lookups.ask(source, partition, committed=False)
                 if source != topic:
-                    self._note_lanes(source, partition)
+                    self._note_lanes(source, partition, {})
         if now_s >= self._partitions_at_s:
             self._partitions_at_s = now_s + self._options.partitions_lookup_s * self._draws.uniform(0.5, 1.5)
             lookups.ask_counts((*self._names.sources(self.member_settings.topics), self._settings.coordination_topic))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import threading
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar, assert_never
@@ -292,13 +292,15 @@ class Taking:
         if source == action.topic:
             self._to_commit[source, partition] = action.offset
         else:
-            self._note_lanes(source, partition)
+            self._note_lanes(source, partition, {action.topic: action.offset})
 
-    def _note_lanes(self, source: str, partition: int) -> None:
+    def _note_lanes(self, source: str, partition: int, told: Mapping[str, int]) -> None:
         """Have Kafka's own book follow the lanes of a partition. Said again from time to time: what others commit is seen only later."""
-        if self.member is None:
+        member = self.member
+        if member is None:
             return
-        found = lowest(tuple(self.member.committed_offset(each, partition) for each in self._names.claimed_as(source)))
+        lanes = self._names.claimed_as(source)
+        found = lowest(told[each] if each in told else member.committed_offset(each, partition) for each in lanes)
         if found is not None and self._lanes_booked.get((source, partition)) != found:  # None: some lane was never worked on
             self._to_commit[source, partition] = self._lanes_booked[source, partition] = found
 

@@ -7,16 +7,20 @@ import time
 from collections import defaultdict
 from collections.abc import Iterable, Iterator
 from contextlib import AsyncExitStack, closing
-from typing import Any
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.clients.claim_consumer import ClaimConsumer, ClaimedMessage
+from holdfast.clients.claim_engine import Engine
 from holdfast.config import Settings
 from holdfast.core.claims import Claim, claim_key
 from holdfast.core.frames import ClaimingPartition
-from holdfast.core.lanes import lane_of, lane_topic, lane_topics
+from holdfast.core.lanes import ClaimNames, lane_of, lane_topic, lane_topics
+from holdfast.core.member import Member
+from holdfast.core.member_actions import CommitOffset
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError
 from tests.clients.claiming import Child, Ground, scenario, take, until
@@ -91,6 +95,28 @@ def test_the_check_of_order_sees_what_is_out_of_order() -> None:
     for wrong in (seen((2, 1), (1, 1)), seen((1, 1), (3, 1), (2, 2))):
         with pytest.raises(AssertionError):
             check_order(wrong)
+
+
+def test_the_book_follows_the_lowest_lane_also_when_it_is_another_member_s_that_moves() -> None:
+    """Two that commit at the same moment see each other's commit only later: without a second look the book would stay behind."""
+    engine = Engine.__new__(Engine)
+    engine._names, engine._to_commit, engine._lanes_booked = ClaimNames(2), {}, {}
+    mine, other = engine._names.claimed_as("orders")
+    logged: dict[str, int | None] = {mine: None, other: None}
+    engine.member = cast(Member, SimpleNamespace(committed_offset=lambda topic, partition: logged[topic]))
+
+    def told() -> int | None:
+        engine._note_lanes("orders", 0, {})
+        return engine._to_commit.pop(("orders", 0), None)
+
+    engine._note_commit(CommitOffset(mine, 0, 10))
+    assert engine._to_commit == {}, "some lane was never worked on"
+    logged |= {mine: 10, other: 7}
+    assert (told(), told()) == (7, None)
+    logged[other] = 12
+    assert (told(), told()) == (10, None)
+    engine._note_commit(CommitOffset(mine, 0, 20))  # its last word, which the log does not show yet
+    assert engine._to_commit == {("orders", 0): 12}
 
 
 @scenario
