@@ -28,7 +28,7 @@ class Token(NamedTuple):
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Produce *frame* to *coordination_partition* of the coordination topic (null key, no headers, acks=all, in order; twice does no harm).
+    """Produce *frame* to *coordination_partition* of the coordination topic (null key, no headers, acks=all, idempotent, in order).
 
     Then call `sent(send_id, ok)`: ok when the broker acknowledged it, not ok when the outcome is an error or unknown after the deadline.
     """
