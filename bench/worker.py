@@ -17,6 +17,7 @@ from typing import Any
 
 import msgspec
 from confluent_kafka import Message
+from rocksdict import WriteOptions
 
 from holdfast.agents.app import create_app
 from holdfast.agents.bookkeeper import books, dedupe
@@ -71,7 +72,8 @@ class Clock:
     def start(self) -> None:
         if not self.started_s:
             self.started_s, self.cpu_s = time.perf_counter(), time.process_time()
-            self.watch = asyncio.ensure_future(self._watch())
+            if RECORDS:  # its 200 wake-ups a second are more than an idle worker's own
+                self.watch = asyncio.ensure_future(self._watch())
 
     async def _watch(self) -> None:
         while True:
@@ -98,11 +100,11 @@ def measure_restore() -> None:
     """Log the records and the time between the first and the last changelog batch of a restore, as Kafka Streams' own clock has it."""
     plain, first_s, read = Partition.apply, 0.0, 0
 
-    def timed(self: Partition, messages: list[Message]) -> None:
+    def timed(self: Partition, messages: list[Message], options: WriteOptions) -> None:
         nonlocal first_s, read
         first_s = first_s or time.perf_counter()
         read += len(messages)
-        plain(self, messages)
+        plain(self, messages, options)
         if read >= RESTORE_RECORDS > 0:
             logging.getLogger(__name__).warning("restored %d records in %.3f s", read, time.perf_counter() - first_s)
 

@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from confluent_kafka import Message
+from rocksdict import WriteOptions
 
 from holdfast.core.codec import APPLIED, decode_marker, row_key
 from holdfast.core.folding import Changes, Folder
@@ -173,7 +174,7 @@ class Partition:
             raise ChangelogError(self._made_again())
         self._store.write(changes.puts, changes.marker, changelog_next)
 
-    def apply(self, messages: list[Message]) -> None:
+    def apply(self, messages: list[Message], options: WriteOptions) -> None:
         """Apply changelog records, whole transactions only: a reader never sees half of one."""
         self.restored_records += len(messages)
         held = self._held + messages if self._held else messages
@@ -190,7 +191,7 @@ class Partition:
         # Only the last of a row's changes counts. Markers of the transactions before are among the keys, and written over by this one's.
         rows = dict(zip(keys[:closed], map(Message.value, held), strict=False))
         rows.pop(APPLIED, None)
-        self._store.write(rows.items(), decode_marker(marker.value() or b""), (marker.offset() or 0) + 1)  # type: ignore[arg-type]
+        self._store.write(rows.items(), decode_marker(marker.value() or b""), (marker.offset() or 0) + 1, options=options)  # type: ignore[arg-type]
         self._notify(self)
 
     def _made_again(self) -> str:

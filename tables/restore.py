@@ -8,12 +8,14 @@ from collections.abc import Iterable, Mapping
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, ChangelogError
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.messages import Place, by_place, only
 from holdfast.tables.partition import UNKNOWN, Partition
+from holdfast.tables.store import LOGGED, UNLOGGED
 
 logger = logging.getLogger(__name__)
 
@@ -79,12 +81,12 @@ class _Reader:
             part.forget_torn()
         self.consumer.assign([TopicPartition(part.changelog, part.partition, part.changelog_next) for part in self.parts.values()])
 
-    def step(self, limit: int, timeout_s: float) -> tuple[int, list[Partition]]:
+    def step(self, limit: int, timeout_s: float, options: WriteOptions) -> tuple[int, list[Partition]]:
         """Apply what has come; return (records, partitions that reached the end)."""
         self._ended = []
         found = by_place(drain(self.consumer, limit, timeout_s), self._only_topic, self._on_error)
         for place, messages in found.items():
-            self.parts[place].apply(messages)
+            self.parts[place].apply(messages, options)
         return sum(map(len, found.values())), self._ended
 
     def _on_error(self, message: Message, error: KafkaError) -> None:
@@ -144,7 +146,7 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
         while todo:
             if interrupted.is_set():
                 raise Interrupted
-            records, ended = reader.step(READ_RECORDS, 0.1)
+            records, ended = reader.step(READ_RECORDS, 0.1, UNLOGGED)
             total += records
             for part in ended:
                 if part.torn():
@@ -204,7 +206,7 @@ class Follower(threading.Thread):
             try:
                 with self._lock:
                     if self._reader is not None and self._log_ends is not None and self._reader.parts:
-                        records, _ = self._reader.step(STAND_BY_RECORDS, 0)
+                        records, _ = self._reader.step(STAND_BY_RECORDS, 0, LOGGED)
                         if now_s - dated_s > DATE_EVERY_S:
                             self._log_ends.ask(self._reader.places())
                             dated_s = now_s

@@ -42,6 +42,10 @@ _PIECES = META + b"pieces"
 
 _KEY = itemgetter(0)
 
+LOGGED, UNLOGGED = R.WriteOptions(), R.WriteOptions()
+"""With RocksDB's write-ahead log and without."""
+UNLOGGED.disable_wal = True  # type: ignore[method-assign, assignment]
+
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
     """Whose state a store holds. A store whose stamp differs in anything is set aside and rebuilt, never trusted.
@@ -97,11 +101,15 @@ class PartitionStore:
     state, whole. Many rows are written in pieces, position and offset with the last; readers see none of it before. The first piece
     notes the offset that the last will bring: after a crash in between the store is not `whole` until the changelog, where all of it is,
     has been read that far. The log is not synced: what a power loss takes is read again from the changelog.
+
+    A restore writes without RocksDB's log: a crash then leaves an earlier state, also whole, since memtables are flushed in the order
+    they were filled. The first write with the log flushes them before: over a hole the log's rows would be of no state.
     """
 
     def __init__(self, path: Path, stamp: Stamp, budget: Budget) -> None:
         self.path, self.stamp, self._budget = path, stamp, budget
         self._before: _Pinned | None = None
+        self._unlogged = False
         self._open()
 
     def _open(self) -> None:
@@ -158,6 +166,7 @@ class PartitionStore:
         """Set the store aside and start an empty one in its place."""
         self.close()
         self._set_aside(cause)
+        self._unlogged = False
         self._open()
 
     @property
@@ -218,22 +227,25 @@ class PartitionStore:
 
     # -- writes; one thread at a time
 
-    def write(self, items: Iterable[tuple[bytes, bytes | None]], marker: Marker, changelog_next: int) -> None:
+    def write(
+        self, items: Iterable[tuple[bytes, bytes | None]], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED
+    ) -> None:
         """Make one transaction's rows, position and changelog offset durable together; *items* names each key once."""
         rows = list(items)
         last = max(0, len(rows) - 1) // WRITE_ROWS * WRITE_ROWS
         try:
+            self._before_logged(options)
             if last:
                 self._before = _Pinned(self._db.iter())
                 for start in range(0, last, WRITE_ROWS):
                     batch = _batch(rows, start, start + WRITE_ROWS)
                     if not start:
                         batch.put(_PIECES, b"%d" % changelog_next)
-                    self._db.write(batch)
+                    self._db.write(batch, options)
             batch = _batch(rows, last, len(rows))
             batch.put(APPLIED, encode_marker(marker))
             batch.put(_CHANGELOG, b"%d" % changelog_next)
-            self._db.write(batch)
+            self._db.write(batch, options)
         except Exception as error:
             self._whole_at = max(self._whole_at, changelog_next if last else 0)
             raise StoreError(
@@ -243,9 +255,17 @@ class PartitionStore:
         self._before = None
         self.marker, self.changelog_next = marker, changelog_next
 
+    def _before_logged(self, options: R.WriteOptions) -> None:
+        if options is UNLOGGED:
+            self._unlogged = True
+        elif self._unlogged:
+            self._db.flush()
+            self._unlogged = False
+
     def touch(self, now_ms: int) -> None:
         """Note that the store is abreast of its changelog now; tombstones older than the topic keeps them can be missed otherwise."""
         try:
+            self._before_logged(LOGGED)
             self._db[_TOUCHED] = b"%d" % now_ms
         except Exception as error:  # noqa: BLE001  all it can cost is a rebuild that was not needed
             logger.warning("store %s: cannot note that it is current: %s", self.path, error)
