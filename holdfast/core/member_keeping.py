@@ -14,7 +14,6 @@ from holdfast.core.member_log import Seen
 from holdfast.core.member_settings import (
     ATTEMPT_INTERVALS,
     COOLDOWN_INTERVALS,
-    DRAIN_INTERVALS,
     EXPIRED_INTERVALS,
     IDLE_INTERVALS,
     RETRY_INTERVALS,
@@ -159,8 +158,8 @@ class Keeping(MemberCore):
             case Stage.DRAINING if not drain:
                 self._finish(claim, now_s)
                 return
-            case Stage.DRAINING if reason is Reason.PAUSED and not claim.stopped:
-                claim.deadline_s = min(claim.deadline_s, now_s + DRAIN_INTERVALS * self._interval_s)
+            case Stage.DRAINING if reason is Reason.PAUSED:
+                self._stop(claim)
                 self._drained(claim, now_s)
                 return
             case Stage.DRAINING | Stage.RELEASING:
@@ -176,11 +175,8 @@ class Keeping(MemberCore):
         claim.stage = Stage.DRAINING
         claim.proposed = None  # not committed, so not lost: the next owner reads it
         wait_s = self.settings.drain_within_s if drain else 0.0
-        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            self._stop(claim)
-        elif reason is Reason.PAUSED:
-            # What the log has committed would be lost, so it is still handed out: no longer than any member takes to hear of the pause.
-            wait_s = min(wait_s, DRAIN_INTERVALS * self._interval_s)
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE or reason is Reason.PAUSED:
+            self._stop(claim)  # a pause is obeyed at once, though at most once it costs what was committed for hand-out
         # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed (D21).
         claim.deadline_s = min(now_s + wait_s, claim.lease_until_s)
         if claim.deadline_s <= now_s:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.frames import Heartbeat, ReleasingPartition
-from holdfast.core.member_actions import Deliver, Event, Place, Reason, Start, Stop
+from holdfast.core.member_actions import Deliver, Event, Place, Start, Stop
 from holdfast.core.member_settings import Delivery
 from tests.core.member_world import Node, World
 
@@ -36,37 +36,20 @@ def offset(world: World) -> int | None:
     return None if row is None else row.current_offset
 
 
-def test_a_pause_waits_until_what_is_committed_is_handed_out() -> None:
-    """Else every pause would lose what the log had committed for hand-out."""
-    world, node = working()
-    announce(world, node, 100)
-    world.run(0.1)
-    assert node.batches
-    world.pause(600)
-    world.run(0.1)
-    assert [told.reason for told in node.events(Event.RELEASING)] == [Reason.PAUSED]
-    assert not node.all(Stop)
-    hand_out(world, node, 0, 60)
-    world.run(1)
-    assert world.owner("orders", 0) == "a"
-    hand_out(world, node, 60, 100)
-    world.run(1)
-    assert (world.owner("orders", 0), offset(world)) == (None, 100)
-
-
 @pytest.mark.parametrize("already_draining", [False, True])
-def test_a_pause_waits_no_longer_than_a_quarter_of_the_interval_whatever_drain_is_set(already_draining: bool) -> None:
+def test_a_pause_is_obeyed_at_once_whatever_was_committed_for_hand_out(already_draining: bool) -> None:
     world, node = working(drain_s=100.0)
     announce(world, node, 100)
     world.run(0.1)
+    assert node.batches
     if already_draining:
         world.do(node, node.member.fetch_failed("orders", 0, "planned", world.now_s))
     world.pause(600)
-    world.run(14)
-    assert node.member.may_deliver("orders", 0, world.now_s)
-    world.run(2)
+    world.run(0.1)
+    assert node.all(Stop)
     assert not node.member.may_deliver("orders", 0, world.now_s)
-    assert world.owner("orders", 0) is None
+    world.run(2)
+    assert (world.owner("orders", 0), offset(world)) == (None, 100)
 
 
 def test_a_commit_that_is_seen_while_draining_does_not_make_the_drain_endless() -> None:
