@@ -92,7 +92,7 @@ class Place:
         left = sum(reader.get_watermark_offsets(place, 10)[1] for place in places)
         reader.assign(places)
         found = []
-        while left:
+        while left > 0:  # a fleet goes on writing
             for message in reader.consume(1_000, 0.2):
                 found.append((message.timestamp()[1], decode(message.value())))
                 left -= 1

@@ -26,7 +26,7 @@ APP = "demo"
 WORKERS = 2
 SESSION_TIMEOUT_S, HEARTBEAT_INTERVAL_S = 6.0, 0.5
 SERVICE = {
-    "app": "mail",
+    "app": "post",
     "coordination_topic": "mail-claims",
     "claim_interval_s": 3.0,
     "outbox_name": "shop",

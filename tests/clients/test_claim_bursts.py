@@ -1,4 +1,4 @@
-"""Frames go to the broker in order and a few requests at a time; what waits for a slow broker costs nothing."""
+"""Frames go to the broker in order, one request a partition at a time; what waits for a slow broker costs nothing."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.clients.admin import Admin
-from holdfast.clients.claim_bursts import GATHER_S, LIMIT_REQUESTS, Ack, Bursts
+from holdfast.clients.claim_bursts import GATHER_S, Ack, Bursts
 from holdfast.clients.claim_log import CoordinationLog
 from holdfast.clients.topics import CreateTopic, Role, TopicSpec
 from holdfast.config import Settings
@@ -62,34 +62,44 @@ class Hands:
             self.now_s += apart_s
 
 
-def test_what_comes_together_goes_together_and_no_more_than_a_few_requests_are_under_way() -> None:
+def test_what_comes_together_goes_together_and_the_rest_of_its_partition_waits_for_the_answer() -> None:
     hands = Hands()
     hands.send(50, apart_s=0.0)
     assert len(hands.wire.taken) == 50, "one request"
     hands.now_s += GATHER_S
     hands.send(20, apart_s=GATHER_S)
-    assert len(hands.wire.taken) == 50 + LIMIT_REQUESTS - 1
-    hands.wire.answer(50)
+    assert len(hands.wire.taken) == 50
+    hands.wire.answer(49)
+    hands.bursts.go_on()
+    assert len(hands.wire.taken) == 50, "not all of it is answered"
+    hands.wire.answer(1)
     hands.bursts.go_on()
     assert hands.wire.taken == [(b"%d" % number, 0) for number in range(70)], "the rest goes as one, in order"
-    hands.wire.answer(70)
+    hands.wire.answer(20)
     hands.bursts.go_on()
     assert hands.acks == [Ack(number, None) for number in range(70)]
 
 
+def test_partitions_do_not_wait_for_each_other() -> None:
+    hands = Hands()
+    for partition in range(3):
+        hands.send(2, apart_s=GATHER_S, partition=partition)
+    assert hands.wire.taken == [(b"0", 0), (b"2", 1), (b"4", 2)]
+
+
 def test_a_frame_that_waited_too_long_is_told_as_not_sent_and_never_goes() -> None:
     hands = Hands()
-    hands.send(LIMIT_REQUESTS + 3, apart_s=GATHER_S)
+    hands.send(4, apart_s=GATHER_S)
     hands.now_s += 4.0
     hands.bursts.go_on()
-    assert [ack.send_id for ack in hands.acks if ack.error] == [4, 5, 6]
-    assert len(hands.wire.taken) == LIMIT_REQUESTS
+    assert [ack.send_id for ack in hands.acks if ack.error] == [1, 2, 3]
+    assert len(hands.wire.taken) == 1
 
 
 def test_what_waits_at_the_end_is_sent_or_counted() -> None:
     hands = Hands()
-    hands.send(LIMIT_REQUESTS + 2, apart_s=GATHER_S)
-    assert hands.bursts.close(0.0) == LIMIT_REQUESTS + 2
+    hands.send(6, apart_s=GATHER_S)
+    assert hands.bursts.close(0.0) == 6
 
 
 # -- on a broker that stands still

@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.frames import Frame, ReleasingPartition
 from holdfast.core.member import Member
-from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
-from holdfast.core.member_settings import DRAIN_INTERVALS, Delivery, MemberSettings
+from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Send, Start, Stop, Token
+from holdfast.core.member_settings import Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
 from tests.simulation.broker import Broker
 from tests.simulation.job import Habits, Job
@@ -234,26 +234,24 @@ class Node(Process):
                 self.fault(inf)
                 self.checks.on_fail(self, action.error)  # type: ignore[union-attr]
 
-    def _note_drain(self, place: Place, reason: Reason | None) -> None:
+    def _note_drain(self, place: Place) -> None:
         """Work out until when a release that begins now waits: its deadline, or the end of its lease if that comes before."""
         job = self.jobs.get(place)
         claim = None if self.member is None else self.member._claims.get(place)
         if job is None or claim is None:
             return
-        wait_s = self.settings.drain_within_s
-        if reason is Reason.PAUSED:
-            wait_s = min(wait_s, DRAIN_INTERVALS * self.settings.heartbeat_interval_s)
-        job.drains_until_s = min(self.mono_s() + wait_s, claim.lease_until_s)
+        job.drains_until_s = min(self.mono_s() + self.settings.drain_within_s, claim.lease_until_s)
 
     def _check_drained(self, place: Place) -> None:
-        """At most once: what is given back has been handed out as far as the log has committed it, if there was time for it."""
+        """At most once: what is given back has been handed out as far as the log has committed it, if there was time; a pause gives none."""
         job = self.jobs.get(place)
-        if job is not None and self.at_most_once and job.position < job.granted and self.mono_s() < job.drains_until_s:
+        paused = self.member is not None and self.member._paused
+        if job is not None and self.at_most_once and not paused and job.position < job.granted and self.mono_s() < job.drains_until_s:
             self.checks.on_undelivered(self, place, job.position, job.granted)
 
     def _notify(self, told: Notify) -> None:
         if told.event is Event.RELEASING:
-            self._note_drain(Place(told.topic, told.partition), told.reason)
+            self._note_drain(Place(told.topic, told.partition))
         if told.event not in MUTE:
             self.trace.note(
                 Place(told.topic, told.partition), self.name, told.event.value, told.reason.value if told.reason else "", told.text
