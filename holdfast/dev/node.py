@@ -14,8 +14,8 @@ from pathlib import Path
 from signal import SIGCONT, SIGTERM
 from typing import Any
 
-from confluent_kafka import KafkaException
-from confluent_kafka.admin import AdminClient
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import system_clock
 from holdfast.dev import leash, processes, properties, state
@@ -131,7 +131,7 @@ def spawn(command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
 
 
 def wait_ready(cluster: ClusterState, folder: Path, nodes: Sequence[NodeState], *, deadline_s: float) -> None:
-    """Return when each of *nodes*, asked by itself, lists all of them."""
+    """Return when each of *nodes*, asked by itself, lists all of them, and they lead every partition that one of them can lead."""
     until_s = system_clock.monotonic_s() + deadline_s
     for node in nodes:
         _wait_for(cluster, folder, node, {each.node_id for each in nodes}, until_s)
@@ -143,10 +143,8 @@ def _wait_for(cluster: ClusterState, folder: Path, node: NodeState, expected: se
     client = AdminClient({**properties.client_properties(cluster, folder, nodes=[node]), **quiet})
     while True:
         try:
-            listed = set(client.list_topics(timeout=1.0).brokers)
-            if expected <= listed:
+            if (reason := _what_is_missing(client, expected)) is None:
                 return
-            reason = f"it lists the nodes {sorted(listed)} only"
             time.sleep(_POLL_S)
         except KafkaException as error:
             reason = str(error)
@@ -154,6 +152,28 @@ def _wait_for(cluster: ClusterState, folder: Path, node: NodeState, expected: se
             raise DevBrokerError(f"node {node.node_id} ended; its last words:\n{last_words(folder, node)}")
         if system_clock.monotonic_s() > until_s:
             raise DevBrokerError(f"node {node.node_id} was not ready in time ({reason}); its last words:\n{last_words(folder, node)}")
+
+
+def _what_is_missing(client: AdminClient, expected: set[int]) -> str | None:
+    """Return what the cluster cannot do yet as the node of *client* sees it, None when it is ready."""
+    metadata = client.list_topics(timeout=1.0)
+    if not expected <= set(metadata.brokers):
+        return f"it lists the nodes {sorted(metadata.brokers)} only"
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    led = {}
+    for name, topic in metadata.topics.items():
+        for number, partition in topic.partitions.items():
+            if partition.leader in expected:
+                led[TopicPartition(name, number)] = latest
+            elif expected & set(partition.isrs):
+                return f"{name} {number} has no leader"
+    # A node tells who leads a partition a moment before it does so itself; a client that asks in between is refused.
+    for place, answer in client.list_offsets(led, request_timeout=1.0).items() if led else ():
+        try:
+            answer.result(1.5)
+        except (KafkaException, TimeoutError) as error:
+            return f"{place.topic} {place.partition} cannot be read: {error}"
+    return None
 
 
 def last_words(folder: Path, node: NodeState) -> str:

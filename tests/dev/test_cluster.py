@@ -13,7 +13,7 @@ from typing import Any
 
 import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
-from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetSpec, ResourceType  # type: ignore[attr-defined]
 
 from holdfast.dev import node, ports, processes, state
 from holdfast.dev.broker import Cluster, Credentials
@@ -191,6 +191,21 @@ def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path,
     purged = holdfast_dev("down", "--purge", folder=folder)
     assert purged.stdout == f"stopped 0 nodes; removed {folder}\n"
     assert list(folder.iterdir()) == [mine], "only what the broker made is removed"
+
+
+def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) -> None:
+    with Cluster(tmp_path) as cluster:
+        admin = AdminClient(cluster.client_config())
+        admin.create_topics([NewTopic("wide", 300)])["wide"].result(DEADLINE_S)
+        del admin
+        for _ in range(2):
+            cluster.kill(1)
+            cluster.restart(1)
+            asking = AdminClient(cluster.client_config())
+            asking.list_topics(timeout=DEADLINE_S)
+            latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+            asked = asking.list_offsets({TopicPartition("wide", number): latest for number in range(300)}, request_timeout=DEADLINE_S)
+            assert {each.result(DEADLINE_S).offset for each in asked.values()} == {0}
 
 
 # --- starts that fail ----------------------------------------------------------------------------------------------------------
