@@ -38,6 +38,7 @@ ANSWER_S = 1.0
 FOUND_AFTER_S = 1.5
 RETRY_LOW_S, RETRY_HIGH_S = 0.05, 0.3
 STAGGER_S = 0.2
+LOOK_S = 0.1
 SETTLE_S = 0.25
 SETTLE_LIMIT_S = 3.0
 STAGGER_SUMMARIES = 0.5
@@ -107,7 +108,7 @@ class Balancer:
         self._caught_up = self._left = False
         self._said: Announce | None = None
         self._heard = False
-        self._answer_by_s = self._beat_at_s = self._summary_at_s = inf
+        self._answer_by_s = self._beat_at_s = self._summary_at_s = self._look_at_s = inf
         self._moved_since_s = self._quiet_at_s = -inf
         self._aimed: frozenset[TopicPartition] = frozenset()
         self._known: tuple[Group | None, bool, frozenset[TopicPartition]] = (None, False, frozenset())
@@ -154,8 +155,8 @@ class Balancer:
     def aim(self, now_s: float) -> frozenset[TopicPartition]:
         """Return what to hold. What is another's now is left out at once; what is new is added when the group has come to rest.
 
-        Rest is a quarter of a second without a change, three seconds at most: a group that starts does not move everything with each
-        member that joins.
+        Rest is a quarter of a second in which nobody comes or changes, three seconds at most: a group that starts does not move everything
+        with each member that joins. What members leave behind by going is not waited with: nothing but what is free moves by it.
         """
         target = self.target()
         if now_s < self._quiet_at_s:
@@ -166,7 +167,7 @@ class Balancer:
     def wake_at_s(self) -> float:
         """Return when `tick` is due, or `aim` may say something new."""
         resting = self._quiet_at_s if self._aimed != self.target() else inf
-        return min(self._answer_by_s, self._beat_at_s, self._summary_at_s, resting)
+        return min(self._answer_by_s, self._beat_at_s, self._summary_at_s, self._look_at_s, resting)
 
     # -- inputs
 
@@ -208,13 +209,22 @@ class Balancer:
         before = self.group
         code = apply(cast("Rows[GroupsRow]", self.rows), Heard(offset, said), at_ms)
         group = self.group
-        if group is not None and (before is None or before.generation != group.generation):
+        if group is not None and (before is None or before.generation != group.generation) and not _have_only_gone(before, group):
             if now_s >= self._quiet_at_s:
                 self._moved_since_s = now_s
             self._quiet_at_s = min(now_s + SETTLE_S, self._moved_since_s + SETTLE_LIMIT_S)
         if self._left or not self._caught_up:
             return []
+        self._look_later(at_ms, now_s)
         return self._react(said, code, now_s)
+
+    def _look_later(self, at_ms: int, now_s: float) -> None:
+        """Plan to speak when the first session can be over: a member is gone by the log only when something is said after that."""
+        progress = self.progress
+        if progress is None or not progress.complete or not progress.look_at_ms:
+            self._look_at_s = inf
+        else:
+            self._look_at_s = now_s + (progress.look_at_ms - at_ms) / 1_000 + self._draws.uniform(LOOK_S / 10, LOOK_S)
 
     def _react(self, said: Announcement, code: GroupCode, now_s: float) -> list[bytes]:
         mine = not isinstance(said, Summary) and said.member_id == self.settings.member_id
@@ -248,8 +258,8 @@ class Balancer:
         out: list[bytes] = []
         if now_s >= self._summary_at_s:
             out += self._summarize(now_s)
-        if now_s >= self._beat_at_s:
-            self._beat_at_s = now_s + self.settings.beat_s
+        if now_s >= min(self._beat_at_s, self._look_at_s):
+            self._beat_at_s, self._look_at_s = now_s + self.settings.beat_s, now_s + ANSWER_S
             owned = blocks_of(self._owned)
             if owned != self._said.owned:
                 return out + self._announce(now_s)
@@ -259,7 +269,7 @@ class Balancer:
     def leave(self, now_s: float) -> list[bytes]:
         """Say farewell, unless this member is static: it may come back."""
         joined, self._left = self._said is not None and not self._left, True
-        self._answer_by_s = self._beat_at_s = self._summary_at_s = inf
+        self._answer_by_s = self._beat_at_s = self._summary_at_s = self._look_at_s = inf
         if not joined or self.settings.static_id is not None:
             return []
         return [encode(Leave(self.settings.group_id, self.settings.member_id))]
@@ -298,3 +308,8 @@ class Balancer:
         self._summary_at_s = now_s + self._draws.uniform(RETRY_LOW_S, RETRY_HIGH_S)
         summary = summary_of(self.rows, self.settings.group_id)
         return [] if summary is None else [encode(summary)]
+
+
+def _have_only_gone(before: Group | None, after: Group) -> bool:
+    """Return whether members have left *before* and none has come."""
+    return before is not None and {each.member_id for each in after.members} < {each.member_id for each in before.members}

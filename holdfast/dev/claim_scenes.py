@@ -53,8 +53,7 @@ class ClaimScenes:
         self._stage, self._teller = stage, teller
         self._settings = stage.service_settings
         self._services: dict[str, Process] = {}
-        self.bound_s = 3 * self._settings.claim_interval_s + 1
-        """Two heartbeats until a claim is free, one for a balanced group to agree anew, and a second."""
+        self.bound_s = 2 * self._settings.claim_interval_s + 1
 
     def play(self) -> ClaimFindings:
         """Play the scenes; what does not hold is a HoldfastError. No service runs afterwards."""
@@ -108,8 +107,8 @@ class ClaimScenes:
                     f"the takeover from {victim} took {takeover_s:.1f} s; {self.bound_s:g} s are promised: is the machine overloaded?"
                 )
             self._teller.say(
-                f"The others handle letters of all of {_words(lost)} after {takeover_s:.1f} s; two heartbeats until a claim is free, "
-                f"one for the group to agree anew, and a second are promised: {self.bound_s:g} s."
+                f"The others handle letters of all of {_words(lost)} after {takeover_s:.1f} s; two heartbeats and a second, {self.bound_s:g} s, are "
+                "promised."
             )
             self._describe()
         return takeover_s

@@ -8,10 +8,10 @@ import pytest
 
 from holdfast.core.announcements import Announce, decode
 from holdfast.core.assignors import TopicPartition
-from holdfast.core.balancer import BalancerSettings
+from holdfast.core.balancer import BEATS_A_SESSION, LOOK_S, BalancerSettings
 from holdfast.core.group_codes import GroupCode
 from holdfast.errors import ConfigError
-from tests.core.balancing import World
+from tests.core.balancing import STEP_S, World
 
 
 def settled(world: World, names: set[str]) -> None:
@@ -77,6 +77,35 @@ def test_a_killed_member_s_part_is_shared_out_after_its_session() -> None:
     world.drop_claims("a")
     world.run(3)
     settled(world, {"b", "c"})
+
+
+@pytest.mark.parametrize("apart_s", [0.0, 0.3, 0.6, 0.9])
+def test_a_killed_member_s_part_is_aimed_for_as_soon_as_its_session_is_over_though_nobody_was_about_to_speak(apart_s: float) -> None:
+    world = World(t=6)
+    world.start("a")
+    world.run(1.2 + apart_s)
+    world.start("b")
+    world.run(3)
+    victim, left = world.processes["a"].balancer, world.processes["b"].balancer
+    world.kill("a")
+    signs = [(decode(value), at_ms) for value, at_ms in world.log.records]
+    last_s = max(at_ms for said, at_ms in signs if getattr(said, "member_id", None) == victim.settings.member_id) / 1_000
+    over_s = last_s + victim.settings.session_s
+    world.run(over_s - world.now_s - STEP_S)
+    assert len(left.aim(world.now_s)) == 3
+    world.run(LOOK_S + 4 * STEP_S)  # to speak, to read it, and a step for each to be noticed
+    assert len(left.aim(world.now_s)) == 6
+
+
+def test_members_that_live_speak_hardly_more_often_than_their_beats() -> None:
+    world = World(t=6)
+    for name in ("a", "b", "c"):
+        world.start(name)
+    world.run(3)
+    before = len(world.log.records)
+    world.run(60)
+    beats = 3 * 60 * BEATS_A_SESSION / 6.0
+    assert len(world.log.records) - before <= 1.1 * beats
 
 
 def test_a_static_member_restarted_within_its_session_finds_its_partitions_waiting() -> None:
