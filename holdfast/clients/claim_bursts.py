@@ -6,7 +6,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeAlias
 
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
@@ -14,6 +14,8 @@ LIMIT_WAITING = 100_000
 """Frames that wait here or are under way; more than any member has partitions, so that only a broken broker reaches it."""
 GATHER_S = 0.001
 """Frames of one partition handed over within this time go in one request: the producer lingers longer."""
+
+Headers: TypeAlias = list[tuple[str, str | bytes | None]]
 
 
 class Ack(NamedTuple):
@@ -57,13 +59,15 @@ class Bursts:
         self,
         writer: Producer,
         topic: str,
-        headers: list[tuple[str, str | bytes | None]],
         told: Callable[[Ack], object],
         *,
         unsent_s: float,
+        key: bytes | None = None,
+        headers: Headers | None = None,
         monotonic_s: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._writer, self._topic, self._headers, self._tell = writer, topic, headers, told
+        self._writer, self._topic, self._tell = writer, topic, told
+        self._same: dict[str, Any] = {"key": key, "headers": headers}
         self._unsent_s, self._monotonic_s = unsent_s, monotonic_s
         self._lock = threading.RLock()  # librdkafka calls back within poll
         self._ways: dict[int, _Way] = {}
@@ -101,9 +105,8 @@ class Bursts:
                 way.under_way -= 1
                 self._done(frame, None if error is None else error.str())
 
-        headers: Any = self._headers
         try:
-            self._writer.produce(self._topic, value=frame.value, partition=partition, headers=headers, on_delivery=told)
+            self._writer.produce(self._topic, value=frame.value, partition=partition, on_delivery=told, **self._same)
         except (BufferError, KafkaException) as error:
             self._done(frame, str(error))
             return

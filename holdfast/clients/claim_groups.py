@@ -10,13 +10,13 @@ import logging
 import re
 import threading
 from collections.abc import Mapping
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from holdfast.clients.claim_engine import Engine
 from holdfast.clients.claim_feed import FeedSettings
 from holdfast.clients.claim_options import EngineSettings, GroupSettings
-from holdfast.clients.group_log import POLL_S, GroupLog
+from holdfast.clients.group_log import GroupLog
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.balancer import Balancer, BalancerSettings
@@ -34,6 +34,7 @@ COUNTS_INTERVALS = 0.25
 COUNTS_LIMIT_S = 15.0
 COUNTED_A_SECOND = 200.0
 """Partitions a member has counted in a second at most: a thousand take some milliseconds, of the broker too, and there may be many members."""
+COUNT_WITHIN_S = 3.0
 JOIN_S = 10.0
 
 
@@ -84,6 +85,8 @@ class BalancedEngine(Engine):
             clock=clock,
         )
         self._counts: Mapping[str, int] = {}
+        self._counter = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-group-counts")
+        self._counting: Future[dict[str, int]] | None = None
         self._aimed: frozenset[tuple[str, int]] | None = None
         self._worked_on = member.topics
         self._look_at_s = self._count_at_s = 0.0
@@ -96,7 +99,7 @@ class BalancedEngine(Engine):
     def _open(self) -> None:
         """Connect to the group's log first: a pattern must be known as topics before claims can be read."""
         self._talk.open(self._clock.now_ms() - int(self.balancer.settings.lookback_s * 1_000))
-        self._counts = self._count()
+        self._counts = self._count(self._options.request_timeout_s)
         if self._pattern is not None:
             if not self._counts:
                 raise TopicError(f"no topic matches {self._pattern}: create one before the first consumer starts")
@@ -121,7 +124,7 @@ class BalancedEngine(Engine):
     def _shut(self) -> None:
         super()._shut()
         if self._talker.ident is None:  # it failed before anybody could talk
-            self._talk.close(0)
+            self._end_talk(0)
 
     @property
     def group(self) -> Group | None:
@@ -141,17 +144,20 @@ class BalancedEngine(Engine):
             with self.lock:
                 self._fail(error)
         finally:
-            self._talk.close(JOIN_S / 2)
+            self._end_talk(JOIN_S / 2)
+
+    def _end_talk(self, timeout_s: float) -> None:
+        self._counter.shutdown(wait=True, cancel_futures=True)
+        self._talk.close(timeout_s)
 
     def _turn_of_talk(self) -> None:
         balancer, clock = self.balancer, self._clock
-        said = self._talk.poll(max(0.0, min(POLL_S, balancer.wake_at_s() - clock.monotonic_s())))
+        said = self._talk.poll(max(0.0, min(self._options.poll_s, balancer.wake_at_s() - clock.monotonic_s())))
         now_s = clock.monotonic_s()
         out: list[bytes] = []
         for each in said:
             out += balancer.observe(each.offset, each.value, each.at_ms, now_s)
-        if now_s >= self._count_at_s:
-            out += self._recount(now_s)
+        out += self._recount(now_s)
         if self._talk.caught_up:
             out += balancer.caught_up(now_s)
         if now_s >= self._look_at_s:
@@ -166,20 +172,23 @@ class BalancedEngine(Engine):
             raise balancer.failure
         self._act(now_s)
 
-    def _count(self) -> dict[str, int]:
+    def _count(self, timeout_s: float) -> dict[str, int]:
         """Return how many partitions there are of what is claimed; a lane has as many as its topic."""
-        found = self._talk.counts(self._names.sources(self.balancer.settings.topics), self._pattern)
+        found = self._talk.counts(self._names.sources(self.balancer.settings.topics), self._pattern, timeout_s)
         return {name: count for topic, count in found.items() for name in self._names.claimed_as(topic)}
 
     def _recount(self, now_s: float) -> list[bytes]:
-        """See how many partitions there are; a broker that does not answer now is asked again later."""
-        if self._count_at_s:
+        """See now and then how many partitions there are, beside the talk: a broker may take seconds to tell, and a member must be heard."""
+        if self._counting is not None and self._counting.done():
             try:
-                self._counts = self._count()
+                self._counts = self._counting.result()
             except BrokerError as error:
-                logger.warning("%s", error)
-        often_s = max(COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s, sum(self._counts.values()) / COUNTED_A_SECOND)
-        self._count_at_s = now_s + min(COUNTS_LIMIT_S, often_s)
+                logger.warning("%s", error)  # asked again later
+            self._counting = None
+        if self._counting is None and now_s >= self._count_at_s:
+            often_s = max(COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s, sum(self._counts.values()) / COUNTED_A_SECOND)
+            self._count_at_s = now_s + min(COUNTS_LIMIT_S, often_s)
+            self._counting = self._counter.submit(self._count, min(COUNT_WITHIN_S, self._options.request_timeout_s))
         return self.balancer.counts(self._counts, now_s)
 
     def _act(self, now_s: float) -> None:

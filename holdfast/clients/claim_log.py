@@ -123,7 +123,7 @@ class CoordinationLog:
         }
         produces = impatient(self._settings.producer(**writing))
         self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
-        self._bursts = Bursts(self._writer, self._topic, self._headers, self._acks.append, unsent_s=self._send_timeout_s)
+        self._bursts = Bursts(self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers)
 
     def _count(self, timeout_s: float) -> int:
         assert self._reader is not None

@@ -7,8 +7,9 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
+from holdfast.clients.claim_bursts import Ack, Bursts
 from holdfast.clients.claim_log import FOLLOW_BYTES
 from holdfast.clients.log_tail import Tail
 from holdfast.clock import Clock, system_clock
@@ -21,6 +22,7 @@ logger = logging.getLogger(__name__)
 READ_RECORDS = 1_000
 POLL_S = 0.02
 LINGER_MS = 2
+ANY = 0
 
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 _NOT_YET = (
@@ -61,6 +63,7 @@ class GroupLog:
         self._timeout_s, self._unsent_s, self._follow_wait_ms = timeout_s, unsent_s, follow_wait_ms
         self._reader: Consumer | None = None
         self._writer: Producer | None = None
+        self._bursts: Bursts | None = None
         self._partition = 0
         self._tail: Tail | None = None
         self.last_error: str | None = None
@@ -79,7 +82,7 @@ class GroupLog:
         }
         reads: dict[str, Any] = self._settings.consumer(**reading)
         self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
-        count = len(self._listed(self._topic))
+        count = len(self._listed(self._topic, self._timeout_s))
         if not count:
             raise TopicError(
                 f"the topic of balanced groups, {self._topic}, does not exist at {self._settings.bootstrap_servers}: "
@@ -98,6 +101,7 @@ class GroupLog:
         }
         writes: dict[str, Any] = self._settings.producer(**writing)
         self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
+        self._bursts = Bursts(self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s)
 
     def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
         """Return where what was said at *since_ms* begins; waits for a partition that is only just being made, or whose leader changes."""
@@ -110,30 +114,31 @@ class GroupLog:
                 return found
             except KafkaException as error:
                 if error.args[0].code() not in _NOT_YET or self._clock.monotonic_s() > until_s:
-                    raise self._unreachable(error.args[0]) from None
-            self._listed(self._topic)  # has librdkafka look who leads: what it found once it keeps
+                    raise self._unreachable(error.args[0], self._timeout_s) from None
+            self._listed(self._topic, self._timeout_s)  # has librdkafka look who leads: what it found once it keeps
             reader.poll(POLL_S)
 
-    def _listed(self, topic: str | None) -> dict[str, int]:
+    def _listed(self, topic: str | None, timeout_s: float) -> dict[str, int]:
         """Return the partition counts of *topic*, or of all topics; one that does not exist is left out."""
         assert self._reader is not None
         try:
-            listed = (
-                self._reader.list_topics(topic, timeout=self._timeout_s) if topic else self._reader.list_topics(timeout=self._timeout_s)
-            )
+            listed = self._reader.list_topics(topic, timeout=timeout_s) if topic else self._reader.list_topics(timeout=timeout_s)
         except KafkaException as error:
-            raise self._unreachable(error.args[0]) from None
+            raise self._unreachable(error.args[0], timeout_s) from None
         return {name: len(each.partitions) for name, each in listed.topics.items() if each.error is None and each.partitions}
 
-    def counts(self, topics: tuple[str, ...], pattern: str | None) -> dict[str, int]:
-        """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*; internal topics never do."""
+    def counts(self, topics: tuple[str, ...], pattern: str | None, timeout_s: float) -> dict[str, int]:
+        """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*; internal topics never do.
+
+        The only method that another thread may use meanwhile.
+        """
         if pattern is None:
             found: dict[str, int] = {}
             for topic in topics:
-                found.update(self._listed(topic))
+                found.update(self._listed(topic, timeout_s))
             return found
         matches = re.compile(pattern).fullmatch
-        return {name: count for name, count in self._listed(None).items() if not name.startswith("__") and matches(name)}
+        return {name: count for name, count in self._listed(None, timeout_s).items() if not name.startswith("__") and matches(name)}
 
     @property
     def caught_up(self) -> bool:
@@ -144,6 +149,8 @@ class GroupLog:
         """Return what came since; waits up to *timeout_s* for the first."""
         assert self._reader is not None
         assert self._tail is not None
+        assert self._bursts is not None
+        self._bursts.go_on()
         first = self._reader.poll(timeout_s)
         if first is None:
             return []
@@ -164,35 +171,33 @@ class GroupLog:
 
     def send(self, value: bytes) -> None:
         """Append an announcement. Whether it arrived is seen by reading it back."""
-        assert self._writer is not None
-        try:
-            self._writer.produce(self._topic, value=value, key=self._group_id.encode(), partition=self._partition, on_delivery=self._told)
-        except (BufferError, KafkaException) as error:
-            self.last_error = str(error)
-        self._writer.poll(0)
+        assert self._bursts is not None
+        self._bursts.send(ANY, value, self._partition)
 
-    def _told(self, error: KafkaError | None, _: Message) -> None:
-        if error is not None:
-            self._on_error(error)
+    def _told(self, ack: Ack) -> None:
+        if ack.error is not None:
+            self._warn(ack.error)
 
     def close(self, timeout_s: float) -> None:
         """Wait up to *timeout_s* for what was sent, and let go of the broker."""
-        if self._writer is not None:
-            self._writer.flush(timeout_s)
+        if self._writer is not None and self._bursts is not None:
+            self._bursts.close(timeout_s)
             self._writer.purge()
             self._writer.flush(0)
         if self._reader is not None:
             self._reader.close()
-        self._writer = self._reader = None
+        self._writer = self._reader = self._bursts = None
 
-    def _unreachable(self, error: KafkaError) -> BrokerError:
+    def _unreachable(self, error: KafkaError, timeout_s: float) -> BrokerError:
         why = self.last_error or error.str()
         return BrokerError(
-            f"cannot read {self._topic} at {self._settings.bootstrap_servers} within {self._timeout_s:g} s: {why}; check the broker"
+            f"cannot read {self._topic} at {self._settings.bootstrap_servers} within {timeout_s:g} s: {why}; check the broker"
         )
 
     def _on_error(self, error: KafkaError) -> None:
-        text = error.str()
+        self._warn(error.str())
+
+    def _warn(self, text: str) -> None:
         if text != self.last_error:
             logger.warning("topic of balanced groups: %s", text)
         self.last_error = text

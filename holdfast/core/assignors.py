@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from enum import StrEnum
+from functools import lru_cache
 from itertools import cycle
 from typing import NamedTuple
 
@@ -114,9 +115,12 @@ def round_robin(counts: Mapping[str, int], members: Sequence[Subscriber]) -> Ass
 
 def all_partitions(counts: Mapping[str, int], topics: Iterable[str] | None = None) -> list[TopicPartition]:
     """Return every partition, topic by topic: in the order of *topics* when given, else by name."""
-    return [
-        TopicPartition(topic, partition) for topic in (sorted(counts) if topics is None else topics) for partition in range(counts[topic])
-    ]
+    return [each for topic in (sorted(counts) if topics is None else topics) for each in _partitions(topic, counts[topic])]
+
+
+@lru_cache(maxsize=16)  # of one group they are asked for with each join
+def _partitions(topic: str, count: int) -> tuple[TopicPartition, ...]:
+    return tuple(TopicPartition(topic, partition) for partition in range(count))
 
 
 def spread(parts: Mapping[str, Sequence[TopicPartition]]) -> int:

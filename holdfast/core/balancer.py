@@ -26,7 +26,19 @@ from holdfast.core.announcements import (
 from holdfast.core.assignors import NO_GENERATION, AssignorName, TopicPartition, assignor_named
 from holdfast.core.frames import check_id
 from holdfast.core.group_codes import GroupCode
-from holdfast.core.groups import Group, GroupsRow, Heard, Progress, apply, progress_key, subscriptions, summary_of, target_of
+from holdfast.core.groups import (
+    Group,
+    GroupsRow,
+    Heard,
+    Progress,
+    Seen,
+    apply,
+    progress_key,
+    seen_key,
+    subscriptions,
+    summary_of,
+    target_of,
+)
 from holdfast.core.member import Draws
 from holdfast.core.rows import Rows
 from holdfast.errors import AnnouncementError, ConfigError, MembershipError
@@ -41,6 +53,8 @@ STAGGER_S = 0.2
 LOOK_S = 0.1
 SETTLE_S = 0.25
 SETTLE_LIMIT_S = 3.0
+FIRST_SETTLE_S = 1.0
+FIRST_SETTLE_LIMIT_S = 6.0
 STAGGER_SUMMARIES = 0.5
 
 _REFUSED = {
@@ -153,16 +167,16 @@ class Balancer:
         return subscriptions(group).get(self.settings.member_id, self._topics)
 
     def aim(self, now_s: float) -> frozenset[TopicPartition]:
-        """Return what to hold. What is another's now is left out at once; what is new is added when the group has come to rest.
+        """Return what to hold: the target of when the group last came to rest.
 
-        Rest is a quarter of a second in which nobody comes or changes, three seconds at most: a group that starts does not move everything
-        with each member that joins. What members leave behind by going is not waited with: nothing but what is free moves by it.
+        Rest is a quarter of a second in which nobody comes or changes, three seconds at most; a second, and six, as long as nobody holds
+        anything, for all members of a fleet are started together. So not everything moves with each member that joins, and nothing lies
+        idle between the one who gives it back and the one who is to take it. What members leave behind by going is not waited with:
+        nothing but what is free moves by it.
         """
-        target = self.target()
-        if now_s < self._quiet_at_s:
-            target &= self._aimed
-        self._aimed = target
-        return target
+        if now_s >= self._quiet_at_s:
+            self._aimed = self.target()
+        return self._aimed
 
     def wake_at_s(self) -> float:
         """Return when `tick` is due, or `aim` may say something new."""
@@ -212,11 +226,16 @@ class Balancer:
         if group is not None and (before is None or before.generation != group.generation) and not _have_only_gone(before, group):
             if now_s >= self._quiet_at_s:
                 self._moved_since_s = now_s
-            self._quiet_at_s = min(now_s + SETTLE_S, self._moved_since_s + SETTLE_LIMIT_S)
+            rest_s, limit_s = (SETTLE_S, SETTLE_LIMIT_S) if self._has_owners(group) else (FIRST_SETTLE_S, FIRST_SETTLE_LIMIT_S)
+            self._quiet_at_s = min(now_s + rest_s, self._moved_since_s + limit_s)
         if self._left or not self._caught_up:
             return []
         self._look_later(at_ms, now_s)
         return self._react(said, code, now_s)
+
+    def _has_owners(self, group: Group) -> bool:
+        seen = (self.rows.get(seen_key(self.settings.group_id, each.member_id)) for each in group.members)
+        return any(isinstance(each, Seen) and each.owned for each in seen)
 
     def _look_later(self, at_ms: int, now_s: float) -> None:
         """Plan to speak when the first session can be over: a member is gone by the log only when something is said after that."""
@@ -236,15 +255,17 @@ class Balancer:
         progress = self.progress
         if isinstance(said, Summary) and code is GroupCode.NONE:
             self._summary_at_s = now_s + SUMMARY_S * (1 + STAGGER_SUMMARIES * (self._place() or 0))
+        elif isinstance(said, Summary) and self._summary_at_s < inf:
+            self._summary_at_s = now_s + self._turn_s()  # somebody is at it
         elif self._heard and progress is not None and not progress.complete and self._summary_at_s == inf:
             # Nobody has said what the group consists of since reading began. Who knows it will; if there is nobody, this member does,
             # or another one in its place, whoever is first.
-            if progress.generation_seen <= 0:
+            if progress.generation_seen <= 0 and not self._rank():
                 return self._summarize(now_s)
-            self._summary_at_s = now_s + FOUND_AFTER_S
-        elif isinstance(said, Announce) and said.generation == NO_GENERATION and not mine and (place := self._place()) is not None:
+            self._summary_at_s = now_s + (self._turn_s() if progress.generation_seen <= 0 else FOUND_AFTER_S)
+        elif isinstance(said, Announce) and said.generation == NO_GENERATION and not mine and self.is_member:
             # A newcomer may have begun to read in the middle.
-            self._summary_at_s = min(self._summary_at_s, now_s + self._draws.uniform(RETRY_LOW_S, RETRY_HIGH_S) + STAGGER_S * place)
+            self._summary_at_s = min(self._summary_at_s, now_s + self._turn_s())
         if self._heard and progress is not None and progress.complete and not self.is_member:
             return self._announce(now_s)  # taken for gone, or not in the summary that counted
         return []
@@ -303,9 +324,19 @@ class Balancer:
         self._beat_at_s = now_s + wanted.beat_s
         return [encode(self._said)]
 
+    def _rank(self) -> int:
+        """Return how many members come before this one, by what was read so far, be that all of the group or not."""
+        group = self.group
+        ids = [] if group is None else [each.member_id for each in group.members]
+        return ids.index(self.settings.member_id) if self.settings.member_id in ids else len(ids)
+
+    def _turn_s(self) -> float:
+        """Return how long to leave a summary to those before this member: all at once would read nothing but each other's."""
+        return self._draws.uniform(RETRY_LOW_S, RETRY_HIGH_S) + STAGGER_S * self._rank()
+
     def _summarize(self, now_s: float) -> list[bytes]:
         """Write down the group. When something came in between it counts for nothing, and is written again after a moment."""
-        self._summary_at_s = now_s + self._draws.uniform(RETRY_LOW_S, RETRY_HIGH_S)
+        self._summary_at_s = now_s + self._turn_s()
         summary = summary_of(self.rows, self.settings.group_id)
         return [] if summary is None else [encode(summary)]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable, Iterator, Mapping
 from contextlib import closing, suppress
@@ -17,7 +18,7 @@ from holdfast.clients.claim_groups import BalancedEngine
 from holdfast.core.claims import Claim, parse_claim_key
 from holdfast.core.frames import ReleasingPartition
 from holdfast.core.group_codes import GroupCode
-from holdfast.core.groups import Group
+from holdfast.core.groups import Group, seen_key
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, MembershipError, TopicError
 from tests.clients.claiming import LOG_APPEND, Ground, drain, scenario, until
@@ -175,6 +176,33 @@ async def test_a_killed_member_s_part_goes_to_the_others_and_new_partitions_are_
         admin = AdminClient(dict(broker.config))
         admin.create_partitions([NewPartitions(ground.topic, PARTITIONS + 4)])[ground.topic].result(10)
         await until("the new ones", lambda: settled([first, second], PARTITIONS + 4))
+
+
+@scenario
+async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_keeps_nobody_from_being_heard(ground: BalancedGround) -> None:
+    async with ground.member("a") as member:
+        await until("all of it", lambda: len(held(member)) == PARTITIONS)
+        talk, asked, answer = engine(member)._talk, threading.Event(), threading.Event()
+        count = talk.counts
+
+        def slow(*told: Any) -> dict[str, int]:
+            asked.set()
+            answer.wait(30)
+            return count(*told)
+
+        talk.counts = slow  # type: ignore[method-assign, assignment]
+        await until("a question", asked.is_set)
+        balancer = engine(member).balancer
+        mine = seen_key(ground.group, balancer.settings.member_id)
+
+        async def hear_again() -> None:
+            last = balancer.rows[mine]
+            await until("a sign of life", lambda: balancer.rows[mine] != last)
+
+        for _ in range(3):
+            await hear_again()
+        assert not answer.is_set()
+        answer.set()
 
 
 @scenario

@@ -31,7 +31,7 @@ class Wire:
         self.asked: list[Any] = []
         self.due: list[tuple[Any, Any]] = []
 
-    def produce(self, topic: str, *, value: bytes, partition: int, headers: Any, on_delivery: Any) -> None:
+    def produce(self, topic: str, *, value: bytes, partition: int, on_delivery: Any, **same: Any) -> None:
         self.taken.append((value, partition))
         self.asked.append(on_delivery)
 
@@ -52,7 +52,7 @@ class Hands:
     def __init__(self) -> None:
         self.now_s, self.wire, self.acks = 0.0, Wire(), list[Ack]()
         writer: Any = self.wire
-        self.bursts = Bursts(writer, "marshal", [], self.acks.append, unsent_s=3.0, monotonic_s=lambda: self.now_s)
+        self.bursts = Bursts(writer, "marshal", self.acks.append, unsent_s=3.0, monotonic_s=lambda: self.now_s)
         self.sent = 0
 
     def send(self, count: int, *, apart_s: float, partition: int = 0) -> None:

@@ -6,7 +6,7 @@ from itertools import pairwise
 
 import pytest
 
-from holdfast.core.announcements import Announce, decode
+from holdfast.core.announcements import Announce, Summary, decode
 from holdfast.core.assignors import TopicPartition
 from holdfast.core.balancer import BEATS_A_SESSION, LOOK_S, BalancerSettings
 from holdfast.core.group_codes import GroupCode
@@ -53,6 +53,43 @@ def test_thirty_members_at_once_agree_without_moving_everything_with_each_of_the
     world.run(5)
     settled(world, {f"m-{number}" for number in range(30)})
     assert len(world.releases) <= 120
+
+
+def test_a_fleet_started_over_some_seconds_claims_once_and_gives_nothing_back() -> None:
+    world = World(t=40)
+    for number in range(8):
+        world.start(f"m-{number}", lookback=0)
+        world.run(0.6)
+        assert not world.holders
+    world.run(3)
+    settled(world, {f"m-{number}" for number in range(8)})
+    assert not world.releases
+
+
+def test_a_fleet_at_once_leaves_its_summary_to_the_first_of_it() -> None:
+    """Each of them reads what all others write: fifty who try again and again would read nothing else."""
+    world = World(t=100, latency_s=0.3)
+    for number in range(50):
+        world.start(f"m-{number}", lookback=0)
+        world.run(STEP_S)
+    world.run(5)
+    settled(world, {f"m-{number}" for number in range(50)})
+    assert sum(isinstance(decode(value), Summary) for value, _ in world.log.records) <= 60
+
+
+def test_what_moves_is_nobody_s_only_for_as_long_as_the_others_need_to_read_it() -> None:
+    world = World(t=12)
+    for name in ("a", "b", "c"):
+        world.start(name)
+    world.run(4)
+    world.start("d")
+    idle = longest = 0
+    for _ in range(60):
+        world.run(STEP_S)
+        idle = idle + 1 if len(world.holders) < 12 else 0
+        longest = max(longest, idle)
+    settled(world, {"a", "b", "c", "d"})
+    assert 0 <= longest <= 2
 
 
 def test_a_member_that_starts_to_read_in_the_middle_waits_for_a_summary_and_then_knows_all() -> None:
