@@ -24,7 +24,7 @@ from confluent_kafka import (
 
 from holdfast.clients.claim_bursts import Ack, Bursts
 from holdfast.clients.claim_logging import Quiet, impatient
-from holdfast.clients.log_tail import Tail
+from holdfast.clients.log_tail import Tail, following
 from holdfast.config import Settings
 from holdfast.core.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
@@ -36,8 +36,6 @@ READ_RECORDS = 2_000
 """Records taken from the reader at once."""
 FRAME_LINGER_MS = 2
 """How long the writer waits for frames to go together; a member of a thousand partitions writes in bursts."""
-FOLLOW_BYTES = 4_096
-"""Frames worth an answer at once."""
 LIMIT_UNSENT = 100_000
 """Frames written and not acknowledged; more than any member has partitions, so that only a broken broker reaches it."""
 
@@ -94,21 +92,7 @@ class CoordinationLog:
 
         Raises TopicError when there is no coordination topic, BrokerError when nobody answers within *timeout_s*.
         """
-        overrides: dict[str, str | int | bool] = {
-            "group.id": f"{self._settings.app}-claims-reader",  # never joined, never committed to
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            # An open transaction of a stranger must not hide frames: nobody writes transactionally here by rule.
-            "isolation.level": "read_uncommitted",
-            "fetch.queue.backoff.ms": 5,
-            # Every frame wakes every reader of its partition, so with many members on many partitions the answers, not the frames, are
-            # the load: the broker collects for a moment. It is also what a start on a silent topic takes at least.
-            "fetch.min.bytes": FOLLOW_BYTES,
-            "fetch.wait.max.ms": self._follow_wait_ms,
-        }
-        config = impatient(self._settings.consumer(**overrides))
+        config = impatient(following(self._settings, "claims-reader", self._follow_wait_ms))
         self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)
         self.partitions = self._count(timeout_s)
         self.follow(topics)

@@ -10,8 +10,7 @@ from typing import Any
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from holdfast.clients.claim_bursts import Ack, Bursts
-from holdfast.clients.claim_log import FOLLOW_BYTES
-from holdfast.clients.log_tail import Tail
+from holdfast.clients.log_tail import Tail, following
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.java_order import coordinator_partition
@@ -70,17 +69,7 @@ class GroupLog:
 
     def open(self, since_ms: int) -> None:
         """Connect and begin with what was said at *since_ms*; TopicError without the topic, BrokerError when nobody answers."""
-        reading: dict[str, str | int | bool] = {
-            "group.id": f"{self._settings.app}-groups-reader",  # never joined, never committed to
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.queue.backoff.ms": 5,
-            "fetch.min.bytes": FOLLOW_BYTES,  # as in CoordinationLog
-            "fetch.wait.max.ms": self._follow_wait_ms,
-        }
-        reads: dict[str, Any] = self._settings.consumer(**reading)
+        reads = following(self._settings, "groups-reader", self._follow_wait_ms)
         self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
         count = len(self._listed(self._topic, self._timeout_s))
         if not count:

@@ -1,8 +1,36 @@
-"""When a log that is followed has been read to its end, even while others go on writing to it."""
+"""How a topic is followed in which members speak to each other, and when it has been read to its end though others go on writing to it."""
 
 from __future__ import annotations
 
+from typing import Any
+
 from confluent_kafka import Consumer, TopicPartition
+
+from holdfast.config import Settings
+
+FOLLOW_BYTES = 4_096
+"""Records worth an answer at once."""
+
+
+def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
+    """Return what a consumer needs to follow such a topic; *name* is a group that is never joined and never committed to.
+
+    Every record wakes every reader of its partition, so with many members the answers, not the records, are the load: the broker collects
+    for *wait_ms*. It is also what a start on a silent topic takes at least.
+    """
+    overrides: dict[str, str | int | bool] = {
+        "group.id": f"{settings.app}-{name}",
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        # An open transaction of a stranger must not hide what members say: nobody writes transactionally here by rule.
+        "isolation.level": "read_uncommitted",
+        "fetch.queue.backoff.ms": 5,
+        "fetch.min.bytes": FOLLOW_BYTES,
+        "fetch.wait.max.ms": wait_ms,
+    }
+    return settings.consumer(**overrides)
 
 
 class Tail:

@@ -75,7 +75,8 @@ class RangeLog:
             "fetch.wait.max.ms": 20,
             "fetch.queue.backoff.ms": 5,
         }
-        self._reader = Consumer(impatient(self._settings.consumer(**common)), logger=quiet)
+        # An open transaction of a stranger must not hide wishes: nobody writes transactionally there by rule.
+        self._reader = Consumer(impatient(self._settings.consumer(**common, **{"isolation.level": "read_uncommitted"})), logger=quiet)
         self._messages = Consumer(impatient(self._settings.consumer(**common, **{"isolation.level": "read_committed"})), logger=quiet)
         writing: dict[str, str | int | bool] = {"enable.idempotence": True, "acks": "all", "linger.ms": 0}
         timeout_ms = max(1_000, int(self._timeout_s * 1_000))

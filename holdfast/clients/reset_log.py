@@ -109,6 +109,7 @@ class ResetLog:
             "enable.auto.commit": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide a decision
             "fetch.wait.max.ms": 10,
         }
         consumer = Consumer(self._settings.consumer(**overrides), logger=logger)

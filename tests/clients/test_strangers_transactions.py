@@ -1,0 +1,68 @@
+"""A stranger's open transaction on a topic in which members speak to each other: it hides nothing of what they say."""
+
+from __future__ import annotations
+
+import asyncio
+import uuid
+from collections.abc import Iterator, Mapping
+from contextlib import closing, contextmanager
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from tests.clients.claiming import scenario, until
+from tests.clients.test_balanced_consumer import PARTITIONS, BalancedGround, held
+from tests.clients.test_group_admin_kills import resets_of
+from tests.clients.test_ranges import Field, work
+from tests.group_desk import GroupDesk
+
+pytestmark = pytest.mark.broker
+
+
+@contextmanager
+def open_transaction(config: Mapping[str, str], topic: str, partitions: int) -> Iterator[None]:
+    """Write a record to each partition in a transaction that does not end meanwhile."""
+    stranger = Producer({**config, "transactional.id": uuid.uuid4().hex})
+    stranger.init_transactions(20)
+    stranger.begin_transaction()
+    for partition in range(partitions):
+        stranger.produce(topic, value=b"not ours", partition=partition)
+    assert stranger.flush(20) == 0
+    yield
+    stranger.abort_transaction(20)
+
+
+@scenario
+async def test_members_of_a_balanced_group_hear_each_other(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    with closing(BalancedGround(broker.config, fresh_topic)) as ground, open_transaction(ground.config, ground.groups, 2):
+        async with ground.member("a") as member:
+            await until("all of it", lambda: len(held(member)) == PARTITIONS)
+
+
+@scenario
+async def test_members_hear_each_other_s_claims(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    with closing(BalancedGround(broker.config, fresh_topic)) as ground, open_transaction(ground.config, ground.coordination, 1):
+        async with ground.consumer("a", greedy=True) as member:
+            await until("all of it", lambda: member.load == PARTITIONS)
+
+
+@scenario
+async def test_blocks_are_shared_out(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    with closing(Field(broker, fresh_topic)) as field, open_transaction(field.config, field.ranges, 2):
+        field.fill(30)
+        async with field.consumer("a") as member:
+            seen: list[tuple[int, int]] = []
+            working = asyncio.create_task(work(member, seen))
+            await until("every message", lambda: len(seen) == 30)
+            working.cancel()
+
+
+def test_a_reset_is_decided_and_what_holds_it_hears_of_it(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    with closing(GroupDesk(broker, fresh_topic)) as desk:
+        resets = resets_of(desk)
+        first, second = next(resets), next(resets)
+        first.run()
+        with open_transaction(broker.config, desk.resets, 1):
+            second.run()
+            assert second.check() == second.new
