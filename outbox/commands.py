@@ -75,21 +75,26 @@ read_command = msgspec.json.Decoder(Command).decode
 read_answer = msgspec.json.Decoder(Answer).decode
 
 
-def reader(settings: HarvestSettings, topic: str, offset: int | None) -> Consumer:
-    """Return a consumer of the only partition of *topic*, from *offset* on or, with None, from its end."""
-    consumer = Consumer(
+def reader(settings: HarvestSettings) -> Consumer:
+    """Return a consumer for commands and answers."""
+    return Consumer(
         {
             **settings.kafka.consumer(),
-            "group.id": f"{settings.name}-commands",
+            "group.id": f"{settings.name}-commands",  # never joined, never committed to
             "enable.auto.commit": False,
             "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
+            # An open transaction of a stranger must not hide what is said: nobody writes transactionally here by rule.
+            "isolation.level": "read_uncommitted",
         }
     )
+
+
+def _reader_of_new_answers(settings: HarvestSettings) -> Consumer:
+    consumer = reader(settings)
     try:
-        if offset is None:
-            offset = end_of(consumer, topic)
-        consumer.assign([TopicPartition(topic, 0, offset)])
+        consumer.assign([TopicPartition(settings.answers_topic, 0, end_of(consumer, settings.answers_topic))])
     except BaseException:
         consumer.close()
         raise
@@ -120,7 +125,7 @@ def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: 
     try:
         if settings.answers_topic not in producer.list_topics(timeout=timeout_s).topics:
             raise TopicError(f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run here")
-        consumer = reader(settings, settings.answers_topic, None)
+        consumer = _reader_of_new_answers(settings)
     except KafkaException as error:
         raise BrokerError(f"topic {settings.answers_topic}: {error.args[0].str()}; check that the broker is reachable") from error
     try:

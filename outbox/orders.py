@@ -15,11 +15,11 @@ from collections.abc import Callable, Iterator
 from typing import Any, Protocol
 
 import msgspec
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
-from holdfast.outbox.commands import END_S, POLL_S, Answer, Command, Verb, end_of, read_answer, read_command
+from holdfast.outbox.commands import END_S, POLL_S, Answer, Command, Verb, end_of, read_answer, read_command, reader
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
@@ -109,10 +109,7 @@ class Follower(threading.Thread):
         """Connect; raises BrokerError when the cluster cannot be asked."""
         settings = self._settings
         commands, answers = settings.commands_topic, settings.answers_topic
-        config = {"enable.auto.commit": False, "enable.auto.offset.store": False, "enable.partition.eof": True}
-        self._consumer = Consumer(
-            {**settings.kafka.consumer(), "group.id": f"{settings.name}-commands", "auto.offset.reset": "earliest", **config}
-        )
+        self._consumer = reader(settings)
         try:
             end = end_of(self._consumer, answers, self._clock)
             since = TopicPartition(answers, 0, self._clock.now_ms() - HISTORY_MS)

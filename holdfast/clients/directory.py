@@ -143,6 +143,7 @@ class WorkersTopic:
                 "enable.auto.commit": False,
                 "enable.partition.eof": True,
                 "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide who holds what
                 "fetch.queue.backoff.ms": 5,
             }
             consumer = Consumer(self._settings.consumer(**overrides), logger=logger)

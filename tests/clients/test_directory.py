@@ -19,6 +19,7 @@ from holdfast.core.queries import TableClaims, WorkerClaims
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import BrokerError
+from tests.strangers import open_transaction
 
 pytestmark = pytest.mark.broker
 
@@ -84,6 +85,19 @@ async def test_what_was_announced_before_a_refresh_is_known_after_it(announcemen
         began_s = time.monotonic()
         await topic.refresh(20)
         assert time.monotonic() - began_s < 5, "nothing new is soon known to be nothing new"
+    finally:
+        await topic.close()
+
+
+@scenario
+async def test_a_stranger_s_open_transaction_hides_no_worker(announcements: Announcements) -> None:
+    announcements.create()
+    topic = WorkersTopic(announcements.settings)
+    try:
+        with open_transaction(announcements.settings.client(), announcements.settings.workers_topic, 1):
+            announcements.claim("http://a", 1, 0)
+            await topic.refresh(20)
+            assert topic.workers.owner("totals", 1, 0) == "http://a"
     finally:
         await topic.close()
 

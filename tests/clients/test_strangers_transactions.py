@@ -3,12 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-import uuid
-from collections.abc import Iterator, Mapping
-from contextlib import closing, contextmanager
+from contextlib import closing
 
 import pytest
-from confluent_kafka import Producer
 
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claiming import scenario, until
@@ -16,21 +13,9 @@ from tests.clients.test_balanced_consumer import PARTITIONS, BalancedGround, hel
 from tests.clients.test_group_admin_kills import resets_of
 from tests.clients.test_ranges import Field, work
 from tests.group_desk import GroupDesk
+from tests.strangers import open_transaction
 
 pytestmark = pytest.mark.broker
-
-
-@contextmanager
-def open_transaction(config: Mapping[str, str], topic: str, partitions: int) -> Iterator[None]:
-    """Write a record to each partition in a transaction that does not end meanwhile."""
-    stranger = Producer({**config, "transactional.id": uuid.uuid4().hex})
-    stranger.init_transactions(20)
-    stranger.begin_transaction()
-    for partition in range(partitions):
-        stranger.produce(topic, value=b"not ours", partition=partition)
-    assert stranger.flush(20) == 0
-    yield
-    stranger.abort_transaction(20)
 
 
 @scenario

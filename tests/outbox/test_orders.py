@@ -15,6 +15,7 @@ from holdfast.outbox.commands import Answer, Command, Verb, tell
 from holdfast.outbox.orders import LIMIT_REMEMBERED, Follower, Orders
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.topics import ensure_topics
+from tests.strangers import open_transaction
 
 DEADLINE_S = 30.0
 PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=1_000)
@@ -140,3 +141,19 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
         follower.close(DEADLINE_S)
     assert desk.heard == [Verb.PAUSE, Verb.STATUS]
     assert len(found[0]) == desk.said == 1
+
+
+@pytest.mark.broker
+def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(broker: SessionBroker) -> None:
+    kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
+    ensure_topics(settings)
+    desk = Believer()
+    follower = Follower(settings, desk, desk.obey)
+    with open_transaction(broker.config, settings.commands_topic, 1), open_transaction(broker.config, settings.answers_topic, 1):
+        follower.open()
+        try:
+            assert len(tell(settings, Verb.STATUS, DEADLINE_S)) == 1
+        finally:
+            follower.close(DEADLINE_S)
+    assert desk.heard == [Verb.STATUS]
