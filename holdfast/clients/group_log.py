@@ -22,6 +22,7 @@ READ_RECORDS = 1_000
 POLL_S = 0.02
 LINGER_MS = 2
 ANY = 0
+"""Send id of announcements: what became of one is seen by reading it back, so they need not be told apart."""
 
 _MISSING = (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC)
 _NOT_YET = (
