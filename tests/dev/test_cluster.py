@@ -195,13 +195,13 @@ def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path,
 
 def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
-        admin = AdminClient(cluster.client_config())
+        admin = AdminClient({**cluster.client_config()})
         admin.create_topics([NewTopic("wide", 300)])["wide"].result(DEADLINE_S)
         del admin
         for _ in range(2):
             cluster.kill(1)
             cluster.restart(1)
-            asking = AdminClient(cluster.client_config())
+            asking = AdminClient({**cluster.client_config()})
             asking.list_topics(timeout=DEADLINE_S)
             latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
             asked = asking.list_offsets({TopicPartition("wide", number): latest for number in range(300)}, request_timeout=DEADLINE_S)
