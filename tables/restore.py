@@ -23,6 +23,7 @@ READ_RECORDS = 40_000
 STAND_BY_RECORDS = 5_000
 DATE_EVERY_S = 1.0
 _OLD_END_TIMEOUT_S = 30.0
+_OPEN_TIMEOUT_S = 5.0
 
 
 class Interrupted(Exception):
@@ -99,6 +100,18 @@ class _Reader:
         elif error.fatal() or not error.retriable():
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
+    def is_whole(self, place: Place) -> bool:
+        """Return whether everything that lies in the log up to its end was committed or aborted, as far as the last fetch told."""
+        _, end = self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
+        return self._ends[place] >= end
+
+    def open_transaction(self, place: Place) -> str | None:
+        """Return what keeps a reader of committed records from the log's end, None when nothing does. Asks the broker."""
+        where = TopicPartition(*place)
+        _, end = self.consumer.get_watermark_offsets(where, cached=True) or (-1, -1)
+        _, stable = self.consumer.get_watermark_offsets(where, timeout=_OPEN_TIMEOUT_S)  # of this reader: where the open ones begin
+        return None if stable >= end else f"{place[0]} partition {place[1]} ends at {end}, but from {stable} on a transaction is open"
+
     def places(self) -> list[Place]:
         """Return the partitions whose ends tell how current these are: the changelogs', and the sources'."""
         return [*self.parts, *{(part.processor.source, part.partition) for part in self.parts.values()}]
@@ -134,7 +147,8 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
     """Read the changelogs of *parts* to their ends; return the number of records read.
 
     Raises Interrupted when told to stop, BrokerError when nothing has come for *stall_timeout_s*, ChangelogError when a log ends
-    inside a transaction (no reader of committed records can ever see that).
+    inside a transaction (no reader of committed records can ever see that). Whoever wrote to the log before must be fenced: then no
+    transaction is open, and one that is all the same is one whose end the brokers have lost. What it wrote would be missing.
     """
     todo = {(part.changelog, part.partition) for part in parts}
     if not todo:
@@ -149,21 +163,32 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
             records, ended = reader.step(READ_RECORDS, 0.1, UNLOGGED)
             total += records
             for part in ended:
+                place = part.changelog, part.partition
                 if part.torn():
                     raise ChangelogError(f"changelog {part.changelog} partition {part.partition} ends inside a transaction")
                 if part.whole:
-                    todo.discard((part.changelog, part.partition))
+                    if reader.is_whole(place):
+                        todo.discard(place)
                 else:
                     reader.rebuild(part, "it holds a part of a transaction that its changelog has lost")
             if records or ended:
                 progress_s = system_clock.monotonic_s()
             elif system_clock.monotonic_s() - progress_s > stall_timeout_s:
-                raise BrokerError(f"restoring {sorted(todo)}: nothing read for {stall_timeout_s:.0f} s; check the broker")
+                raise _stalled(reader, sorted(todo), stall_timeout_s)
     except KafkaException as error:
         raise BrokerError(f"restoring {sorted(todo)}: {error.args[0].str()}") from error
     finally:
         reader.consumer.close()
     return total
+
+
+def _stalled(reader: _Reader, todo: list[Place], stall_timeout_s: float) -> BrokerError:
+    if found := [text for place in todo if (text := reader.open_transaction(place)) is not None]:
+        return BrokerError(
+            f"changelog {'; '.join(found)}, for more than {stall_timeout_s:.0f} s and though its producer is fenced: the brokers have lost "
+            'how it ended. See docs/operating.md, "A transaction that never ends"'
+        )
+    return BrokerError(f"restoring {todo}: nothing read for {stall_timeout_s:.0f} s; check the broker")
 
 
 class Follower(threading.Thread):

@@ -106,13 +106,16 @@ def field(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Field]:
     found.close()
 
 
-async def work(consumer: RangeConsumer, seen: list[tuple[int, int]], pause_s: float = 0.0) -> None:
+async def work(consumer: RangeConsumer, seen: list[tuple[int, int]], pause_s: float = 0.0, done: list[int] | None = None) -> None:
+    """Note what is *seen* and, block by block, of how many messages the consumer was told that they are *done*."""
     async for block in consumer:
         for record in block.records:
             seen.append((block.partition, record.offset() or 0))
             if pause_s:
                 await asyncio.sleep(pause_s)
         await block.done()
+        if done is not None:
+            done.append(len(block.records))
 
 
 @scenario
@@ -221,9 +224,10 @@ async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_
     field.fill(300, 0)
     field.fill(300, 1)
     seen: list[tuple[int, int]] = []
+    done: list[int] = []
     async with field.consumer("a") as a, field.consumer("b") as b:
-        tasks = [asyncio.create_task(work(each, seen)) for each in (a, b)]
-        await until("all to be handled", lambda: len(seen) >= 600, within_s=40)
+        tasks = [asyncio.create_task(work(each, seen, done=done)) for each in (a, b)]
+        await until("all to be done", lambda: sum(done) >= 600, within_s=40)
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
