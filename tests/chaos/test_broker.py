@@ -5,15 +5,18 @@ from __future__ import annotations
 import signal
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import pytest
 
+from holdfast.cli.broker_logs import rows_of
+from holdfast.core.broker_logs import transactions_log
+from holdfast.core.transaction_state import TransactionState
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.conftest import MakeApplication
-from tests.harness import TIMES, Application, running, wait_for
+from tests.harness import TIMES, Application, Worker, running, wait_for
 from tests.proof import prove
 
 UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
@@ -66,16 +69,46 @@ def all_ready(app: Application) -> bool:
 
 
 def test_a_broker_killed_and_restarted_under_load_costs_nothing(frail: SessionBroker, frail_application: MakeApplication) -> None:
+    """Transactions are under way when it dies, but none whose end is decided and not yet written: an only broker may lose that end.
+
+    Kafka 4.3.1 takes a partition without a leader for a deleted one when it sends markers, which those of an only node are while it comes
+    back (`KRaftMetadataCache.getPartitionLeaderEndpoint`). What becomes of such a changelog is in `test_lost_ends`, brokers of three die in
+    `test_three_nodes`.
+    """
     app = frail_application()
     app.worker().start(), app.worker().start()
     wait_for("both at work", lambda: all_ready(app), 60, app.tails)
     load = app.load(rate=2_000, seed=71)
     progressed(app)
-    cluster_of(frail).kill(1)
+    with held_still(app.workers):
+        wait_for("the ends that are decided to be written", lambda: ends_are_written(app), 20, app.tails)
+        cluster_of(frail).kill(1)
     cluster_of(frail).restart(1)
     supervised(app, lambda: all_ready(app), 90)
     progressed(app)
     prove(app, load.stop())
+
+
+@contextmanager
+def held_still(workers: list[Worker]) -> Iterator[None]:
+    """Freeze *workers* meanwhile, in the middle of whatever they do."""
+    for worker in workers:
+        worker.signal(signal.SIGSTOP)
+    try:
+        yield
+    finally:
+        for worker in workers:
+            worker.signal(signal.SIGCONT)
+
+
+def ends_are_written(app: Application) -> bool:
+    """Return whether the broker, looked at twice, owes no transaction of *app* its markers."""
+    decided = (TransactionState.PREPARE_COMMIT, TransactionState.PREPARE_ABORT)
+    return not any(
+        key.startswith(f"t/{app.name}") and row.noted.state in decided
+        for _ in range(2)
+        for _, key, row in rows_of(app.settings, transactions_log())
+    )
 
 
 def progressed(app: Application) -> None:
