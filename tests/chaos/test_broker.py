@@ -69,13 +69,13 @@ def all_ready(app: Application) -> bool:
 
 
 def test_a_broker_killed_and_restarted_under_load_costs_nothing(frail: SessionBroker, frail_application: MakeApplication) -> None:
-    """Transactions are under way when it dies, but none whose end is decided and not yet written: an only broker may lose that end.
+    """Transactions are under way when it dies, but none that it has to end while it comes back: an only broker may lose such an end.
 
-    Kafka 4.3.1 takes a partition without a leader for a deleted one when it sends markers, which those of an only node are while it comes
-    back (`KRaftMetadataCache.getPartitionLeaderEndpoint`). What becomes of such a changelog is in `test_lost_ends`, brokers of three die in
-    `test_three_nodes`.
+    Kafka 4.3.1 takes a partition without a leader for a deleted one when it sends markers, which all of an only node are while it starts
+    (`KRaftMetadataCache.getPartitionLeaderEndpoint`). So it owes no markers when it dies, and no transaction runs out of time meanwhile.
+    What becomes of a changelog that has lost an end is in `test_lost_ends`; brokers of three die in `test_three_nodes`.
     """
-    app = frail_application()
+    app = frail_application(transaction_timeout_s=120)
     app.worker().start(), app.worker().start()
     wait_for("both at work", lambda: all_ready(app), 60, app.tails)
     load = app.load(rate=2_000, seed=71)
