@@ -93,7 +93,7 @@ def measure(place: Place, members: int, partitions: int, processes: int, *, bala
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--only", default="race", help="race, balanced or both")
+    parser.add_argument("--only", default="race,balanced")
     parser.add_argument("--members", type=int, default=50)
     parser.add_argument("--partitions", type=int, default=1_000)
     parser.add_argument("--processes", type=int, default=5)

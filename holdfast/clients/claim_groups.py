@@ -35,6 +35,7 @@ COUNTS_LIMIT_S = 15.0
 COUNTED_A_SECOND = 200.0
 """Partitions a member has counted in a second at most: a thousand take some milliseconds, of the broker too, and there may be many members."""
 COUNT_WITHIN_S = 3.0
+"""How long one count may take; less than `close` waits for it."""
 JOIN_S = 10.0
 
 

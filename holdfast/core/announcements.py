@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from enum import StrEnum
-from functools import lru_cache
 from typing import TypeAlias
 
 import msgspec
@@ -256,7 +255,6 @@ def blocks_of(partitions: Iterable[TopicPartition | tuple[str, int]]) -> tuple[B
     return tuple((topic, tuple(sorted(by_topic[topic]))) for topic in sorted(by_topic))
 
 
-@lru_cache(maxsize=1_024)  # a join changes a few partitions of each part, and every part is gone through
-def partitions_of(blocks: tuple[Block, ...]) -> tuple[TopicPartition, ...]:
+def partitions_of(blocks: Iterable[Block]) -> tuple[TopicPartition, ...]:
     """Return the partitions of *blocks*: the inverse of `blocks_of`."""
     return tuple(TopicPartition(topic, partition) for topic, partitions in blocks for partition in partitions)
