@@ -1,15 +1,16 @@
 """A partition's log as it lies on the broker: whole record batches, control batches included, which consumers never show.
 
-Fetched with aiokafka's client and its own requests; only what is in the bytes is ours (holdfast/core/record_batch.py).
+Fetched with aiokafka's client and its own requests; only what is in the bytes is ours (holdfast/core/record_batch.py). And the one thing
+that may have to be written there by hand: the end of a transaction that the brokers have lost.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Any, Self
+from typing import Any, Self, TypeVar
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError
@@ -17,10 +18,13 @@ from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import TopicPartition
 
 from holdfast.agents.credentials import OidcTokens
+from holdfast.agents.markers import EndTransaction, code_of
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.record_batch import BatchHeader, RecordBatch, batches, decode_header
 from holdfast.errors import BrokerError, TopicError, WireError
+
+T = TypeVar("T")
 
 FETCH_BYTES = 1 << 20
 LIMIT_BATCH_BYTES = 100 << 20
@@ -44,7 +48,7 @@ class RawFetch:
 
 
 class RawLog:
-    """Reads partitions as they lie, from any offset. Every call ends within *timeout_s*."""
+    """Reads partitions as they lie, from any offset, and ends transactions. Every call ends within *timeout_s*."""
 
     def __init__(self, settings: Settings, *, timeout_s: float = 30.0, clock: Clock = system_clock) -> None:
         self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
@@ -85,27 +89,49 @@ class RawLog:
 
         With *committed* it ends at the last stable offset, and tells which transactions in it were aborted.
         """
+        code, fetched = await self._fetch(topic, partition, offset, committed, max_bytes)
+        if code == OFFSET_OUT_OF_RANGE:
+            start, end = await self._bounds(topic, partition)
+            raise TopicError(f"{topic} partition {partition}: offset {offset} is not in the log, which holds {start} to {end - 1}")
+        if code != 0:
+            raise BrokerError(f"{topic} partition {partition}: the leader refuses with error {code}")
+        return fetched
+
+    async def end_transaction(
+        self, topic: str, partition: int, *, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int
+    ) -> None:
+        """Write the marker that ends the open transaction of a producer in a partition, as its coordinator would.
+
+        What is right is for the caller to know (holdfast/core/lost_ends.py). BrokerError when the leader refuses; the broker lets who may
+        alter the cluster do it.
+        """
+        request = EndTransaction(topic, partition, producer_id, epoch, commit, coordinator_epoch)
+
+        async def ask(leader: int) -> tuple[int, None]:
+            response = await self._client.send(leader, request)
+            return code_of(response), None
+
+        code, _ = await self._answer(topic, partition, ask)
+        if code != 0:
+            raise BrokerError(f"{topic} partition {partition}: its leader refuses a marker of producer {producer_id} with error {code}")
+
+    async def _answer(self, topic: str, partition: int, ask: Callable[[int], Awaitable[tuple[int, T]]]) -> tuple[int, T]:
+        """Return what a partition's leader answers to *ask*, an error code and more, once it does not say that it is not the leader."""
         deadline_s = self._clock.monotonic_s() + self._timeout_s
-        place, why = f"{topic} partition {partition}", "it has no leader"
+        why = "it has no leader"
         while self._clock.monotonic_s() < deadline_s:
             try:
-                answer = await self._ask(topic, partition, offset, committed, max_bytes)
+                leader = await self._leader(topic, partition)
+                if leader is not None:
+                    code, answer = await ask(leader)
+                    if code not in _PASSING:
+                        return code, answer
+                    why = f"error {code}"
             except (KafkaError, TimeoutError) as error:
                 why = f"{type(error).__name__}: {error}"
-                answer = None
-            if answer is not None:
-                code, fetched = answer
-                if code == 0:
-                    return fetched
-                if code == OFFSET_OUT_OF_RANGE:
-                    start, end = await self._bounds(topic, partition)
-                    raise TopicError(f"{place}: offset {offset} is not in the log, which holds {start} to {end - 1}")
-                if code not in _PASSING:
-                    raise BrokerError(f"{place}: the leader refuses with error {code}")
-                why = f"error {code}"
             await asyncio.sleep(RETRY_S)
             self._client.force_metadata_update()
-        raise BrokerError(f"{place} could not be read within {self._timeout_s:g} s ({why}); check the broker")
+        raise BrokerError(f"{topic} partition {partition} did not answer within {self._timeout_s:g} s ({why}); check the broker")
 
     async def _leader(self, topic: str, partition: int) -> int | None:
         await self._client.set_topics([topic])
@@ -120,10 +146,10 @@ class RawLog:
         leader = self._client.cluster.leader_for_partition(TopicPartition(topic, partition))
         return None if leader is None or leader < 0 else int(leader)
 
-    async def _ask(self, topic: str, partition: int, offset: int, committed: bool, max_bytes: int) -> tuple[int, RawFetch] | None:
-        leader = await self._leader(topic, partition)
-        if leader is None:
-            return None
+    async def _fetch(self, topic: str, partition: int, offset: int, committed: bool, max_bytes: int) -> tuple[int, RawFetch]:
+        return await self._answer(topic, partition, lambda leader: self._ask(leader, topic, partition, offset, committed, max_bytes))
+
+    async def _ask(self, leader: int, topic: str, partition: int, offset: int, committed: bool, max_bytes: int) -> tuple[int, RawFetch]:
         request = FetchRequest(
             max_wait_time=100,
             min_bytes=1,
@@ -147,11 +173,10 @@ class RawLog:
 
     async def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and the one after its last: what a leader tells with any fetch, even a refused one."""
-        answer = await self._ask(topic, partition, 0, False, FETCH_BYTES)
-        start = 0 if answer is None else answer[1].log_start
-        if start > 0:
-            answer = await self._ask(topic, partition, start, False, FETCH_BYTES)
-        return max(0, start), 0 if answer is None else answer[1].high_watermark
+        _, fetched = await self._fetch(topic, partition, 0, False, FETCH_BYTES)
+        if fetched.log_start > 0:
+            _, fetched = await self._fetch(topic, partition, fetched.log_start, False, FETCH_BYTES)
+        return max(0, fetched.log_start), fetched.high_watermark
 
     async def batches(
         self, topic: str, partition: int, offset: int, *, until: int | None = None

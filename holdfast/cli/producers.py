@@ -9,7 +9,7 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.cli import broker_logs
+from holdfast.cli import broker_logs, hanging
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
@@ -24,6 +24,7 @@ from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show who may send under which name, and what came of it.")
 broker_logs.register_transactions(app)
+hanging.register_hanging(app)
 
 TIMEOUT_S = 10.0
 COLUMNS = (

@@ -9,13 +9,14 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, TypeVar
 
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
     AdminClient,
     AlterConfigOpType,
     ConfigEntry,
     ConfigResource,
     ConfigSource,
+    ListOffsetsResultInfo,
     NewTopic,
     OffsetSpec,
     ResourceType,
@@ -63,6 +64,7 @@ T = TypeVar("T")
 POLL_S = 0.05
 FIRST_WAIT_S = 1.0
 ATTEMPT_S = 5.0
+_COMMITTED = IsolationLevel.READ_COMMITTED
 LIMIT_RESOURCES = 500
 """Topics asked about in one request."""
 
@@ -119,6 +121,23 @@ class Admin:
         begin = self._persist(lambda metadata, wait_s: _told(self._ends(wanted, first, wait_s)))
         end = self._persist(lambda metadata, wait_s: _told(self._ends(wanted, last, wait_s)))
         return {partition: (begin[partition], end[partition]) for partition in begin}
+
+    def stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the last stable offset of each partition: where its first open transaction begins, its end when none is open."""
+        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
+        if not wanted:
+            return {}
+        last = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        return self._persist(lambda metadata, wait_s: _told(self._ends(wanted, last, wait_s, isolation_level=_COMMITTED)))
+
+    def leader_epochs(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return the leader epoch of each partition that has records."""
+        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
+        if not wanted:
+            return {}
+        last = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        answers = self._persist(lambda metadata, wait_s: self._list_offsets(wanted, last, wait_s))
+        return {place: answer.leader_epoch for place, answer in answers.items() if answer.leader_epoch is not None}
 
     def offsets_at(self, partitions: Iterable[tuple[str, int]], at_ms: int) -> dict[tuple[str, int], int | None]:
         """Return the first offset whose record is not older than *at_ms* of each partition, None where there is none."""
@@ -182,13 +201,18 @@ class Admin:
                         raise
         return found
 
-    def _ends(self, wanted: Sequence[TopicPartition], spec: OffsetSpec, wait_s: float) -> dict[tuple[str, int], int]:
-        asked = self._client.list_offsets({partition: spec for partition in wanted}, request_timeout=wait_s)
-        answers = {
+    def _ends(self, wanted: Sequence[TopicPartition], spec: OffsetSpec, wait_s: float, **options: Any) -> dict[tuple[str, int], int]:
+        answers = self._list_offsets(wanted, spec, wait_s, **options)
+        return {partition: int(answer.offset) for partition, answer in answers.items()}
+
+    def _list_offsets(
+        self, wanted: Sequence[TopicPartition], spec: OffsetSpec, wait_s: float, **options: Any
+    ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
+        asked = self._client.list_offsets({partition: spec for partition in wanted}, request_timeout=wait_s, **options)
+        return {
             (partition.topic, partition.partition): self._result(future, f"offsets of {partition.topic}", wait_s)
             for partition, future in asked.items()
         }
-        return {partition: int(answer.offset) for partition, answer in answers.items()}
 
     def _create(self, creations: Sequence[CreateTopic], wait_s: float) -> None:
         topics = [

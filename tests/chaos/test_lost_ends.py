@@ -22,3 +22,15 @@ def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_who
         assert worker.said("A transaction that never ends"), worker.tail()
     worker.start()
     prove(app, RECORDS)
+
+
+def test_a_worker_goes_on_when_the_transaction_ends_in_time(application: MakeApplication) -> None:
+    app, worker = worked(application, stall_timeout_s=60)
+    worker.wipe()
+    with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):
+        worker.start()
+        with pytest.raises(AssertionError):
+            worker.wait_ready(6)
+        assert worker.running, worker.tail()
+    worker.wait_ready()
+    prove(app, RECORDS)

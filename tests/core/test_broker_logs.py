@@ -24,6 +24,7 @@ from holdfast.core.broker_logs import (
 )
 from holdfast.core.codec import ROW, RowCodec
 from holdfast.core.folding import Batch, Folder
+from holdfast.core.lost_ends import Decided, decision_key, ends_log
 from holdfast.core.processor import Processor
 from holdfast.core.transaction_state import Transaction, TransactionState
 from holdfast.errors import WireError
@@ -189,6 +190,13 @@ def test_transactions_are_counted_by_how_they_ended_and_by_who_was_fenced() -> N
     cut = folded(transactions_log(), [log[1], log[3]])["t/orders-1"]  # as compaction leaves it
     assert isinstance(cut, TransactionRow)
     assert (cut.committed, cut.jumps) == (1, 1)
+
+
+def test_what_was_decided_stays_known_for_each_partition() -> None:
+    _, ongoing, committing, _, committed, _ = range(6)
+    log: list[tuple[bytes, bytes | None]] = [(ID, transaction(status, version=1)) for status in (ongoing, committing, committed)]
+    rows = folded(ends_log(), [*log, (ID, None)])
+    assert rows == {decision_key(1005, *place): Decided("orders-1", 3, True, 2_000) for place in (("t", 0), ("t", 7), ("u", 4))}
 
 
 def test_what_is_forgotten_is_gone() -> None:

@@ -1,0 +1,175 @@
+"""`holdfast producers hanging`: on a broker whose log files have lost markers, as an only one can leave them when it dies."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import uuid
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiokafka.protocol.produce import ProduceRequest
+from confluent_kafka import Producer
+
+from holdfast.agents.raw_log import RawLog
+from holdfast.cli.__main__ import main
+from holdfast.config import Settings
+from holdfast.core.record_batch import TRANSACTIONAL_BIT, Record, RecordBatch, batches, encode_batch
+from holdfast.dev.broker import Cluster
+from holdfast.dev.fixtures import SessionBroker
+from tests.proof import read_topic
+from tests.strangers import open_transaction
+
+pytestmark = pytest.mark.broker
+
+DEADLINE_S = 30.0
+PARTITIONS = 3
+
+
+@pytest.fixture(scope="module")
+def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
+    """Give a broker that these tests may do anything to, and that lets late batches into transactions, as Kafka before 3.6 did."""
+    properties = {"transaction.partition.verification.enable": "false"}
+    with Cluster(tmp_path_factory.mktemp("frail"), properties=properties) as cluster:
+        yield SessionBroker(config=cluster.client_config(), cluster=cluster)
+
+
+class Desk:
+    """Runs the command and reads what people see of a topic."""
+
+    def __init__(self, broker: SessionBroker, capsys: pytest.CaptureFixture[str]) -> None:
+        self._broker, self._capsys = broker, capsys
+
+    def run(self, topic: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
+        """Return the exit code, the records and what is told beside them."""
+        with pytest.raises(SystemExit) as left:
+            main(["--bootstrap", self._broker.bootstrap, "producers", "hanging", "--topic", topic, "-o", "json", *more])
+        out, said = self._capsys.readouterr()
+        assert isinstance(left.value.code, int)
+        return left.value.code, json.loads(out), said
+
+    def seen(self, topic: str) -> dict[int, list[bytes | None]]:
+        """Return what a reader of committed records gets of each partition, to where it has to wait."""
+        return {number: [message.value() for message in found] for number, found in read_topic(self._broker, topic).items()}
+
+
+@pytest.fixture
+def desk(frail: SessionBroker, capsys: pytest.CaptureFixture[str]) -> Desk:
+    return Desk(frail, capsys)
+
+
+def producer(broker: SessionBroker, name: str) -> Producer:
+    made = Producer(broker.client_config(**{"transactional.id": name}))
+    made.init_transactions(DEADLINE_S)
+    return made
+
+
+def transaction(made: Producer, topic: str, value: bytes, *, commit: bool) -> None:
+    """Write *value* to each partition."""
+    made.begin_transaction()
+    for partition in range(PARTITIONS):
+        made.produce(topic, value, partition=partition)
+    assert made.flush(DEADLINE_S) == 0
+    made.commit_transaction(DEADLINE_S) if commit else made.abort_transaction(DEADLINE_S)
+
+
+def everywhere(*values: bytes) -> dict[int, list[bytes]]:
+    return {partition: list(values) for partition in range(PARTITIONS)}
+
+
+def cluster_of(broker: SessionBroker) -> Cluster:
+    assert broker.cluster is not None
+    return broker.cluster
+
+
+def lose_markers(broker: SessionBroker, topic: str, *partitions: int) -> None:
+    """Kill the broker, take the last batch of each of *partitions* off their files, and start it."""
+    cluster = cluster_of(broker)
+    wanted = {partition: log_file(cluster, topic, partition) for partition in partitions}
+    cluster.kill(1)
+    for path in wanted.values():
+        data = path.read_bytes()
+        at, _, batch = list(batches(data))[-1]
+        assert batch.is_control
+        path.write_bytes(data[:at])
+    cluster.restart(1)
+
+
+def log_file(cluster: Cluster, topic: str, partition: int) -> Path:
+    (found,) = cluster.folder.glob(f"**/{topic}-{partition}/*.log")
+    return found
+
+
+@pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
+def test_a_transaction_without_its_markers_is_ended_as_was_decided(frail: SessionBroker, desk: Desk, commit: bool) -> None:
+    topic, name = frail.create_topic("orders", partitions=PARTITIONS), f"shop-{uuid.uuid4().hex[:8]}"
+    made = producer(frail, name)
+    transaction(made, topic, b"first", commit=True)
+    transaction(made, topic, b"second", commit=commit)
+    assert desk.run(topic)[:2] == (0, [])
+    lose_markers(frail, topic, 1, 2)
+    code, found, said = desk.run(topic)
+    assert code == 1
+    assert "--end" in said
+    assert [(each["partition"], each["offset"], each["transactional_id"]) for each in found] == [(1, 2, name), (2, 2, name)]
+    assert {each["decided"] for each in found} == {"commit" if commit else "abort"}
+    assert desk.seen(topic)[1] == [b"first"]
+    again = producer(frail, name)  # fenced, and none the wiser: the coordinator says that all of it has ended
+    assert desk.run(topic)[1] == found
+    assert desk.run(topic, "--end")[:2] == (0, found)
+    assert desk.run(topic)[:2] == (0, [])
+    second = [b"first", b"second"] if commit else [b"first"]
+    assert desk.seen(topic) == everywhere(*second)
+    transaction(again, topic, b"third", commit=True)
+    assert desk.seen(topic) == everywhere(*second, b"third")
+    del made
+
+
+def test_what_is_under_way_does_not_hang(frail: SessionBroker, desk: Desk) -> None:
+    topic = frail.create_topic("orders", partitions=PARTITIONS)
+    with open_transaction(frail.config, topic, PARTITIONS):
+        assert desk.run(topic, "--end")[:2] == (0, [])
+    assert desk.seen(topic) == everywhere()
+
+
+def test_what_came_after_its_transaction_was_committed_is_left_to_people(frail: SessionBroker, desk: Desk) -> None:
+    topic, name = frail.create_topic("orders", partitions=PARTITIONS), f"shop-{uuid.uuid4().hex[:8]}"
+    transaction(producer(frail, name), topic, b"first", commit=True)
+    _, _, written = next(iter(batches(log_file(cluster_of(frail), topic, 1).read_bytes())))
+    stray(frail, topic, name, written)
+    code, found, said = desk.run(topic, "--end")
+    assert (code, [(each["partition"], each["offset"], each["decided"]) for each in found]) == (1, [(1, 2, None)])
+    assert "kafka-transactions.sh abort" in said
+    assert desk.run(topic)[:2] == (1, found)
+
+
+def stray(broker: SessionBroker, topic: str, transactional_id: str, after: RecordBatch) -> None:
+    """Append a batch of the same producer and epoch behind the end of its transaction."""
+    late = RecordBatch(
+        attributes=TRANSACTIONAL_BIT,
+        base_timestamp_ms=after.base_timestamp_ms,
+        max_timestamp_ms=after.base_timestamp_ms,
+        producer_id=after.producer_id,
+        producer_epoch=after.producer_epoch,
+        base_sequence=after.base_sequence + 1,
+        records=(Record(value=b"late"),),
+    )
+
+    async def send() -> Any:
+        async with RawLog(Settings(kafka=dict(broker.config))) as raw:
+            request = ProduceRequest(
+                transactional_id=transactional_id, required_acks=-1, timeout=10_000, topics=[(topic, [(1, encode_batch(late))])]
+            )
+            return await raw._client.send(await raw._leader(topic, 1), request)
+
+    response = asyncio.run(send())
+    assert response.topics[0][1][0][1] == 0, response
+
+
+def test_an_unknown_topic_is_told(frail: SessionBroker, capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit) as left:
+        main(["--bootstrap", frail.bootstrap, "producers", "hanging", "--topic", "nowhere"])
+    assert left.value.code != 0
+    assert "topic nowhere does not exist" in capsys.readouterr().err
