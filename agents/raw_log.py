@@ -13,7 +13,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from aiokafka.client import AIOKafkaClient
-from aiokafka.errors import KafkaError
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import TopicPartition
 
@@ -94,7 +94,7 @@ class RawLog:
             start, end = await self._bounds(topic, partition)
             raise TopicError(f"{topic} partition {partition}: offset {offset} is not in the log, which holds {start} to {end - 1}")
         if code != 0:
-            raise BrokerError(f"{topic} partition {partition}: the leader refuses with error {code}")
+            raise _refusal(topic, partition, "the fetch", code)
         return fetched
 
     async def end_transaction(
@@ -108,12 +108,14 @@ class RawLog:
         request = EndTransaction(topic, partition, producer_id, epoch, commit, coordinator_epoch)
 
         async def ask(leader: int) -> tuple[int, None]:
-            response = await self._client.send(leader, request)
-            return code_of(response), None
+            try:
+                return code_of(await self._client.send(leader, request)), None
+            except (IncompatibleBrokerVersion, NotImplementedError) as error:
+                raise BrokerError(f"the broker cannot be asked to end a transaction; this needs Kafka 2.8 or newer: {error}") from error
 
         code, _ = await self._answer(topic, partition, ask)
         if code != 0:
-            raise BrokerError(f"{topic} partition {partition}: its leader refuses a marker of producer {producer_id} with error {code}")
+            raise _refusal(topic, partition, f"a marker of producer {producer_id}", code)
 
     async def _answer(self, topic: str, partition: int, ask: Callable[[int], Awaitable[tuple[int, T]]]) -> tuple[int, T]:
         """Return what a partition's leader answers to *ask*, an error code and more, once it does not say that it is not the leader."""
@@ -201,3 +203,7 @@ class RawLog:
             size = min(LIMIT_BATCH_BYTES, max(2 * size, decode_header(fetched.data).size_bytes))
             if size == LIMIT_BATCH_BYTES:
                 raise WireError(f"{topic} partition {partition}: a batch at offset {offset} of more than {size} bytes", offset=0)
+
+
+def _refusal(topic: str, partition: int, what: str, code: int) -> BrokerError:
+    return BrokerError(f"{topic} partition {partition}: the leader refuses {what}: {for_code(code).__name__} ({code})")

@@ -113,11 +113,11 @@ async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> l
     from holdfast.agents.raw_log import RawLog
 
     async with RawLog(settings) as raw:
-        hanging = Hanging(settings, raw)
-        found = await hanging.find(topics)
+        cluster = Hanging(settings, raw)
+        found = await cluster.find(topics)
         if end and found:
-            await hanging.end(found)
-            if left := {each.transaction for each in await hanging.find(topics)} & {each.transaction for each in found if each.decided}:
+            await cluster.end(found)
+            if left := {each.transaction for each in await cluster.find(topics)} & {each.transaction for each in found if each.decided}:
                 first = min(left)
                 raise BrokerError(
                     f"{len(left)} transactions hang though their markers were written, the first in {first.topic} partition "

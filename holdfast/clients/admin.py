@@ -64,7 +64,7 @@ T = TypeVar("T")
 POLL_S = 0.05
 FIRST_WAIT_S = 1.0
 ATTEMPT_S = 5.0
-_COMMITTED = IsolationLevel.READ_COMMITTED
+_FIRST, _LAST = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
 LIMIT_RESOURCES = 500
 """Topics asked about in one request."""
 
@@ -114,39 +114,24 @@ class Admin:
 
     def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the first offset and the next one to be written of each partition."""
-        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
-        if not wanted:
-            return {}
-        first, last = OffsetSpec.earliest(), OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        begin = self._persist(lambda metadata, wait_s: _told(self._ends(wanted, first, wait_s)))
-        end = self._persist(lambda metadata, wait_s: _told(self._ends(wanted, last, wait_s)))
-        return {partition: (begin[partition], end[partition]) for partition in begin}
+        wanted = list(partitions)
+        begin, end = self._offsets(wanted, _FIRST), self._offsets(wanted, _LAST)
+        return {place: (int(begin[place].offset), int(end[place].offset)) for place in begin}
 
     def stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the last stable offset of each partition: where its first open transaction begins, its end when none is open."""
-        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
-        if not wanted:
-            return {}
-        last = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        return self._persist(lambda metadata, wait_s: _told(self._ends(wanted, last, wait_s, isolation_level=_COMMITTED)))
+        found = self._offsets(partitions, _LAST, isolation_level=IsolationLevel.READ_COMMITTED)
+        return {place: int(answer.offset) for place, answer in found.items()}
 
     def leader_epochs(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the leader epoch of each partition that has records."""
-        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
-        if not wanted:
-            return {}
-        last = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        answers = self._persist(lambda metadata, wait_s: self._list_offsets(wanted, last, wait_s))
-        return {place: answer.leader_epoch for place, answer in answers.items() if answer.leader_epoch is not None}
+        found = self._offsets(partitions, _LAST)
+        return {place: answer.leader_epoch for place, answer in found.items() if answer.leader_epoch is not None}
 
     def offsets_at(self, partitions: Iterable[tuple[str, int]], at_ms: int) -> dict[tuple[str, int], int | None]:
         """Return the first offset whose record is not older than *at_ms* of each partition, None where there is none."""
-        wanted = [TopicPartition(topic, partition) for topic, partition in partitions]
-        if not wanted:
-            return {}
-        spec = OffsetSpec.for_timestamp(at_ms)
-        found = self._persist(lambda metadata, wait_s: self._ends(wanted, spec, wait_s))
-        return {partition: offset if offset >= 0 else None for partition, offset in found.items()}
+        found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms), known=False)
+        return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
 
     # Parts
 
@@ -201,17 +186,24 @@ class Admin:
                         raise
         return found
 
-    def _ends(self, wanted: Sequence[TopicPartition], spec: OffsetSpec, wait_s: float, **options: Any) -> dict[tuple[str, int], int]:
-        answers = self._list_offsets(wanted, spec, wait_s, **options)
-        return {partition: int(answer.offset) for partition, answer in answers.items()}
+    def _offsets(
+        self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec, *, known: bool = True, **options: Any
+    ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
+        """Return what leaders tell of their partitions; with *known*, those that do not know an offset yet are asked again."""
+        wanted = {TopicPartition(topic, partition): spec for topic, partition in partitions}
+
+        def ask(metadata: Any, wait_s: float) -> dict[tuple[str, int], ListOffsetsResultInfo]:
+            answers = self._list_offsets(wanted, wait_s, options)
+            return _told(answers) if known else answers
+
+        return self._persist(ask) if wanted else {}
 
     def _list_offsets(
-        self, wanted: Sequence[TopicPartition], spec: OffsetSpec, wait_s: float, **options: Any
+        self, wanted: Mapping[TopicPartition, OffsetSpec], wait_s: float, options: Mapping[str, Any]
     ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
-        asked = self._client.list_offsets({partition: spec for partition in wanted}, request_timeout=wait_s, **options)
         return {
-            (partition.topic, partition.partition): self._result(future, f"offsets of {partition.topic}", wait_s)
-            for partition, future in asked.items()
+            (place.topic, place.partition): self._result(future, f"offsets of {place.topic}", wait_s)
+            for place, future in self._client.list_offsets(dict(wanted), request_timeout=wait_s, **options).items()
         }
 
     def _create(self, creations: Sequence[CreateTopic], wait_s: float) -> None:
@@ -325,12 +317,12 @@ def _text(error: KafkaException) -> str:
     return str(error.args[0].str())
 
 
-def _told(offsets: dict[tuple[str, int], int]) -> dict[tuple[str, int], int]:
-    """Return *offsets*, or raise BrokerError: a leader that has just changed says -1, and the next attempt gets the truth."""
-    for (topic, partition), offset in offsets.items():
-        if offset < 0:
+def _told(answers: dict[tuple[str, int], ListOffsetsResultInfo]) -> dict[tuple[str, int], ListOffsetsResultInfo]:
+    """Return *answers*, or raise BrokerError: a leader that has just changed says -1, and the next attempt gets the truth."""
+    for (topic, partition), answer in answers.items():
+        if answer.offset < 0:
             raise BrokerError(f"offsets of {topic}/{partition}: its leader does not know them yet")
-    return offsets
+    return answers
 
 
 def _has_leaders(topic: Any) -> bool:

@@ -26,7 +26,8 @@ from tests.core.leading import empty_rows
 
 DEADLINE_S = 30.0
 LINGER_MS = 10_000
-"""What is flushed together is one batch, however slow the machine is: a flush ends the wait."""
+"""What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that the client knows, that is: what
+still waits to be told its partition when a flush begins is sent as it comes."""
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -57,11 +58,15 @@ class Written:
         return Settings(kafka={name: str(value) for name, value in self.broker.config.items()})
 
 
+def producer_to(broker: SessionBroker, topic: str, **config: Any) -> Producer:
+    producer = Producer(broker.client_config(**{"linger.ms": LINGER_MS, **config}))
+    producer.list_topics(topic, DEADLINE_S)
+    return producer
+
+
 def transact(broker: SessionBroker, topic: str, name: str, values: list[bytes], *, commit: bool | None) -> Producer:
     """Write a transaction and end it, or with None leave it open."""
-    producer = Producer(
-        broker.client_config(**{"transactional.id": f"{topic}-{name}", "linger.ms": LINGER_MS, "transaction.timeout.ms": 60_000})
-    )
+    producer = producer_to(broker, topic, **{"transactional.id": f"{topic}-{name}", "transaction.timeout.ms": 60_000})
     producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     for value in values:
@@ -80,14 +85,14 @@ def written(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> 
     topic = broker.create_topic("explained")
     try:
         stamped: list[tuple[str, str | bytes | None]] = list(stamp_headers(Stamp("billing", 3, 17)))
-        plain = Producer(broker.client_config(**{"enable.idempotence": True, "linger.ms": LINGER_MS}))
+        plain = producer_to(broker, topic, **{"enable.idempotence": True})
         plain.produce(topic, b"first", b"a", 0, headers=stamped)
         plain.produce(topic, b"second", None, 0)
         assert plain.flush(DEADLINE_S) == 0
         transact(broker, topic, "good", [b"c1", b"c2", b"c3"], commit=True)
         transact(broker, topic, "bad", [b"x1", b"x2"], commit=False)
         for kind in ("gzip", "snappy", "lz4", "zstd"):
-            packed = Producer(broker.client_config(**{"compression.type": kind, "linger.ms": LINGER_MS}))
+            packed = producer_to(broker, topic, **{"compression.type": kind})
             for _ in range(20):
                 packed.produce(topic, kind.encode() * 50, None, 0)
             assert packed.flush(DEADLINE_S) == 0

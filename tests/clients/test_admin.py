@@ -13,7 +13,10 @@ from typing import Any
 import msgspec
 import pytest
 from confluent_kafka import Producer
-from confluent_kafka.admin import AdminClient
+from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+    AdminClient,
+    ListOffsetsResultInfo,
+)
 
 from holdfast.clients.admin import Admin, check_topics, create_topics, require_topics
 from holdfast.clients.topics import AlterConfig, CreateTopic, Role, Severity, TopicSpec, TopicState, topic_names
@@ -257,15 +260,16 @@ def test_a_leader_that_does_not_know_its_offsets_yet_is_asked_again(
     settings: Settings, fresh_topic: FreshTopic, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """One that has just taken over says -1, which is no offset to decide by."""
-    topic, ends = fresh_topic("orders"), Admin._ends
+    topic, list_offsets = fresh_topic("orders"), Admin._list_offsets
+    unknown = {(topic, 0): ListOffsetsResultInfo(-1, -1, -1)}
     asked: list[tuple[Any, ...]] = []
 
-    def early(self: Admin, *arguments: Any) -> dict[tuple[str, int], int]:
+    def early(self: Admin, *arguments: Any) -> dict[tuple[str, int], ListOffsetsResultInfo]:
         asked.append(arguments)
-        return {(topic, 0): -1} if len(asked) < 3 else ends(self, *arguments)
+        return unknown if len(asked) < 3 else list_offsets(self, *arguments)
 
-    monkeypatch.setattr(Admin, "_ends", early)
+    monkeypatch.setattr(Admin, "_list_offsets", early)
     assert Admin(settings).offsets([(topic, 0)]) == {(topic, 0): (0, 0)}
-    monkeypatch.setattr(Admin, "_ends", lambda self, *_: {(topic, 0): -1})
+    monkeypatch.setattr(Admin, "_list_offsets", lambda self, *_: unknown)
     with pytest.raises(BrokerError, match="its leader does not know them yet"):
         Admin(settings, timeout_s=0.2).offsets([(topic, 0)])
