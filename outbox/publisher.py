@@ -208,22 +208,14 @@ class Publisher:
         del self._producer, self.destinations
 
 
-def read_progress(
-    client: Mapping[str, Any],
-    topic: str,
-    books: Books,
-    *,
-    stopping: Callable[[], bool],
-    timeout_s: float,
-    clock: Clock = system_clock,
-    make_consumer: Callable[[dict[str, Any]], Any] = Consumer,
-) -> int:
+def read_progress(client: Mapping[str, Any], topic: str, books: Books, *, stopping: Callable[[], bool], timeout_s: float) -> int:
     """Read all partitions of the progress topic to their ends into *books*, and return how many records there were.
 
     Call it after the fence: then everything that any leader before this one committed is there, and nothing more will come.
-    Raises BrokerError when nothing has come for *timeout_s*, DecodeError when a record is not a progress record of this version.
+    Raises BrokerError when nothing has come for *timeout_s*, also where a transaction stays open: readers of committed records are told
+    that its beginning is the end. DecodeError when a record is not a progress record of this version.
     """
-    consumer = make_consumer(
+    consumer = Consumer(
         {
             **client,
             "group.id": f"{topic}-reader",
@@ -236,7 +228,8 @@ def read_progress(
             "fetch.queue.backoff.ms": 5,
         }
     )
-    records, progress_s = 0, clock.monotonic_s()
+    records, progress_s = 0, system_clock.monotonic_s()
+    reached: dict[int, int] = {}
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error is not None:
@@ -247,22 +240,39 @@ def read_progress(
             if stopping():
                 raise Stopped
             for message in _drain(consumer):
-                progress_s = clock.monotonic_s()
-                error = message.error()
+                progress_s = system_clock.monotonic_s()
+                error, partition = message.error(), message.partition() or 0
                 if error is None:
                     books.restore(message.key(), message.value())
                     records += 1
                 elif error.code() == KafkaError._PARTITION_EOF:
-                    todo.discard(message.partition() or 0)
+                    reached[partition] = message.offset() or 0
                 elif error.fatal() or not error.retriable():
                     raise BrokerError(f"progress topic {topic}: {error.str()}")
-            if clock.monotonic_s() - progress_s > timeout_s:
-                raise BrokerError(f"progress topic {topic}: nothing read for {timeout_s:.0f} s; check the broker")
+            todo -= {partition for partition in todo & reached.keys() if reached[partition] >= _log_end(consumer, topic, partition)}
+            if system_clock.monotonic_s() - progress_s > timeout_s:
+                raise _unread(topic, todo, reached, timeout_s)
     except KafkaException as error:
         raise BrokerError(f"progress topic {topic}: {error.args[0].str()}; check that the broker is reachable") from error
     finally:
         consumer.close()
     return records
+
+
+def _log_end(consumer: Consumer, topic: str, partition: int) -> int:
+    """Return the next offset of a partition, open transactions included, as the last fetch told; -1 before the first."""
+    _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True) or (-1, -1)
+    return int(end)
+
+
+def _unread(topic: str, todo: set[int], reached: Mapping[int, int], timeout_s: float) -> BrokerError:
+    if begun := sorted(todo & reached.keys()):
+        return BrokerError(
+            f"progress topic {topic} partition {begun[0]}: from {reached[begun[0]]} on a transaction is open, for more than {timeout_s:.0f} s "
+            "and though every leader before is fenced: the brokers have lost how it ended. Stop the harvesters and run "
+            '`holdfast producers hanging --end`; see docs/operating.md, "A transaction that never ends"'
+        )
+    return BrokerError(f"progress topic {topic}: nothing read for {timeout_s:.0f} s; check the broker")
 
 
 def _drain(consumer: Any) -> list[Message]:

@@ -17,6 +17,7 @@ from holdfast.outbox.settings import Poison
 from tests.harness import wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, FaultyProducer, Rig, ends, flaws, harvest_process, unordered
+from tests.strangers import open_transaction
 
 pytestmark = pytest.mark.broker
 
@@ -106,6 +107,23 @@ def test_a_fenced_leader_that_is_still_elected_takes_its_shard_back(rig: Rig) ->
         rig.fill(50)
         rig.wait_empty()
         assert first.stats.fenced == 1
+    rig.prove()
+
+
+def test_nothing_is_published_before_all_that_was_is_known(rig: Rig) -> None:
+    """A transaction that stays open on the progress topic hides what is behind it; what was published there would be published again."""
+    progress = rig.settings().progress_topic
+    rig.fill(50)
+    with Alone(rig.settings()):
+        rig.wait_empty()
+    rig.fill(50)
+    with open_transaction(rig.broker.config, progress, partitions=1), Alone(rig.settings(commit_timeout_s=2)) as leader:
+        wait_for("the reason", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: str(leader.stats))
+        assert f"progress topic {progress} partition 0: from " in leader.stats.last_error
+        assert "on a transaction is open" in leader.stats.last_error
+        assert len(rig.read()) == 50
+    with Alone(rig.settings()):
+        rig.wait_empty()
     rig.prove()
 
 
