@@ -62,6 +62,13 @@ def wait_for(what: str, condition: Callable[[], T | None], deadline_s: float, co
         time.sleep(POLL_S)
 
 
+def end_transactions(bootstrap: str) -> None:
+    """Do what docs/operating.md, "A transaction that never ends", tells to do while nobody produces."""
+    command = [sys.executable, "-P", "-m", "holdfast.cli", "--bootstrap", bootstrap, "producers", "hanging", "--end"]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
+    assert ran.returncode == 0, ran.stdout + ran.stderr
+
+
 def module_command(module: str) -> list[str]:
     """Return the command that runs the app of *module* as a worker."""
     return [sys.executable, "-P", "-m", module, "worker", "-l", "info"]

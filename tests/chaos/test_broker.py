@@ -8,8 +8,6 @@ docs/operating.md tells an operator to do, "A transaction that never ends", and 
 from __future__ import annotations
 
 import signal
-import subprocess
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
@@ -20,7 +18,7 @@ import pytest
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.conftest import MakeApplication
-from tests.harness import TIMES, Application, running, wait_for
+from tests.harness import TIMES, Application, end_transactions, running, wait_for
 from tests.proof import prove
 
 UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
@@ -61,7 +59,9 @@ def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -
         for worker in ended:
             assert worker.process.returncode > 0, f"{worker.name} ended in silence with {worker.process.returncode}\n{worker.tail()}"
         if any(worker.said("from .* on a transaction is open") for worker in ended):
-            end_transactions(app)
+            for worker in app.workers:
+                worker.kill()
+            end_transactions(app.broker.bootstrap)
         for worker in app.workers:
             if not worker.running:
                 worker.start()
@@ -70,15 +70,6 @@ def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -
 
     wait_for("the fleet to be well again", condition, deadline_s, app.tails)
     return restarts
-
-
-def end_transactions(app: Application) -> None:
-    """Do what docs/operating.md says of a transaction that never ends: stop everybody, and end it as was decided."""
-    for worker in app.workers:
-        worker.kill()
-    command = [sys.executable, "-P", "-m", "holdfast.cli", "--bootstrap", app.broker.bootstrap, "producers", "hanging", "--end"]
-    ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
-    assert ran.returncode == 0, ran.stdout + ran.stderr
 
 
 def all_ready(app: Application) -> bool:
