@@ -6,7 +6,6 @@ import asyncio
 import json
 import uuid
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -19,6 +18,8 @@ from holdfast.config import Settings
 from holdfast.core.record_batch import TRANSACTIONAL_BIT, Record, RecordBatch, batches, encode_batch
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import BrokerError
+from tests.lost_markers import log_file, lose_markers
 from tests.proof import read_topic
 from tests.strangers import open_transaction
 
@@ -50,6 +51,13 @@ class Desk:
         assert isinstance(left.value.code, int)
         return left.value.code, json.loads(out), said
 
+    def refused(self, topic: str) -> str:
+        """Return why --end fails."""
+        with pytest.raises(SystemExit) as left:
+            main(["--bootstrap", self._broker.bootstrap, "producers", "hanging", "--topic", topic, "--end"])
+        assert left.value.code not in (0, None)
+        return self._capsys.readouterr().err
+
     def seen(self, topic: str) -> dict[int, list[bytes | None]]:
         """Return what a reader of committed records gets of each partition, to where it has to wait."""
         return {number: [message.value() for message in found] for number, found in read_topic(self._broker, topic).items()}
@@ -77,29 +85,6 @@ def transaction(made: Producer, topic: str, value: bytes, *, commit: bool) -> No
 
 def everywhere(*values: bytes) -> dict[int, list[bytes]]:
     return {partition: list(values) for partition in range(PARTITIONS)}
-
-
-def cluster_of(broker: SessionBroker) -> Cluster:
-    assert broker.cluster is not None
-    return broker.cluster
-
-
-def lose_markers(broker: SessionBroker, topic: str, *partitions: int) -> None:
-    """Kill the broker, take the last batch of each of *partitions* off their files, and start it."""
-    cluster = cluster_of(broker)
-    wanted = {partition: log_file(cluster, topic, partition) for partition in partitions}
-    cluster.kill(1)
-    for path in wanted.values():
-        data = path.read_bytes()
-        at, _, batch = list(batches(data))[-1]
-        assert batch.is_control
-        path.write_bytes(data[:at])
-    cluster.restart(1)
-
-
-def log_file(cluster: Cluster, topic: str, partition: int) -> Path:
-    (found,) = cluster.folder.glob(f"**/{topic}-{partition}/*.log")
-    return found
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
@@ -137,7 +122,7 @@ def test_what_is_under_way_does_not_hang(frail: SessionBroker, desk: Desk) -> No
 def test_what_came_after_its_transaction_was_committed_is_left_to_people(frail: SessionBroker, desk: Desk) -> None:
     topic, name = frail.create_topic("orders", partitions=PARTITIONS), f"shop-{uuid.uuid4().hex[:8]}"
     transaction(producer(frail, name), topic, b"first", commit=True)
-    _, _, written = next(iter(batches(log_file(cluster_of(frail), topic, 1).read_bytes())))
+    _, _, written = next(iter(batches(log_file(frail, topic, 1).read_bytes())))
     stray(frail, topic, name, written)
     code, found, said = desk.run(topic, "--end")
     assert (code, [(each["partition"], each["offset"], each["decided"]) for each in found]) == (1, [(1, 2, None)])
@@ -168,8 +153,52 @@ def stray(broker: SessionBroker, topic: str, transactional_id: str, after: Recor
     assert response.topics[0][1][0][1] == 0, response
 
 
-def test_an_unknown_topic_is_told(frail: SessionBroker, capsys: pytest.CaptureFixture[str]) -> None:
-    with pytest.raises(SystemExit) as left:
-        main(["--bootstrap", frail.bootstrap, "producers", "hanging", "--topic", "nowhere"])
-    assert left.value.code != 0
-    assert "topic nowhere does not exist" in capsys.readouterr().err
+def test_an_unknown_topic_is_told(desk: Desk) -> None:
+    assert "topic nowhere does not exist" in desk.refused("nowhere")
+
+
+def test_markers_that_end_nothing_are_noticed(frail: SessionBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+    topic = frail.create_topic("orders", partitions=PARTITIONS)
+    transaction(producer(frail, uuid.uuid4().hex), topic, b"first", commit=True)
+    lose_markers(frail, topic, 1, 2)
+
+    async def nothing(self: RawLog, topic: str, partition: int, **more: object) -> None:
+        pass
+
+    with monkeypatch.context() as patch:
+        patch.setattr(RawLog, "end_transaction", nothing)
+        assert "2 transactions hang though their markers were written" in desk.refused(topic)
+    assert desk.run(topic, "--end")[0] == 0
+    assert desk.seen(topic) == everywhere(b"first")
+
+
+def end(broker: SessionBroker, topic: str, epoch: int, versions: dict[int, tuple[int, int]] | None = None) -> str:
+    """Try to end a transaction in partition 0, and return why that could not be."""
+
+    async def run() -> None:
+        async with RawLog(Settings(kafka=dict(broker.config)), timeout_s=10) as raw:
+            await raw.fetch(topic, 0, 0)
+            if versions is not None:
+                for connection in raw._client._conns.values():
+                    connection._versions = {**{key: span for key, span in connection._versions.items() if key != 27}, **versions}
+            _, _, written = next(iter(batches((await raw.fetch(topic, 0, 0)).data)))
+            await raw.end_transaction(topic, 0, producer_id=written.producer_id, epoch=epoch, commit=True, coordinator_epoch=0)
+
+    with pytest.raises(BrokerError) as told:
+        asyncio.run(run())
+    return str(told.value)
+
+
+def test_a_leader_that_refuses_is_quoted(frail: SessionBroker) -> None:
+    topic, name = frail.create_topic("orders", partitions=PARTITIONS), uuid.uuid4().hex
+    for _ in range(2):
+        transaction(producer(frail, name), topic, b"x", commit=True)
+    assert "the leader refuses a marker of producer" in (told := end(frail, topic, epoch=0))
+    assert "InvalidProducerEpoch" in told
+
+
+@pytest.mark.parametrize("versions", [{}, {27: (0, 0)}], ids=["without the request", "with an older one"])
+def test_a_broker_too_old_to_end_transactions_is_named(frail: SessionBroker, versions: dict[int, tuple[int, int]]) -> None:
+    topic = frail.create_topic("orders", partitions=PARTITIONS)
+    transaction(producer(frail, uuid.uuid4().hex), topic, b"x", commit=True)
+    assert "this needs Kafka 2.8 or newer" in end(frail, topic, epoch=0, versions=versions)
