@@ -34,7 +34,8 @@ def outbox(
         typer.Option("--outbox", help="The outbox; without it every producer in the topics is audited, but not the last numbers."),
     ] = None,
     topics: Annotated[
-        list[str] | None, typer.Option("--topic", help="A topic to audit; may be repeated. Default: all the outbox has published to.")
+        list[str] | None,
+        typer.Option("--topic", metavar="TOPIC", help="A topic to audit; may be repeated. Default: all the outbox has published to."),
     ] = None,
     number: Annotated[
         str | None, typer.Option(metavar="HEADER", help="A header by which the service numbers the rows of each key: proves rows too.")

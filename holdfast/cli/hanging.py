@@ -128,7 +128,7 @@ async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> l
 
 def hanging(
     context: typer.Context,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="Only this topic; may be given more than once.")] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
     end: Annotated[
         bool, typer.Option("--end", help="Write the markers that are missing, as was decided. Stop the producers first.")
     ] = False,
