@@ -16,8 +16,6 @@ from holdfast.tables.messages import Place, by_place, only
 
 logger = logging.getLogger(__name__)
 
-FEW_RECORDS = 500
-
 
 @dataclass(slots=True)
 class Fetched:

@@ -77,6 +77,7 @@ class Runner:
     async def _run(self) -> None:
         try:
             while self._pending:
+                await self._rest()
                 events, batches = self._gather()
                 if events:
                     await self._transact(events, batches)
@@ -86,6 +87,11 @@ class Runner:
             while self._pending:
                 self._keeper.void(self._pending.popleft()[0])
             self._keeper.crash(error)
+
+    async def _rest(self) -> None:
+        """Let the broker finish the last transaction, when little is pending; what arrives meanwhile joins the next."""
+        if rest_s := self.part.rest_s(sum(len(batch.offsets) for _, batch in self._pending)):
+            await asyncio.sleep(rest_s)
 
     def _gather(self) -> tuple[list[Any], list[Batch]]:
         events: list[Any] = []

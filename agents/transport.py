@@ -21,11 +21,11 @@ from faust.types import TP, ConsumerMessage
 
 from holdfast.agents.feed import Fetched
 from holdfast.agents.keeper import Keeper
+from holdfast.core.pace import FEW_RECORDS
 
 logger = logging.getLogger(__name__)
 
 WAIT_S = 0.1
-TRICKLE_RECORDS = 1_000
 LIMIT_INSTANCE = 240
 
 
@@ -215,9 +215,8 @@ class BatchConsumer(driver.Consumer):
                 await self._deliver(fetched, generation)
             else:
                 await self._deliver_singly(fetched, generation)
-        # A trickle is let gather here, for all partitions at once: what a wake-up and a transaction cost does not depend on their size.
-        # Records that come after a pause do not wait.
-        trickle = fetches and sum(len(each.messages) for each in fetches) < TRICKLE_RECORDS
+        # A trickle is let gather here, for all partitions at once. Records that come after a pause do not wait.
+        trickle = fetches and sum(len(each.messages) for each in fetches) < FEW_RECORDS
         await asyncio.sleep(keeper.linger_s if trickle else 0)
 
     async def _deliver(self, fetched: Fetched, generation: int) -> None:

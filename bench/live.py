@@ -3,7 +3,8 @@
     python -P -m bench.live [--rate 5000] [--seconds 20]
 
 Twenty times a second one probe is produced between the others; its reader asks the worker over HTTP for the row, waiting for the
-offset its producer was told. Latency is from produce() to that answer, so it includes the producer's own way to the broker.
+offset its producer was told. Latency is from produce() to that answer, so it includes the producer's own way to the broker. The broker
+is warmed up first, and the worker by the traffic itself.
 """
 
 from __future__ import annotations
@@ -19,11 +20,14 @@ from confluent_kafka import Message, Producer
 from bench.processes import Worker, quantiles, worker
 from bench.run import Bench, bench, load_average
 from bench.traffic import heartbeats
+from bench.warm import warm
 from holdfast.agents.rationalizer import processors
 from holdfast.clients.tables import TableClient
 from holdfast.config import Settings
 from holdfast.core.claims import claim_key
 from holdfast.core.frames import Heartbeat, decode
+
+WARM_S = 15.0
 
 
 def trickle(bootstrap: str, topic: str, rate: int, stop: threading.Event) -> None:
@@ -88,7 +92,7 @@ def measure(on: Bench, rate: int, seconds: float) -> None:
         traffic = threading.Thread(target=trickle, args=(on.bootstrap, on.topic, rate, stop))
         traffic.start()
         try:
-            time.sleep(2)
+            time.sleep(WARM_S)
             cpu_s, started_s = live.cpu_s(), time.perf_counter()
             samples = asyncio.run(probe(on, settings, seconds))
             share = (live.cpu_s() - cpu_s) / (time.perf_counter() - started_s)
@@ -118,6 +122,7 @@ def main() -> None:
         return
     with bench(1_000, 500) as on:
         Path(on.folder).mkdir(exist_ok=True)
+        warm(on.bootstrap)
         measure(on, given.rate, given.seconds)
 
 

@@ -45,11 +45,14 @@ from bench.outbox_ground import (
 )
 from bench.processes import quantiles
 from bench.run import Result, load_average, median, ratio
+from bench.warm import warm
 from holdfast.outbox.layouts import bucket_of
 
 TUNED_GOHARVEST = 11_800
 IDLE_S = 5.0
 WARM_S = 10.0
+LEAD_S = 2.0
+"""Live rows before those that are measured: a topic's first appends make its files, and a consumer's first fetches settle it."""
 _STATEMENT = re.compile(r"LOG:  (statement|execute [^:]*): ")
 
 
@@ -141,7 +144,8 @@ def live(ground: Ground, name: str, system: System, seconds: float, rate: int = 
         time.sleep(1.0)
         written: dict[int, float] = {}
         began_s, began_cpu_s = time.perf_counter(), cpu_s(process)
-        for number in range(int(seconds * rate)):
+        lead = int(LEAD_S * rate)
+        for number in range(int(seconds * rate) + lead):
             time.sleep(max(0.0, began_s + number / rate - time.perf_counter()))
             insert(table, connection, number)
             written[number] = time.perf_counter()
@@ -159,7 +163,7 @@ def live(ground: Ground, name: str, system: System, seconds: float, rate: int = 
         f"{asked:.1f} statements/s to the database (wanted 5)",
         flush=True,
     )
-    return [tail.at_s[number] - at_s for number, at_s in written.items()]
+    return [tail.at_s[number] - at_s for number, at_s in written.items() if number >= lead]
 
 
 def statements(ground: Ground, connection: Any) -> float:
@@ -192,7 +196,7 @@ def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
     tail.start()
     began: dict[int, float] = {}
     began_s = time.perf_counter()
-    while time.perf_counter() - began_s < seconds:
+    while time.perf_counter() - began_s < seconds + LEAD_S:
         number = len(began)
         if rate:
             time.sleep(max(0.0, began_s + number / rate - time.perf_counter()))
@@ -208,11 +212,12 @@ def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
         assert time.time() < until_s, "records of the bare producer did not arrive"
         time.sleep(0.05)
     tail.end()
-    return [tail.at_s[number] - at_s for number, at_s in began.items()]
+    return [tail.at_s[number] - at_s for number, at_s in began.items() if at_s - began_s >= LEAD_S]
 
 
 def lives(ground: Ground, seconds: float, rounds: int) -> None:
-    bare(ground, WARM_S, 0)  # the broker compiles what it does often
+    warm(ground.bootstrap)
+    bare(ground, WARM_S, 0)
     systems: Mapping[str, System] = {"plain-500": plain(500), "fenced": holdfast("fenced"), "mark": holdfast("mark")}
     for _ in range(rounds):
         print(f"  {'bare':12s} {quantiles(bare(ground, seconds))}", flush=True)

@@ -140,4 +140,9 @@ def ratio(results: Mapping[str, list[Result]], a: str, b: str, wanted: float, fi
 
 
 def load_average() -> str:
-    return "load " + " ".join(f"{each:.1f}" for each in os.getloadavg())
+    """Return the load, and how quick a core is now: on a shared machine that halves and doubles from hour to hour."""
+    began_s, total = time.perf_counter(), 0
+    for number in range(1_000_000):
+        total += number & 7
+    took_ms = (time.perf_counter() - began_s) * 1e3
+    return "load " + " ".join(f"{each:.1f}" for each in os.getloadavg()) + f", a million additions in {took_ms:.0f} ms"

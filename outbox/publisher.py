@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -10,6 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import SEQUENCE_HEADER, Books, Destination
+from holdfast.core.pace import Pace
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
 from holdfast.outbox.layouts import OutboxRow
@@ -64,7 +66,7 @@ class Publisher:
     ) -> None:
         self.transactional_id, self.books = transactional_id, books
         self._progress, self._commit_timeout_s = progress, commit_timeout_s
-        self._stopping, self._clock = stopping, clock
+        self._stopping, self._clock, self._pace = stopping, clock, Pace()
         self._failed: list[tuple[Destination, KafkaError]] = []
         self._producer = make_producer(
             {
@@ -134,6 +136,8 @@ class Publisher:
         fixed = books.headers()
         self._failed.clear()
         try:
+            self._rest(len(rows))
+            began_s = self._clock.monotonic_s()
             producer.begin_transaction()
             self._produce(rows, destinations, sequences, fixed)
             for key, value in books.records([row.id for row in rows], ahead):
@@ -143,7 +147,13 @@ class Publisher:
             self._wait(producer.commit_transaction, self._commit_timeout_s, "commit")
         except KafkaException as error:
             self._give_up(error)
+        self._pace.ended(began_s, self._clock.monotonic_s(), records=len(rows))
         books.commit([row.id for row in rows], ahead)
+
+    def _rest(self, records: int) -> None:
+        """Let the broker finish the transaction before."""
+        if rest_s := self._pace.rest_s(self._clock.monotonic_s(), records=records):
+            time.sleep(rest_s)
 
     def _produce(
         self,

@@ -12,6 +12,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from holdfast.clock import system_clock
 from holdfast.core.codec import APPLIED, encode_marker
 from holdfast.core.folding import Changes
+from holdfast.core.pace import Pace
 from holdfast.core.processor import Emit
 from holdfast.errors import BrokerError, FencedError
 
@@ -42,6 +43,7 @@ class ChangelogWriter:
         self, client: Mapping[str, Any], *, transactional_id: str, changelog: str, partition: int, transaction_timeout_s: float
     ) -> None:
         self._changelog, self._partition, self.transactional_id = changelog, partition, transactional_id
+        self._pace = Pace()
         self._producer = Producer(
             {
                 **client,
@@ -97,6 +99,10 @@ class ChangelogWriter:
                 watched = True  # if a row is what the changelog refuses, say so next time
                 time.sleep(_BACKOFF_S)
 
+    def rest_s(self, records: int) -> float:
+        """Return how long a transaction made of *records* had better wait for the broker to finish the one before."""
+        return self._pace.rest_s(system_clock.monotonic_s(), records=records)
+
     def _fenced(self, why: KafkaError) -> FencedError:
         return FencedError(
             f"{self.transactional_id}: the broker refused this owner ({why.name()}): there is a newer one, or a transaction took longer "
@@ -126,6 +132,7 @@ class ChangelogWriter:
         def closed(error: KafkaError | None, message: Message) -> None:
             marked.append(message)
 
+        began_s = system_clock.monotonic_s()
         producer.begin_transaction()
         produce = producer.produce
         heard = delivered if watched else None
@@ -150,6 +157,7 @@ class ChangelogWriter:
                     raise UndeliverableError(topic, why) from error
                 if not error.args[0].retriable() or system_clock.monotonic_s() >= deadline:
                     raise
+        self._pace.ended(began_s, system_clock.monotonic_s(), records=changes.records)
         return (marked[-1].offset() or 0) + 1
 
     def disown(self, timeout_s: float) -> None:

@@ -163,6 +163,10 @@ class Partition:
 
     # -- the path of a batch
 
+    def rest_s(self, records: int) -> float:
+        """Return how long a transaction made of *records* had better wait for the broker to finish the one before."""
+        return 0.0 if self._writer is None else self._writer.rest_s(records)
+
     def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> None:
         """Make one transaction durable: first in Kafka, then here. Raises FencedError, BrokerError, StoreError, ChangelogError."""
         assert self._writer is not None, "fence first"

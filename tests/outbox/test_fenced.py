@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.core.pace import LEAST_S
 from holdfast.dev.databases import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.settings import Poison
@@ -157,6 +158,29 @@ def test_a_queue_that_is_full_at_the_progress_record_is_waited_for(rig: Rig) -> 
         rig.wait_empty()
     assert len(full) == 4
     assert leader.stats.restarts == 0
+    rig.prove()
+
+
+def test_the_broker_is_let_finish_a_transaction_before_the_next_begins(rig: Rig) -> None:
+    """What begins before the last one's markers are written is sent back, and comes again 20 ms later."""
+    rests_s: list[float] = []
+
+    class Watched(Producer):
+        committed_s = 0.0
+
+        def begin_transaction(self) -> None:
+            rests_s.append(time.monotonic() - self.committed_s)
+            super().begin_transaction()
+
+        def commit_transaction(self, timeout: float = -1) -> None:
+            super().commit_transaction(timeout)
+            self.committed_s = time.monotonic()
+
+    rig.fill(60)
+    with Alone(rig.settings(batch_rows=2), {"make_producer": Watched}):
+        rig.wait_empty()
+    assert len(rests_s) >= 30
+    assert min(rests_s) >= LEAST_S
     rig.prove()
 
 

@@ -1,0 +1,99 @@
+"""When a runner begins its next transaction, and what goes into it."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from types import SimpleNamespace
+from typing import Any
+
+from confluent_kafka import Message
+
+from holdfast.agents.feed import Fetched
+from holdfast.agents.runner import Runner
+from holdfast.core.folding import Changes, Folder
+from holdfast.core.processor import Processor
+from holdfast.core.rows import Rows
+from holdfast.pipeline.folding import DictStore
+
+
+def count(rows: Rows[int], event: bytes, at_ms: int) -> None:
+    rows["seen"] = rows.get("seen", 0) + 1
+
+
+COUNT = Processor(name="count", source="events", decode=bytes, fold=count, row=int)
+
+
+class Rested:
+    """A partition whose broker is said to need *rest_s* after each commit; what is written is noted in `transactions`."""
+
+    changelog, partition, processor, fenced_in = "log", 0, COUNT, True
+
+    def __init__(self, rest_s: float) -> None:
+        self.folder, self._rest_s = Folder(COUNT, DictStore()), rest_s
+        self.transactions: list[int] = []
+        self.asked: list[int] = []
+
+    def rest_s(self, records: int) -> float:
+        self.asked.append(records)
+        return self._rest_s if self.transactions else 0.0
+
+    def write(self, changes: Changes, extra: object, timeout_s: float) -> None:
+        self.transactions.append(changes.records)
+
+    def wake_readers(self) -> None: ...
+
+
+class Desk:
+    """What a runner needs of its keeper."""
+
+    transaction_bytes, commit_timeout_s, quarantine_topic = 1 << 20, 10.0, "quarantine"
+
+    def __init__(self) -> None:
+        self.metrics = SimpleNamespace(partition=lambda *_: SimpleNamespace(committed=lambda **_: None))
+        self.acked = 0
+        self.failures: list[BaseException] = []
+
+    def owns(self, part: object, epoch: int) -> bool:
+        return True
+
+    async def thread(self, call: Callable[..., Any], *args: Any) -> None:
+        call(*args)
+
+    def done(self, event: object) -> None:
+        self.acked += 1
+
+    def crash(self, error: BaseException) -> None:
+        self.failures.append(error)
+
+
+def event_of(first: int) -> Any:
+    message = Message(topic="events", partition=0, offset=first, value=b"x", timestamp=(2, 1_000))
+    return SimpleNamespace(value=Fetched(0, "events", 0, [message], first, first, 1))
+
+
+async def three_in_turn(part: Rested) -> None:
+    """Hand a record, and when it is durable another, and one more as soon as the runner has had the chance to begin."""
+    desk = Desk()
+    runner = Runner(desk, part)  # type: ignore[arg-type]
+    runner.hand(event_of(0))
+    await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+    runner.hand(event_of(1))
+    await asyncio.sleep(0)
+    runner.hand(event_of(2))
+    while not runner.idle():
+        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+    assert (desk.acked, desk.failures) == (3, [])
+
+
+def test_what_arrives_while_the_broker_finishes_the_last_transaction_joins_the_next() -> None:
+    part = Rested(0.02)
+    asyncio.run(three_in_turn(part))
+    assert part.transactions == [1, 2]
+    assert part.asked == [1, 1], "asked with what was pending"
+
+
+def test_without_a_rest_the_next_transaction_begins_at_once() -> None:
+    part = Rested(0.0)
+    asyncio.run(three_in_turn(part))
+    assert part.transactions == [1, 1, 1]
