@@ -79,7 +79,8 @@ class Budget:
         options = R.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_manager(self.write_buffers)
-        options.set_write_buffer_size(max(1 << 20, min(16 << 20, self.write_buffer_bytes // 4)))
+        # Inserting into 4 MiB takes half the time of 16, which no processor's cache holds; rocksdict keeps the GIL meanwhile.
+        options.set_write_buffer_size(max(1 << 20, min(4 << 20, self.write_buffer_bytes // 4)))
         options.set_max_write_buffer_number(3)
         options.set_max_open_files(256)
         options.set_keep_log_file_num(2)
