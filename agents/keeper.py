@@ -21,6 +21,7 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.runner import Runner
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.pace import Trickle
 from holdfast.core.processor import Processor
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.tables.messages import Place
@@ -66,7 +67,7 @@ class Keeper:
     def __init__(self, settings: Settings, processors: Mapping[str, Processor[Any, Any]], metrics: Metrics) -> None:
         self.settings, self.processors, self.metrics = settings, dict(processors), metrics
         self._cluster: Cluster | None = None
-        self.linger_s = settings.linger_ms / 1000
+        self.trickle = Trickle(settings.linger_ms / 1000)
         self.commit_timeout_s = settings.commit_timeout_s
         self.transaction_bytes = settings.fetch_bytes
         self.quarantine_topic = settings.quarantine_topic

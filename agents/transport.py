@@ -217,7 +217,7 @@ class BatchConsumer(driver.Consumer):
                 await self._deliver_singly(fetched, generation)
         # A trickle is let gather here, for all partitions at once. Records that come after a pause do not wait.
         trickle = fetches and sum(len(each.messages) for each in fetches) < FEW_RECORDS
-        await asyncio.sleep(keeper.linger_s if trickle else 0)
+        await asyncio.sleep(keeper.trickle.wait_s(time.monotonic(), time.process_time()) if trickle else 0)
 
     async def _deliver(self, fetched: Fetched, generation: int) -> None:
         tp = TP(fetched.topic, fetched.partition)
