@@ -39,7 +39,7 @@ def warm(bootstrap: str, seconds: float = SECONDS) -> None:
 
 
 def _transact(bootstrap: str, topic: str, partition: int, seconds: float, took_s: list[float]) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{partition}"})
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{partition}", "log_level": 3})
     producer.init_transactions(_DEADLINE_S)
     until_s = time.perf_counter() + seconds
     while (began_s := time.perf_counter()) < until_s:
