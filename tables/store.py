@@ -79,9 +79,12 @@ class Budget:
         options = R.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_manager(self.write_buffers)
-        # Inserting into 4 MiB takes half the time of 16, which no processor's cache holds; rocksdict keeps the GIL meanwhile.
-        options.set_write_buffer_size(max(1 << 20, min(4 << 20, self.write_buffer_bytes // 4)))
-        options.set_max_write_buffer_number(3)
+        # Inserting into 4 MiB takes half the time of 16, which no processor's cache holds; rocksdict keeps the GIL meanwhile. For the same
+        # reason a slow disk must not hold up a write soon: 48 MiB may wait to be flushed, and four times RocksDB's usual files to be merged.
+        options.set_write_buffer_size(max(1 << 18, min(4 << 20, self.write_buffer_bytes // 16)))
+        options.set_max_write_buffer_number(12)
+        options.set_level_zero_slowdown_writes_trigger(80)
+        options.set_level_zero_stop_writes_trigger(144)
         options.set_max_open_files(256)
         options.set_keep_log_file_num(2)
         options.set_max_total_wal_size(self.write_buffer_bytes)

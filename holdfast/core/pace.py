@@ -43,7 +43,7 @@ class Pace:
 SHARE = 0.36
 """What a worker may spend of a core, all in all, while records trickle."""
 LEAST_WAIT_S = 0.008
-"""More than a hundred rounds a second would be a burden to the broker, which has others to serve."""
+"""Shorter waits would burden the broker, which has others to serve."""
 PAUSE_S = 0.1
 _GAIN, _MOST_OVER = 0.1, 2.0
 

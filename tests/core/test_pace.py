@@ -64,7 +64,7 @@ def test_a_trickle_takes_no_more_than_its_share_of_a_core() -> None:
     assert settled(0.006, other=0.1)[1] == pytest.approx(SHARE, rel=0.01)
 
 
-def test_cheap_rounds_come_soon_but_not_more_than_a_hundred_times_a_second() -> None:
+def test_cheap_rounds_come_soon_but_do_not_burden_the_broker() -> None:
     assert settled(0.0005)[0] == LEAST_WAIT_S
     assert LEAST_WAIT_S < settled(0.004)[0] < settled(0.006)[0]
 
