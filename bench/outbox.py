@@ -1,6 +1,6 @@
 """Outbox: a backlog drained, one hot key, live latency and quiet hours, beside the plain relay, on a real broker and Postgres with fsync.
 
-    python -P -m bench.outbox [--rows 200000] [--rounds 3] [--only drain|hot|live] [--goharvest REAPER]
+    python -P -m bench.outbox [--rows 200000] [--rounds 3] [--only drain|hot|live] [--live fenced,bare] [--goharvest REAPER]
 
 Rows have a value of 200 bytes, one header, 10,000 keys, 4 partitions. Rate: from the first published record's timestamp to the table
 being empty. Live: 50 rows a second, from the commit of the insert to a consumer of committed records having it; `bare` is a transaction
@@ -34,23 +34,20 @@ from bench.outbox_ground import (
     System,
     Table,
     Tail,
-    cpu_s,
     goharvest,
     grounded,
     holdfast,
     inversions,
     plain,
-    rss_mb,
     running,
 )
-from bench.processes import quantiles
+from bench.processes import cpu_s, quantiles, rss_mb
 from bench.run import Result, load_average, median, ratio
 from bench.warm import warm
 from holdfast.outbox.layouts import bucket_of
 
 TUNED_GOHARVEST = 11_800
 IDLE_S = 5.0
-WARM_S = 10.0
 LEAD_S = 2.0
 """Live rows before those that are measured: a topic's first appends make its files, and a consumer's first fetches settle it."""
 _STATEMENT = re.compile(r"LOG:  (statement|execute [^:]*): ")
@@ -66,7 +63,7 @@ def drain(ground: Ground, name: str, system: System, rows: int, keys: int) -> Re
             if process.poll() is not None or time.time() > until_s:
                 raise SystemExit(f"{name} did not drain:\n{(ground.folder / f'{name}.log').read_text()[-3000:]}")
             time.sleep(0.02)
-        ended_s, used_s, peak_mb = time.time(), cpu_s(process), rss_mb(process)
+        ended_s, used_s, peak_mb = time.time(), cpu_s(process.pid), rss_mb(process.pid)
     found = table.read()
     numbers = [number for _, _, number, _ in found]
     inverted = inversions((key, number) for _, key, number, _ in found)
@@ -143,17 +140,17 @@ def live(ground: Ground, name: str, system: System, seconds: float, rate: int = 
         tail.start()
         time.sleep(1.0)
         written: dict[int, float] = {}
-        began_s, began_cpu_s = time.perf_counter(), cpu_s(process)
+        began_s, began_cpu_s = time.perf_counter(), cpu_s(process.pid)
         lead = int(LEAD_S * rate)
         for number in range(int(seconds * rate) + lead):
             time.sleep(max(0.0, began_s + number / rate - time.perf_counter()))
             insert(table, connection, number)
             written[number] = time.perf_counter()
         time.sleep(1.0)
-        share = (cpu_s(process) - began_cpu_s) / (time.perf_counter() - began_s)
-        idle_s, idle_cpu_s = time.perf_counter(), cpu_s(process)
+        share = (cpu_s(process.pid) - began_cpu_s) / (time.perf_counter() - began_s)
+        idle_s, idle_cpu_s = time.perf_counter(), cpu_s(process.pid)
         time.sleep(IDLE_S)
-        idle = (cpu_s(process) - idle_cpu_s) / (time.perf_counter() - idle_s)
+        idle = (cpu_s(process.pid) - idle_cpu_s) / (time.perf_counter() - idle_s)
         asked = statements(ground, connection)
         tail.end()
     lost = len(written.keys() - tail.at_s.keys())
@@ -185,7 +182,7 @@ def log_all(connection: Any, which: str) -> None:
 
 
 def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
-    """Return transaction's beginning to consumer, seconds: a record and two of progress, as `fenced` publishes one row; *rate* 0 is no pause."""
+    """Return transaction's beginning to consumer, seconds: a record and two of progress, as `fenced` publishes one row."""
     name = f"bare-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": ground.bootstrap})
     for future in admin.create_topics([NewTopic(name, PARTITIONS, 1), NewTopic(f"{name}-progress", 1, 1)]).values():
@@ -198,8 +195,7 @@ def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
     began_s = time.perf_counter()
     while time.perf_counter() - began_s < seconds + LEAD_S:
         number = len(began)
-        if rate:
-            time.sleep(max(0.0, began_s + number / rate - time.perf_counter()))
+        time.sleep(max(0.0, began_s + number / rate - time.perf_counter()))
         value = json.dumps({"seq": number, "pad": "x" * 176}, separators=(",", ":"))
         began[number] = time.perf_counter()
         producer.begin_transaction()
@@ -215,14 +211,13 @@ def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
     return [tail.at_s[number] - at_s for number, at_s in began.items() if at_s - began_s >= LEAD_S]
 
 
-def lives(ground: Ground, seconds: float, rounds: int) -> None:
+def lives(ground: Ground, seconds: float, rounds: int, chosen: str) -> None:
     warm(ground.bootstrap)
-    bare(ground, WARM_S, 0)
     systems: Mapping[str, System] = {"plain-500": plain(500), "fenced": holdfast("fenced"), "mark": holdfast("mark")}
+    names = chosen.split(",") if chosen else ["bare", *systems]
     for _ in range(rounds):
-        print(f"  {'bare':12s} {quantiles(bare(ground, seconds))}", flush=True)
-        for name, system in systems.items():
-            samples = live(ground, name, system, seconds)
+        for name in names:
+            samples = bare(ground, seconds) if name == "bare" else live(ground, name, systems[name], seconds)
             p50_ms = statistics.median(samples) * 1e3
             wanted = f"  (wanted p50 <= 6, p99 <= 15: p50 {p50_ms:.1f})" if name == "fenced" else ""
             print(f"  {name:12s} {quantiles(samples)}{wanted}", flush=True)
@@ -234,6 +229,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--only", choices=("drain", "hot", "live"))
+    parser.add_argument("--live", default="", help="which of bare,plain-500,fenced,mark to measure live; all unless given")
     parser.add_argument("--goharvest", type=Path)
     given = parser.parse_args()
     with grounded() as ground:
@@ -242,7 +238,7 @@ def main() -> None:
         if given.only in (None, "hot"):
             hot(ground, given.rows, max(1, given.rounds - 1))
         if given.only in (None, "live"):
-            lives(ground, given.seconds, max(1, given.rounds - 1))
+            lives(ground, given.seconds, max(1, given.rounds - 1), given.live)
         print(f"  {load_average()}", flush=True)
 
 

@@ -29,7 +29,6 @@ from holdfast.outbox.migrate import upgrade
 
 PARTITIONS, KEYS = 4, 10_000
 LIMIT_S = 60.0
-_TICKS = os.sysconf("SC_CLK_TCK")
 _PAD = b"x" * 176
 
 
@@ -192,16 +191,6 @@ def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     finally:
         process.kill()
         process.wait(10)
-
-
-def cpu_s(process: subprocess.Popen[bytes]) -> float:
-    fields = Path(f"/proc/{process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-    return (int(fields[11]) + int(fields[12])) / _TICKS
-
-
-def rss_mb(process: subprocess.Popen[bytes]) -> float:
-    lines = Path(f"/proc/{process.pid}/status").read_text().splitlines()
-    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 class Tail(threading.Thread):

@@ -22,7 +22,8 @@ import psycopg
 from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from bench.outbox import insert
-from bench.outbox_ground import KEYS, LIMIT_S, PARTITIONS, Ground, Table, Tail, cpu_s, grounded, holdfast, rss_mb, running
+from bench.outbox_ground import KEYS, LIMIT_S, PARTITIONS, Ground, Table, Tail, grounded, holdfast, running
+from bench.processes import cpu_s, rss_mb
 from bench.run import load_average
 from holdfast.outbox.layouts import bucket_of
 
@@ -69,12 +70,14 @@ def flow(ground: Ground, rows: int) -> None:
             if time.time() - told_s >= EVERY_S:
                 sizes.append(size_mb(connection, table))
                 rate, last, told_s = (written - last) / (time.time() - told_s), written, time.time()
-                print(f"  {written:>10,} rows  {rate:8,.0f} rows/s  table {sizes[-1]:6.1f} MB  RSS {rss_mb(process):.0f} MB", flush=True)
+                print(
+                    f"  {written:>10,} rows  {rate:8,.0f} rows/s  table {sizes[-1]:6.1f} MB  RSS {rss_mb(process.pid):.0f} MB", flush=True
+                )
         until_s = time.time() + LIMIT_S
         while not table.empty(connection):
             assert time.time() < until_s, "the table is not drained"
             time.sleep(0.05)
-        spent_s, peak_mb, used_s = time.time() - began_s, rss_mb(process), cpu_s(process)
+        spent_s, peak_mb, used_s = time.time() - began_s, rss_mb(process.pid), cpu_s(process.pid)
         sizes.append(size_mb(connection, table))
     reader.close()
     half = len(sizes) // 2

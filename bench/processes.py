@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import subprocess
@@ -16,6 +17,22 @@ from bench.run import ROOT
 
 READY_DEADLINE_S = 60.0
 _TICKS = os.sysconf("SC_CLK_TCK")
+
+
+def cpu_s(*pids: int) -> float:
+    """Return user and system time of these processes so far; those that have ended count for nothing."""
+    out = 0.0
+    for pid in pids:
+        with contextlib.suppress(OSError):
+            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
+            out += (int(fields[11]) + int(fields[12])) / _TICKS
+    return out
+
+
+def rss_mb(pid: int) -> float:
+    """Return the most memory that a process has had."""
+    lines = Path(f"/proc/{pid}/status").read_text().splitlines()
+    return next(int(line.split()[1]) / 1024 for line in lines if line.startswith("VmHWM"))
 
 
 class Worker:
@@ -47,15 +64,10 @@ class Worker:
         raise SystemExit("the worker was not ready in time")
 
     def cpu_s(self) -> float:
-        """Return user and system time of the process so far."""
-        fields = Path(f"/proc/{self._process.pid}/stat").read_text().rsplit(")", 1)[1].split()
-        return (int(fields[11]) + int(fields[12])) / _TICKS
+        return cpu_s(self._process.pid)
 
     def rss_mb(self) -> int:
-        for line in Path(f"/proc/{self._process.pid}/status").read_text().splitlines():
-            if line.startswith("VmHWM"):
-                return int(line.split()[1]) >> 10
-        return 0
+        return round(rss_mb(self._process.pid))
 
     def kill(self) -> None:
         self._process.send_signal(signal.SIGKILL)

@@ -27,6 +27,7 @@ from typing import Any, cast
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from bench.claim_consumer import BEAT_S, Place, claiming
+from bench.processes import cpu_s
 from bench.run import ROOT, load_average
 from holdfast.core.claims import Claim, GuardedRow, fold_guarded, parse_claim_key
 from holdfast.core.frames import Heartbeat, decode
@@ -40,7 +41,6 @@ SLICE_S = 0.05
 BURST_S = 0.25
 CALM: dict[str, Any] = {"follow_wait_ms": 200, "poll_s": 0.2}
 """So that members cost little: they are to suffer from others' load, not to make it."""
-_TICKS = os.sysconf("SC_CLK_TCK")
 
 
 # -- a member
@@ -224,16 +224,6 @@ def count(bootstrap: str, topic: str, children: list[Child]) -> tuple[int, int, 
     return total, twice, lost
 
 
-def cpu_s(pids: list[int]) -> float:
-    """Return user and system time of these processes so far."""
-    out = 0.0
-    for pid in pids:
-        with contextlib.suppress(OSError):
-            fields = Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()
-            out += (int(fields[11]) + int(fields[12])) / _TICKS
-    return out
-
-
 def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
     """Return whether nothing was taken from a live owner, nothing handed out twice and nothing lost."""
     place = Place(cluster.bootstrap)
@@ -245,14 +235,14 @@ def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
     try:
         writing.start()
         spent = {"members": [child.process.pid for child in children], "broker": brokers, "this": [os.getpid()]}
-        started_s, cores, shares = time.monotonic(), {name: cpu_s(pids) for name, pids in spent.items()}, ""
+        started_s, cores, shares = time.monotonic(), {name: cpu_s(*pids) for name, pids in spent.items()}, ""
         told_s = started_s
         while (now_s := time.monotonic()) < started_s + minutes * 60:
             watch.read(0.5)
             assert all(child.process.poll() is None for child in children), "a member ended"
             if now_s - told_s >= 60:
                 loads.append(os.getloadavg()[0])
-                used, cores = cores, {name: cpu_s(pids) for name, pids in spent.items()}
+                used, cores = cores, {name: cpu_s(*pids) for name, pids in spent.items()}
                 shares = ", ".join(f"{name} {(cores[name] - used[name]) / (now_s - told_s):.1%}" for name in cores)
                 told_s = now_s
                 print(

@@ -51,9 +51,9 @@ _GAIN, _MOST_OVER = 0.1, 2.0
 class Trickle:
     """How long to let a trickle gather before it is folded and committed.
 
-    What a round of transactions costs hardly depends on how much is in them, but it does on the machine and its hour, by a factor of
-    three. So the wait is what keeps the process at `SHARE` of a core: short, and the records soon visible, where rounds are cheap;
-    up to *most_s* where they are dear, or where the process has other work.
+    What a round of transactions costs hardly depends on how much is in them, but it does on the machine and its hour. So the wait is what
+    keeps the process at `SHARE` of a core: short, and the records soon visible, where rounds are cheap; up to *most_s* where they are
+    dear, or where the process has other work.
     """
 
     __slots__ = ("_cpu_s", "_most_s", "_now_s", "_wait_s")
