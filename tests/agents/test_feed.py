@@ -1,0 +1,103 @@
+"""Taking records from librdkafka: a handful at a time, so that nothing on the event loop waits for all of a large fetch."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
+from itertools import count
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.agents.feed import HANDFUL, Feed
+from holdfast.dev.fixtures import SessionBroker
+
+pytestmark = pytest.mark.broker
+
+RECORDS = 3 * HANDFUL + 100
+DEADLINE_S = 30.0
+
+
+@pytest.fixture(scope="module")
+def topic(broker: SessionBroker) -> str:
+    name = broker.create_topic("events", partitions=2)
+    producer = Producer(broker.client_config())
+    for number in range(RECORDS):
+        producer.produce(name, b"%d" % number, partition=number % 2)
+    assert producer.flush(DEADLINE_S) == 0
+    return name
+
+
+@asynccontextmanager
+async def reading(broker: SessionBroker, topic: str, *, fetch_records: int) -> AsyncIterator[Feed]:
+    """Yield a feed at the beginning of both partitions, whose records librdkafka has."""
+    with ThreadPoolExecutor(2) as executor:
+        feed = Feed(broker.client_config(), "feed", executor, fetch_records=fetch_records, queue_bytes=64 << 20)
+        await feed.assign({(topic, 0): 0, (topic, 1): 0})
+        try:
+            async with asyncio.timeout(DEADLINE_S):
+                # Ends are told by the responses that bring the records.
+                while sum(feed.ends().values()) < RECORDS:  # noqa: ASYNC110  librdkafka tells no event of it
+                    await asyncio.sleep(0.05)
+                yield feed
+        finally:
+            await feed.close()
+
+
+def test_a_large_fetch_lets_others_have_their_turn(broker: SessionBroker, topic: str) -> None:
+    async def run() -> None:
+        async with reading(broker, topic, fetch_records=10_000) as feed:
+            turns = count()
+
+            async def other() -> None:
+                while True:
+                    next(turns)
+                    await asyncio.sleep(0)
+
+            others, seen = asyncio.ensure_future(other()), 0
+            while seen < RECORDS:
+                await asyncio.sleep(0)
+                before = next(turns)
+                taken = sum(len(each.messages) for each in await feed.fetch(0, 5.0))
+                assert next(turns) - before > taken // HANDFUL, taken
+                seen += taken
+            others.cancel()
+
+    asyncio.run(run())
+
+
+@pytest.mark.parametrize("fetch_records", [1, 700, HANDFUL, HANDFUL + 1])
+def test_no_fetch_is_larger_than_it_may_be_and_together_they_are_all(broker: SessionBroker, topic: str, fetch_records: int) -> None:
+    async def run() -> None:
+        async with reading(broker, topic, fetch_records=fetch_records) as feed:
+            seen: dict[int, list[int]] = {0: [], 1: []}
+            while sum(map(len, seen.values())) < min(RECORDS, 5 * fetch_records):
+                fetches = await feed.fetch(0, 5.0)
+                assert sum(len(each.messages) for each in fetches) <= fetch_records
+                for each in fetches:
+                    assert each.first == len(seen[each.partition])
+                    seen[each.partition] += [int(message.value() or b"") for message in each.messages]
+                    assert each.last == len(seen[each.partition]) - 1
+            for partition, numbers in seen.items():
+                assert numbers == list(range(partition, RECORDS, 2))[: len(numbers)]
+
+    asyncio.run(run())
+
+
+def test_what_was_taken_for_an_older_assignment_does_not_come_out(
+    broker: SessionBroker, topic: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("holdfast.agents.feed.HANDFUL", 1)
+
+    async def run() -> None:
+        async with reading(broker, topic, fetch_records=10_000) as feed:
+            fetching = asyncio.ensure_future(feed.fetch(0, 5.0))
+            await asyncio.sleep(0)  # it has taken its first handful
+            await feed.assign({(topic, 1): 5})
+            assert await fetching == []
+            (fetched,) = await feed.fetch(1, 5.0)
+            assert (fetched.partition, fetched.first, fetched.messages[0].offset()) == (1, 5, 5)
+
+    asyncio.run(run())
