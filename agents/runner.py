@@ -24,9 +24,9 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-FOLD_SLICE_S = 0.003
-"""How long one partition folds before others of the event loop have their turn: with four that fold and as many that commit, each turn
-of the loop takes ten times as long."""
+TURN_S = 0.003
+"""How long one partition folds before others of the event loop have their turn. With four that fold and as many that commit, it has its
+own again after ten times as long."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
@@ -59,7 +59,8 @@ class Runner:
 
     def __init__(self, keeper: Keeper, part: Partition) -> None:
         self._keeper, self.part = keeper, part
-        self._pending: deque[tuple[Any, Batch]] = deque()
+        self._pending: deque[Any] = deque()
+        self._turn_s = 0.0
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[None] | None = None
         self._failed = False
@@ -69,7 +70,7 @@ class Runner:
         if self._failed:
             self._keeper.void(event)
             return
-        self._pending.append((event, batch_of(event.value, self.part.processor.inputs)))
+        self._pending.append(event)
         if self.job is None or self.job.done():
             self.job = asyncio.ensure_future(self._run())
 
@@ -80,47 +81,45 @@ class Runner:
         try:
             while self._pending:
                 await self._rest()
-                events, batches = self._gather()
-                if events:
-                    await self._transact(events, batches)
+                if events := self._gather():
+                    await self._transact(events)
         except Exception as error:
             logger.exception("partition %d of %s failed", self.part.partition, self.part.processor.table)
             self._failed = True  # the worker is about to end; folding on after a batch that is missing would only hide why
             while self._pending:
-                self._keeper.void(self._pending.popleft()[0])
+                self._keeper.void(self._pending.popleft())
             self._keeper.crash(error)
 
     async def _rest(self) -> None:
         """Let the broker finish the last transaction, when little is pending; what arrives meanwhile joins the next."""
-        if rest_s := self.part.rest_s(sum(len(batch.offsets) for _, batch in self._pending)):
+        if rest_s := self.part.rest_s(sum(len(event.value.messages) for event in self._pending)):
             await asyncio.sleep(rest_s)
 
-    def _gather(self) -> tuple[list[Any], list[Batch]]:
+    def _gather(self) -> list[Any]:
         events: list[Any] = []
-        batches: list[Batch] = []
         size, limit = 0, self._keeper.transaction_bytes
-        while self._pending and (not events or (size + self._pending[0][0].value.size_bytes <= limit)):
-            event, batch = self._pending.popleft()
+        while self._pending and (not events or (size + self._pending[0].value.size_bytes <= limit)):
+            event = self._pending.popleft()
             if self._keeper.owns(self.part, event.value.epoch):
                 events.append(event)
-                batches.append(batch)
                 size += event.value.size_bytes
             else:
                 self._keeper.void(event)
-        return events, batches
+        return events
 
-    async def _transact(self, events: list[Any], batches: list[Batch]) -> None:
+    async def _transact(self, events: list[Any]) -> None:
         part, keeper = self.part, self._keeper
         folder = part.folder
         fetched: list[Fetched] = [event.value for event in events]
         assert fetched[0].first <= folder.applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {fetched[0].first}"
         )
-        sliced_s = time.monotonic()
+        self._turn_s, batches = time.monotonic(), []
+        for each in fetched:
+            batches.append(batch_of(each, part.processor.inputs))
+            await self._let_others()
         for _ in folder.steps(batches):
-            if time.monotonic() - sliced_s > FOLD_SLICE_S:
-                await asyncio.sleep(0)
-                sliced_s = time.monotonic()
+            await self._let_others()
         changes = folder.changes
         if changes is not None:
             folded_s = time.monotonic()
@@ -142,6 +141,12 @@ class Runner:
             )
         for event in events:
             keeper.done(event)
+
+    async def _let_others(self) -> None:
+        """Let the event loop's others have their turn, when this one's was long enough."""
+        if time.monotonic() - self._turn_s > TURN_S:
+            await asyncio.sleep(0)
+            self._turn_s = time.monotonic()
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
         keeper, refused = self._keeper, changes.refused

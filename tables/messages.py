@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from itertools import groupby, repeat
+from itertools import groupby
+from typing import Any
 
 from confluent_kafka import KafkaError, Message
 
@@ -25,13 +26,15 @@ def by_place(
             else:
                 on_error(message, error)
         messages = good
-    topics: Iterable[str | None] = map(Message.topic, messages) if only_topic is None else repeat(only_topic, len(messages))
+    partitions: Iterable[int | None] = map(Message.partition, messages)
+    places: Iterable[Any] = partitions if only_topic is not None else zip(map(Message.topic, messages), partitions, strict=True)
     out: dict[Place, list[Message]] = {}
     at = 0
     # Messages come in runs of one partition.
-    for place, run in groupby(zip(topics, map(Message.partition, messages), strict=True)):
+    for where, run in groupby(places):
         end = at + len(list(run))
-        out.setdefault(place, []).extend(messages[at:end])  # type: ignore[arg-type]
+        place: Place = where if only_topic is None else (only_topic, where)
+        out.setdefault(place, []).extend(messages[at:end])
         at = end
     return out
 
