@@ -49,7 +49,7 @@ demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--kee
 .PHONY: test
 test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some)
 	@echo "== test"
-	@$(RUN)/python -P -m pytest -q -m "not slow" --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile) $(ARGS)
+	@$(RUN)/python -P -m pytest -q -m "not slow" --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
 
 .PHONY: check
 check: $(READY) ## lint, format, types, import rules, packaging, documents

@@ -15,6 +15,11 @@ from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 
 
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    """Put what runs long first: of several processes, none is left with it when the others have done the thousands of quick tests."""
+    items.sort(key=lambda item: "core" in item.path.parts)
+
+
 @pytest.fixture(scope="session")
 def broker(holdfast_broker: SessionBroker) -> SessionBroker:
     """Give the session's Kafka: set ``KAFKA_BOOTSTRAP_SERVERS`` to test against another one."""
