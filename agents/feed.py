@@ -108,7 +108,7 @@ class Feed:
             if first is None or consumer is not self._consumer:
                 return []
             messages = [first, *consumer.consume(handful - 1, 0)]
-        while len(messages) % handful == 0 and len(messages) < self._fetch_records:
+        while len(messages) % handful == 0 and len(messages) < self._fetch_records:  # the last one was whole: there may be more
             await asyncio.sleep(0)
             if consumer is not self._consumer:
                 return []

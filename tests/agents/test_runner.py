@@ -7,6 +7,7 @@ from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
+import pytest
 from confluent_kafka import Message
 
 from holdfast.agents.feed import Fetched
@@ -97,3 +98,21 @@ def test_without_a_rest_the_next_transaction_begins_at_once() -> None:
     part = Rested(0.0)
     asyncio.run(three_in_turn(part))
     assert part.transactions == [1, 1, 1]
+
+
+def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TURN_S", 0.0)
+    part, desk, turns = Rested(0.0), Desk(), 0
+
+    async def run() -> None:
+        nonlocal turns
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        for first in range(20):
+            runner.hand(event_of(first))
+        while not runner.idle():
+            turns += 1
+            await asyncio.sleep(0)
+
+    asyncio.run(run())
+    assert part.transactions == [20]
+    assert turns > 40, "one for each fetch that becomes columns, one for each that is folded"
