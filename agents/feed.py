@@ -17,7 +17,7 @@ from holdfast.tables.messages import Place, by_place, only
 logger = logging.getLogger(__name__)
 
 HANDFUL = 2_000
-"""Messages taken from librdkafka at once: 2 to 5 ms of the event loop, which others wait for meanwhile."""
+"""Messages taken from librdkafka at once: 3 to 5 ms of the event loop, which others wait for meanwhile."""
 
 
 @dataclass(slots=True)

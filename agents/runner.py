@@ -25,8 +25,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.003
-"""How long one partition folds before others of the event loop have their turn. With four that fold and as many that commit, it has its
-own again after ten times as long."""
+"""How long one partition folds before others of the event loop have their turn: the other partitions, heartbeats, queries."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""

@@ -15,7 +15,7 @@ import threading
 import time
 from pathlib import Path
 
-from confluent_kafka import Message, Producer
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from bench.processes import Worker, quantiles, worker
 from bench.run import Bench, bench, load_average
@@ -28,6 +28,7 @@ from holdfast.core.claims import claim_key
 from holdfast.core.frames import Heartbeat, decode
 
 WARM_S = 15.0
+DEADLINE_S = 20.0
 
 
 def trickle(bootstrap: str, topic: str, rate: int, stop: threading.Event) -> None:
@@ -64,13 +65,16 @@ async def probe(on: Bench, settings: Settings, seconds: float) -> list[float]:
             assert isinstance(frame, Heartbeat)
             told: asyncio.Future[int] = loop.create_future()
 
-            def delivered(_: object, message: Message, told: asyncio.Future[int] = told) -> None:
-                loop.call_soon_threadsafe(told.set_result, message.offset() or 0)
+            def delivered(error: KafkaError | None, message: Message, told: asyncio.Future[int] = told) -> None:
+                if error is None:
+                    loop.call_soon_threadsafe(told.set_result, message.offset() or 0)
+                else:
+                    loop.call_soon_threadsafe(told.set_exception, KafkaException(error))
 
             started_s = time.perf_counter()
             producer.produce(on.topic, value, partition=partition, on_delivery=delivered)
             await loop.run_in_executor(None, producer.flush, 5)
-            offset = await told
+            offset = await asyncio.wait_for(told, DEADLINE_S)
             acked.append(time.perf_counter() - started_s)
             key = claim_key(frame.group_id, frame.topic, frame.partition)
             answer = await tables.get(claims, key, partition=partition, at_least=(partition, offset))
@@ -98,7 +102,7 @@ def measure(on: Bench, rate: int, seconds: float) -> None:
             share = (live.cpu_s() - cpu_s) / (time.perf_counter() - started_s)
         finally:
             stop.set()
-            traffic.join()
+            traffic.join(DEADLINE_S)
         print(f"  append to visible at {rate:,} records/s: {quantiles(samples)}  (wanted p50 <= 15, p99 <= 60)")
         print(f"  worker: {share:.0%} of a core (wanted <= 40 %), {live.rss_mb()} MB; {load_average()}", flush=True)
 

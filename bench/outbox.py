@@ -17,7 +17,7 @@ import re
 import statistics
 import time
 import uuid
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +47,7 @@ from bench.warm import warm
 from holdfast.outbox.layouts import bucket_of
 
 TUNED_GOHARVEST = 11_800
+LIVE = ("bare", "plain-500", "fenced", "mark")
 IDLE_S = 5.0
 LEAD_S = 2.0
 """Live rows before those that are measured: a topic's first appends make its files, and a consumer's first fetches settle it."""
@@ -211,12 +212,11 @@ def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
     return [tail.at_s[number] - at_s for number, at_s in began.items() if at_s - began_s >= LEAD_S]
 
 
-def lives(ground: Ground, seconds: float, rounds: int, chosen: str) -> None:
+def lives(ground: Ground, seconds: float, rounds: int, chosen: Sequence[str]) -> None:
     warm(ground.bootstrap)
     systems: Mapping[str, System] = {"plain-500": plain(500), "fenced": holdfast("fenced"), "mark": holdfast("mark")}
-    names = chosen.split(",") if chosen else ["bare", *systems]
     for _ in range(rounds):
-        for name in names:
+        for name in chosen:
             samples = bare(ground, seconds) if name == "bare" else live(ground, name, systems[name], seconds)
             p50_ms = statistics.median(samples) * 1e3
             wanted = f"  (wanted p50 <= 6, p99 <= 15: p50 {p50_ms:.1f})" if name == "fenced" else ""
@@ -229,16 +229,19 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--only", choices=("drain", "hot", "live"))
-    parser.add_argument("--live", default="", help="which of bare,plain-500,fenced,mark to measure live; all unless given")
+    parser.add_argument("--live", default=",".join(LIVE), help="which of them to measure live (default: %(default)s)")
     parser.add_argument("--goharvest", type=Path)
     given = parser.parse_args()
+    chosen = given.live.split(",")
+    if unknown := set(chosen) - set(LIVE):
+        parser.error(f"--live {given.live}: no {', '.join(sorted(unknown))}; there are {', '.join(LIVE)}")
     with grounded() as ground:
         if given.only in (None, "drain"):
             drains(ground, given.rows, given.rounds, given.goharvest)
         if given.only in (None, "hot"):
             hot(ground, given.rows, max(1, given.rounds - 1))
         if given.only in (None, "live"):
-            lives(ground, given.seconds, max(1, given.rounds - 1), given.live)
+            lives(ground, given.seconds, max(1, given.rounds - 1), chosen)
         print(f"  {load_average()}", flush=True)
 
 
