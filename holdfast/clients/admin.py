@@ -294,7 +294,7 @@ class Admin:
     def _on_error(self, error: KafkaError) -> None:
         if error.code() != KafkaError._ALL_BROKERS_DOWN:
             self._last_error = error.str().partition(" (after ")[0]
-            self._refused = error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
+            self._refused = _refuses(error)
 
 
 _TRANSPORT = (
@@ -307,6 +307,15 @@ _TRANSPORT = (
     KafkaError.LEADER_NOT_AVAILABLE,
 )
 """Answers that the next attempt may well not get."""
+
+
+def _refuses(error: KafkaError) -> bool:
+    """Whether a connection failed over who is who, which no second attempt mends.
+
+    A broker whose answer is there before the client first looks is refused by librdkafka's connect rather than by its handshake,
+    which calls everything transport trouble; the text alone tells then (its rd_kafka_transport_ssl_connect).
+    """
+    return error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or "certificate verify failed" in error.str()
 
 
 def _code(error: BaseException | None) -> int | None:

@@ -12,13 +12,13 @@ from typing import Any
 
 import msgspec
 import pytest
-from confluent_kafka import Producer
+from confluent_kafka import KafkaError, Producer
 from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package does not declare what it re-exports
     AdminClient,
     ListOffsetsResultInfo,
 )
 
-from holdfast.clients.admin import Admin, check_topics, create_topics, require_topics
+from holdfast.clients.admin import Admin, _refuses, check_topics, create_topics, require_topics
 from holdfast.clients.topics import AlterConfig, CreateTopic, Role, Severity, TopicSpec, TopicState, topic_names
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
@@ -188,6 +188,20 @@ def test_a_broker_that_is_not_there_is_given_up_after_the_deadline() -> None:
         Admin(nowhere, timeout_s=0.5).cluster()
     with pytest.raises(BrokerError, match="Connection refused"):
         Admin(nowhere, timeout_s=0.5).offsets([("t", 0)])
+
+
+@pytest.mark.parametrize(
+    ("error", "refuses"),
+    [
+        (KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Authentication failed"), True),
+        (KafkaError(KafkaError._SSL, "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed"), True),
+        (KafkaError(KafkaError._TRANSPORT, "error:0A000086:SSL routines::certificate verify failed"), True),
+        (KafkaError(KafkaError._TRANSPORT, "Disconnected: connection closed by peer"), False),
+    ],
+)
+def test_what_no_second_attempt_mends_is_told_from_trouble_on_the_way(error: KafkaError, refuses: bool) -> None:
+    """The third comes of a broker that answers before the client first looks: 63 of 150 connections on two busy cores."""
+    assert _refuses(error) == refuses
 
 
 def test_a_property_that_librdkafka_refuses_is_a_configuration_error(settings: Settings) -> None:
