@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from concurrent.futures import Executor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
+from holdfast.agents.records import Records
 from holdfast.errors import BrokerError, TopicError
 from holdfast.tables.messages import Place, by_place, only
 
@@ -22,15 +23,28 @@ HANDFUL = 2_000
 
 @dataclass(slots=True)
 class Fetched:
-    """Records of one partition as one fetch brought them. *first* is the position before it: nothing between it and the records exists."""
+    """Records of one partition as one fetch brought them. *first* is the position before it: nothing between it and the records exists.
+
+    Those that a processor folds are `records`; those of a topic that ordinary agents read are `messages`.
+    """
 
     epoch: int
     topic: str
     partition: int
-    messages: list[Message]
     first: int
-    last: int
-    size_bytes: int
+    records: Records = field(default_factory=Records)
+    messages: list[Message] = field(default_factory=list)
+    last: int = -1
+    size_bytes: int = 0
+
+    def __len__(self) -> int:
+        return len(self.messages) or len(self.records)
+
+
+def size_of(messages: Sequence[Message]) -> int:
+    """Return about how many bytes *messages* have, from some of them."""
+    each = max(1, len(messages) // 64)
+    return sum(map(len, messages[::each])) * each
 
 
 class Feed:
@@ -40,7 +54,9 @@ class Feed:
     waits in a thread when nothing is queued. No record of an older assignment comes out after `assign`.
     """
 
-    def __init__(self, client: Mapping[str, Any], group: str, executor: Executor, *, fetch_records: int, queue_bytes: int) -> None:
+    def __init__(
+        self, client: Mapping[str, Any], group: str, executor: Executor, *, fetch_records: int, fetch_bytes: int, queue_bytes: int
+    ) -> None:
         self._config = {
             **client,
             "group.id": f"{group}-feed",
@@ -52,7 +68,8 @@ class Feed:
             "fetch.wait.max.ms": 100,
             "error_cb": self._on_error,
         }
-        self._executor, self._fetch_records, self._queue_bytes = executor, fetch_records, queue_bytes
+        self._executor, self._queue_bytes = executor, queue_bytes
+        self._fetch_records, self._fetch_bytes = fetch_records, fetch_bytes
         self._consumer: Consumer | None = None
         self._polling: asyncio.Future[Message | None] | None = None
         self._next: dict[Place, int] = {}
@@ -96,7 +113,10 @@ class Feed:
         self._consumer.assign([TopicPartition(topic, number, offset or OFFSET_BEGINNING) for (topic, number), offset in positions.items()])
 
     async def fetch(self, epoch: int, wait_s: float) -> list[Fetched]:
-        """Return what is there, one item per partition, at most the configured number of records; waits up to *wait_s* for the first."""
+        """Return what is there, one item per partition; waits up to *wait_s* for the first record.
+
+        At most *fetch_records*, and no more of them once they have *fetch_bytes*.
+        """
         consumer = self._consumer
         if consumer is None:
             await asyncio.sleep(wait_s)
@@ -108,15 +128,21 @@ class Feed:
             if first is None or consumer is not self._consumer:
                 return []
             messages = [first, *consumer.consume(handful - 1, 0)]
-        while len(messages) % handful == 0 and len(messages) < self._fetch_records:  # the last one was whole: there may be more
+        fetches: dict[Place, Fetched] = {}
+        taken = taken_bytes = 0
+        while messages:
+            taken += len(messages)
+            taken_bytes += self._take(fetches, epoch, messages)
+            # After a handful that was not whole there is no more.
+            if len(messages) < handful or taken >= self._fetch_records or taken_bytes >= self._fetch_bytes:
+                break
+            messages = []  # before the next are made
             await asyncio.sleep(0)
             if consumer is not self._consumer:
                 return []
-            more = consumer.consume(min(handful, self._fetch_records - len(messages)), 0)
-            if not more:
-                break
-            messages += more
-        return self._sort(epoch, messages)
+            handful = min(HANDFUL, self._fetch_records - taken)
+            messages = consumer.consume(handful, 0)
+        return list(fetches.values())
 
     async def _wait_first(self, consumer: Consumer, wait_s: float) -> Message | None:
         self._polling = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._executor, consumer.poll, wait_s))
@@ -125,17 +151,23 @@ class Feed:
         finally:
             self._polling = None
 
-    def _sort(self, epoch: int, messages: list[Message]) -> list[Fetched]:
-        sorted_messages = by_place(messages, self._only_topic, self._check)
-        if sorted_messages:
+    def _take(self, fetches: dict[Place, Fetched], epoch: int, messages: list[Message]) -> int:
+        """Add *messages* to *fetches*; return about how many bytes they have."""
+        taken_bytes = 0
+        for place, found in by_place(messages, self._only_topic, self._check).items():
             self.broker_down = False
-        out = []
-        for place, found in sorted_messages.items():
-            last = found[-1].offset() or 0
-            size = sum(map(len, found[:: max(1, len(found) // 64)])) * max(1, len(found) // 64)
-            out.append(Fetched(epoch, *place, found, self._next[place], last, size))
-            self._next[place] = last + 1
-        return out
+            if (fetched := fetches.get(place)) is None:
+                fetched = fetches[place] = Fetched(epoch, *place, self._next[place])
+            if place in self._advised:
+                fetched.messages += found
+            else:
+                fetched.records.take(found)
+            fetched.last = found[-1].offset() or 0
+            self._next[place] = fetched.last + 1
+            size_bytes = size_of(found)
+            fetched.size_bytes += size_bytes
+            taken_bytes += size_bytes
+        return taken_bytes
 
     def _check(self, message: Message, error: KafkaError) -> None:
         where = f"{message.topic()} partition {message.partition()}"

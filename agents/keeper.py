@@ -89,7 +89,12 @@ class Keeper:
         self.sources = {processor.source for processor in self.processors.values()}
         self._readers = Counter(processor.source for processor in self.processors.values())
         self.feed = Feed(
-            settings.consumer(), settings.app, self._pool, fetch_records=settings.fetch_records, queue_bytes=settings.fetch_bytes * 4
+            settings.consumer(),
+            settings.app,
+            self._pool,
+            fetch_records=settings.fetch_records,
+            fetch_bytes=settings.fetch_bytes,
+            queue_bytes=settings.fetch_bytes,
         )
         self._why_unready = "starting: reading the cluster's topics"
         self.on_crash: Callable[[BaseException], Coroutine[Any, Any, None]] | None = None
@@ -311,8 +316,12 @@ class Keeper:
         if self._inflight_bytes >= self.settings.inflight_bytes:
             self.room.clear()
 
-    def _released(self, fetched: Fetched) -> None:
+    def progressed(self) -> None:
+        """Note that a transaction was committed: a fetch that takes many is not stuck."""
         self.progress_s = time.monotonic()
+
+    def _released(self, fetched: Fetched) -> None:
+        self.progressed()
         if fetched.epoch == self.epoch:
             self._inflight_bytes -= fetched.size_bytes
             if self._inflight_bytes < self.settings.inflight_bytes:

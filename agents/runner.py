@@ -6,17 +6,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
-from operator import itemgetter
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Message
-
 from holdfast.agents.feed import Fetched
-from holdfast.core.folding import Batch, Changes, Refused
-from holdfast.core.processor import Emit, Input
+from holdfast.agents.records import Record
+from holdfast.core.folding import Changes, Refused
+from holdfast.core.processor import Emit
 from holdfast.errors import FencedError
 from holdfast.tables.changelog import UndeliverableError
+from holdfast.tables.messages import Place
 from holdfast.tables.partition import Partition
 
 if TYPE_CHECKING:
@@ -26,27 +24,11 @@ logger = logging.getLogger(__name__)
 
 TURN_S = 0.003
 """How long one partition folds before others of the event loop have their turn: the other partitions, heartbeats, queries."""
+TRANSACTION_S = 2.0
+"""How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
-
-_AT_MS = itemgetter(1)
-_COLUMN: dict[Input, Callable[[Message], Any]] = {
-    "value": Message.value,
-    "key": Message.key,
-    "headers": lambda message: tuple(message.headers() or ()),
-    "offset": Message.offset,
-    "partition": Message.partition,
-}
-
-
-def batch_of(fetched: Fetched, inputs: Sequence[Input]) -> Batch:
-    """Return fetched records as the columns a folder takes."""
-    messages = fetched.messages
-    dense = fetched.last - (messages[0].offset() or 0) + 1 == len(messages)
-    offsets = range(fetched.last - len(messages) + 1, fetched.last + 1) if dense else [message.offset() or 0 for message in messages]
-    times_ms = list(map(_AT_MS, map(Message.timestamp, messages)))
-    return Batch(offsets, times_ms, tuple(list(map(_COLUMN[name], messages)) for name in inputs))
 
 
 class Runner:
@@ -91,7 +73,7 @@ class Runner:
 
     async def _rest(self) -> None:
         """Let the broker finish the last transaction, when little is pending; what arrives meanwhile joins the next."""
-        if rest_s := self.part.rest_s(sum(len(event.value.messages) for event in self._pending)):
+        if rest_s := self.part.rest_s(sum(len(event.value) for event in self._pending)):
             await asyncio.sleep(rest_s)
 
     def _gather(self) -> list[Any]:
@@ -113,11 +95,10 @@ class Runner:
         assert fetched[0].first <= folder.applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {fetched[0].first}"
         )
-        self._turn_s, batches = time.monotonic(), []
-        for each in fetched:
-            batches.append(batch_of(each, part.processor.inputs))
-            await self._let_others()
-        for _ in folder.steps(batches):
+        began_s = self._turn_s = time.monotonic()
+        for _ in folder.steps([each.records.batch(each.partition, part.processor.inputs) for each in fetched]):
+            if time.monotonic() - began_s > TRANSACTION_S:
+                folder.close_early()
             await self._let_others()
         changes = folder.changes
         if changes is not None:
@@ -131,6 +112,7 @@ class Runner:
                 return
             folder.commit()
             part.wake_readers()
+            keeper.progressed()
             self._counts.committed(
                 records=changes.records,
                 rows=len(changes.puts),
@@ -138,8 +120,12 @@ class Runner:
                 quarantined=len(changes.refused),
                 seconds=time.monotonic() - folded_s,
             )
+        for event in reversed(events):
+            if event.value.last > folder.applied:
+                self._pending.appendleft(event)  # the rest of it is the next transaction's
         for event in events:
-            keeper.done(event)
+            if event.value.last <= folder.applied:
+                keeper.done(event)
 
     async def _let_others(self) -> None:
         """Let the event loop's others have their turn, when this one's was long enough."""
@@ -153,10 +139,10 @@ class Runner:
             await keeper.thread(self.part.write, changes, (), keeper.commit_timeout_s)
             return
         self._log_refused(refused)
-        messages = {message.offset(): message for each in fetched for message in each.messages}
+        topic, processor, place = keeper.quarantine_topic, self.part.processor.name, (self.part.processor.source, self.part.partition)
+        records = [next(fetch.records.at(each.offset) for fetch in fetched if each.offset <= fetch.last) for each in refused]
         for copy_bytes in QUARANTINE_COPY_BYTES:
-            topic, name = keeper.quarantine_topic, self.part.processor.name
-            copies = [quarantine_record(topic, name, each, messages[each.offset], copy_bytes) for each in refused]
+            copies = [quarantine_record(topic, processor, place, *each, copy_bytes) for each in zip(refused, records, strict=True)]
             try:
                 await keeper.thread(self.part.write, changes, copies, keeper.commit_timeout_s)
                 return
@@ -177,31 +163,29 @@ class Runner:
             )
 
 
-def quarantine_record(topic: str, processor: str, refused: Refused, message: Message, copy_bytes: int) -> Emit:
+def quarantine_record(topic: str, processor: str, place: Place, refused: Refused, record: Record, copy_bytes: int) -> Emit:
     """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers.
 
     Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` tells its size; where the headers
     alone do, they are left out too. The record itself is still in the source.
     """
-    value, key = message.value(), message.key()
+    (source, partition), value, key, original = place, record.value, record.key, record.headers
     headers: list[tuple[str, bytes | None]] = [
         ("holdfast-processor", processor.encode()),
-        ("holdfast-topic", (message.topic() or "").encode()),
-        ("holdfast-partition", b"%d" % (message.partition() or 0)),
+        ("holdfast-topic", source.encode()),
+        ("holdfast-partition", b"%d" % partition),
         ("holdfast-offset", b"%d" % refused.offset),
         ("holdfast-stage", refused.stage.encode()),
         ("holdfast-error", refused.error.encode()),
         ("holdfast-reason", refused.reason.encode(errors="backslashreplace")),
-        ("holdfast-at-ms", b"%d" % message.timestamp()[1]),
+        ("holdfast-at-ms", b"%d" % record.at_ms),
     ]
     if key is not None:
         headers.append(("holdfast-key", key if len(key) <= max(copy_bytes // 4, 1024) else key[:1024]))
-    original: list[tuple[str, bytes | None]] = list(message.headers() or ())  # type: ignore[arg-type]
     size = sum(len(name.encode()) + len(content or b"") for name, content in original) + min(len(key or b""), copy_bytes // 4)
     if size + len(value or b"") > copy_bytes:
         headers.append(("holdfast-truncated", b"%d" % len(value or b"")))
         value = b""
-        original = [] if size > copy_bytes else original
-    headers[:0] = original
-    where = f"{message.topic()}/{message.partition()}/{refused.offset}/{processor}"
-    return Emit(topic, where, value, tuple(headers))
+        original = () if size > copy_bytes else original
+    where = f"{source}/{partition}/{refused.offset}/{processor}"
+    return Emit(topic, where, value, (*original, *headers))

@@ -186,12 +186,14 @@ class BatchConsumer(driver.Consumer):
         self._unacked_messages.discard(message)
 
     async def _drain_messages(self, fetcher: Any) -> None:
-        keeper = self.keeper
+        keeper, progress_s = self.keeper, 0.0
         try:
             while not (self._stopped.is_set() or fetcher._stopped.is_set()):
-                if keeper.room.is_set():
-                    self._thread.alive()  # only while batches move: a stuck fold makes this worker leave the group, as it should
-                else:
+                # Only while transactions are made: a stuck fold makes this worker leave the group, as it should.
+                if keeper.room.is_set() or keeper.progress_s > progress_s:
+                    progress_s = keeper.progress_s
+                    self._thread.alive()
+                if not keeper.room.is_set():
                     await self.wait_first(keeper.room.wait(), timeout=0.5)
                 # keeper.open, not only flow_active: Faust does not stop the flow when the assignment before was empty.
                 if not keeper.open or not self.flow_active or not keeper.room.is_set():
@@ -216,7 +218,7 @@ class BatchConsumer(driver.Consumer):
             else:
                 await self._deliver_singly(fetched, generation)
         # A trickle is let gather here, for all partitions at once. Records that come after a pause do not wait.
-        trickle = fetches and sum(len(each.messages) for each in fetches) < FEW_RECORDS
+        trickle = fetches and sum(map(len, fetches)) < FEW_RECORDS
         await asyncio.sleep(keeper.trickle.wait_s(time.monotonic(), time.process_time()) if trickle else 0)
 
     async def _deliver(self, fetched: Fetched, generation: int) -> None:
@@ -232,7 +234,7 @@ class BatchConsumer(driver.Consumer):
             value=fetched,  # type: ignore[arg-type]  # our codec hands it on as it is
             checksum=None,
             serialized_key_size=0,
-            serialized_value_size=len(fetched.messages),
+            serialized_value_size=len(fetched),
             tp=tp,
             generation_id=generation,
         )

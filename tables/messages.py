@@ -26,7 +26,9 @@ def by_place(
             else:
                 on_error(message, error)
         messages = good
-    partitions: Iterable[int | None] = map(Message.partition, messages)
+    partitions = list(map(Message.partition, messages))
+    if only_topic is not None and partitions and partitions.count(partitions[0]) == len(partitions):
+        return {(only_topic, partitions[0] or 0): messages}  # most, in a backlog
     places: Iterable[Any] = partitions if only_topic is not None else zip(map(Message.topic, messages), partitions, strict=True)
     out: dict[Place, list[Message]] = {}
     at = 0

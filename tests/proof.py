@@ -17,8 +17,7 @@ import msgspec
 import rocksdict
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from holdfast.agents.feed import Fetched
-from holdfast.agents.runner import batch_of
+from holdfast.agents.records import Records
 from holdfast.clock import system_clock
 from holdfast.core.codec import APPLIED, META, Marker, RowCodec, decode_marker, digest, row_key
 from holdfast.core.folding import Folder
@@ -101,9 +100,9 @@ def model(processor: Processor[Any, Any], partition: int, messages: Sequence[Mes
     folder = Folder(processor, store, cache_rows=64)
     out = Outcome(state=store.state, marker=Marker(-1, -1, processor.version), emits=[], refused=[])
     for start in range(0, len(messages), CUT):
-        part = list(messages[start : start + CUT])
-        fetched = Fetched(0, processor.source, partition, part, part[0].offset() or 0, part[-1].offset() or 0, 0)
-        changes = folder.fold([batch_of(fetched, processor.inputs)])
+        records = Records()
+        records.take(messages[start : start + CUT])
+        changes = folder.fold([records.batch(partition, processor.inputs)])
         assert changes is not None
         for key, value in changes.puts:
             if value is None:

@@ -114,7 +114,7 @@ class Folder(Generic[R]):
         self._limit_bytes, self._trace = limit_bytes, trace
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
-        self._open, self._step_records = False, 64
+        self._open, self._enough, self._step_records = False, False, 64
         self.changes: Changes | None = None
 
     def fold(self, batches: Iterable[Batch]) -> Changes | None:
@@ -124,7 +124,10 @@ class Folder(Generic[R]):
         return self.changes
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[None]:
-        """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then see `changes`."""
+        """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then see `changes`.
+
+        After `close_early` the transaction ends before the last of *batches*: `changes.marker` tells where.
+        """
         assert not self._open, "commit or roll back the transaction before folding the next"
         fresh: list[Batch] = []
         applied = self.applied
@@ -134,7 +137,7 @@ class Folder(Generic[R]):
                 applied = rest.offsets[-1]
         if not fresh:
             return
-        self._open = True
+        self._open, self._enough = True, False
         if self._trace is None:
             try:
                 yield from self._fast(fresh)
@@ -143,8 +146,12 @@ class Folder(Generic[R]):
                 raise
             except Exception:  # noqa: BLE001  any failure of user code; the store's comes up again below
                 self.rollback()
-                self._open = True
+                self._open, self._enough = True, False
         yield from self._careful(fresh)
+
+    def close_early(self) -> None:
+        """Let the transaction being folded by `steps` end with what is folded so far; what is left of its batches is for the next."""
+        self._enough = True
 
     def commit(self) -> None:
         """Take `changes` as durable: the position moves and the rows become readable by later transactions' look-ups."""
@@ -169,15 +176,17 @@ class Folder(Generic[R]):
     # -- at full speed
 
     def _fast(self, batches: list[Batch]) -> Iterator[None]:
+        records = 0
         for batch in batches:
             start, end = 0, len(batch.offsets)
-            while start < end:
-                stop = start + self._step_records
+            while start < end and not self._enough:
+                stop = min(end, start + self._step_records)
                 self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
                 self._check_put()
-                yield
+                records += stop - start
                 start = stop
-        yield from self._close(batches, checked=False)
+                yield
+        yield from self._close(batches, records, checked=False)
 
     def _fast_step(self, batch: Batch) -> None:
         rows, fold, emit, now_ms = self.rows, self.processor.fold, self._emits.extend, self.stream_ms
@@ -220,14 +229,16 @@ class Folder(Generic[R]):
     # -- record by record
 
     def _careful(self, batches: list[Batch]) -> Iterator[None]:
-        rows = JournaledRows(self.rows)
+        rows, records = JournaledRows(self.rows), 0
         for batch in batches:
             for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
+                if self._enough:
+                    break
                 self._careful_record(rows, offset, at_ms, [column[at] for column in batch.columns])
-                if at % STEP_RECORDS == STEP_RECORDS - 1:
+                records += 1
+                if records % STEP_RECORDS == 0:
                     yield
-            yield
-        yield from self._close(batches, checked=True)
+        yield from self._close(batches, records, checked=True)
 
     def _careful_record(self, rows: JournaledRows[R], offset: int, at_ms: int, inputs: list[Any]) -> None:
         if at_ms > self.stream_ms:
@@ -278,7 +289,8 @@ class Folder(Generic[R]):
 
     # -- the end of a transaction
 
-    def _close(self, batches: list[Batch], *, checked: bool) -> Iterator[None]:
+    def _close(self, batches: list[Batch], records: int, *, checked: bool) -> Iterator[None]:
+        """Make `changes` of the first *records* of *batches*."""
         if not checked:
             self._raise_store_failure()
             for emit in self._emits:
@@ -290,8 +302,7 @@ class Folder(Generic[R]):
             puts.extend(self._stored(changed[start : start + STEP_RECORDS], settled=checked or not self._codec.plain))
             yield
         puts.extend((wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items())
-        marker = Marker(batches[-1].offsets[-1], self.stream_ms, self.processor.version)
-        records = sum(len(batch.offsets) for batch in batches)
+        marker = Marker(_offset_of(batches, records), self.stream_ms, self.processor.version)
         self.changes = Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
 
     def _stored(self, changed: list[tuple[str, R | None]], *, settled: bool) -> Iterable[tuple[bytes, bytes | None]]:
@@ -343,3 +354,12 @@ def _check_key(key: str) -> None:
 
 def _long_key(stored: bytes) -> FoldError:
     return FoldError(f"row key {text_key(stored)[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
+
+
+def _offset_of(batches: list[Batch], records: int) -> int:
+    """Return the offset of the last of the first *records* of *batches*."""
+    for batch in batches:
+        if records <= len(batch.offsets):
+            return batch.offsets[records - 1]
+        records -= len(batch.offsets)
+    raise AssertionError("more records were folded than there are")

@@ -31,10 +31,10 @@ def topic(broker: SessionBroker) -> str:
 
 
 @asynccontextmanager
-async def reading(broker: SessionBroker, topic: str, *, fetch_records: int) -> AsyncIterator[Feed]:
+async def reading(broker: SessionBroker, topic: str, *, fetch_records: int, fetch_bytes: int = 1 << 20) -> AsyncIterator[Feed]:
     """Yield a feed at the beginning of both partitions, whose records librdkafka has."""
     with ThreadPoolExecutor(2) as executor:
-        feed = Feed(broker.client_config(), "feed", executor, fetch_records=fetch_records, queue_bytes=64 << 20)
+        feed = Feed(broker.client_config(), "feed", executor, fetch_records=fetch_records, fetch_bytes=fetch_bytes, queue_bytes=64 << 20)
         await feed.assign({(topic, 0): 0, (topic, 1): 0})
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -60,7 +60,7 @@ def test_a_large_fetch_lets_others_have_their_turn(broker: SessionBroker, topic:
             while seen < RECORDS:
                 await asyncio.sleep(0)
                 before = next(turns)
-                taken = sum(len(each.messages) for each in await feed.fetch(0, 5.0))
+                taken = sum(map(len, await feed.fetch(0, 5.0)))
                 assert next(turns) - before > taken // HANDFUL, taken
                 seen += taken
             others.cancel()
@@ -75,13 +75,21 @@ def test_no_fetch_is_larger_than_it_may_be_and_together_they_are_all(broker: Ses
             seen: dict[int, list[int]] = {0: [], 1: []}
             while sum(map(len, seen.values())) < min(RECORDS, 5 * fetch_records):
                 fetches = await feed.fetch(0, 5.0)
-                assert sum(len(each.messages) for each in fetches) <= fetch_records
+                assert sum(map(len, fetches)) <= fetch_records
                 for each in fetches:
                     assert each.first == len(seen[each.partition])
-                    seen[each.partition] += [int(message.value() or b"") for message in each.messages]
+                    seen[each.partition] += [int(value or b"") for value in each.records.values]
                     assert each.last == len(seen[each.partition]) - 1
             for partition, numbers in seen.items():
                 assert numbers == list(range(partition, RECORDS, 2))[: len(numbers)]
+
+    asyncio.run(run())
+
+
+def test_a_fetch_ends_when_it_has_the_bytes_it_may_have(broker: SessionBroker, topic: str) -> None:
+    async def run() -> None:
+        async with reading(broker, topic, fetch_records=10_000, fetch_bytes=1) as feed:
+            assert sum(map(len, await feed.fetch(0, 5.0))) == HANDFUL
 
     asyncio.run(run())
 
@@ -98,6 +106,6 @@ def test_what_was_taken_for_an_older_assignment_does_not_come_out(
             await feed.assign({(topic, 1): 5})
             assert await fetching == []
             (fetched,) = await feed.fetch(1, 5.0)
-            assert (fetched.partition, fetched.first, fetched.messages[0].offset()) == (1, 5, 5)
+            assert (fetched.partition, fetched.first, fetched.records.offsets[0]) == (1, 5, 5)
 
     asyncio.run(run())

@@ -52,7 +52,7 @@ class Desk:
 
     def __init__(self) -> None:
         self.metrics = SimpleNamespace(partition=lambda *_: SimpleNamespace(committed=lambda **_: None))
-        self.acked = 0
+        self.acked = self.progress = 0
         self.failures: list[BaseException] = []
 
     def owns(self, part: object, epoch: int) -> bool:
@@ -64,13 +64,23 @@ class Desk:
     def done(self, event: object) -> None:
         self.acked += 1
 
+    def progressed(self) -> None:
+        self.progress += 1
+
     def crash(self, error: BaseException) -> None:
         self.failures.append(error)
 
 
 def event_of(first: int) -> Any:
-    message = Message(topic="events", partition=0, offset=first, value=b"x", timestamp=(2, 1_000))
-    return SimpleNamespace(value=Fetched(0, "events", 0, [message], first, first, 1))
+    return events_of(first, 1)
+
+
+def events_of(first: int, records: int) -> Any:
+    fetched = Fetched(0, "events", 0, first, last=first + records - 1, size_bytes=records)
+    fetched.records.take(
+        [Message(topic="events", partition=0, offset=first + each, value=b"x", timestamp=(2, 1_000)) for each in range(records)]
+    )
+    return SimpleNamespace(value=fetched)
 
 
 async def three_in_turn(part: Rested) -> None:
@@ -115,4 +125,22 @@ def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: p
 
     asyncio.run(run())
     assert part.transactions == [20]
-    assert turns > 40, "one for each fetch that becomes columns, one for each that is folded"
+    assert turns > 20, "one for each fetch that is folded"
+
+
+def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_S", 0.0)
+    part, desk = Rested(0.0), Desk()
+
+    async def run() -> None:
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(events_of(0, 1_500))
+        runner.hand(events_of(1_500, 10))
+        while not runner.idle():
+            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert len(part.transactions) > 2
+    assert (sum(part.transactions), part.folder.applied, part.folder.rows["seen"]) == (1_510, 1_509, 1_510)
+    assert (desk.acked, desk.failures) == (2, []), "each when all of it is durable"
+    assert desk.progress == len(part.transactions), "a fetch of many transactions is not stuck"

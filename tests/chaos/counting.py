@@ -69,7 +69,7 @@ def processors(source: str, out: str) -> list[Processor[Any, Any]]:
             case "shout":
                 yield Emit(out, key=order.key, value=b"x" * order.number)
             case "sleep":
-                time.sleep(order.number)  # what no fold may do, and some will
+                time.sleep(order.number / 1000)  # what no fold may do, and some will
             case _:
                 raise ValueError(f"no such operation: {order.op}")
 

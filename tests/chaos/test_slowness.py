@@ -8,6 +8,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.agents.feed import HANDFUL
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.faults import SMALL_STEP_RECORDS
 from tests.harness import Application, Worker, wait_for
@@ -58,12 +59,27 @@ def test_a_fold_that_does_not_return_ends_the_worker(application: MakeApplicatio
     app = application(partitions=1)
     worker = app.worker().start(**HASTY).wait_ready()
     producer = Producer(app.broker.client_config())
-    producer.produce(app.source, b"sleep k1 120", b"k1", 0)
+    producer.produce(app.source, b"sleep k1 120000", b"k1", 0)
     assert producer.flush(30) == 0
     code = worker.wait_exit(30)
     assert code == 70
     assert worker.said("the event loop has stood still for .* s: a fold that does not return"), worker.tail()
     assert worker.said(r"counting\.py.* in fold"), "the log does not tell which fold"
+
+
+def test_a_slow_fold_with_much_in_hand_is_not_taken_for_stuck(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    records, fold_ms, stall_s = 2 * HANDFUL, 2, 5  # one fetch, folded for longer than a worker may stall
+    assert records * fold_ms / 1000 > 1.5 * stall_s
+    producer = Producer(app.broker.client_config(**{"linger.ms": 100}))
+    for _ in range(records):
+        producer.produce(app.source, b"sleep %s %d" % (b"k" * 40, fold_ms), partition=0)
+    assert producer.flush(30) == 0
+    room = {"HOLDFAST_FETCH_BYTES": "131072", "HOLDFAST_INFLIGHT_BYTES": "131072"}
+    patience = {"HOLDFAST_COMMIT_TIMEOUT_S": str(stall_s), "HOLDFAST_STALL_TIMEOUT_S": str(stall_s), "CHAOS_MAX_POLL_S": str(stall_s)}
+    worker = app.worker().start(**room, **patience)
+    app.wait_applied({0: records - 1}, 60)
+    assert len(worker.said(r"Joined group")) == 1, "it left the group"
 
 
 @pytest.mark.slow

@@ -14,6 +14,7 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from holdfast.agents.records import Records
 from holdfast.agents.runner import quarantine_record
 from holdfast.cli.__main__ import main
 from holdfast.clients.quarantine import Quarantine
@@ -77,7 +78,9 @@ class Shop:
     ) -> str:
         """Write the quarantine's copy as the worker does, in a transaction; return its coordinates."""
         refused = Refused(offset=offset, stage=stage, error="DecodeError", reason=reason)
-        record = quarantine_record(self.quarantine, processor, refused, self.read(partition, offset), copy_bytes)
+        records = Records()
+        records.take([self.read(partition, offset)])
+        record = quarantine_record(self.quarantine, processor, (self.source, partition), refused, records.at(offset), copy_bytes)
         self._producer.begin_transaction()
         self._producer.produce(self.quarantine, key=record.key, value=record.value, headers=list(record.headers))
         if abort:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 from typing import Any
 
 import msgspec
@@ -125,6 +126,45 @@ def test_a_rollback_keeps_the_stream_time_of_what_was_committed() -> None:
     folder.rollback()
     assert folder.stream_ms == 9
     assert folder.rows["a"].count == 1
+
+
+def counted_with_timers(rows: Rows[Total], key: str, at_ms: int) -> list[Emit]:
+    rows[key] = Total((rows.get(key) or Total()).count + 1, str(at_ms))
+    rows.wake_at(key, at_ms + 40)
+    return [Emit("no topic!" if key == "ill" else "out", key, str(at_ms).encode())]
+
+
+def rung(rows: Rows[Total], key: str, at_ms: int) -> list[Emit]:
+    return [Emit("woken", key, str(at_ms).encode())]
+
+
+@pytest.mark.parametrize("bad", [0.0, 0.01])
+@pytest.mark.parametrize("seed", range(5))
+def test_transactions_closed_early_come_to_the_same_as_one_that_is_not(seed: int, bad: float) -> None:
+    chance = Random(seed)
+    events = [chance.choice(["bad", "ill"]) if chance.random() < bad else chance.choice("abcdefgh") for _ in range(6 * STEP_RECORDS)]
+    whole = batch(*events, times_ms=[at * 3 + chance.randrange(50) for at in range(len(events))])
+    cuts = sorted(chance.sample(range(1, len(events)), chance.randrange(5)))
+    batches = [whole.slice(start, stop) for start, stop in zip([0, *cuts], [*cuts, len(events)], strict=True)]
+    proof: list[tuple[Store, list[Emit], list[int]]] = []
+    transactions = 0
+    for often in (0.0, 0.5):
+        store, emits, refused = Store(), list[Emit](), list[int]()
+        folder = Folder(processor(counted_with_timers, on_wake=rung), store)
+        while folder.applied < len(events) - 1:
+            for _ in folder.steps(batches):
+                if chance.random() < often:
+                    folder.close_early()
+            assert folder.changes is not None
+            assert folder.changes.marker.applied == folder.applied + folder.changes.records
+            emits += folder.changes.emits
+            refused += [each.offset for each in folder.changes.refused]
+            store.take(folder.changes)
+            folder.commit()
+            transactions += 1
+        proof.append((store, emits, refused))
+    assert proof[0] == proof[1]
+    assert transactions > 2, "the second was cut"
 
 
 def test_a_transaction_left_open_is_not_folded_over() -> None:
