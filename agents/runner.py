@@ -26,6 +26,8 @@ TURN_S = 0.003
 """How long one partition folds before others of the event loop have their turn: the other partitions, heartbeats, queries."""
 TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
+TRANSACTION_EMITS = 10_000
+"""How many records one transaction emits, about. More in one make none of them cheaper, and all are held until it is committed."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
@@ -97,7 +99,7 @@ class Runner:
         )
         began_s = self._turn_s = time.monotonic()
         for _ in folder.steps([each.records.batch(each.partition, part.processor.inputs) for each in fetched]):
-            if time.monotonic() - began_s > TRANSACTION_S:
+            if time.monotonic() - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS:
                 folder.close_early()
             await self._let_others()
         changes = folder.changes

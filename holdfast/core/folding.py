@@ -153,6 +153,11 @@ class Folder(Generic[R]):
         """Let the transaction being folded by `steps` end with what is folded so far; what is left of its batches is for the next."""
         self._enough = True
 
+    @property
+    def emitted(self) -> int:
+        """How many records the transaction being folded emits so far."""
+        return len(self._emits)
+
     def commit(self) -> None:
         """Take `changes` as durable: the position moves and the rows become readable by later transactions' look-ups."""
         assert self.changes is not None
@@ -181,8 +186,11 @@ class Folder(Generic[R]):
             start, end = 0, len(batch.offsets)
             while start < end and not self._enough:
                 stop = min(end, start + self._step_records)
+                emitted = len(self._emits)
                 self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
                 self._check_put()
+                for emit in self._emits[emitted:]:
+                    self._check_emit(emit)
                 records += stop - start
                 start = stop
                 yield
@@ -293,8 +301,6 @@ class Folder(Generic[R]):
         """Make `changes` of the first *records* of *batches*."""
         if not checked:
             self._raise_store_failure()
-            for emit in self._emits:
-                self._check_emit(emit)
         rows, wakes = self.rows.changed()
         puts: list[tuple[bytes, bytes | None]] = []
         changed = list(rows.items())

@@ -12,8 +12,8 @@ from confluent_kafka import Message
 
 from holdfast.agents.feed import Fetched
 from holdfast.agents.runner import Runner
-from holdfast.core.folding import Changes, Folder
-from holdfast.core.processor import Processor
+from holdfast.core.folding import STEP_RECORDS, Changes, Folder
+from holdfast.core.processor import Emit, Processor
 from holdfast.core.rows import Rows
 from holdfast.pipeline.folding import DictStore
 
@@ -25,14 +25,23 @@ def count(rows: Rows[int], event: bytes, at_ms: int) -> None:
 COUNT = Processor(name="count", source="events", decode=bytes, fold=count, row=int)
 
 
+def echo(rows: Rows[int], event: bytes, at_ms: int) -> list[Emit]:
+    rows["seen"] = seen = rows.get("seen", 0) + 1
+    return [Emit("echoes", value=b"%d" % seen)]
+
+
+ECHO = Processor(name="echo", source="events", decode=bytes, fold=echo, row=int, emits=("echoes",))
+
+
 class Rested:
     """A partition whose broker is said to need *rest_s* after each commit; what is written is noted in `transactions`."""
 
-    changelog, partition, processor, fenced_in = "log", 0, COUNT, True
+    changelog, partition, fenced_in = "log", 0, True
 
-    def __init__(self, rest_s: float) -> None:
-        self.folder, self._rest_s = Folder(COUNT, DictStore()), rest_s
+    def __init__(self, rest_s: float, processor: Processor[bytes, int] = COUNT) -> None:
+        self.processor, self.folder, self._rest_s = processor, Folder(processor, DictStore()), rest_s
         self.transactions: list[int] = []
+        self.emitted: list[list[Emit]] = []
         self.asked: list[int] = []
 
     def rest_s(self, records: int) -> float:
@@ -41,6 +50,7 @@ class Rested:
 
     def write(self, changes: Changes, extra: object, timeout_s: float) -> None:
         self.transactions.append(changes.records)
+        self.emitted.append(changes.emits)
 
     def wake_readers(self) -> None: ...
 
@@ -144,3 +154,19 @@ def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next
     assert (sum(part.transactions), part.folder.applied, part.folder.rows["seen"]) == (1_510, 1_509, 1_510)
     assert (desk.acked, desk.failures) == (2, []), "each when all of it is durable"
     assert desk.progress == len(part.transactions), "a fetch of many transactions is not stuck"
+
+
+def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_EMITS", 100)
+    part, desk = Rested(0.0, ECHO), Desk()
+
+    async def run() -> None:
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(events_of(0, 5_000))
+        while not runner.idle():
+            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+
+    asyncio.run(run())
+    assert max(map(len, part.emitted)) <= 100 + STEP_RECORDS, "some of a step more than wanted"
+    assert [emit.value for emits in part.emitted for emit in emits] == [b"%d" % seen for seen in range(1, 5_001)]
+    assert (desk.acked, desk.failures) == (1, [])
