@@ -97,11 +97,14 @@ class Runner:
         assert fetched[0].first <= folder.applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {fetched[0].first}"
         )
-        began_s = self._turn_s = time.monotonic()
+        began_s = step_s = self._turn_s = time.monotonic()
         for _ in folder.steps([each.records.batch(each.partition, part.processor.inputs) for each in fetched]):
-            if time.monotonic() - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS:
+            now_s = time.monotonic()
+            folder.stepped(now_s - step_s)
+            if now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS:
                 folder.close_early()
             await self._let_others()
+            step_s = time.monotonic()
         changes = folder.changes
         if changes is not None:
             folded_s = time.monotonic()

@@ -17,6 +17,8 @@ R = TypeVar("R")
 
 Stage = Literal["decode", "fold", "wake"]
 STEP_RECORDS = 512
+STEP_S = 0.05
+"""What a step may take: a caller lets others work between steps. At full speed one of STEP_RECORDS takes 2 ms."""
 LIMIT_BYTES = 1_000_000
 
 
@@ -114,7 +116,8 @@ class Folder(Generic[R]):
         self._limit_bytes, self._trace = limit_bytes, trace
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
-        self._open, self._enough, self._step_records = False, False, 64
+        self._open, self._enough = False, False
+        self._step_records, self._most_records = 64, STEP_RECORDS
         self.changes: Changes | None = None
 
     def fold(self, batches: Iterable[Batch]) -> Changes | None:
@@ -152,6 +155,14 @@ class Folder(Generic[R]):
     def close_early(self) -> None:
         """Let the transaction being folded by `steps` end with what is folded so far; what is left of its batches is for the next."""
         self._enough = True
+
+    def stepped(self, took_s: float) -> None:
+        """Be told how long the step of `steps` took that has just yielded: the next are as short as a slow fold makes necessary."""
+        if took_s > STEP_S:
+            self._most_records = max(1, int(self._step_records * STEP_S / took_s))
+            self._step_records = min(self._step_records, self._most_records)
+        elif took_s < STEP_S / 4:
+            self._most_records = min(STEP_RECORDS, 2 * self._most_records)
 
     @property
     def emitted(self) -> int:
@@ -214,9 +225,9 @@ class Folder(Generic[R]):
         size = self._codec.size(put)
         if size > self._limit_bytes:
             self._check_sizes(put)
-            self._step_records = max(8, self._step_records // 2)  # large rows: hold fewer of those replaced
+            self._step_records = max(min(8, self._most_records), self._step_records // 2)  # large rows: hold fewer of those replaced
         elif 2 * size <= self._limit_bytes:
-            self._step_records = min(STEP_RECORDS, 2 * self._step_records)
+            self._step_records = min(self._most_records, 2 * self._step_records)
         put.clear()
 
     def _check_sizes(self, put: list[R]) -> None:
@@ -237,14 +248,15 @@ class Folder(Generic[R]):
     # -- record by record
 
     def _careful(self, batches: list[Batch]) -> Iterator[None]:
-        rows, records = JournaledRows(self.rows), 0
+        rows, records, step = JournaledRows(self.rows), 0, 0
         for batch in batches:
             for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
                 if self._enough:
                     break
                 self._careful_record(rows, offset, at_ms, [column[at] for column in batch.columns])
-                records += 1
-                if records % STEP_RECORDS == 0:
+                records, step = records + 1, step + 1
+                if step >= self._most_records:
+                    step = 0
                     yield
         yield from self._close(batches, records, checked=True)
 

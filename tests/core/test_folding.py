@@ -103,6 +103,30 @@ def test_a_batch_longer_than_a_step_is_folded_in_slices_each_record_once(records
     assert folder.changes.records == folder.rows["a"].count == records
 
 
+@pytest.mark.parametrize("events", [["a"], ["bad", *["a"] * 99]], ids=["fast", "record by record"])
+def test_a_slow_fold_makes_steps_short_and_a_quick_one_long_again(events: list[str]) -> None:
+    folds = 0
+
+    def fold(rows: Rows[Total], event: str, at_ms: int) -> Any:
+        nonlocal folds
+        folds += 1
+        return count(rows, event, at_ms)
+
+    folder = Folder(processor(fold), Store())
+
+    def steps_of(record_s: float, first: int) -> list[int]:
+        lengths, before = list[int](), folds
+        for _ in folder.steps([batch(*events * (6_000 // len(events)), first=first)]):
+            lengths.append(folds - before)
+            folder.stepped((folds - before) * record_s)
+            before = folds
+        folder.commit()
+        return lengths
+
+    assert max(steps_of(0.002, 0)[3:]) <= 25, "50 ms each, once it is known"
+    assert max(steps_of(0.000_001, 6_000)) > 400
+
+
 def test_stream_time_is_the_highest_append_time_and_never_goes_back() -> None:
     store = Store()
     folder = Folder(processor(), store)
