@@ -2,15 +2,17 @@
 
     python -P -m bench.live [--rate 5000] [--seconds 20]
 
-Twenty times a second one probe is produced between the others; its reader asks the worker over HTTP for the row, waiting for the
-offset its producer was told. Latency is from produce() to that answer, so it includes the producer's own way to the broker. The broker
-is warmed up first, and the worker by the traffic itself.
+About twenty times a second one probe is produced between the others; its reader asks the worker over HTTP for the row, waiting for the
+offset its producer was told. Latency is from produce() to that answer, so it includes the producer's own way to the broker. Probes come at
+random moments: an answer comes when a transaction ends, and one that followed a fixed time after the last would meet the worker's rounds
+always at the same point. The broker is warmed up first, and the worker by the traffic itself.
 """
 
 from __future__ import annotations
 
 import argparse
 import asyncio
+import random
 import threading
 import time
 from pathlib import Path
@@ -29,6 +31,7 @@ from holdfast.core.frames import Heartbeat, decode
 
 WARM_S = 15.0
 DEADLINE_S = 20.0
+PAUSE_S = 0.025, 0.075
 
 
 def trickle(bootstrap: str, topic: str, rate: int, stop: threading.Event) -> None:
@@ -56,6 +59,7 @@ async def probe(on: Bench, settings: Settings, seconds: float) -> list[float]:
     loop = asyncio.get_running_loop()
     out: list[float] = []
     acked: list[float] = []
+    pauses = random.Random(1)
     samples = [(partition, value) for partition, value in heartbeats(400, 400)]
     async with TableClient(settings, [claims]) as tables:
         ended_s = time.perf_counter() + seconds
@@ -80,7 +84,7 @@ async def probe(on: Bench, settings: Settings, seconds: float) -> list[float]:
             answer = await tables.get(claims, key, partition=partition, at_least=(partition, offset))
             assert answer.as_of_offset >= offset
             out.append(time.perf_counter() - started_s)
-            await asyncio.sleep(0.05)
+            await asyncio.sleep(pauses.uniform(*PAUSE_S))
     print(f"  of which to the producer's acknowledgement: {quantiles(acked[10:])}")
     return out[10:]
 
