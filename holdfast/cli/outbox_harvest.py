@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import logging
 import signal
-import threading
 from typing import Annotated, Any
 
 import typer
 from prometheus_client import CollectorRegistry, start_http_server
 
 from holdfast.agents.harvester import HarvesterPage
+from holdfast.cli.asked import Asked
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Record, note, show
 from holdfast.errors import BrokerError
@@ -49,7 +49,7 @@ def harvest(
     settings = harvest_settings(settings_of(context), **given, **more)
     if not logging.getLogger().handlers:
         logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
-    stop = threading.Event()
+    stop = Asked()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     harvester = Harvester(settings)
     try:

@@ -7,9 +7,9 @@ import pickle
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
+from holdfast.cli.asked import Asked
 from holdfast.config import load_settings
 from holdfast.dev.fleet import Fleet, LiveFleet
 
@@ -40,7 +40,7 @@ def main(arguments: list[str]) -> None:
     settings_file, saved, partitions = arguments
     settings = load_settings(flags={}, env={}, file=Path(settings_file))
     fleet = pickle.loads(Path(saved).read_bytes())
-    ended = threading.Event()
+    ended = Asked()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     with LiveFleet(settings, fleet, partitions=int(partitions), arrives=False) as live:
         while not ended.wait(CHECK_S):
