@@ -10,14 +10,19 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
+from holdfast.agents.connections import connector
 from holdfast.clients.admin import Admin, require_topics, topic_names
 from holdfast.config import Settings
+from holdfast.core.compression import Compression
 from holdfast.core.processor import Processor
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, ConfigError
 from holdfast.tables.partition import Environment
 from holdfast.tables.store import Budget
 
 logger = logging.getLogger(__name__)
+
+REQUEST_S = 10.0
+"""How long one request of a transaction waits before it is sent again over another connection: a broker that answers at all does so sooner."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,7 +44,8 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Clu
     environment = Environment(
         app=settings.app,
         data_dir=settings.data_dir,
-        client=settings.producer(),
+        connect=connector(settings, timeout_s=min(REQUEST_S, settings.request_timeout_s)),
+        compression=_compression(settings),
         budget=Budget.of(settings.store_cache_bytes, settings.store_write_buffer_bytes),
         cluster_id=cluster_id,
         changelog_ids=ids,
@@ -48,6 +54,15 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Clu
         tombstones_kept_ms=min(int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs),
     )
     return Cluster(environment, {processor.name: found.partitions(processor.source) or 0 for processor in processors})
+
+
+def _compression(settings: Settings) -> int:
+    """Return the number by which record batches tell how they are packed."""
+    name = str(settings.kafka.get("compression.type", "none"))
+    try:
+        return int(Compression[name.upper()])
+    except KeyError:
+        raise ConfigError(f"compression.type is {name!r}: write one of {', '.join(kind.name.lower() for kind in Compression)}") from None
 
 
 def _identity(settings: Settings, topics: Sequence[str]) -> tuple[str, dict[str, str]]:

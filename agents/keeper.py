@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -188,6 +188,7 @@ class Keeper:
         self._owned, self._standby, self._opening = kept, {}, pool
         for part in pool.values():
             part.serving = False
+        await asyncio.gather(*(part.close_writer() for part in pool.values()))
         await asyncio.gather(*(self.thread(self._step_down, part) for part in pool.values()))
         for held in [held for held in pool if held not in plan.active and held not in plan.standby]:
             await self.thread(pool.pop(held).close)  # gone from view first: a closed store cannot be asked anything
@@ -195,7 +196,7 @@ class Keeper:
         for held, part in zip(wanted, await asyncio.gather(*(self.thread(self._open, held) for held in wanted)), strict=True):
             pool[held] = part
         fresh = [pool[held] for held in sorted(plan.active - set(kept))]
-        await asyncio.gather(*(self.thread(part.fence, self.commit_timeout_s) for part in fresh))
+        await _all(part.fence(self.commit_timeout_s) for part in fresh)
         settings = self.settings
         records = await self.thread(restore, fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
         if self._interrupted.is_set():
@@ -448,6 +449,7 @@ class Keeper:
         parts = [*(owned.part for owned in self._owned.values()), *self._standby.values(), *self._opening.values()]
         self._owned, self._standby, self._opening = {}, {}, {}
         for part in parts:
+            await part.close_writer()
             await self.thread(self._step_down, part)
             await self.thread(part.close)
         if self._announced:
@@ -455,3 +457,10 @@ class Keeper:
         for task in self._watches:
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
+
+
+async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
+    """Run *works* beside each other until the last has ended; raises the first failure only then: none goes on unseen."""
+    failures = [found for found in await asyncio.gather(*works, return_exceptions=True) if found is not None]
+    if failures:
+        raise failures[0]

@@ -12,12 +12,11 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
-from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import TopicPartition
 
-from holdfast.agents.credentials import OidcTokens
+from holdfast.agents.connections import connector
 from holdfast.agents.markers import EndTransaction, code_of
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -55,23 +54,8 @@ class RawLog:
         self._client: Any = None
 
     async def __aenter__(self) -> Self:
-        settings, sasl = self._settings, self._settings.sasl()
-        more: dict[str, Any] = {}
-        if sasl is not None:
-            more = {"sasl_mechanism": sasl.mechanism, "sasl_plain_username": sasl.username, "sasl_plain_password": sasl.password}
-            more["sasl_kerberos_service_name"] = sasl.kerberos_service_name
-            if sasl.oidc is not None:
-                more["sasl_oauth_token_provider"] = OidcTokens(
-                    sasl.oidc, context=settings.token_ssl_context(), timeout_s=settings.request_timeout_s
-                )
-        self._client = AIOKafkaClient(
-            bootstrap_servers=settings.bootstrap_servers.split(","),
-            client_id=settings.app,
-            request_timeout_ms=int(self._timeout_s * 1000),
-            security_protocol=settings.kafka.get("security.protocol", "PLAINTEXT"),
-            ssl_context=settings.ssl_context(),
-            **more,
-        )
+        settings = self._settings
+        self._client = connector(settings, timeout_s=self._timeout_s)()
         try:
             await asyncio.wait_for(self._client.bootstrap(), self._timeout_s)
         except (KafkaError, TimeoutError, OSError) as error:

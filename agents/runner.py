@@ -13,9 +13,9 @@ from holdfast.agents.records import Record
 from holdfast.core.folding import Changes, Refused
 from holdfast.core.processor import Emit
 from holdfast.errors import FencedError
-from holdfast.tables.changelog import UndeliverableError
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import Partition
+from holdfast.tables.transactions import UndeliverableError
 
 if TYPE_CHECKING:
     from holdfast.agents.keeper import Keeper
@@ -28,6 +28,8 @@ TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
 TRANSACTION_EMITS = 10_000
 """How many records one transaction emits, about. More in one make none of them cheaper, and all are held until it is committed."""
+FEW_ROWS = 500
+"""So many are written to RocksDB in a ms or two, right here: to wake a thread for it takes longer than the few of a live transaction do."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
@@ -63,7 +65,6 @@ class Runner:
     async def _run(self) -> None:
         try:
             while self._pending:
-                await self._rest()
                 if events := self._gather():
                     await self._transact(events)
         except Exception as error:
@@ -72,11 +73,6 @@ class Runner:
             while self._pending:
                 self._keeper.void(self._pending.popleft())
             self._keeper.crash(error)
-
-    async def _rest(self) -> None:
-        """Let the broker finish the last transaction, when little is pending; what arrives meanwhile joins the next."""
-        if rest_s := self.part.rest_s(sum(len(event.value) for event in self._pending)):
-            await asyncio.sleep(rest_s)
 
     def _gather(self) -> list[Any]:
         events: list[Any] = []
@@ -141,7 +137,7 @@ class Runner:
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
         keeper, refused = self._keeper, changes.refused
         if not refused:
-            await keeper.thread(self.part.write, changes, (), keeper.commit_timeout_s)
+            await self._commit(changes, [])
             return
         self._log_refused(refused)
         topic, processor, place = keeper.quarantine_topic, self.part.processor.name, (self.part.processor.source, self.part.partition)
@@ -149,11 +145,19 @@ class Runner:
         for copy_bytes in QUARANTINE_COPY_BYTES:
             copies = [quarantine_record(topic, processor, place, *each, copy_bytes) for each in zip(refused, records, strict=True)]
             try:
-                await keeper.thread(self.part.write, changes, copies, keeper.commit_timeout_s)
+                await self._commit(changes, copies)
                 return
             except UndeliverableError as error:
                 if error.topic != topic or not copy_bytes:
                     raise
+
+    async def _commit(self, changes: Changes, copies: list[Emit]) -> None:
+        part, keeper = self.part, self._keeper
+        changelog_next = await part.commit(changes, copies, keeper.commit_timeout_s)
+        if len(changes.puts) <= FEW_ROWS:
+            part.keep(changes, changelog_next)
+        else:
+            await keeper.thread(part.keep, changes, changelog_next)
 
     def _log_refused(self, refused: list[Refused]) -> None:
         for each in refused:

@@ -125,7 +125,7 @@ class Settings:
     commit_timeout_s: float = field(default=30.0, metadata=_doc("longest wait for a commit, retries included", low=1, high=900))
     stall_timeout_s: float = field(default=60.0, metadata=_doc("a worker without progress for this long exits", low=1, high=86_400))
 
-    linger_ms: int = field(default=20, metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000))
+    linger_ms: int = field(default=40, metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000))
     fetch_records: int = field(default=200_000, metadata=_doc("largest batch, in records", low=1, high=1_000_000))
     fetch_bytes: int = field(default=16 * MIB, metadata=_doc("largest batch, in bytes; 16MiB is understood", low=64 * KIB, high=GIB))
     inflight_bytes: int = field(default=16 * MIB, metadata=_doc("fetched and not yet applied, per worker", low=64 * KIB, high=16 * GIB))

@@ -18,6 +18,7 @@ from holdfast.core.processor import Emit, Processor
 from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.store import Budget, PartitionStore, Stamp
+from holdfast.tables.transactions import Connect
 
 UNKNOWN = -1
 
@@ -35,7 +36,8 @@ class Environment:
 
     app: str
     data_dir: Path
-    client: Mapping[str, Any]
+    connect: Connect
+    compression: int
     budget: Budget
     cluster_id: str
     changelog_ids: Mapping[str, str]
@@ -74,6 +76,7 @@ class Partition:
         )
         self._store = PartitionStore(environment.data_dir / processor.table / str(partition), stamp, environment.budget)
         self._writer: ChangelogWriter | None = None
+        self._lost = False
         self._folder: Folder[Any] | None = None
         self._held: list[Message] = []
         self.restored_records = 0
@@ -121,19 +124,21 @@ class Partition:
     @property
     def fenced_in(self) -> bool:
         """Return whether this worker holds the newest epoch, as far as it knows."""
-        return self._writer is not None
+        return self._writer is not None and not self._lost
 
-    def fence(self, timeout_s: float) -> None:
+    async def fence(self, timeout_s: float) -> None:
         """Become the only owner whose writes the broker accepts. Must come before the restore, else an old owner could still write."""
         writer = ChangelogWriter(
-            self._env.client,
+            self._env.connect,
             transactional_id=self.processor.transactional_id(self._env.app, self.partition),
             changelog=self.changelog,
             partition=self.partition,
             transaction_timeout_s=self._env.transaction_timeout_s,
+            compression=self._env.compression,
         )
-        writer.fence(timeout_s)
-        self._writer = writer
+        self._writer, self._lost = writer, True
+        await writer.fence(timeout_s)
+        self._lost = False
 
     def activate(self) -> None:
         """Start folding from the restored position."""
@@ -141,20 +146,20 @@ class Partition:
         self._folder = Folder(self.processor, self._store, applied=self.applied, stream_ms=self.stream_ms, cache_rows=self._env.cache_rows)
 
     def stand_by(self) -> None:
-        """Stop folding: drop writer and fold state; what is committed stays."""
+        """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
+        assert self._writer is None, "close the writer first"
         self.role, self._folder, self.source_end = Role.STANDBY, None, UNKNOWN
-        self._drop_writer()
 
     def lose(self) -> None:
         """Stop answering and writing: a newer owner exists."""
         self.serving = False
-        self._folder = None
-        self._drop_writer()
+        self._folder, self._lost = None, True
 
-    def _drop_writer(self) -> None:
+    async def close_writer(self) -> None:
+        """Close the connections that transactions go over; call it before the partition is another's or nobody's."""
         writer, self._writer = self._writer, None
         if writer is not None:
-            writer.close()
+            await writer.close()
 
     @property
     def folder(self) -> Folder[Any]:
@@ -163,19 +168,22 @@ class Partition:
 
     # -- the path of a batch
 
-    def rest_s(self, records: int) -> float:
-        """Return how long a transaction made of *records* had better wait for the broker to finish the one before."""
-        return 0.0 if self._writer is None else self._writer.rest_s(records)
+    async def commit(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> int:
+        """Make one transaction durable in Kafka, and return the changelog's next offset: `keep` is to follow.
 
-    def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> None:
-        """Make one transaction durable: first in Kafka, then here. Raises FencedError, BrokerError, StoreError, ChangelogError."""
+        Raises FencedError, BrokerError, ChangelogError.
+        """
         assert self._writer is not None, "fence first"
-        changelog_next = self._writer.write(changes, extra, timeout_s)
+        changelog_next = await self._writer.write(changes, extra, timeout_s)
         if changelog_next < self.changelog_next:
             # Offsets only grow, so this is another topic of the same name. It has this transaction and not the state before it, which
             # nobody could tell later: take back the marker that says otherwise.
-            self._writer.disown(timeout_s)
+            await self._writer.disown(timeout_s)
             raise ChangelogError(self._made_again())
+        return changelog_next
+
+    def keep(self, changes: Changes, changelog_next: int) -> None:
+        """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._store.write(changes.puts, changes.marker, changelog_next)
 
     def apply(self, messages: list[Message], options: WriteOptions) -> None:

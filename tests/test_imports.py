@@ -34,7 +34,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),
-    "tables": frozenset({"confluent_kafka", "msgspec", "rocksdict"}),
+    "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "sqlalchemy"}),
     "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
     "agents": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "faust", "mode", "msgspec", "multidict", "prometheus_client", "yarl"}),

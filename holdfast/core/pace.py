@@ -40,7 +40,7 @@ class Pace:
         return max(0.0, self._rested_s - now_s) if records < FEW_RECORDS else 0.0
 
 
-SHARE = 0.36
+SHARE = 0.385
 """What a worker may spend of a core, all in all, while records trickle."""
 LEAST_WAIT_S = 0.008
 """Shorter waits would burden the broker, which has others to serve."""

@@ -148,6 +148,40 @@ class Reader:
             raise self.error(f"{what} is null", WireReason.LENGTH, at)
         return self._utf8(value, what, at)
 
+    def uvarint(self, what: str) -> int:
+        """Take an unsigned varint of up to 32 bits, in which newer versions of requests count."""
+        data, at, value, shift = self.data, self.at, 0, 0
+        for place in range(at, min(at + 5, self.end)):
+            byte = data[place]
+            value |= (byte & 0x7F) << shift
+            if byte < 0x80:
+                self.at = place + 1
+                if value >> 32:
+                    raise self.error(f"{what} does not fit its type", WireReason.VARINT, at)
+                return value
+            shift += 7
+        raise self.error(f"{what}: the varint does not end", WireReason.VARINT, at)
+
+    def compact(self, what: str) -> bytes | None:
+        """Take bytes with one more than their length as an unsigned varint; 0 is null."""
+        size = self.uvarint(what)
+        return None if size == 0 else self.raw(size - 1, what)
+
+    def compact_array(self, what: str) -> int:
+        """Take the count of a compact array, whose elements have a byte at least; null is empty."""
+        at, count = self.at, max(0, self.uvarint(what) - 1)
+        if count > self.left:
+            raise self.error(f"{what}: {count} elements do not fit {self.left} bytes", WireReason.LENGTH, at)
+        return count
+
+    def tags(self, what: str) -> dict[int, bytes]:
+        """Take tagged fields: what a version has that need not be known."""
+        out = {}
+        for _ in range(self.uvarint(what)):
+            tag = self.uvarint(what)
+            out[tag] = self.raw(self.uvarint(what), what)
+        return out
+
     def _utf8(self, value: bytes, what: str, at: int) -> str:
         try:
             return value.decode()
@@ -212,4 +246,22 @@ def put_varbytes(out: bytearray, value: bytes | None) -> None:
         out.append(1)
         return
     put_varlong(out, len(value))
+    out += value
+
+
+def put_uvarint(out: bytearray, value: int) -> None:
+    """Append an unsigned varint.
+
+    >>> out = bytearray(); put_uvarint(out, 7); put_uvarint(out, 300); out.hex()
+    '07ac02'
+    """
+    while value > 0x7F:
+        out.append(value & 0x7F | 0x80)
+        value >>= 7
+    out.append(value)
+
+
+def put_compact(out: bytearray, value: bytes) -> None:
+    """Append bytes with one more than their length as an unsigned varint."""
+    put_uvarint(out, len(value) + 1)
     out += value

@@ -1,6 +1,6 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface promises it.
 
-`agents/transport.py` and `agents/recovery.py` override and touch private names. Here every function that they replace, call or count on
+`agents/transport.py` and `agents/recovery.py` override and touch private names; `tables/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
 is pinned by its source: when one of these tests fails after an upgrade, read that function again, then the override, and only then
 renew the fingerprint (the failure prints it). The other tests pin the behaviour of traps that have bitten.
 """
@@ -100,6 +100,20 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     },
     "aiokafka.consumer.subscription_state": {
         "SubscriptionState.fetcher_idle_time": "45289bef04d7",
+    },
+    "aiokafka.client": {
+        "AIOKafkaClient.send": "246b277687d7",
+        "AIOKafkaClient.bootstrap": "198943b004e5",
+        "AIOKafkaClient.add_topic": "b054eda66291",
+        "AIOKafkaClient.force_metadata_update": "cb7befef21c8",
+        "AIOKafkaClient.coordinator_lookup": "19cc69fb75f8",
+        "AIOKafkaClient.close": "02119d4d618a",
+        "AIOKafkaClient._get_conn": "68ce5d839171",
+    },
+    "aiokafka.conn": {
+        "AIOKafkaConnection.send": "5909ea32f4ef",
+        "AIOKafkaConnection._read": "7b892995c0b8",
+        "AIOKafkaConnection._handle_frame": "46a7d9b8cf7c",
     },
     "aiokafka.consumer.consumer": {
         "AIOKafkaConsumer.pause": "d5fc6f423650",

@@ -11,7 +11,7 @@ import pytest
 from confluent_kafka import Message
 
 from holdfast.agents.feed import Fetched
-from holdfast.agents.runner import Runner
+from holdfast.agents.runner import FEW_ROWS, Runner
 from holdfast.core.folding import STEP_RECORDS, Changes, Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.core.rows import Rows
@@ -33,24 +33,27 @@ def echo(rows: Rows[int], event: bytes, at_ms: int) -> list[Emit]:
 ECHO = Processor(name="echo", source="events", decode=bytes, fold=echo, row=int, emits=("echoes",))
 
 
-class Rested:
-    """A partition whose broker is said to need *rest_s* after each commit; what is written is noted in `transactions`."""
+class Part:
+    """A partition whose broker takes a while for each commit; what is written is noted in `transactions`, and in `kept` once it is here."""
 
     changelog, partition, fenced_in = "log", 0, True
 
-    def __init__(self, rest_s: float, processor: Processor[bytes, int] = COUNT) -> None:
-        self.processor, self.folder, self._rest_s = processor, Folder(processor, DictStore()), rest_s
+    def __init__(self, processor: Processor[bytes, int] = COUNT) -> None:
+        self.processor, self.folder = processor, Folder(processor, DictStore())
         self.transactions: list[int] = []
         self.emitted: list[list[Emit]] = []
-        self.asked: list[int] = []
+        self.kept: list[tuple[int, int]] = []
+        self.begun = asyncio.Event()
 
-    def rest_s(self, records: int) -> float:
-        self.asked.append(records)
-        return self._rest_s if self.transactions else 0.0
-
-    def write(self, changes: Changes, extra: object, timeout_s: float) -> None:
+    async def commit(self, changes: Changes, extra: object, timeout_s: float) -> int:
+        self.begun.set()
+        await asyncio.sleep(0.02)
         self.transactions.append(changes.records)
         self.emitted.append(changes.emits)
+        return len(self.transactions)
+
+    def keep(self, changes: Changes, changelog_next: int) -> None:
+        self.kept.append((changelog_next, len(changes.puts)))
 
     def wake_readers(self) -> None: ...
 
@@ -62,13 +65,14 @@ class Desk:
 
     def __init__(self) -> None:
         self.metrics = SimpleNamespace(partition=lambda *_: SimpleNamespace(committed=lambda **_: None))
-        self.acked = self.progress = 0
+        self.acked = self.progress = self.threads = 0
         self.failures: list[BaseException] = []
 
     def owns(self, part: object, epoch: int) -> bool:
         return True
 
     async def thread(self, call: Callable[..., Any], *args: Any) -> None:
+        self.threads += 1
         call(*args)
 
     def done(self, event: object) -> None:
@@ -93,36 +97,41 @@ def events_of(first: int, records: int) -> Any:
     return SimpleNamespace(value=fetched)
 
 
-async def three_in_turn(part: Rested) -> None:
-    """Hand a record, and when it is durable another, and one more as soon as the runner has had the chance to begin."""
-    desk = Desk()
-    runner = Runner(desk, part)  # type: ignore[arg-type]
-    runner.hand(event_of(0))
-    await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
-    runner.hand(event_of(1))
-    await asyncio.sleep(0)
-    runner.hand(event_of(2))
-    while not runner.idle():
+def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None:
+    async def run() -> None:
+        part, desk = Part(), Desk()
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(event_of(0))
+        await asyncio.wait_for(part.begun.wait(), 10)
+        runner.hand(event_of(1))
+        runner.hand(event_of(2))
         await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
-    assert (desk.acked, desk.failures) == (3, [])
+        assert (part.transactions, part.kept) == ([1, 2], [(1, 1), (2, 1)])
+        assert (runner.idle(), desk.acked, desk.failures) == (True, 3, [])
+
+    asyncio.run(run())
 
 
-def test_what_arrives_while_the_broker_finishes_the_last_transaction_joins_the_next() -> None:
-    part = Rested(0.02)
-    asyncio.run(three_in_turn(part))
-    assert part.transactions == [1, 2]
-    assert part.asked == [1, 1], "asked with what was pending"
+def test_many_rows_are_written_in_a_thread_and_few_are_not() -> None:
+    def each(rows: Rows[int], event: bytes, at_ms: int) -> None:
+        rows[f"{len(rows.put)}"] = 1
 
+    processor = Processor(name="each", source="events", decode=bytes, fold=each, row=int)
 
-def test_without_a_rest_the_next_transaction_begins_at_once() -> None:
-    part = Rested(0.0)
-    asyncio.run(three_in_turn(part))
-    assert part.transactions == [1, 1, 1]
+    async def run(records: int) -> int:
+        part, desk = Part(processor), Desk()
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(events_of(0, records))
+        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        assert part.kept
+        return desk.threads
+
+    assert (asyncio.run(run(3)), asyncio.run(run(3 * FEW_ROWS))) == (0, 1)
 
 
 def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.agents.runner.TURN_S", 0.0)
-    part, desk, turns = Rested(0.0), Desk(), 0
+    part, desk, turns = Part(), Desk(), 0
 
     async def run() -> None:
         nonlocal turns
@@ -140,7 +149,7 @@ def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: p
 
 def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_S", 0.0)
-    part, desk = Rested(0.0), Desk()
+    part, desk = Part(), Desk()
 
     async def run() -> None:
         runner = Runner(desk, part)  # type: ignore[arg-type]
@@ -158,7 +167,7 @@ def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next
 
 def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_EMITS", 100)
-    part, desk = Rested(0.0, ECHO), Desk()
+    part, desk = Part(ECHO), Desk()
 
     async def run() -> None:
         runner = Runner(desk, part)  # type: ignore[arg-type]

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import inspect
 import os
 import random
 import signal
@@ -11,13 +12,12 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from confluent_kafka import Producer
-
 from holdfast.agents.keeper import Keeper
-from holdfast.tables import changelog, restore, store
+from holdfast.tables import restore, store
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.partition import Partition
 from holdfast.tables.store import PartitionStore
+from holdfast.tables.transactions import TransactionalClient
 
 FAULTS = ("begin", "produced", "committing", "committed", "storing", "piece", "stored", "acked", "fenced", "restoring", "activated")
 """Where a worker can be told to die, in the order of the path: eight points of a batch, then three of taking over a partition."""
@@ -54,20 +54,6 @@ class Doom:
             threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
-class DoomedProducer(Producer):
-    """A producer that may die around the end of its transaction."""
-
-    doom: Doom
-
-    def commit_transaction(self, *args: Any, **kwargs: Any) -> None:
-        if self.doom.reached("produced"):
-            self.flush(10)  # the records are in the log, their transaction is open
-            os.kill(os.getpid(), signal.SIGKILL)
-        self.doom.strike_during("committing")
-        super().commit_transaction(*args, **kwargs)
-        self.doom.strike("committed")
-
-
 def around(owner: object, name: str, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
     """Have *before* and *after* called around every call of a method."""
     plain = getattr(owner, name)
@@ -79,15 +65,26 @@ def around(owner: object, name: str, before: Callable[[], None] = lambda: None, 
         after()
         return found
 
-    setattr(owner, name, wrapped)
+    @functools.wraps(plain)
+    async def awaited(*args: Any, **kwargs: Any) -> Any:
+        before()
+        found = await plain(*args, **kwargs)
+        after()
+        return found
+
+    setattr(owner, name, awaited if inspect.iscoroutinefunction(plain) else wrapped)
 
 
 def plant(doom: Doom) -> None:
     """Make the ways of a worker lead past *doom*."""
-    DoomedProducer.doom = doom
-    setattr(changelog, "Producer", DoomedProducer)  # noqa: B010  the module does not offer it
     strike = functools.partial
-    around(ChangelogWriter, "_transact", before=strike(doom.strike, "begin"))
+
+    def ending() -> None:
+        doom.strike("produced")  # the records are in the log, their transaction is open
+        doom.strike_during("committing")
+
+    around(ChangelogWriter, "_append", before=strike(doom.strike, "begin"))
+    around(TransactionalClient, "end", before=ending, after=strike(doom.strike, "committed"))
     around(PartitionStore, "write", before=strike(doom.strike_during, "storing"), after=strike(doom.strike, "stored"))
     around(store, "_batch", before=strike(doom.strike, "piece"))
     around(Keeper, "done", after=strike(doom.strike, "acked"))

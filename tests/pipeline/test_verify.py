@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -10,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.agents.connections import connector
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.codec import APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
@@ -61,29 +63,32 @@ def make_live(settings: Settings, make_topic: MakeTopic, broker: SessionBroker) 
 
 
 def fold_live(processor: Processor[Op, Account], settings: Settings, partition: int, last: int) -> None:
+    asyncio.run(_fold_live(processor, settings, partition, last))
+
+
+async def _fold_live(processor: Processor[Op, Account], settings: Settings, partition: int, last: int) -> None:
     store = DictStore()
     folder = Folder(processor, store)
-    name = processor.transactional_id(settings.app, partition)
     writer = ChangelogWriter(
-        settings.producer(),
-        transactional_id=name,
+        connector(settings, timeout_s=10),
+        transactional_id=processor.transactional_id(settings.app, partition),
         changelog=processor.changelog(settings.app),
         partition=partition,
         transaction_timeout_s=15,
     )
     try:
-        writer.fence(30)
+        await writer.fence(30)
         with TopicReader(settings, processor.source) as reader:
             for batch, _ in reader.batches(partition, Span(first=0, end=last + 1), processor.inputs):
                 for start in range(0, len(batch.offsets), 7):
                     changes = folder.fold([batch.slice(start, start + 7)])
                     assert changes is not None
                     changes.emits.clear()  # their topics are not part of this test
-                    writer.write(changes, [], 30)
+                    await writer.write(changes, [], 30)
                     store.apply(changes.puts)
                     folder.commit()
     finally:
-        writer.close()
+        await writer.close()
 
 
 def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: Marker) -> None:

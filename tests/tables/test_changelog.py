@@ -1,20 +1,28 @@
-"""The transactional writer on a real broker: what is on the changelog afterwards, in which order, and what a client refuses."""
+"""The transactional writer on a real broker: what is on the changelog afterwards, in which order, and what is refused."""
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable
+from contextlib import asynccontextmanager
 
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
+from holdfast.agents.connections import connector
+from holdfast.config import Settings
+from holdfast.core import transaction_requests
 from holdfast.core.codec import APPLIED, Marker, encode_marker
 from holdfast.core.folding import Changes
-from holdfast.core.pace import MOST_S
+from holdfast.core.partitioners import by_key
+from holdfast.core.processor import Emit
+from holdfast.core.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.errors import BrokerError
-from holdfast.tables.changelog import HANDED_ROWS, ChangelogWriter
+from holdfast.errors import BrokerError, FencedError
+from holdfast.tables import transactions
+from holdfast.tables.changelog import BATCH_RECORDS, ROUND_BYTES, ChangelogWriter
+from holdfast.tables.transactions import UndeliverableError
 
 pytestmark = pytest.mark.broker
 
@@ -26,41 +34,54 @@ def topic(fresh_topic: FreshTopic) -> str:
     return fresh_topic("log", partitions=2)
 
 
-@contextmanager
-def owning(broker: SessionBroker, topic: str) -> Iterator[ChangelogWriter]:
-    """Give the writer of a new owner of the partition, which ends what the one before has left open."""
-    writer = ChangelogWriter(broker.client_config(), transactional_id=topic, changelog=topic, partition=1, transaction_timeout_s=10)
+@pytest.fixture(params=["new protocol", "old protocol"])
+def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
+    """Have the broker speak both versions of transactions: what it says of its features is read as before Kafka 4."""
+    if request.param == "old protocol":
+        monkeypatch.setattr(transaction_requests, "transaction_version", lambda answer: 1)
+    return str(request.param)
+
+
+@asynccontextmanager
+async def owning(broker: SessionBroker, topic: str, compression: int = 0) -> AsyncIterator[ChangelogWriter]:
+    """Give the writer of a new owner of partition 1, which ends what the one before has left open."""
+    connect = connector(Settings(app="writer", kafka=broker.client_config()), timeout_s=10)
+    writer = ChangelogWriter(
+        connect, transactional_id=topic, changelog=topic, partition=1, transaction_timeout_s=10, compression=compression
+    )
     try:
-        writer.fence(DEADLINE_S)
+        await writer.fence(DEADLINE_S)
         yield writer
     finally:
-        writer.close()
+        await writer.close()
 
 
-@pytest.fixture
-def writer(broker: SessionBroker, topic: str) -> Iterator[ChangelogWriter]:
-    with owning(broker, topic) as writer:
-        yield writer
+def owned(broker: SessionBroker, topic: str, use: Callable[[ChangelogWriter], Awaitable[None]], compression: int = 0) -> None:
+    async def run() -> None:
+        async with owning(broker, topic, compression) as writer:
+            await use(writer)
+
+    asyncio.run(run())
 
 
-def changes(puts: list[tuple[bytes, bytes | None]], applied: int) -> Changes:
-    return Changes(marker=Marker(applied, 1_000, 1), records=len(puts), puts=puts)
+def changes(puts: list[tuple[bytes, bytes | None]], applied: int, emits: list[Emit] | None = None) -> Changes:
+    return Changes(marker=Marker(applied, 1_000, 1), records=len(puts), puts=puts, emits=emits or [])
 
 
-def committed(broker: SessionBroker, topic: str) -> list[Message]:
-    """Return what a reader of committed records finds on the changelog's partition."""
+def committed(broker: SessionBroker, topic: str, partition: int = 1) -> list[Message]:
+    """Return what a reader of committed records finds in a partition."""
     config = {"group.id": "reader", "enable.partition.eof": True, "isolation.level": "read_committed"}
     consumer = Consumer(broker.client_config(**config))
-    consumer.assign([TopicPartition(topic, 1, 0)])
+    consumer.assign([TopicPartition(topic, partition, 0)])
     found: list[Message] = []
     until_s = time.monotonic() + DEADLINE_S
     while True:
         message = consumer.poll(DEADLINE_S)
-        assert message is not None, "the changelog's end was not reached"
+        assert message is not None, "the end was not reached"
         if (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
             # Markers come after the answer to a commit; until then an open transaction's beginning is told as the end.
-            _, end = consumer.get_watermark_offsets(TopicPartition(topic, 1), cached=True)
+            _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
             assert time.monotonic() < until_s, f"a transaction stays open at {message.offset()}"
             if message.offset() == end:
                 consumer.close()
@@ -69,31 +90,131 @@ def committed(broker: SessionBroker, topic: str) -> list[Message]:
         found.append(message)
 
 
-def test_rows_arrive_whole_in_order_and_the_marker_last(broker: SessionBroker, topic: str, writer: ChangelogWriter) -> None:
-    """More rows than are handed over at a time, with removed and empty ones among them."""
-    puts: list[tuple[bytes, bytes | None]] = [(b"\x02%d" % number, b"v%d" % number) for number in range(2 * HANDED_ROWS + 7)]
-    puts[3], puts[HANDED_ROWS] = (b"\x02gone", None), (b"\x02empty", b"")
+@pytest.mark.parametrize("compression", [0, 3])
+def test_rows_arrive_whole_in_order_and_the_marker_last(broker: SessionBroker, topic: str, protocol: str, compression: int) -> None:
+    """More rows than are in a batch, with removed and empty ones among them; then a transaction of a marker alone."""
+    puts: list[tuple[bytes, bytes | None]] = [(b"\x02%d" % number, b"v%d" % number) for number in range(2 * BATCH_RECORDS + 7)]
+    puts[3], puts[BATCH_RECORDS] = (b"\x02gone", None), (b"\x02empty", b"")
     first = changes(puts, applied=99)
-    changelog_next = writer.write(first, (), DEADLINE_S)
+    nexts: list[int] = []
+
+    async def use(writer: ChangelogWriter) -> None:
+        nexts.append(await writer.write(first, (), DEADLINE_S))
+        nexts.append(await writer.write(changes([], applied=100), (), DEADLINE_S))
+
+    owned(broker, topic, use, compression)
     found = committed(broker, topic)
-    assert [(message.key(), message.value()) for message in found] == [*puts, (APPLIED, encode_marker(first.marker))]
-    assert changelog_next == (found[-1].offset() or 0) + 1
-    writer.write(changes([], applied=100), (), DEADLINE_S)
-    assert [message.key() for message in committed(broker, topic)[len(found) :]] == [APPLIED]
+    assert [(message.key(), message.value()) for message in found[:-1]] == [*puts, (APPLIED, encode_marker(first.marker))]
+    assert found[-1].key() == APPLIED
+    assert nexts == [(message.offset() or 0) + 1 for message in found[-2:]]
 
 
-def test_a_row_that_the_client_refuses_fails_the_transaction_by_name(broker: SessionBroker, topic: str, writer: ChangelogWriter) -> None:
+def test_rows_of_more_than_one_round_arrive_in_order(broker: SessionBroker, topic: str, protocol: str) -> None:
+    rows: list[tuple[bytes, bytes | None]] = [(b"\x02%d" % number, b"x" * 100_000) for number in range(ROUND_BYTES * 2 // 100_000)]
+    owned(broker, topic, lambda writer: write(writer, changes(rows, 1)))
+    assert [message.key() for message in committed(broker, topic)] == [*(key for key, _ in rows), APPLIED]
+
+
+async def write(writer: ChangelogWriter, what: Changes) -> None:
+    await writer.write(what, (), DEADLINE_S)
+
+
+def test_emits_go_where_they_say_or_where_their_key_does(broker: SessionBroker, topic: str, fresh_topic: FreshTopic, protocol: str) -> None:
+    elsewhere = fresh_topic("out", partitions=3)
+    emits = [
+        Emit(elsewhere, "ключ", b"1", (("name", b"of"), ("none", None), ("name", b"twice"))),
+        Emit(elsewhere, b"\x00\xff", b"2", partition=2),
+        Emit(elsewhere, "ключ", None),
+        Emit(elsewhere, None, b"3"),
+    ]
+    owned(broker, topic, lambda writer: write(writer, changes([(b"\x02a", b"1")], 1, emits)))
+    found = {number: committed(broker, elsewhere, number) for number in range(3)}
+    mine = by_key("ключ", 3)
+    by = [(m.key(), m.value(), m.headers()) for m in found[mine] if m.key() == "ключ".encode()]
+    assert by == [("ключ".encode(), b"1", [("name", b"of"), ("none", None), ("name", b"twice")]), ("ключ".encode(), None, None)]
+    assert [(m.key(), m.value()) for m in found[2] if m.key() == b"\x00\xff"] == [(b"\x00\xff", b"2")]
+    assert [m.value() for each in found.values() for m in each if m.key() is None] == [b"3"]
+
+
+@pytest.mark.parametrize("partition", [None, 7])
+def test_an_emit_to_a_topic_or_partition_that_does_not_exist_takes_the_transaction_back(
+    broker: SessionBroker, topic: str, protocol: str, monkeypatch: pytest.MonkeyPatch, partition: int | None
+) -> None:
+    monkeypatch.setattr(transactions, "UNKNOWN_TOPIC_S", 1.0)
+    missing = topic if partition else f"{topic}-missing"
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match=f"topic {missing} refused a record: UNKNOWN_TOPIC_OR_PART"):
+            await write(writer, changes([(b"\x02a", b"1")], 1, [Emit(missing, "k", b"v", partition=partition)]))
+        await write(writer, changes([(b"\x02b", b"2")], 2))
+
+    owned(broker, topic, use)
+    assert [message.key() for message in committed(broker, topic)] == [b"\x02b", APPLIED], "the next transaction is as any other"
+
+
+def test_a_row_that_is_too_large_fails_the_transaction_by_name(broker: SessionBroker, topic: str, protocol: str) -> None:
     puts: list[tuple[bytes, bytes | None]] = [(b"\x02a", b"1"), (b"\x02b", b"x" * (9 << 20)), (b"\x02c", b"3")]
-    with pytest.raises(BrokerError, match="MSG_SIZE_TOO_LARGE"):
-        writer.write(changes(puts, applied=1), (), DEADLINE_S)
-    with owning(broker, topic):
-        assert committed(broker, topic) == []
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="MSG_SIZE_TOO_LARGE"):
+            await write(writer, changes(puts, 1))
+        await write(writer, changes([(b"\x02a", b"4")], 2))
+
+    owned(broker, topic, use)
+    assert [message.value() for message in committed(broker, topic)][:1] == [b"4"]
 
 
-def test_after_a_small_transaction_the_broker_is_given_time_for_its_markers(writer: ChangelogWriter) -> None:
-    assert writer.rest_s(1) == 0.0
-    rests_s: list[float] = []
-    for applied in range(20):
-        writer.write(changes([(b"\x02a", b"1")], applied), (), DEADLINE_S)
-        rests_s.append(writer.rest_s(1))
-    assert 0.0 < max(rests_s) <= MOST_S, "a process that sleeps on may find some of them over"
+def test_an_older_owner_is_refused_from_the_fence_on(broker: SessionBroker, topic: str, protocol: str) -> None:
+    async def run() -> None:
+        async with owning(broker, topic) as old:
+            await write(old, changes([(b"\x02a", b"old")], 1))
+            await old._append(changes([(b"\x02a", b"half")], 2), ())
+            async with owning(broker, topic) as new:
+                with pytest.raises(FencedError, match="there is a newer one"):
+                    await old._client.end(commit=True)
+                with pytest.raises(FencedError):
+                    await write(old, changes([(b"\x02a", b"zombie")], 3))
+                await write(new, changes([(b"\x02a", b"new")], 2))
+
+    asyncio.run(run())
+    assert [message.value() for message in committed(broker, topic) if message.key() != APPLIED] == [b"old", b"new"]
+
+
+def test_many_small_transactions_follow_each_other_closely(broker: SessionBroker, topic: str, protocol: str) -> None:
+    """Each begins before the broker has written the markers of the one before."""
+
+    async def use(writer: ChangelogWriter) -> None:
+        for applied in range(200):
+            await write(writer, changes([(b"\x02a", b"%d" % applied)], applied))
+
+    owned(broker, topic, use)
+    found = [message.value() for message in committed(broker, topic) if message.key() != APPLIED]
+    assert found == [b"%d" % number for number in range(200)]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_more_transactions_than_there_are_epochs(broker: SessionBroker, topic: str) -> None:
+    """The second version of the protocol raises the epoch each time; when they are used up the coordinator gives another producer id."""
+    transactions_made, identities = MAX_EPOCH + 200, set()
+
+    async def use(writer: ChangelogWriter) -> None:
+        for applied in range(transactions_made):
+            await write(writer, changes([(b"\x02a", b"%d" % applied)], applied))
+            identities.add(writer._client._me.producer_id)
+
+    owned(broker, topic, use)
+    assert len(identities) == 2
+    found = [message.value() for message in committed(broker, topic) if message.key() != APPLIED]
+    assert found == [b"%d" % number for number in range(transactions_made)]
+
+
+def test_a_broker_that_is_not_there_is_told_by_its_deadline() -> None:
+    async def run() -> None:
+        connect = connector(Settings(app="writer", kafka={"bootstrap.servers": "127.0.0.1:1"}), timeout_s=1)
+        writer = ChangelogWriter(connect, transactional_id="t", changelog="c", partition=0, transaction_timeout_s=10)
+        with pytest.raises(BrokerError, match=r"cannot fence t: not settled within 1 s: .*Unable to bootstrap"):
+            await writer.fence(1.0)
+        await writer.close()
+
+    asyncio.run(run())

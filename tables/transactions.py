@@ -1,0 +1,304 @@
+"""A transactional producer on the event loop, for one transactional id: fences, appends batches, ends transactions.
+
+aiokafka's client finds brokers, connects and authenticates; what a transaction is, is here. No thread is woken for it, and brokers that
+know the second version of the protocol (KIP-890) are spoken to in it, which librdkafka does not: a record that is late cannot get into a
+later transaction, and a small transaction costs half as much.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, NamedTuple, TypeAlias, TypeVar
+
+from aiokafka.errors import IncompatibleBrokerVersion
+from aiokafka.errors import KafkaError as AioKafkaError
+from aiokafka.record.default_records import DefaultRecordBatchBuilder
+from aiokafka.structs import TopicPartition
+from confluent_kafka import KafkaError
+
+from holdfast.clock import system_clock
+from holdfast.core import transaction_requests as wire
+from holdfast.core.sequences import advance
+from holdfast.core.transaction_requests import Appended, Identity, Place
+from holdfast.errors import BrokerError, FencedError
+from holdfast.tables.packed import Packed
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+Connect: TypeAlias = Callable[[], Any]
+"""Makes a client of aiokafka's that is not yet connected."""
+
+UNKNOWN_TOPIC, NO_LEADER, NETWORK, UNAUTHORIZED_TOPIC, INVALID_STATE, CONCURRENT, NOT_ATTEMPTED = 3, 5, 13, 29, 48, 51, 55
+_COORDINATOR_MOVED = frozenset({14, 15, 16})
+"""The coordinator loads, is not available, or is another broker."""
+_PASSING = _COORDINATOR_MOVED | {2, UNKNOWN_TOPIC, NO_LEADER, 6, 7, 9, NETWORK, 19, 20, CONCURRENT, 56, 74, 75, 100}
+"""What a leader answers that will be otherwise: it moves, it misses replicas, it has not finished the transaction before."""
+_FENCING = frozenset({47, INVALID_STATE, 49, 90})
+"""What tells that this producer's epoch is over: a newer owner has begun, the broker has ended a transaction that took too long, or has
+forgotten an id that was not used for a week."""
+_ABORTABLE = frozenset({45, 46, 59, 120})
+"""What ends with this transaction: sequences that the broker cannot place."""
+_REFUSALS = frozenset({UNKNOWN_TOPIC, 10, 17, 18, UNAUTHORIZED_TOPIC, 42, 44, 87})
+"""What keeps a record from its topic and trying again does not cure: its size, its form, the topic's rules."""
+UNKNOWN_TOPIC_S = 5.0
+"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just started, is not known at once."""
+BATCH_BYTES = 500_000
+_QUICK_PAUSE_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05, 0.5
+_CLOSE_S = 5.0
+_TRANSACTION_COORDINATOR = 1
+_SECOND_VERSION = 2
+
+
+class Batch(NamedTuple):
+    """A record batch as it is sent, and how many records are in it."""
+
+    data: bytes
+    records: int
+
+
+class AbortableError(Exception):
+    """The transaction cannot be committed; made again from the beginning it can."""
+
+
+class UndeliverableError(BrokerError):
+    """A record could not be delivered for a reason that trying again does not cure: the topic is missing, or refuses its size."""
+
+    def __init__(self, topic: str, why: str) -> None:
+        super().__init__(f"topic {topic} refused a record: {why}; create the topic or raise its max.message.bytes")
+        self.topic, self.why = topic, why
+
+
+def name_of(code: int) -> str:
+    """Return the name of an error code, and what it means."""
+    error = KafkaError(code)
+    return f"{error.name()}: {error.str()}"
+
+
+class TransactionalClient:
+    """The producer of one transactional id. Its calls follow each other.
+
+    They ask until they are answered: whoever calls limits the time, and finds in `why` what was answered last. They raise FencedError
+    when a newer owner exists, UndeliverableError when a topic refuses a record, AbortableError when the transaction has to be made
+    anew, and BrokerError for anything else.
+    """
+
+    def __init__(self, connect: Connect, *, transactional_id: str, transaction_timeout_s: float, compression: int = 0) -> None:
+        self.transactional_id, self._compression = transactional_id, compression
+        self._timeout_ms = int(transaction_timeout_s * 1000)
+        self._connect, self._client = connect, None
+        self._coordinator: int | None = None
+        self._me = wire.NOBODY
+        self._sequences: dict[Place, int] = {}
+        self._joined: set[Place] = set()
+        self._second_version = self._begun = self._asked_again = False
+        self.why: object = None
+
+    _client: Any
+
+    # -- ownership
+
+    async def fence(self) -> None:
+        """Raise this id's epoch. From here on brokers refuse every older owner, whose open transaction is aborted first."""
+        pauses = Pauses()
+        while self._client is None:
+            client = self._connect()
+            try:
+                await client.bootstrap()
+            except BaseException as error:
+                await _close(client)
+                if not isinstance(error, AioKafkaError | OSError | TimeoutError):
+                    raise
+                self.why = error
+                await pauses.wait(quick=False)
+            else:
+                self._client = client
+        request = Packed(wire.API_VERSIONS, wire.API_VERSIONS_VERSIONS, wire.api_versions(), tagged=False)
+        _, version = await self._ask(request, lambda answer: (0, wire.transaction_version(answer)))
+        self._second_version = version >= _SECOND_VERSION
+        if code := await self._initialize(wire.NOBODY):
+            raise BrokerError(f"cannot fence {self.transactional_id}: {name_of(code)}; check that this principal may use transactional ids")
+
+    async def _initialize(self, known: Identity) -> int:
+        """Take a new identity, or with *known* the next epoch of that; return an error code."""
+        body = wire.init_producer_id(self.transactional_id, self._timeout_ms, known)
+        code, me = await self._ask(Packed(wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID_VERSIONS, body), wire.initialized)
+        if not code:
+            self._me = me
+            self._sequences.clear()
+        return code
+
+    async def close(self) -> None:
+        """Close the connections. An open transaction is left to the next owner's fence or to its timeout."""
+        client, self._client = self._client, None
+        if client is not None:
+            await _close(client)
+
+    # -- a transaction
+
+    def builder(self, place: Place) -> DefaultRecordBatchBuilder:
+        """Return what makes the next batch of a place."""
+        sequence = self._sequences.get(place, 0)
+        return DefaultRecordBatchBuilder(2, self._compression, 1, self._me.producer_id, self._me.epoch, sequence, BATCH_BYTES)
+
+    async def partitions(self, topic: str, *, more_than: int = 0) -> int:
+        """Return how many partitions a topic has, when these are more than *more_than*; UndeliverableError when it is not known."""
+        cluster, until_s = self._client.cluster, system_clock.monotonic_s() + UNKNOWN_TOPIC_S
+        await self._client.add_topic(topic)
+        while len(known := cluster.partitions_for_topic(topic) or ()) <= more_than:
+            if topic in cluster.unauthorized_topics:
+                raise UndeliverableError(topic, name_of(UNAUTHORIZED_TOPIC))
+            if system_clock.monotonic_s() >= until_s:
+                raise UndeliverableError(topic, f"{name_of(UNKNOWN_TOPIC)}: {len(known)} partitions are known")
+            await asyncio.sleep(_PAUSE_S)
+            await self._client.force_metadata_update()
+        return len(known)
+
+    async def append(self, batches: Mapping[Place, Batch]) -> dict[Place, int]:
+        """Append a batch to each place, as part of the transaction; return the offset of each one's first record.
+
+        What is not answered is sent again as it is: by its sequence the leader knows it.
+        """
+        self._begun = True
+        if not self._second_version:
+            await self._join(batches.keys() - self._joined)
+        left, offsets = dict(batches), dict[Place, int]()
+        pauses, unknown_until_s = Pauses(), system_clock.monotonic_s() + UNKNOWN_TOPIC_S
+        while True:
+            codes = set()
+            for place, code, offset in await self._append_once(left):
+                if code == 0:
+                    offsets[place] = offset
+                    self._sequences[place] = advance(self._sequences.get(place, 0), left.pop(place).records)
+                elif code not in _PASSING or (code == UNKNOWN_TOPIC and system_clock.monotonic_s() >= unknown_until_s):
+                    self._refuse(code, place[0])
+                else:
+                    codes.add(code)
+            if not left:
+                return offsets
+            self.why = ", ".join(map(name_of, codes))
+            await pauses.wait(quick=codes == {CONCURRENT})
+            if codes != {CONCURRENT}:
+                await self._client.force_metadata_update()
+
+    async def _append_once(self, batches: Mapping[Place, Batch]) -> list[Appended]:
+        by_leader: dict[int, dict[Place, bytes]] = {}
+        out: list[Appended] = []
+        for place, batch in batches.items():
+            leader = self._client.cluster.leader_for_partition(TopicPartition(*place))
+            if leader is None or leader < 0:
+                out.append(Appended(place, NO_LEADER, -1))
+            else:
+                by_leader.setdefault(leader, {})[place] = batch.data
+        sending = [self._append_to(leader, theirs) for leader, theirs in by_leader.items()]
+        for found in [await sending[0]] if len(sending) == 1 else await asyncio.gather(*sending):  # a task costs more than it does here
+            out += found
+        return out
+
+    async def _append_to(self, leader: int, batches: Mapping[Place, bytes]) -> list[Appended]:
+        versions = wire.PRODUCE_VERSIONS_2 if self._second_version else wire.PRODUCE_VERSIONS
+        request = Packed(wire.PRODUCE, versions, wire.produce(self.transactional_id, self._timeout_ms, batches))
+        try:
+            return wire.produced(await self._client.send(leader, request))
+        except IncompatibleBrokerVersion as error:
+            raise _too_old(error) from error
+        except AioKafkaError as error:
+            logger.info("%s: broker %d did not answer: %r", self.transactional_id, leader, error)
+            return [Appended(place, NETWORK, -1) for place in batches]
+
+    async def _join(self, places: Iterable[Place]) -> None:
+        if places := list(places):
+            body = wire.add_partitions(self.transactional_id, self._me, places)
+            code, topic = await self._ask(Packed(wire.ADD_PARTITIONS, wire.ADD_PARTITIONS_VERSIONS, body), _first_refused)
+            if code:
+                self._refuse(code, topic)
+            self._joined.update(places)
+
+    async def end(self, *, commit: bool) -> None:
+        """End the transaction. An end that is not answered is asked for again, so when this returns the outcome is known."""
+        if not self._begun:
+            return
+        versions = wire.END_VERSIONS_2 if self._second_version else wire.END_VERSIONS
+        request = Packed(wire.END_TRANSACTION, versions, wire.end_transaction(self.transactional_id, self._me, commit=commit))
+        code, me = await self._ask(request, lambda answer: wire.ended(answer, request.version))
+        nothing_joined = code == INVALID_STATE and not commit and not self._second_version
+        if code and not nothing_joined:
+            self._refuse(code)
+        if me is not None:
+            self._me = me
+            self._sequences.clear()
+        elif (not commit or self._asked_again) and (code := await self._initialize(self._me)):
+            # The first version cannot tell what is late: nothing of this transaction that is still under way may meet the next.
+            self._refuse(code)
+        self._joined.clear()
+        self._begun = False
+
+    # -- asking the coordinator
+
+    async def _ask(self, request: Packed, read: Callable[[bytes], tuple[int, T]]) -> tuple[int, T]:
+        """Return what the coordinator answers once it is there and at leisure: an error code, 0 for none, and more."""
+        pauses, self._asked_again = Pauses(), False
+        while True:
+            try:
+                if self._coordinator is None:
+                    self._coordinator = await self._client.coordinator_lookup(_TRANSACTION_COORDINATOR, self.transactional_id)
+                code, found = read(await self._client.send(self._coordinator, request))
+            except IncompatibleBrokerVersion as error:
+                raise _too_old(error) from error
+            except AioKafkaError as error:
+                self._asked_again, self._coordinator, self.why = True, None, repr(error)
+                await pauses.wait(quick=False)
+                continue
+            if code in _COORDINATOR_MOVED:
+                self._coordinator = None
+            elif code != CONCURRENT:
+                return code, found
+            self.why = name_of(code)
+            await pauses.wait(quick=code == CONCURRENT)
+
+    def _refuse(self, code: int, topic: str | None = None) -> None:
+        """Raise what an error code means."""
+        why = name_of(code)
+        if code in _FENCING:
+            raise FencedError(
+                f"{self.transactional_id}: the broker refused this owner ({why}): there is a newer one, or a transaction took longer "
+                f"than transaction_timeout_s"
+            )
+        if code in _ABORTABLE:
+            raise AbortableError(why)
+        if topic is not None and code in _REFUSALS:
+            raise UndeliverableError(topic, why)
+        raise BrokerError(f"{self.transactional_id}: transaction failed: {why}")
+
+
+class Pauses:
+    """Waits between attempts, each twice as long as the one before: from a ms where *quick*, and from 50 where a broker is to come back."""
+
+    def __init__(self) -> None:
+        self._next_s = _QUICK_PAUSE_S
+
+    async def wait(self, *, quick: bool) -> None:
+        wait_s = self._next_s if quick else max(_PAUSE_S, self._next_s)
+        self._next_s = min(_LONGEST_PAUSE_S, 2 * wait_s)
+        await asyncio.sleep(wait_s)
+
+
+async def _close(client: Any) -> None:
+    """Close a client's connections; one whose other end does not say good-bye is dropped."""
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(_CLOSE_S):
+            await client.close()
+
+
+def _first_refused(answer: bytes) -> tuple[int, str | None]:
+    """Return the first error of an AddPartitionsToTxn answer that is not only for another's sake, and its topic; 0 for none."""
+    codes = sorted(((code, place[0]) for place, code in wire.added(answer) if code), key=lambda each: each[0] == NOT_ATTEMPTED)
+    return codes[0] if codes else (0, None)
+
+
+def _too_old(error: Exception) -> BrokerError:
+    return BrokerError(f"the broker is too old for transactions as holdfast writes them; this needs Kafka 2.8 or newer: {error}")

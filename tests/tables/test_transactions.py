@@ -1,0 +1,388 @@
+"""What a transactional producer does when brokers answer with errors, late, or not at all: the answers are scripted, the protocol is real."""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Awaitable, Callable
+from struct import Struct
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, RequestTimedOutError
+
+from holdfast.core import transaction_requests as wire
+from holdfast.core.codec import APPLIED, Marker
+from holdfast.core.folding import Changes
+from holdfast.core.processor import Emit
+from holdfast.core.record_batch import RecordBatch, decode_batch
+from holdfast.core.transaction_requests import Place
+from holdfast.core.wire import Reader, put_compact, put_uvarint
+from holdfast.errors import BrokerError, FencedError, WireError
+from holdfast.tables import changelog, transactions
+from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.packed import Packed
+from holdfast.tables.transactions import AbortableError, UndeliverableError
+
+LOG: Place = ("log", 0)
+OUT: Place = ("out", 1)
+NOT_LEADER, SEQUENCE, TOO_LARGE, CONCURRENT, LOADING, MOVED, FENCED = 6, 45, 10, 51, 14, 16, 90
+_IDENTITY, _CODE = Struct(">qh"), Struct(">ih")
+FEATURES = {1: b"\x02\x14transaction.version\x00\x01\x00\x01\x00", 2: b"\x02\x14transaction.version\x00\x02\x00\x02\x00"}
+
+Fault = int | Exception
+
+
+class Brokers:
+    """A client of aiokafka's and the brokers behind it. Faults of an API are met in turn, each by one request."""
+
+    def __init__(self, protocol: int) -> None:
+        self.protocol, self.me, self.coordinator = protocol, (7, 0), 1
+        self.cluster = SimpleNamespace(
+            partitions_for_topic=lambda topic: {place[1] for place in self.leaders if place[0] == topic} or None,
+            leader_for_partition=lambda tp: self.leaders.get((tp.topic, tp.partition)),
+            unauthorized_topics=set(),
+        )
+        self.leaders: dict[Place, int] = {LOG: 1, ("out", 0): 1, OUT: 2}
+        self.moved: dict[Place, int] = {}
+        self.faults: dict[int, list[Fault]] = defaultdict(list)
+        self.asked: list[tuple[int, int]] = []
+        self.appended: list[tuple[Place, RecordBatch]] = []
+        self.sent: list[bytes] = []
+        self.ends: list[bool] = []
+        self.refreshed = 0
+        self.closed = False
+
+    # what the writer asks of its client
+
+    async def bootstrap(self) -> None: ...
+
+    async def close(self) -> None:
+        self.closed = True
+
+    async def add_topic(self, topic: str) -> bool:
+        return True
+
+    async def force_metadata_update(self) -> bool:
+        self.refreshed += 1
+        self.leaders |= self.moved
+        return True
+
+    async def coordinator_lookup(self, kind: int, name: str) -> int:
+        assert (kind, name) == (1, "me")
+        return self.coordinator
+
+    async def send(self, node: int, request: Packed) -> bytes:
+        await asyncio.sleep(0)
+        prepared = request.prepare({key: (0, 9 if self.protocol == 1 else 99) if key == 0 else (0, 99) for key in (0, 18, 22, 24, 26)})
+        key, body = prepared._key, prepared.encode()
+        self.asked.append((key, node))
+        fault = self.faults[key].pop(0) if self.faults[key] else 0
+        if key != wire.PRODUCE:
+            if fault == MOVED or isinstance(fault, Exception):
+                self.coordinator = 3 - self.coordinator
+            elif node != self.coordinator and key != wire.API_VERSIONS:
+                fault = MOVED
+        if isinstance(fault, Exception):
+            raise fault
+        return {
+            wire.API_VERSIONS: self.features,
+            wire.INIT_PRODUCER_ID: self.initialize,
+            wire.ADD_PARTITIONS: self.add,
+            wire.PRODUCE: self.produce,
+            wire.END_TRANSACTION: self.end,
+        }[key](body, fault)
+
+    def features(self, body: bytes, code: int) -> bytes:
+        out = bytearray(b"\x00\x00\x01" + b"\x00\x00\x00\x00" + b"\x01\x02")
+        put_uvarint(out, len(FEATURES[self.protocol]))
+        return bytes(out + FEATURES[self.protocol])
+
+    def initialize(self, body: bytes, code: int) -> bytes:
+        if not code:
+            self.me = (self.me[0], self.me[1] + 1)
+        return _CODE.pack(0, code) + _IDENTITY.pack(*self.me) + b"\x00"
+
+    def add(self, body: bytes, code: int) -> bytes:
+        reader = Reader(body)
+        reader.compact("id")
+        assert (reader.int64("producer"), reader.int16("epoch")) == self.me
+        out = bytearray(b"\x00\x00\x00\x00")
+        topics = reader.compact_array("topics")
+        put_uvarint(out, topics + 1)
+        for _ in range(topics):
+            put_compact(out, reader.compact("topic") or b"")
+            partitions = reader.compact_array("partitions")
+            put_uvarint(out, partitions + 1)
+            for _ in range(partitions):
+                out += _CODE.pack(reader.int32("partition"), code) + b"\x00"
+            reader.tags("topic")
+            out += b"\x00"
+        return bytes(out + b"\x00")
+
+    def produce(self, body: bytes, code: int) -> bytes:
+        self.sent.append(body)
+        reader = Reader(body)
+        reader.compact("id")
+        assert reader.int16("acks") == -1
+        reader.int32("timeout")
+        out = bytearray()
+        topics = reader.compact_array("topics")
+        put_uvarint(out, topics + 1)
+        for _ in range(topics):
+            topic = reader.compact("topic") or b""
+            put_compact(out, topic)
+            partitions = reader.compact_array("partitions")
+            put_uvarint(out, partitions + 1)
+            for _ in range(partitions):
+                place = (topic.decode(), reader.int32("partition"))
+                batch = decode_batch(reader.compact("batch") or b"")
+                reader.tags("partition")
+                if not code:
+                    assert (batch.producer_id, batch.producer_epoch) == self.me
+                    self.appended.append((place, batch))
+                offset = 100 * len(self.appended)
+                out += _CODE.pack(place[1], code) + Struct(">qqq").pack(offset, -1, 0) + b"\x01\x00\x00"
+            reader.tags("topic")
+            out += b"\x00"
+        return bytes(out + b"\x00\x00\x00\x00\x00")
+
+    def end(self, body: bytes, code: int) -> bytes:
+        if not code:
+            reader = Reader(body)
+            reader.compact("id")
+            reader.raw(10, "who")
+            self.ends.append(bool(reader.int8("commit")))
+            if self.protocol == 2:
+                self.me = (self.me[0], self.me[1] + 1)
+        return _CODE.pack(0, code) + (_IDENTITY.pack(*self.me) if self.protocol == 2 else b"") + b"\x00"
+
+    def count(self, key: int) -> int:
+        return sum(asked == key for asked, _ in self.asked)
+
+
+@pytest.fixture(params=[1, 2])
+def brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Brokers:
+    monkeypatch.setattr(transactions, "_PAUSE_S", 0.001)
+    monkeypatch.setattr(transactions, "UNKNOWN_TOPIC_S", 0.05)
+    monkeypatch.setattr(changelog, "_BACKOFF_S", 0.001)
+    return Brokers(request.param)
+
+
+def changes(applied: int, *emits: Emit) -> Changes:
+    return Changes(marker=Marker(applied, 1_000, 1), records=1, puts=[(b"\x02a", b"%d" % applied)], emits=list(emits))
+
+
+def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) -> None:
+    async def run() -> None:
+        writer = ChangelogWriter(lambda: brokers, transactional_id="me", changelog="log", partition=0, transaction_timeout_s=10)
+        try:
+            await writer.fence(5)
+            brokers.asked.clear()
+            await use(writer)
+        finally:
+            await writer.close()
+        assert brokers.closed
+
+    asyncio.run(run())
+
+
+def twice(writer: ChangelogWriter) -> Awaitable[None]:
+    async def write() -> None:
+        for applied in (1, 2):
+            assert await writer.write(changes(applied), (), 5) == 100 * len(writer_of(writer).appended) + 2
+
+    return write()
+
+
+def writer_of(writer: ChangelogWriter) -> Brokers:
+    found: Brokers = writer._client._client
+    return found
+
+
+def test_a_transaction_is_two_requests_and_by_the_first_protocol_three(brokers: Brokers) -> None:
+    written(brokers, twice)
+    one = [(wire.ADD_PARTITIONS, 1), (wire.PRODUCE, 1), (wire.END_TRANSACTION, 1)][brokers.protocol - 1 :]
+    assert brokers.asked == [*one, *one]
+    assert [[record.key for record in batch.records] for _, batch in brokers.appended] == [[b"\x02a", APPLIED]] * 2
+    assert [batch.base_sequence for _, batch in brokers.appended] == ([0, 2] if brokers.protocol == 1 else [0, 0])
+    assert [batch.producer_epoch for _, batch in brokers.appended] == ([1, 1] if brokers.protocol == 1 else [1, 2])
+
+
+def test_each_leader_is_sent_what_is_its_own(brokers: Brokers) -> None:
+    written(brokers, lambda writer: writer.write(changes(1, Emit("out", "k", b"v", partition=1)), (), 5))
+    assert sorted(node for key, node in brokers.asked if key == wire.PRODUCE) == [1, 2]
+    assert sorted(place for place, _ in brokers.appended) == [LOG, OUT]
+    assert brokers.count(wire.ADD_PARTITIONS) == 2 - brokers.protocol
+
+
+@pytest.mark.parametrize("fault", [KafkaConnectionError("gone"), RequestTimedOutError(), NOT_LEADER, CONCURRENT])
+def test_what_a_leader_does_not_take_is_sent_again_as_it_was(brokers: Brokers, fault: Fault) -> None:
+    brokers.faults[wire.PRODUCE] = [fault]
+    brokers.moved[LOG] = 2
+    written(brokers, twice)
+    assert [record.value for _, batch in brokers.appended for record in batch.records][::2] == [b"1", b"2"]
+    if not isinstance(fault, Exception):
+        assert brokers.sent[0] == brokers.sent[1], "the same sequence: a leader that has it already takes it once"
+    assert brokers.refreshed == (fault != CONCURRENT)
+    assert [node for key, node in brokers.asked if key == wire.PRODUCE] == ([1, 1, 1] if fault == CONCURRENT else [1, 2, 2])
+
+
+@pytest.mark.parametrize("fault", [KafkaConnectionError("gone"), LOADING, MOVED, CONCURRENT])
+@pytest.mark.parametrize("key", [wire.INIT_PRODUCER_ID, wire.ADD_PARTITIONS, wire.END_TRANSACTION])
+def test_a_coordinator_is_asked_until_it_answers(brokers: Brokers, key: int, fault: Fault) -> None:
+    brokers.faults[key] = [fault, fault]
+    written(brokers, twice)
+    assert (len(brokers.appended), brokers.ends) == (2, [True, True])
+
+
+def test_after_an_end_that_was_not_answered_nothing_late_can_meet_the_next_transaction(brokers: Brokers) -> None:
+    brokers.faults[wire.END_TRANSACTION] = [RequestTimedOutError()]
+    written(brokers, twice)
+    first, second = (batch.producer_epoch for _, batch in brokers.appended)
+    assert second == first + 1, "an end of the older epoch that comes late is refused"
+    assert [batch.base_sequence for _, batch in brokers.appended] == [0, 0]
+
+
+def test_a_transaction_whose_sequence_is_lost_is_taken_back_and_made_anew(brokers: Brokers) -> None:
+    brokers.faults[wire.PRODUCE] = [SEQUENCE]
+    written(brokers, twice)
+    assert brokers.ends == [False, True, True]
+    first = brokers.appended[0][1]
+    assert (first.producer_epoch, first.base_sequence) == (2, 0)
+
+
+@pytest.mark.parametrize("code", [47, 48, 49, FENCED])
+@pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
+def test_an_owner_whose_epoch_is_over_is_told_so(brokers: Brokers, key: int, code: int) -> None:
+    refused_as_an_old_owner(brokers, key, code)
+
+
+@pytest.mark.parametrize("code", [47, 48, 49, FENCED])
+def test_an_owner_whose_epoch_is_over_is_told_so_when_a_partition_joins(code: int) -> None:
+    refused_as_an_old_owner(Brokers(1), wire.ADD_PARTITIONS, code)
+
+
+def refused_as_an_old_owner(brokers: Brokers, key: int, code: int) -> None:
+    brokers.faults[key] = [code]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(FencedError, match="me: the broker refused this owner"):
+            await writer.write(changes(1), (), 5)
+
+    written(brokers, use)
+    assert brokers.ends == []
+
+
+def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
+    brokers.faults[wire.PRODUCE] = [TOO_LARGE]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match=r"topic log refused a record: MSG_SIZE_TOO_LARGE") as caught:
+            await writer.write(changes(1), (), 5)
+        assert caught.value.topic == "log"
+        await writer.write(changes(2), (), 5)
+
+    written(brokers, use)
+    assert brokers.ends == [False, True]
+
+
+def test_a_topic_that_stays_unknown_is_taken_for_missing(brokers: Brokers) -> None:
+    brokers.faults[wire.PRODUCE] = [3] * 1_000
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="topic log refused a record: UNKNOWN_TOPIC_OR_PART"):
+            await writer.write(changes(1), (), 5)
+
+    written(brokers, use)
+    assert brokers.refreshed > 1
+
+
+@pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
+def test_any_other_error_is_named(brokers: Brokers, key: int) -> None:
+    brokers.faults[key] = [53]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(BrokerError, match=r"me: transaction failed: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+            await writer.write(changes(1), (), 5)
+
+    written(brokers, use)
+
+
+@pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
+@pytest.mark.parametrize("fault", [LOADING, KafkaConnectionError("gone"), CONCURRENT])
+def test_what_is_not_settled_in_time_is_told_with_the_last_answer(brokers: Brokers, key: int, fault: Fault) -> None:
+    brokers.faults[key] = [fault] * 1_000
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(
+            BrokerError,
+            match=r"me: transaction failed: not settled within 0.1 s: .*(NETWORK_EXCEPTION|COORDINATOR_LOAD_IN_PROGRESS|CONCURRENT_TRANSACTIONS|gone)",
+        ):
+            await writer.write(changes(1), (), 0.1)
+
+    written(brokers, use)
+
+
+def test_a_broker_that_hangs_is_not_waited_for_longer_than_allowed(brokers: Brokers) -> None:
+    async def use(writer: ChangelogWriter) -> None:
+        brokers.force_metadata_update = brokers.send = lambda *_: asyncio.sleep(60)  # type: ignore[method-assign,assignment]
+        with pytest.raises(BrokerError, match=r"not settled within 0.1 s"):
+            await writer.write(changes(1), (), 0.1)
+
+    written(brokers, use)
+
+
+def test_a_broker_that_is_too_old_is_told_as_such(brokers: Brokers) -> None:
+    brokers.faults[wire.PRODUCE] = [IncompatibleBrokerVersion("API 0")]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(BrokerError, match=r"too old .* needs Kafka 2.8 or newer"):
+            await writer.write(changes(1), (), 5)
+
+    written(brokers, use)
+
+
+def test_who_may_not_use_the_id_is_told_at_the_fence(brokers: Brokers) -> None:
+    brokers.faults[wire.INIT_PRODUCER_ID] = [53]
+    with pytest.raises(
+        BrokerError, match=r"cannot fence me: TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*; check that this principal may use transactional ids"
+    ):
+        written(brokers, twice)
+
+
+def test_a_batch_that_was_made_twice_is_aborted_when_its_offset_is_not_known(brokers: Brokers) -> None:
+    async def use(writer: ChangelogWriter) -> None:
+        brokers.faults[wire.PRODUCE] = [46]
+        with pytest.raises(AbortableError):
+            await writer._append(changes(1), ())
+
+    written(brokers, use)
+
+
+def test_a_version_is_chosen_that_both_know() -> None:
+    request = Packed(wire.PRODUCE, range(9, 12), b"")
+    assert request.prepare({wire.PRODUCE: (3, 10)}).version == 10
+    assert request.prepare({wire.PRODUCE: (3, 99)}).version == 11
+    for known in ({wire.PRODUCE: (3, 8)}, {wire.PRODUCE: (12, 13)}, {}):
+        with pytest.raises(IncompatibleBrokerVersion):
+            request.prepare(known)
+
+
+ANSWERS: dict[str, tuple[Callable[[bytes], object], Callable[[Brokers], bytes]]] = {
+    "features": (wire.transaction_version, lambda brokers: brokers.features(b"", 0)),
+    "identity": (wire.initialized, lambda brokers: brokers.initialize(b"", 0)),
+    "joined": (wire.added, lambda brokers: brokers.add(wire.add_partitions("me", wire.Identity(7, 0), [LOG, OUT]), 3)),
+    "ended": (lambda answer: wire.ended(answer, 5), lambda brokers: brokers.end(b"", 51)),
+}
+
+
+@pytest.mark.parametrize("name", ANSWERS)
+def test_an_answer_that_breaks_off_is_an_error_wherever_it_does(name: str) -> None:
+    read, make = ANSWERS[name]
+    answer = make(Brokers(2))
+    read(answer)
+    for end in range(len(answer) - 1):
+        with pytest.raises(WireError):
+            read(answer[:end])
