@@ -81,7 +81,7 @@ class Brokers:
         fault = self.faults[key].pop(0) if self.faults[key] else 0
         if key != wire.PRODUCE:
             if fault == MOVED or isinstance(fault, Exception):
-                self.coordinator = 3 - self.coordinator
+                self.coordinator = 2
             elif node != self.coordinator and key != wire.API_VERSIONS:
                 fault = MOVED
         if isinstance(fault, Exception):
