@@ -52,6 +52,7 @@ class Brokers:
         self.sent: list[bytes] = []
         self.ends: list[bool] = []
         self.refreshed = 0
+        self.dead: set[int] = set()
         self.closed = False
 
     # what the writer asks of its client
@@ -80,7 +81,11 @@ class Brokers:
         self.asked.append((key, node))
         fault = self.faults[key].pop(0) if self.faults[key] else 0
         if key != wire.PRODUCE:
-            if fault == MOVED or isinstance(fault, Exception):
+            if isinstance(fault, Exception):
+                self.dead.add(node)
+            if node in self.dead:
+                self.coordinator, fault = 2, KafkaConnectionError("gone")
+            elif fault == MOVED:
                 self.coordinator = 2
             elif node != self.coordinator and key != wire.API_VERSIONS:
                 fault = MOVED
@@ -232,7 +237,7 @@ def test_what_a_leader_does_not_take_is_sent_again_as_it_was(brokers: Brokers, f
 @pytest.mark.parametrize("fault", [KafkaConnectionError("gone"), LOADING, MOVED, CONCURRENT])
 @pytest.mark.parametrize("key", [wire.INIT_PRODUCER_ID, wire.ADD_PARTITIONS, wire.END_TRANSACTION])
 def test_a_coordinator_is_asked_until_it_answers(brokers: Brokers, key: int, fault: Fault) -> None:
-    brokers.faults[key] = [fault, fault]
+    brokers.faults[key] = [fault] if isinstance(fault, Exception) else [fault, fault]
     written(brokers, twice)
     assert (len(brokers.appended), brokers.ends) == (2, [True, True])
 
