@@ -31,6 +31,8 @@ NOT_LEADER, SEQUENCE, TOO_LARGE, CONCURRENT, LOADING, MOVED, FENCED = 6, 45, 10,
 _IDENTITY, _CODE = Struct(">qh"), Struct(">ih")
 FEATURES = {1: b"\x02\x14transaction.version\x00\x01\x00\x01\x00", 2: b"\x02\x14transaction.version\x00\x02\x00\x02\x00"}
 
+SECOND = {wire.PRODUCE: 12, wire.END_TRANSACTION: 5}
+
 Fault = int | Exception
 
 
@@ -76,8 +78,10 @@ class Brokers:
 
     async def send(self, node: int, request: Packed) -> bytes:
         await asyncio.sleep(0)
-        prepared = request.prepare({key: (0, 9 if self.protocol == 1 else 99) if key == 0 else (0, 99) for key in (0, 18, 22, 24, 26)})
+        prepared = request.prepare({key: (0, 99) for key in (0, 18, 22, 24, 26)})
         key, body = prepared._key, prepared.encode()
+        if key in SECOND:
+            assert (prepared.version >= SECOND[key]) == (self.protocol == 2), "the version tells the broker which protocol is spoken"
         self.asked.append((key, node))
         fault = self.faults[key].pop(0) if self.faults[key] else 0
         if key != wire.PRODUCE:
