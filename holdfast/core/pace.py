@@ -10,7 +10,7 @@ LEAST_S, MOST_S = 0.001, 0.008
 
 
 class Pace:
-    """How long one producer rests between small transactions.
+    """How long one of librdkafka's producers rests between small transactions.
 
     A broker answers a commit once it is decided, and writes the transaction's markers after that: 1 ms later when it is at leisure, 8 ms
     when it is new or busy. What begins before is sent back and comes again 20 ms later; whoever has something waiting then begins at once
