@@ -15,13 +15,14 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, Req
 from holdfast.core import transaction_requests as wire
 from holdfast.core.codec import APPLIED, Marker
 from holdfast.core.folding import Changes
+from holdfast.core.partitioners import by_key, murmur2
 from holdfast.core.processor import Emit
 from holdfast.core.record_batch import RecordBatch, decode_batch
 from holdfast.core.transaction_requests import Place
 from holdfast.core.wire import Reader, put_compact, put_uvarint
 from holdfast.errors import BrokerError, FencedError, WireError
 from holdfast.tables import changelog, transactions
-from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.changelog import ChangelogWriter, _place_of
 from holdfast.tables.packed import Packed
 from holdfast.tables.transactions import AbortableError, UndeliverableError
 
@@ -295,6 +296,30 @@ def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
 
     written(brokers, use)
     assert brokers.ends == [False, True]
+
+
+@pytest.mark.parametrize("partitions", [1, 3, 7])
+def test_a_key_goes_where_java_clients_and_queries_look_for_it(partitions: int) -> None:
+    keys = [f"key-{number}" for number in range(200)]
+    assert min(murmur2(key.encode()) for key in keys) < 0, "the sign is what implementations differ in"
+    places = [_place_of(Emit("out", key), {"out": partitions}) for key in keys]
+    assert places == [("out", by_key(key, partitions)) for key in keys]
+
+
+def test_a_partition_beyond_those_known_is_asked_for() -> None:
+    assert _place_of(Emit("out", "k", partition=2), {"out": 2}) is None
+    assert _place_of(Emit("out", "k", partition=2), {"out": 3}) == ("out", 2)
+    assert _place_of(Emit("out", "k"), {}) is None
+
+
+def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: Brokers) -> None:
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="topic out refused a record: UNKNOWN_TOPIC_OR_PART.*: 2 partitions are known"):
+            await writer.write(changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 5)
+        await writer.write(changes(2), (), 5)
+
+    written(brokers, use)
+    assert [batch.records[0].value for _, batch in brokers.appended] == [b"2"]
 
 
 def test_a_topic_that_stays_unknown_is_taken_for_missing(brokers: Brokers) -> None:
