@@ -314,7 +314,7 @@ def test_a_partition_beyond_those_known_is_asked_for() -> None:
 
 def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: Brokers) -> None:
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(UndeliverableError, match="topic out refused a record: UNKNOWN_TOPIC_OR_PART.*: 2 partitions are known"):
+        with pytest.raises(UndeliverableError, match=r"topic out refused a record: UNKNOWN_TOPIC_OR_PART.*: 2 partitions are known"):
             await writer.write(changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 5)
         await writer.write(changes(2), (), 5)
 
