@@ -22,7 +22,7 @@ from holdfast.tables.store import Budget
 logger = logging.getLogger(__name__)
 
 REQUEST_S = 10.0
-"""How long one request of a transaction waits before it is sent again over another connection: a broker that answers at all does so sooner."""
+"""How long one request of a transaction waits before it is sent again over another connection."""
 
 
 @dataclass(frozen=True, slots=True)

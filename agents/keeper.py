@@ -188,7 +188,7 @@ class Keeper:
         self._owned, self._standby, self._opening = kept, {}, pool
         for part in pool.values():
             part.serving = False
-        await asyncio.gather(*(part.close_writer() for part in pool.values()))
+        await _all(part.close_writer() for part in pool.values())
         await asyncio.gather(*(self.thread(self._step_down, part) for part in pool.values()))
         for held in [held for held in pool if held not in plan.active and held not in plan.standby]:
             await self.thread(pool.pop(held).close)  # gone from view first: a closed store cannot be asked anything
@@ -448,8 +448,8 @@ class Keeper:
         await self.thread(self._follower.close)
         parts = [*(owned.part for owned in self._owned.values()), *self._standby.values(), *self._opening.values()]
         self._owned, self._standby, self._opening = {}, {}, {}
+        await _all(part.close_writer() for part in parts)
         for part in parts:
-            await part.close_writer()
             await self.thread(self._step_down, part)
             await self.thread(part.close)
         if self._announced:

@@ -12,7 +12,7 @@ from typing import Any, TypeVar
 from holdfast.clock import system_clock
 from holdfast.core.codec import APPLIED, encode_marker
 from holdfast.core.folding import Changes
-from holdfast.core.partitioners import murmur2
+from holdfast.core.partitioners import of_key
 from holdfast.core.processor import Emit
 from holdfast.core.transaction_requests import Place
 from holdfast.errors import BrokerError, FencedError
@@ -24,7 +24,8 @@ T = TypeVar("T")
 
 _BACKOFF_S = 0.1
 BATCH_RECORDS = 2_000
-"""Records of one batch: so many are packed in 1 to 2 ms, and the event loop's others wait no longer."""
+"""Records of one batch: so many small ones are packed in 1 to 2 ms."""
+TURN_S = 0.003
 ROUND_BYTES = 4 << 20
 """What is on its way at a time, over all partitions that a transaction writes to."""
 
@@ -52,6 +53,20 @@ class _Lot:
             number += 1
         self.at += number
         return Batch(bytes(builder.build()), number)
+
+
+class _Turn:
+    """Lets others of the event loop have theirs when this one's has been long enough: keys and batches may be large."""
+
+    __slots__ = ("_began_s",)
+
+    def __init__(self) -> None:
+        self._began_s = system_clock.monotonic_s()
+
+    async def let_others(self) -> None:
+        if system_clock.monotonic_s() - self._began_s > TURN_S:
+            await asyncio.sleep(0)
+            self._began_s = system_clock.monotonic_s()
 
 
 class ChangelogWriter:
@@ -115,19 +130,21 @@ class ChangelogWriter:
         rows.append((APPLIED, encode_marker(changes.marker), _NO_HEADERS))
         lots = {self._place: _Lot(self._place, rows)}
         known: dict[str, int] = {}
+        turn = _Turn()
         for emit in (*changes.emits, *extra):
-            if (place := _place_of(emit, known)) is None:
+            key = emit.key.encode() if isinstance(emit.key, str) else emit.key
+            if (place := _place_of(emit, key, known)) is None:
                 known[emit.topic] = await self._client.partitions(emit.topic, more_than=emit.partition or 0)
-                place = _place_of(emit, known)
+                place = _place_of(emit, key, known)
                 assert place is not None
             if (lot := lots.get(place)) is None:
                 lot = lots[place] = _Lot(place, [])
-            key = emit.key.encode() if isinstance(emit.key, str) else emit.key
             lot.records.append((key, emit.value, list(emit.headers)))
+            await turn.let_others()
         return await self._append_lots(lots)
 
     async def _append_lots(self, left: Mapping[Place, _Lot]) -> int:
-        now_ms, changelog_next = system_clock.now_ms(), -1
+        now_ms, changelog_next, turn = system_clock.now_ms(), -1, _Turn()
         while left:
             batches: dict[Place, Batch] = {}
             size = 0
@@ -136,8 +153,7 @@ class ChangelogWriter:
                 size += len(batch.data)
                 if size >= ROUND_BYTES:
                     break
-                if batch.records >= BATCH_RECORDS // 4:
-                    await asyncio.sleep(0)
+                await turn.let_others()
             offsets = await self._client.append(batches)
             if self._place in offsets:
                 changelog_next = offsets[self._place] + batches[self._place].records
@@ -160,8 +176,8 @@ class ChangelogWriter:
         await self._client.close()
 
 
-def _place_of(emit: Emit, known: Mapping[str, int]) -> Place | None:
-    """Return where a record goes: where it says, else by its key as Kafka's Java clients choose, else anywhere.
+def _place_of(emit: Emit, key: bytes | None, known: Mapping[str, int]) -> Place | None:
+    """Return where a record goes: where it says, else by its *key* as Kafka's Java clients choose, else anywhere.
 
     None when *known*, the topics' numbers of partitions, does not tell.
     """
@@ -170,7 +186,4 @@ def _place_of(emit: Emit, known: Mapping[str, int]) -> Place | None:
         return None
     if partition is not None:
         return topic, partition
-    if emit.key is None:
-        return topic, random.randrange(partitions)
-    key = emit.key.encode() if isinstance(emit.key, str) else emit.key
-    return topic, (murmur2(key) & 0x7FFFFFFF) % partitions
+    return topic, random.randrange(partitions) if key is None else of_key(key, partitions)

@@ -10,9 +10,9 @@ from typing import Any, NamedTuple
 from aiokafka.errors import IncompatibleBrokerVersion
 
 from holdfast.core.transaction_requests import NO_TAGS
+from holdfast.core.wire import Reader
 
 _HEADER = Struct(">hhih")
-_INT32 = Struct(">i")
 
 
 class _Raw(NamedTuple):
@@ -61,10 +61,12 @@ class Packed:
         return self._body
 
     def parse_response_header(self, buffer: BytesIO) -> _Answered:
-        (correlation_id,) = _INT32.unpack(buffer.read(4))
-        if self._tagged and (tags := buffer.read(1)) != NO_TAGS:
-            raise IncompatibleBrokerVersion(f"API {self._key}: an answer with {tags.hex()} tagged fields in its header")
-        return _Answered(correlation_id)
+        reader = Reader(buffer.getvalue())
+        header = _Answered(reader.int32("correlation id"))
+        if self._tagged:
+            reader.tags("header")
+        buffer.seek(reader.at)
+        return header
 
     def decode(self, buffer: BytesIO) -> Any:
         return buffer.read()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from struct import unpack_from
+
 from holdfast.errors import ConfigError
 
 _M = 0x5BD1E995
@@ -18,8 +20,8 @@ def murmur2(key: bytes) -> int:
     length = len(key)
     h = _SEED ^ length
     whole = length & ~3
-    for at in range(0, whole, 4):
-        k = int.from_bytes(key[at : at + 4], "little") * _M & _U32
+    for word in unpack_from(f"<{whole >> 2}I", key):
+        k = word * _M & _U32
         k = (k ^ k >> 24) * _M & _U32
         h = h * _M & _U32 ^ k
     if whole < length:
@@ -37,9 +39,14 @@ def by_key(key: str, partitions: int) -> int:
     >>> [by_key(key, 8) for key in ("key-0", "key-1", "key-2")]
     [1, 0, 6]
     """
+    return of_key(key.encode(), partitions)
+
+
+def of_key(key: bytes, partitions: int) -> int:
+    """Return `by_key` of a key as it is in the record."""
     if partitions < 1:
         raise ConfigError(f"{partitions} partitions: a topic has at least one")
-    return (murmur2(key.encode()) & 0x7FFFFFFF) % partitions
+    return (murmur2(key) & 0x7FFFFFFF) % partitions
 
 
 def goharvest_cell(key: bytes, cells: int) -> int:

@@ -192,6 +192,19 @@ def test_many_small_transactions_follow_each_other_closely(broker: SessionBroker
     assert found == [b"%d" % number for number in range(200)]
 
 
+def test_the_end_of_a_transaction_to_which_nothing_was_written_is_no_error(broker: SessionBroker, topic: str, protocol: str) -> None:
+    """A batch may be refused before its partition has joined."""
+
+    async def use(writer: ChangelogWriter) -> None:
+        for applied in range(2):
+            writer._client._begun = True
+            await writer._client.end(commit=False)
+            await write(writer, changes([(b"\x02a", b"%d" % applied)], applied))
+
+    owned(broker, topic, use)
+    assert [message.value() for message in committed(broker, topic) if message.key() != APPLIED] == [b"0", b"1"]
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_more_transactions_than_there_are_epochs(broker: SessionBroker, topic: str) -> None:

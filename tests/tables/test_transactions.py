@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections import defaultdict
 from collections.abc import Awaitable, Callable
+from io import BytesIO
 from struct import Struct
 from types import SimpleNamespace
 from typing import Any
@@ -24,7 +25,7 @@ from holdfast.errors import BrokerError, FencedError, WireError
 from holdfast.tables import changelog, transactions
 from holdfast.tables.changelog import ChangelogWriter, _place_of
 from holdfast.tables.packed import Packed
-from holdfast.tables.transactions import AbortableError, UndeliverableError
+from holdfast.tables.transactions import AbortableError, UndeliverableError, _first_refused
 
 LOG: Place = ("log", 0)
 OUT: Place = ("out", 1)
@@ -302,14 +303,14 @@ def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
 def test_a_key_goes_where_java_clients_and_queries_look_for_it(partitions: int) -> None:
     keys = [f"key-{number}" for number in range(200)]
     assert min(murmur2(key.encode()) for key in keys) < 0, "the sign is what implementations differ in"
-    places = [_place_of(Emit("out", key), {"out": partitions}) for key in keys]
+    places = [_place_of(Emit("out", key), key.encode(), {"out": partitions}) for key in keys]
     assert places == [("out", by_key(key, partitions)) for key in keys]
 
 
 def test_a_partition_beyond_those_known_is_asked_for() -> None:
-    assert _place_of(Emit("out", "k", partition=2), {"out": 2}) is None
-    assert _place_of(Emit("out", "k", partition=2), {"out": 3}) == ("out", 2)
-    assert _place_of(Emit("out", "k"), {}) is None
+    assert _place_of(Emit("out", "k", partition=2), b"k", {"out": 2}) is None
+    assert _place_of(Emit("out", "k", partition=2), b"k", {"out": 3}) == ("out", 2)
+    assert _place_of(Emit("out", "k"), b"k", {}) is None
 
 
 def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: Brokers) -> None:
@@ -320,6 +321,100 @@ def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: 
 
     written(brokers, use)
     assert [batch.records[0].value for _, batch in brokers.appended] == [b"2"]
+
+
+def test_a_topic_that_nobody_may_write_to_is_told(brokers: Brokers) -> None:
+    brokers.cluster.unauthorized_topics.add("secret")
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="topic secret refused a record: TOPIC_AUTHORIZATION_FAILED"):
+            await writer.write(changes(1, Emit("secret", "k")), (), 5)
+
+    written(brokers, use)
+
+
+def test_a_partition_without_a_leader_is_waited_for(brokers: Brokers) -> None:
+    brokers.leaders[LOG], brokers.moved[LOG] = -1, 2
+    written(brokers, twice)
+    assert brokers.refreshed == 1
+    assert {node for key, node in brokers.asked if key == wire.PRODUCE} == {2}
+
+
+def test_a_topic_that_the_coordinator_does_not_know_yet_may_join_later() -> None:
+    brokers = Brokers(1)
+    brokers.faults[wire.ADD_PARTITIONS] = [3, 3]
+    written(brokers, twice)
+    assert brokers.ends == [True, True]
+
+
+def test_a_transaction_that_no_partition_may_join_is_taken_back_though_there_is_nothing_to_end() -> None:
+    brokers = Brokers(1)
+    brokers.faults[wire.ADD_PARTITIONS], brokers.faults[wire.END_TRANSACTION] = [29], [48]
+
+    async def use(writer: ChangelogWriter) -> None:
+        with pytest.raises(UndeliverableError, match="topic log refused a record: TOPIC_AUTHORIZATION_FAILED"):
+            await writer.write(changes(1), (), 5)
+        await writer.write(changes(2), (), 5)
+
+    written(brokers, use)
+    assert [batch.producer_epoch for _, batch in brokers.appended] == [2]
+
+
+def test_of_partitions_that_may_not_join_the_one_is_named_that_is_to_blame() -> None:
+    out = bytearray(b"\x00\x00\x00\x00\x03")
+    for topic, code in ((b"innocent", 55), (b"guilty", 29)):
+        put_compact(out, topic)
+        out += b"\x02" + Struct(">ih").pack(0, code) + b"\x00\x00"
+    assert _first_refused(bytes(out + b"\x00")) == (29, "guilty")
+
+
+def test_many_emits_with_long_keys_let_others_have_their_turn(brokers: Brokers) -> None:
+    turns = 0
+
+    async def others() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    async def use(writer: ChangelogWriter) -> None:
+        other = asyncio.ensure_future(others())
+        await asyncio.sleep(0)
+        began = turns
+        await writer._append(changes(1, *(Emit("out", "k" * 5_000) for _ in range(300))), ())
+        assert turns - began > 20
+        other.cancel()
+
+    written(brokers, use)
+
+
+def test_connections_that_do_not_close_are_dropped(brokers: Brokers, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(transactions, "_CLOSE_S", 0.05)
+
+    async def hang() -> None:
+        brokers.closed = True
+        await asyncio.sleep(60)
+
+    brokers.close = hang  # type: ignore[method-assign]
+    written(brokers, twice)
+
+
+def test_a_tombstone_that_cannot_be_written_is_logged(brokers: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+    async def use(writer: ChangelogWriter) -> None:
+        await writer.disown(5)
+        brokers.faults[wire.PRODUCE] = [FENCED]
+        await writer.disown(5)
+
+    written(brokers, use)
+    assert [(batch.records[0].key, batch.records[0].value) for _, batch in brokers.appended] == [(APPLIED, None)]
+    assert "cannot disown log partition 0: me: the broker refused this owner" in caplog.text
+
+
+@pytest.mark.parametrize("tags", [b"\x00", b"\x01\x05\x02ab"])
+def test_what_a_header_has_that_is_not_known_is_passed_over(tags: bytes) -> None:
+    buffer = BytesIO(b"\x00\x00\x00\x07" + tags + b"body")
+    request = Packed(wire.PRODUCE, range(9, 12), b"")
+    assert (request.parse_response_header(buffer).correlation_id, request.decode(buffer)) == (7, b"body")
 
 
 def test_a_topic_that_stays_unknown_is_taken_for_missing(brokers: Brokers) -> None:
