@@ -218,7 +218,7 @@ async def test_a_lane_that_is_stuck_costs_its_share_of_the_queue_and_holds_up_no
 
 @scenario
 async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in_order(ground: Ground, children: list[Child]) -> None:
-    fill(ground, 3_000)
+    fill(ground, 1_000)
     child = ground.process("first", heartbeat_interval_s=2.0, lanes=LANES, maximum_claims=2, hold_s=0.004)
     children.append(child)
     await until("the first to work on two lanes", lambda: len({each["lane"] for each in child.messages}) == 2)
@@ -233,6 +233,7 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
 
         task = asyncio.create_task(work())
         await until("the second to have the others", lambda: heir.load == 2)
+        fill(ground, 2_000, start=1_000)  # however long the second took: the first has work of which it can be killed
         before = len(child.messages)
         await until("the first to have gone on", lambda: len(child.messages) > before + 50)
         child.kill()
