@@ -27,6 +27,7 @@ from holdfast.config import Settings
 from holdfast.dev import leash
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
+from holdfast.pipeline.topic import TopicLog
 from tests.chaos.counting import processors
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -60,6 +61,13 @@ def wait_for(what: str, condition: Callable[[], T | None], deadline_s: float, co
         if time.monotonic() > until_s:
             raise AssertionError(f"not within {deadline_s:.0f} s: {what}\n{context()}")
         time.sleep(POLL_S)
+
+
+def wait_for_ends(settings: Settings, topic: str) -> None:
+    """Wait until no transaction is open in *topic*: a commit is acknowledged when it is decided, before its markers are written."""
+    with TopicLog(settings, topic) as log:
+        partitions = log.partitions()
+        wait_for(f"the markers in {topic}", lambda: log.ends(partitions) == log.written(partitions), 20)
 
 
 def end_transactions(bootstrap: str) -> None:

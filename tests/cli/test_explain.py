@@ -23,6 +23,7 @@ from holdfast.core.stamps import Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import TopicError
 from tests.core.leading import empty_rows
+from tests.harness import wait_for_ends
 
 DEADLINE_S = 30.0
 LINGER_MS = 10_000
@@ -76,6 +77,8 @@ def transact(broker: SessionBroker, topic: str, name: str, values: list[bytes], 
         producer.commit_transaction(DEADLINE_S)
     elif commit is False:
         producer.abort_transaction(DEADLINE_S)
+    if commit is not None:
+        wait_for_ends(Settings(kafka=broker.client_config()), topic)
     return producer
 
 

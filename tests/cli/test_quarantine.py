@@ -22,6 +22,7 @@ from holdfast.config import Settings
 from holdfast.core.folding import Refused, Stage
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
+from tests.harness import wait_for_ends
 
 pytestmark = pytest.mark.broker
 
@@ -88,6 +89,7 @@ class Shop:
             self._producer.abort_transaction(DEADLINE_S)
         else:
             self._producer.commit_transaction(DEADLINE_S)
+        wait_for_ends(Settings(kafka=self.broker.client_config()), self.quarantine)
         return f"{self.source}/{partition}/{offset}/{processor}"
 
     def read(self, partition: int, offset: int) -> Message:

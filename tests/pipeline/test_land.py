@@ -29,6 +29,7 @@ from holdfast.pipeline.lake import Commit, Landed, bronze_path, history_of, last
 from holdfast.pipeline.land import Landing, LandOptions, land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
+from tests.harness import wait_for_ends
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
 
@@ -115,6 +116,7 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
     assert [(r["offset"], r["value"]) for r in rows(report.path)] == [(at, b"committed") for at in (0, 1, 2, 8, 9, 10)]
     assert report.vector == {0: 12}, "up to the first record of the open transaction"
     producer.abort_transaction(30)
+    wait_for_ends(settings, topic)
     empty = land(settings, topic, str(lake))
     assert (empty.commits, empty.vector) == (1, {0: 16}), "offsets without records move the vector all the same"
     assert land(settings, topic, str(lake)).commits == 0

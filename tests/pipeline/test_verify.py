@@ -25,6 +25,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
 from holdfast.pipeline.verify import Verdict, verify
 from holdfast.tables.changelog import ChangelogWriter
+from tests.harness import wait_for_ends
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Account, Log, Op, Record, accounts
 
@@ -56,6 +57,7 @@ def make_live(settings: Settings, make_topic: MakeTopic, broker: SessionBroker) 
         changelogs.append(changelog)
         for partition, last in applied.items():
             fold_live(processor, own, partition, last)
+        wait_for_ends(own, changelog)
         return processor, own
 
     yield make
@@ -100,6 +102,7 @@ def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: 
     for key, value in {**puts, APPLIED: encode_marker(marker)}.items():
         producer.produce(processor.changelog(settings.app), value, key, partition)
     producer.commit_transaction(30)
+    wait_for_ends(settings, processor.changelog(settings.app))
 
 
 def difference(verdict: Verdict, partition: int) -> tuple[object, ...]:
