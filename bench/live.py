@@ -30,13 +30,14 @@ from holdfast.core.claims import claim_key
 from holdfast.core.frames import Heartbeat, decode
 
 WARM_S = 15.0
+USUAL_LINGER_MS = 5  # the default of librdkafka and of Kafka 4
 DEADLINE_S = 20.0
 PAUSE_S = 0.025, 0.075
 
 
-def trickle(bootstrap: str, topic: str, rate: int, stop: threading.Event) -> None:
+def trickle(bootstrap: str, topic: str, rate: int, stop: threading.Event, linger_ms: int = 1) -> None:
     """Produce *rate* heartbeats a second, evenly, in slices of 5 ms."""
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 1})
+    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": linger_ms})
     traffic = heartbeats(10**9, 2_000)
     due_s, sent, started_s = 0.005, 0, time.perf_counter()
     while not stop.is_set():
@@ -46,7 +47,12 @@ def trickle(bootstrap: str, topic: str, rate: int, stop: threading.Event) -> Non
         due_s += 0.005
         for _ in range(int(due_s * rate) - sent):
             partition, value = next(traffic)
-            producer.produce(topic, value, partition=partition)
+            while True:
+                try:
+                    producer.produce(topic, value, partition=partition)
+                    break
+                except BufferError:  # the broker is behind
+                    producer.poll(0.01)
             sent += 1
         producer.poll(0)
     producer.flush(10)
@@ -121,12 +127,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=int, default=5_000)
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--feed", nargs=2, metavar=("BOOTSTRAP", "TOPIC"), help="only produce the traffic")
+    parser.add_argument("--feed", nargs=2, metavar=("BOOTSTRAP", "TOPIC"), help="only produce the traffic, by a producer's usual linger")
     given = parser.parse_args()
     if given.feed:
         stop = threading.Event()
         threading.Timer(given.seconds, stop.set).start()
-        trickle(given.feed[0], given.feed[1], given.rate, stop)
+        trickle(given.feed[0], given.feed[1], given.rate, stop, USUAL_LINGER_MS)
         return
     with bench(1_000, 500) as on:
         Path(on.folder).mkdir(exist_ok=True)

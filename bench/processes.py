@@ -41,7 +41,7 @@ class Worker:
         self.started_s = time.perf_counter()
         with log.open("ab") as out:
             self._process = subprocess.Popen(
-                [sys.executable, "-P", "-m", "bench.worker", "worker", "-l", "info"],
+                [sys.executable, "-P", "-m", "bench.worker", "--loop", "uvloop", "worker", "-l", "info"],
                 env={**os.environ, "PYTHONPATH": str(ROOT), **environment},
                 cwd=ROOT,
                 stdout=out,

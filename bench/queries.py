@@ -2,7 +2,8 @@
 
     python -P -m bench.queries [--seconds 10] [--rate 20000]
 
-The client is a process of its own, as in life: it and the worker share the machine with the broker and the traffic.
+The client is a process of its own, as in life: it and the worker share the machine with the broker and the traffic. The broker is warmed up
+first, and the worker by the traffic. What was folded meanwhile is told by the answers, each of which says how far it is true.
 """
 
 from __future__ import annotations
@@ -13,17 +14,27 @@ import os
 import subprocess
 import sys
 import time
+from typing import Any
 
 from bench.processes import quantiles, worker
 from bench.run import ROOT, bench, load_average
-from bench.traffic import heartbeats
+from bench.traffic import PARTITIONS, heartbeats
+from bench.warm import warm
 from holdfast.agents.rationalizer import processors
 from holdfast.clients.tables import TableClient
 from holdfast.config import Settings
 from holdfast.core.claims import claim_key
 from holdfast.core.frames import Heartbeat, decode
+from holdfast.core.processor import Processor
 
-ASKERS = 4
+ASKERS = {1: "p50 < 3", 4: ">= 1,500/s", 16: ">= 1,500/s"}
+WARM_S = 10.0
+
+
+async def position(tables: TableClient, table: Processor[Any, Any]) -> int:
+    """Return how many records of all partitions have been folded."""
+    answers = [await tables.get(table, "", partition=partition) for partition in range(PARTITIONS)]
+    return sum(answer.as_of_offset + 1 for answer in answers)
 
 
 async def ask(settings: Settings, seconds: float) -> None:
@@ -45,15 +56,17 @@ async def ask(settings: Settings, seconds: float) -> None:
                 assert answer.value is not None
                 out.append(time.perf_counter() - started_s)
 
-        await tables.get(claims, keys[0][1], partition=keys[0][0])
-        alone: list[float] = []
-        await one(0, alone, time.perf_counter() + seconds)
-        print(f"  get, one asker: {quantiles(alone)} (wanted p50 < 3)", flush=True)
-        together: list[float] = []
-        started_s = time.perf_counter()
-        await asyncio.gather(*(one(asker, together, started_s + seconds) for asker in range(ASKERS)))
-        rate = len(together) / (time.perf_counter() - started_s)
-        print(f"  get, {ASKERS} askers: {rate:,.0f}/s (wanted >= 1,500)  {quantiles(together)}", flush=True)
+        async def together(askers: int) -> tuple[list[float], str]:
+            """Ask side by side; return what each answer took, and the rates of answers and of records folded."""
+            out: list[float] = []
+            folded, started_s = await position(tables, claims), time.perf_counter()
+            await asyncio.gather(*(one(asker, out, started_s + seconds) for asker in range(askers)))
+            took_s, folded = time.perf_counter() - started_s, await position(tables, claims) - folded
+            return out, f"{len(out) / took_s:,.0f}/s beside {folded / took_s:,.0f} records/s"
+
+        for askers, wanted in ASKERS.items():
+            samples, rates = await together(askers)
+            print(f"  get, {askers} at a time: {rates}  {quantiles(samples)} (wanted {wanted})", flush=True)
         scans = []
         for _ in range(10):
             started_s, rows = time.perf_counter(), 0
@@ -77,13 +90,15 @@ def main() -> None:
         return
     with bench(10_000, 10_000) as on, worker(on.environment("queries", BENCH_RECORDS="0"), on.folder) as asked:
         asked.wait_ready()
-        feed = ["bench.live", "--rate", str(given.rate), "--seconds", str(given.seconds * 2 + 15), "--feed", on.bootstrap, on.topic]
+        warm(on.bootstrap)
+        feed = ["bench.live", "--rate", str(given.rate), "--seconds", "600", "--feed", on.bootstrap, on.topic]
         feeder = subprocess.Popen([sys.executable, "-P", "-m", *feed], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
         try:
-            time.sleep(2)
+            time.sleep(WARM_S)
             command = [sys.executable, "-P", "-m", "bench.queries", "--seconds", str(given.seconds), "--ask", on.bootstrap, on.topic]
             subprocess.run(command, cwd=ROOT, check=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
-            print(f"  while folding {given.rate:,} records/s; {load_average()}")
+            assert feeder.poll() is None, "the traffic ended meanwhile"
+            print(f"  {load_average()}")
         finally:
             feeder.terminate()
             feeder.wait(10)

@@ -72,7 +72,8 @@ class Bench:
         return declared(fold, settings)
 
     def holdfast(self, fold: str, **more: str) -> Part:
-        return lambda name: ([sys.executable, "-P", "-m", "bench.worker", "worker", "-l", "warn"], self.environment(name, fold, **more))
+        command = [sys.executable, "-P", "-m", "bench.worker", "--loop", "uvloop", "worker", "-l", "warn"]
+        return lambda name: (command, self.environment(name, fold, **more))
 
     def loop(self, batch: int) -> Part:
         def part(name: str) -> tuple[list[str], dict[str, str]]:

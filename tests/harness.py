@@ -79,7 +79,7 @@ def end_transactions(bootstrap: str) -> None:
 
 def module_command(module: str) -> list[str]:
     """Return the command that runs the app of *module* as a worker."""
-    return [sys.executable, "-P", "-m", module, "worker", "-l", "info"]
+    return [sys.executable, "-P", "-m", module, "--loop", "uvloop", "worker", "-l", "info"]
 
 
 class Worker:

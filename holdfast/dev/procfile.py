@@ -22,7 +22,7 @@ from holdfast.errors import DemoError
 
 WORKER = (
     "HOLDFAST_WEB_PORT=${PORT:-6066} HOLDFAST_DATA_DIR=${HOLDFAST_DATA_DIR:-.holdfast/data}/${HONCHO_PROCESS_NAME:-worker.1} "
-    "exec python -P -m holdfast.agents worker -l info"
+    "exec python -P -m holdfast.agents --loop uvloop worker -l info"
 )
 """What the repository's Procfile says; an installed wheel has no Procfile beside it."""
 

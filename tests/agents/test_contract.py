@@ -12,6 +12,8 @@ import asyncio
 import hashlib
 import importlib
 import inspect
+import subprocess
+import sys
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -292,3 +294,10 @@ def test_acks_reach_the_names_that_ours_reads() -> None:
 
 def test_fausts_web_server_stays_off() -> None:
     assert Boot.enable_web is False
+
+
+@pytest.mark.parametrize(("named", "module"), [([], "asyncio"), (["--loop", "uvloop"], "uvloop")], ids=["none", "uvloop"])
+def test_workers_run_on_the_loop_that_their_command_line_names(named: list[str], module: str) -> None:
+    program = "import holdfast.agents.app\nfrom mode.utils.loops import get_event_loop\nprint(type(get_event_loop()).__module__)"
+    told = subprocess.run([sys.executable, "-P", "-c", program, *named], capture_output=True, text=True, timeout=60, check=True)
+    assert told.stdout.strip().split(".")[0] == module
