@@ -84,6 +84,8 @@ class Keeper:
         self._announcer = Producer({**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000})
         self._started_ms, self._announced, self._crashed = system_clock.now_ms(), False, False
         self._watches: set[asyncio.Task[None]] = set()
+        self.long_folds = asyncio.Lock()
+        """Held by the one partition that folds for more than a turn."""
         self._inflight_bytes, self.room = 0, asyncio.Event()
         self.room.set()
         self.sources = {processor.source for processor in self.processors.values()}

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.feed import Fetched
 from holdfast.agents.records import Record
-from holdfast.core.folding import Changes, Refused
+from holdfast.core.folding import Changes, Folder, Refused
 from holdfast.core.processor import Emit
 from holdfast.errors import FencedError
 from holdfast.tables.messages import Place
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 TURN_S = 0.003
-"""How long one partition folds before others of the event loop have their turn: the other partitions, heartbeats, queries."""
+"""How long one partition folds before others of the event loop have their turn: partitions with less to fold, heartbeats, queries."""
 TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
 TRANSACTION_EMITS = 10_000
@@ -45,7 +45,6 @@ class Runner:
     def __init__(self, keeper: Keeper, part: Partition) -> None:
         self._keeper, self.part = keeper, part
         self._pending: deque[Any] = deque()
-        self._turn_s = 0.0
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[None] | None = None
         self._failed = False
@@ -93,14 +92,7 @@ class Runner:
         assert fetched[0].first <= folder.applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {fetched[0].first}"
         )
-        began_s = step_s = self._turn_s = time.monotonic()
-        for _ in folder.steps([each.records.batch(each.partition, part.processor.inputs) for each in fetched]):
-            now_s = time.monotonic()
-            folder.stepped(now_s - step_s)
-            if now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS:
-                folder.close_early()
-            await self._let_others()
-            step_s = time.monotonic()
+        await self._fold(folder, fetched)
         changes = folder.changes
         if changes is not None:
             folded_s = time.monotonic()
@@ -128,11 +120,26 @@ class Runner:
             if event.value.last <= folder.applied:
                 keeper.done(event)
 
-    async def _let_others(self) -> None:
-        """Let the event loop's others have their turn, when this one's was long enough."""
-        if time.monotonic() - self._turn_s > TURN_S:
-            await asyncio.sleep(0)
-            self._turn_s = time.monotonic()
+    async def _fold(self, folder: Folder[Any], fetched: list[Fetched]) -> None:
+        """Fold in turns. Those that need more than one go one after the other: a partition's rows stay in the processor's cache meanwhile."""
+        part, keeper, alone = self.part, self._keeper, False
+        began_s = turn_s = step_s = time.monotonic()
+        try:
+            for _ in folder.steps([each.records.batch(each.partition, part.processor.inputs) for each in fetched]):
+                now_s = time.monotonic()
+                folder.stepped(now_s - step_s)
+                enough = now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS
+                if enough or not keeper.owns(part, fetched[0].epoch):  # a rebalance does not wait for those that wait here
+                    folder.close_early()
+                step_s = now_s
+                if now_s - turn_s > TURN_S:
+                    await asyncio.sleep(0)
+                    alone = alone or await keeper.long_folds.acquire()
+                    turn_s = step_s = time.monotonic()
+                    began_s += turn_s - now_s
+        finally:
+            if alone:
+                keeper.long_folds.release()
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
         keeper, refused = self._keeper, changes.refused

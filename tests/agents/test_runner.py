@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -67,9 +68,13 @@ class Desk:
         self.metrics = SimpleNamespace(partition=lambda *_: SimpleNamespace(committed=lambda **_: None))
         self.acked = self.progress = self.threads = 0
         self.failures: list[BaseException] = []
+        self.long_folds, self.owned, self.voided = asyncio.Lock(), True, 0
 
     def owns(self, part: object, epoch: int) -> bool:
-        return True
+        return self.owned
+
+    def void(self, event: object) -> None:
+        self.voided += 1
 
     async def thread(self, call: Callable[..., Any], *args: Any) -> None:
         self.threads += 1
@@ -145,6 +150,62 @@ def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: p
     asyncio.run(run())
     assert part.transactions == [20]
     assert turns > 20, "one for each fetch that is folded"
+
+
+def test_long_folds_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TURN_S", 0.0)
+    folded: list[str] = []
+
+    def noting(name: str) -> Part:
+        def note(rows: Rows[int], event: bytes, at_ms: int) -> None:
+            folded.append(name)
+
+        return Part(Processor(name=name, source="events", decode=bytes, fold=note, row=int))
+
+    async def run() -> None:
+        desk, parts = Desk(), [noting("a"), noting("b")]
+        runners = [Runner(desk, part) for part in parts]  # type: ignore[arg-type]
+        for runner in runners:
+            runner.hand(events_of(0, 20 * STEP_RECORDS))
+        for runner in runners:
+            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        assert [sum(part.transactions) for part in parts] == [20 * STEP_RECORDS] * 2
+
+    asyncio.run(run())
+    assert [name for name, _ in itertools.groupby(folded)] == ["a", "b", "a", "b"], "a turn each, and then all that is left of it"
+
+
+def test_a_short_fold_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TURN_S", 60.0)
+
+    async def run() -> None:
+        part, desk = Part(), Desk()
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        async with desk.long_folds:
+            runner.hand(events_of(0, 10))
+            await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        assert part.transactions == [10]
+
+    asyncio.run(run())
+
+
+def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TURN_S", 0.0)
+
+    async def run() -> None:
+        part, desk = Part(), Desk()
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        async with desk.long_folds:
+            runner.hand(events_of(0, 20 * STEP_RECORDS))
+            for _ in range(10):
+                await asyncio.sleep(0)
+            assert part.folder.applied == -1, "it waits"
+            desk.owned = False
+        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        assert sum(part.transactions) <= 2 * STEP_RECORDS
+        assert (desk.acked, desk.voided, desk.failures, desk.long_folds.locked()) == (0, 1, [], False)
+
+    asyncio.run(run())
 
 
 def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
