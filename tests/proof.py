@@ -24,7 +24,7 @@ from holdfast.core.folding import Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.counting import EMIT_EVERY, Count
-from tests.harness import Application, Worker
+from tests.harness import Application, Worker, end_transactions
 
 READ_DEADLINE_S = 60.0
 CUT = 777
@@ -242,16 +242,22 @@ def first_difference(wanted: Sequence[object], found: Sequence[object]) -> str:
     return f"at {at} of {len(wanted)} wanted and {len(found)} found: {list(found[at : at + 3])}, not {list(wanted[at : at + 3])}"
 
 
-def prove(application: Application, acked: int | None = None, *, from_source: bool = False, deadline_s: float = 90.0) -> Proof:
+def prove(
+    application: Application, acked: int | None = None, *, from_source: bool = False, lost_ends: bool = False, deadline_s: float = 90.0
+) -> Proof:
     """Wait until all of the source is folded, stop the workers politely, and prove everything, their own stores included.
 
     With *from_source* a table was rebuilt from its source because its changelog was gone. What its fold emits and refuses is then
     written again, since the position went with the changelog; only the state is proven.
+
+    With *lost_ends* an only broker has died, and what it left open of topics that no worker reads is ended, as docs/operating.md tells.
     """
     ends = last_offsets(read_topic(application.broker, application.source))
     owners = application.wait_applied(ends, deadline_s)
     for worker in application.live:
         worker.stop()
+    if lost_ends:
+        end_transactions(application.broker.bootstrap)
     proof = Proof(application)
     if from_source:
         proof.check_changelogs()

@@ -97,7 +97,7 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
     # Ready is what they may still say of the time before; well is who goes on from there.
     supervised(app, lambda: all_ready(app) and all(at > before.get(place, -1) for place, at in applied(app).items()), 90)
     progressed(app)
-    prove(app, load.stop())
+    prove(app, load.stop(), lost_ends=True)
 
 
 def applied(app: Application) -> dict[tuple[str, int], int]:
