@@ -85,7 +85,7 @@ class Keeper:
         self._started_ms, self._announced, self._crashed = system_clock.now_ms(), False, False
         self._watches: set[asyncio.Task[None]] = set()
         self.long_folds = asyncio.Lock()
-        """Held by the one partition that folds for more than a turn."""
+        """Held by the partition that has a long turn; who waits for it has the next, in order."""
         self._inflight_bytes, self.room = 0, asyncio.Event()
         self.room.set()
         self.sources = {processor.source for processor in self.processors.values()}

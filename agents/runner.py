@@ -13,6 +13,7 @@ from holdfast.agents.records import Record
 from holdfast.core.folding import Changes, Folder, Refused
 from holdfast.core.processor import Emit
 from holdfast.errors import FencedError
+from holdfast.tables.changelog import TURN_S
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import Partition
 from holdfast.tables.transactions import UndeliverableError
@@ -22,8 +23,8 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TURN_S = 0.003
-"""How long one partition folds before others of the event loop have their turn: partitions with less to fold, heartbeats, queries."""
+LONG_TURN_S = 0.2
+"""How long one of those that need more than a turn to fold goes before the next of them does. Meanwhile its rows are in the processor's cache."""
 TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
 TRANSACTION_EMITS = 10_000
@@ -121,9 +122,9 @@ class Runner:
                 keeper.done(event)
 
     async def _fold(self, folder: Folder[Any], fetched: list[Fetched]) -> None:
-        """Fold in turns. Those that need more than one go one after the other: a partition's rows stay in the processor's cache meanwhile."""
+        """Fold in turns, of which others of the event loop have the next; who needs more than one has a long turn when no other has."""
         part, keeper, alone = self.part, self._keeper, False
-        began_s = turn_s = step_s = time.monotonic()
+        began_s = long_s = turn_s = step_s = time.monotonic()
         try:
             for _ in folder.steps([each.records.batch(each.partition, part.processor.inputs) for each in fetched]):
                 now_s = time.monotonic()
@@ -133,8 +134,13 @@ class Runner:
                     folder.close_early()
                 step_s = now_s
                 if now_s - turn_s > TURN_S:
+                    if alone and now_s - long_s > LONG_TURN_S:
+                        keeper.long_folds.release()
+                        alone = False
                     await asyncio.sleep(0)
-                    alone = alone or await keeper.long_folds.acquire()
+                    if not alone:
+                        alone = await keeper.long_folds.acquire()
+                        long_s = time.monotonic()
                     turn_s = step_s = time.monotonic()
                     began_s += turn_s - now_s
         finally:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ipaddress
-from functools import lru_cache
 from hmac import compare_digest
 from urllib.parse import urlsplit
 
@@ -31,7 +30,6 @@ class Access:
         self._loopback = is_loopback(settings.web_bind)
         self._check_host = self._loopback and self._token is None and settings.web_tls_ca is None
         self._advertised = (urlsplit(settings.advertised_url).hostname or "").lower()
-        self._is_ours = lru_cache(maxsize=64)(self._read_host)
 
     def check(self, request: web.Request) -> None:
         """Raise Refused unless the request may be answered."""
@@ -46,7 +44,7 @@ class Access:
         if not compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._token):
             raise Refused(403, "wrong_token", "the token is not this worker's web_token")
 
-    def _read_host(self, host: str) -> bool:
+    def _is_ours(self, host: str) -> bool:
         try:
             name = (urlsplit(f"//{host}").hostname or "").lower()
         except ValueError:

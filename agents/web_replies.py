@@ -122,11 +122,8 @@ async def page_of(request: web.Request) -> Page:
 
 async def _body(request: web.Request, decode: Callable[[bytes], B], decode_json: Callable[[bytes], B]) -> B:
     try:
-        if request.content.is_eof():  # a small one came with its headers
+        async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await request.read()
-        else:
-            async with asyncio.timeout(BODY_TIMEOUT_S):
-                body = await request.read()
     except TimeoutError:
         raise Refused(408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
     except web.HTTPRequestEntityTooLarge:

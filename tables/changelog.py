@@ -26,6 +26,7 @@ _BACKOFF_S = 0.1
 BATCH_RECORDS = 2_000
 """Records of one batch: so many small ones are packed in 1 to 2 ms."""
 TURN_S = 0.003
+"""How long a partition keeps the event loop before others have their turn: partitions with less to do, heartbeats, queries."""
 ROUND_BYTES = 4 << 20
 """What is on its way at a time, over all partitions that a transaction writes to."""
 

@@ -152,8 +152,10 @@ def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: p
     assert turns > 20, "one for each fetch that is folded"
 
 
-def test_long_folds_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+def folded_side_by_side(monkeypatch: pytest.MonkeyPatch, long_turn_s: float) -> list[str]:
+    """Fold two partitions of 20 steps or more, each longer than a turn, and return whose they were in order, consecutive ones once."""
     monkeypatch.setattr("holdfast.agents.runner.TURN_S", 0.0)
+    monkeypatch.setattr("holdfast.agents.runner.LONG_TURN_S", long_turn_s)
     folded: list[str] = []
 
     def noting(name: str) -> Part:
@@ -172,7 +174,15 @@ def test_long_folds_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> N
         assert [sum(part.transactions) for part in parts] == [20 * STEP_RECORDS] * 2
 
     asyncio.run(run())
-    assert [name for name, _ in itertools.groupby(folded)] == ["a", "b", "a", "b"], "a turn each, and then all that is left of it"
+    return [name for name, _ in itertools.groupby(folded)]
+
+
+def test_long_folds_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert folded_side_by_side(monkeypatch, 60.0) == ["a", "b", "a", "b"], "a turn each, and then all that is left of it"
+
+
+def test_who_waits_for_a_long_fold_has_a_long_turn_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert len(folded_side_by_side(monkeypatch, 0.0)) >= 2 * 20, "by turns, each of a step"
 
 
 def test_a_short_fold_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -19,7 +19,8 @@ from holdfast.core.record_batch import TRANSACTIONAL_BIT, Record, RecordBatch, b
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
-from tests.lost_markers import lose_markers, wait_for_markers
+from tests.harness import wait_for_ends
+from tests.lost_markers import log_file, lose_markers
 from tests.proof import read_topic
 from tests.strangers import open_transaction
 
@@ -122,8 +123,8 @@ def test_what_is_under_way_does_not_hang(frail: SessionBroker, desk: Desk) -> No
 def test_what_came_after_its_transaction_was_committed_is_left_to_people(frail: SessionBroker, desk: Desk) -> None:
     topic, name = frail.create_topic("orders", partitions=PARTITIONS), f"shop-{uuid.uuid4().hex[:8]}"
     transaction(producer(frail, name), topic, b"first", commit=True)
-    (log,) = wait_for_markers(frail, topic, 1)
-    _, _, written = next(iter(batches(log.read_bytes())))
+    wait_for_ends(Settings(kafka=frail.client_config()), topic)
+    _, _, written = next(iter(batches(log_file(frail, topic, 1).read_bytes())))
     stray(frail, topic, name, written)
     code, found, said = desk.run(topic, "--end")
     assert (code, [(each["partition"], each["offset"], each["decided"]) for each in found]) == (1, [(1, 2, None)])
