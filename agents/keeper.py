@@ -69,7 +69,7 @@ class Keeper:
         self._cluster: Cluster | None = None
         self.trickle = Trickle(settings.linger_ms / 1000)
         self.commit_timeout_s = settings.commit_timeout_s
-        self.transaction_bytes = settings.fetch_bytes
+        self.transaction_bytes = settings.inflight_bytes
         self.quarantine_topic = settings.quarantine_topic
         self.url = settings.advertised_url
         self._loop = asyncio.get_running_loop()

@@ -6,11 +6,12 @@ import asyncio
 import logging
 import time
 from collections import deque
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 from holdfast.agents.feed import Fetched
 from holdfast.agents.records import Record
-from holdfast.core.folding import Changes, Folder, Refused
+from holdfast.core.folding import Batch, Changes, Folder, Refused
 from holdfast.core.processor import Emit
 from holdfast.errors import FencedError
 from holdfast.tables.changelog import TURN_S
@@ -25,6 +26,8 @@ logger = logging.getLogger(__name__)
 
 LONG_TURN_S = 0.2
 """How long one of those that need more than a turn to fold goes before the next of them does. Meanwhile its rows are in the processor's cache."""
+BACKLOG_S = 0.1
+"""A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since. Of a shorter one readers soon see the changes."""
 TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
 TRANSACTION_EMITS = 10_000
@@ -40,7 +43,8 @@ class Runner:
     """Commits one partition, one transaction at a time, until nothing is pending.
 
     What arrives while a transaction is in flight becomes the next one: batches are as small as the commit is quick and grow with
-    the backlog, whatever sizes the feed delivers. Commits of one partition overlap folds of the others.
+    the backlog, whatever sizes the feed delivers; one that is folded for long takes in what arrives meanwhile. Commits of one partition
+    overlap folds of the others.
     """
 
     def __init__(self, keeper: Keeper, part: Partition) -> None:
@@ -74,10 +78,11 @@ class Runner:
                 self._keeper.void(self._pending.popleft())
             self._keeper.crash(error)
 
-    def _gather(self) -> list[Any]:
+    def _gather(self, size: int = 0) -> list[Any]:
+        """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits whatever is the first."""
         events: list[Any] = []
-        size, limit = 0, self._keeper.transaction_bytes
-        while self._pending and (not events or (size + self._pending[0].value.size_bytes <= limit)):
+        limit = self._keeper.transaction_bytes
+        while self._pending and (not size or size + self._pending[0].value.size_bytes <= limit):
             event = self._pending.popleft()
             if self._keeper.owns(self.part, event.value.epoch):
                 events.append(event)
@@ -89,20 +94,20 @@ class Runner:
     async def _transact(self, events: list[Any]) -> None:
         part, keeper = self.part, self._keeper
         folder = part.folder
-        fetched: list[Fetched] = [event.value for event in events]
-        assert fetched[0].first <= folder.applied + 1, (
-            f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {fetched[0].first}"
+        first: Fetched = events[0].value
+        assert first.first <= folder.applied + 1, (
+            f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {first.first}"
         )
-        await self._fold(folder, fetched)
+        await self._fold(folder, events)
         changes = folder.changes
         if changes is not None:
             folded_s = time.monotonic()
             try:
-                await self._write(changes, fetched)
+                await self._write(changes, [event.value for event in events])
             except FencedError as error:
                 for event in events:
                     keeper.void(event)
-                keeper.lost(part, fetched[0].epoch, error)
+                keeper.lost(part, first.epoch, error)
                 return
             folder.commit()
             part.wake_readers()
@@ -121,16 +126,16 @@ class Runner:
             if event.value.last <= folder.applied:
                 keeper.done(event)
 
-    async def _fold(self, folder: Folder[Any], fetched: list[Fetched]) -> None:
+    async def _fold(self, folder: Folder[Any], events: list[Any]) -> None:
         """Fold in turns, of which others of the event loop have the next; who needs more than one has a long turn when no other has."""
-        part, keeper, alone = self.part, self._keeper, False
+        keeper, epoch, alone = self._keeper, events[0].value.epoch, False
         began_s = long_s = turn_s = step_s = time.monotonic()
         try:
-            for _ in folder.steps([each.records.batch(each.partition, part.processor.inputs) for each in fetched]):
+            for _ in folder.steps(self._batches(events)):
                 now_s = time.monotonic()
                 folder.stepped(now_s - step_s)
                 enough = now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS
-                if enough or not keeper.owns(part, fetched[0].epoch):  # a rebalance does not wait for those that wait here
+                if enough or not keeper.owns(self.part, epoch):  # a rebalance does not wait for those that wait here
                     folder.close_early()
                 step_s = now_s
                 if now_s - turn_s > TURN_S:
@@ -146,6 +151,15 @@ class Runner:
         finally:
             if alone:
                 keeper.long_folds.release()
+
+    def _batches(self, events: list[Any]) -> Iterator[Batch]:
+        """Yield what *events* hold, and add to them what has arrived meanwhile when they take long."""
+        began_s = time.monotonic()
+        for event in events:
+            fetched: Fetched = event.value
+            yield fetched.records.batch(fetched.partition, self.part.processor.inputs)
+            if event is events[-1] and time.monotonic() - began_s > BACKLOG_S:
+                events += self._gather(sum(each.value.size_bytes for each in events))
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
         keeper, refused = self._keeper, changes.refused

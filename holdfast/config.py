@@ -126,9 +126,11 @@ class Settings:
     stall_timeout_s: float = field(default=60.0, metadata=_doc("a worker without progress for this long exits", low=1, high=86_400))
 
     linger_ms: int = field(default=40, metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000))
-    fetch_records: int = field(default=200_000, metadata=_doc("largest batch, in records", low=1, high=1_000_000))
-    fetch_bytes: int = field(default=16 * MIB, metadata=_doc("largest batch, in bytes; 16MiB is understood", low=64 * KIB, high=GIB))
-    inflight_bytes: int = field(default=16 * MIB, metadata=_doc("fetched and not yet applied, per worker", low=64 * KIB, high=16 * GIB))
+    fetch_records: int = field(default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000))
+    fetch_bytes: int = field(default=16 * MIB, metadata=_doc("largest fetch, in bytes; 16MiB is understood", low=64 * KIB, high=GIB))
+    inflight_bytes: int = field(
+        default=32 * MIB, metadata=_doc("fetched and not yet applied, per worker; no transaction is larger", low=64 * KIB, high=16 * GIB)
+    )
     store_cache_bytes: int = field(default=64 * MIB, metadata=_doc("RocksDB block cache, shared by all stores", low=MIB, high=1024 * GIB))
     store_write_buffer_bytes: int = field(
         default=64 * MIB, metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB)
@@ -325,7 +327,7 @@ def _check_times(settings: Settings) -> None:
         ("session_timeout_s", "request_timeout_s", "a request may wait as long as a session", 1),
         ("commit_timeout_s", "rebalance_timeout_s", "a rebalance waits for the commit in flight", 1),
         ("commit_timeout_s", "stall_timeout_s", "one slow commit must not end a worker", 1),
-        ("fetch_bytes", "inflight_bytes", "one batch must fit", 1),
+        ("fetch_bytes", "inflight_bytes", "one fetch must fit", 1),
     ):
         small, large = getattr(settings, smaller), getattr(settings, larger)
         if small * factor > large:

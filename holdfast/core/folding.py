@@ -6,6 +6,7 @@ from bisect import bisect_right
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
+from itertools import chain
 from typing import Any, Generic, Literal, TypeVar
 
 from holdfast.core.codec import APPLIED, NOTHING_APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, row_keys, text_key, wake_key
@@ -129,28 +130,34 @@ class Folder(Generic[R]):
     def steps(self, batches: Iterable[Batch]) -> Iterator[None]:
         """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then see `changes`.
 
-        After `close_early` the transaction ends before the last of *batches*: `changes.marker` tells where.
+        Each batch is asked for when those before it are folded. After `close_early` the transaction ends before the last of what they
+        hold, and no other is asked for: `changes.marker` tells where.
         """
         assert not self._open, "commit or roll back the transaction before folding the next"
-        fresh: list[Batch] = []
-        applied = self.applied
-        for batch in batches:
-            if (rest := batch.after(applied)).offsets:
-                fresh.append(rest)
-                applied = rest.offsets[-1]
-        if not fresh:
+        taken: list[Batch] = []
+        fresh = self._fresh(batches, taken)
+        if next(fresh, None) is None:
             return
         self._open, self._enough = True, False
         if self._trace is None:
             try:
-                yield from self._fast(fresh)
+                yield from self._fast(chain(tuple(taken), fresh), taken)
                 return
             except MemoryError:
                 raise
             except Exception:  # noqa: BLE001  any failure of user code; the store's comes up again below
                 self.rollback()
                 self._open, self._enough = True, False
-        yield from self._careful(fresh)
+        yield from self._careful(chain(tuple(taken), fresh), taken)
+
+    def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
+        """Yield what of *batches* was not applied before, and keep it in *taken*."""
+        applied = self.applied
+        for batch in batches:
+            if (rest := batch.after(applied)).offsets:
+                applied = rest.offsets[-1]
+                taken.append(rest)
+                yield rest
 
     def close_early(self) -> None:
         """Let the transaction being folded by `steps` end with what is folded so far; what is left of its batches is for the next."""
@@ -191,7 +198,7 @@ class Folder(Generic[R]):
 
     # -- at full speed
 
-    def _fast(self, batches: list[Batch]) -> Iterator[None]:
+    def _fast(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[None]:
         records = 0
         for batch in batches:
             start, end = 0, len(batch.offsets)
@@ -205,7 +212,9 @@ class Folder(Generic[R]):
                 records += stop - start
                 start = stop
                 yield
-        yield from self._close(batches, records, checked=False)
+            if self._enough:
+                break
+        yield from self._close(taken, records, checked=False)
 
     def _fast_step(self, batch: Batch) -> None:
         rows, fold, emit, now_ms = self.rows, self.processor.fold, self._emits.extend, self.stream_ms
@@ -247,7 +256,7 @@ class Folder(Generic[R]):
 
     # -- record by record
 
-    def _careful(self, batches: list[Batch]) -> Iterator[None]:
+    def _careful(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[None]:
         rows, records, step = JournaledRows(self.rows), 0, 0
         for batch in batches:
             for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
@@ -258,7 +267,9 @@ class Folder(Generic[R]):
                 if step >= self._most_records:
                     step = 0
                     yield
-        yield from self._close(batches, records, checked=True)
+            if self._enough:
+                break
+        yield from self._close(taken, records, checked=True)
 
     def _careful_record(self, rows: JournaledRows[R], offset: int, at_ms: int, inputs: list[Any]) -> None:
         if at_ms > self.stream_ms:

@@ -27,13 +27,13 @@ class Store(Protocol):
         ...
 
 
-class _Gone:
-    """Marks a key known to have no row, in a cache whose misses mean 'not looked up yet'."""
+class _Unknown:
+    """What a look-up in a cache finds where nothing is known of a key; None is known to be no row."""
 
     __slots__ = ()
 
 
-_GONE = _Gone()
+_UNKNOWN = _Unknown()
 
 
 class Rows(Generic[R]):
@@ -70,8 +70,8 @@ class Rows(Generic[R]):
 
     def __init__(self, store: Store, codec: RowCodec[R], cache_rows: int) -> None:
         self._store, self._codec, self._limit = store, codec, max(1, cache_rows // 2)
-        self._young: dict[str, R | _Gone] = {}
-        self._old: dict[str, R | _Gone] = {}
+        self._young: dict[str, R | None] = {}
+        self._old: dict[str, R | None] = {}
         self._all_cached = next(store.scan(ROW), None) is None
         self._changed: dict[str, R | None] = {}
         self.put: list[R] = []
@@ -93,20 +93,20 @@ class Rows(Generic[R]):
             row = self._young[key]  # cheaper than its get() where it hits, and a miss costs a read of the store anyway
         except KeyError:
             row = self._load(key)
-        return default if row is _GONE else row  # type: ignore[return-value]
+        return default if row is None else row
 
-    def _load(self, key: str) -> R | _Gone:
-        row = _GONE if key in self._changed else self._old.get(key)
-        if row is None:
+    def _load(self, key: str) -> R | None:
+        found = self._old.get(key, _UNKNOWN)
+        if isinstance(found, _Unknown):
             stored = row_key(key)
             try:
                 value = None if self._all_cached else self._store.get(stored)
-                row = _GONE if value is None else self._codec.decode(value)
+                found = None if value is None else self._codec.decode(value)
             except Exception as error:
                 self.failures.append(error)
                 raise
-        self._young[key] = row
-        return row
+        self._young[key] = found
+        return found
 
     def __getitem__(self, key: str) -> R:
         row = self.get(key)
@@ -124,8 +124,7 @@ class Rows(Generic[R]):
     def __delitem__(self, key: str) -> None:
         if self.get(key) is None:
             raise KeyError(key)
-        self._young[key] = _GONE
-        self._changed[key] = None
+        self._young[key] = self._changed[key] = None
 
     def scan(self, prefix: str = "") -> Iterator[tuple[str, R]]:
         """Yield (key, row) with *prefix* in the order of the keys' UTF-8 bytes, changes of this transaction included.
@@ -292,7 +291,7 @@ class JournaledRows(CanonicalRows[R]):
     def undo(self) -> None:
         """Take back what this record changed."""
         for key, (row, was_changed) in self.before.items():
-            self._young[key] = _GONE if row is None else row
+            self._young[key] = row
             if was_changed:
                 self._changed[key] = row
             else:

@@ -236,6 +236,44 @@ def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next
     assert desk.progress == len(part.transactions), "a fetch of many transactions is not stuck"
 
 
+FETCH = 20 * STEP_RECORDS
+
+
+def transactions_of(monkeypatch: pytest.MonkeyPatch, backlog_s: float, room: int) -> list[int]:
+    """Hand over three fetches of 20 steps, two of them while the first is folded, and return what each transaction holds."""
+    monkeypatch.setattr("holdfast.agents.runner.TURN_S", 0.0)
+    monkeypatch.setattr("holdfast.agents.runner.BACKLOG_S", backlog_s)
+    part, desk = Part(), Desk()
+    desk.transaction_bytes = room
+
+    async def run() -> None:
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(events_of(0, FETCH))
+        for _ in range(3):
+            await asyncio.sleep(0)
+        assert 0 < part.folder.rows.get("seen", 0) < FETCH
+        runner.hand(events_of(FETCH, FETCH))
+        runner.hand(events_of(2 * FETCH, FETCH))
+        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        assert (runner.idle(), desk.acked, desk.voided, desk.failures) == (True, 3, 0, [])
+
+    asyncio.run(run())
+    assert (part.folder.applied, part.folder.rows["seen"]) == (3 * FETCH - 1, 3 * FETCH)
+    return part.transactions
+
+
+def test_a_transaction_that_is_folded_for_long_takes_in_what_arrives_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transactions_of(monkeypatch, 0.0, room=10 * FETCH) == [3 * FETCH]
+
+
+def test_what_does_not_fit_a_transaction_is_left_to_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transactions_of(monkeypatch, 0.0, room=2 * FETCH) == [2 * FETCH, FETCH]
+
+
+def test_what_arrives_while_a_short_transaction_is_folded_is_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert transactions_of(monkeypatch, 60.0, room=10 * FETCH) == [FETCH, 2 * FETCH]
+
+
 def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_EMITS", 100)
     part, desk = Part(ECHO), Desk()

@@ -191,6 +191,28 @@ def test_transactions_closed_early_come_to_the_same_as_one_that_is_not(seed: int
     assert transactions > 2, "the second was cut"
 
 
+@pytest.mark.parametrize("events", [["a"], ["bad", *["a"] * 99]], ids=["fast", "record by record"])
+def test_a_batch_is_asked_for_when_those_before_it_are_folded_and_after_an_early_close_not_at_all(events: list[str]) -> None:
+    folder, asked, length = Folder(processor(), Store()), list[int](), 4_000
+
+    def batches() -> Iterator[Batch]:
+        for number in range(3):
+            asked.append(number)
+            yield batch(*events * (length // len(events)), first=number * length)
+
+    seen: list[int] = []
+    for _ in folder.steps(batches()):
+        seen.append(len(asked))
+        if len(asked) == 2:
+            folder.close_early()
+    assert seen[0] == 1
+    assert asked == [0, 1]
+    assert folder.changes is not None
+    assert length <= folder.changes.marker.applied < 2 * length - 1
+    assert folder.changes.records == folder.changes.marker.applied + 1
+    assert len(folder.changes.refused) == sum(event == "bad" for event in (events * length)[: folder.changes.records])
+
+
 def test_a_transaction_left_open_is_not_folded_over() -> None:
     folder = Folder(processor(), Store())
     next(iter(folder.steps([batch("a")])))

@@ -78,6 +78,19 @@ def test_rows_behave_like_a_dict() -> None:
         del rows["a"]
 
 
+@pytest.mark.parametrize("kind", [Rows, CanonicalRows])
+def test_a_row_set_to_none_is_gone_at_once_and_after_the_commit(kind: type[Rows[Total]]) -> None:
+    store = stored(a=1)
+    rows = kind(store, CODEC, 100)
+    rows["a"] = None  # type: ignore[assignment]
+    for _ in range(2):
+        assert rows.get("a", "none") == "none"
+        assert "a" not in rows
+        with pytest.raises(KeyError):
+            rows["a"]
+        store.take(rows)
+
+
 def test_setting_none_removes_the_row_even_one_that_only_the_store_has() -> None:
     rows = rows_over(stored(a=1))
     rows["a"] = None  # type: ignore[assignment]
