@@ -335,7 +335,7 @@ class Folder(Generic[R]):
         self.changes = Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
 
     def _stored(self, changed: list[tuple[str, R | None]], *, settled: bool) -> Iterable[tuple[bytes, bytes | None]]:
-        """Return what is stored for changed rows; unless *settled*, the fold goes on with each row as a later reader will find it."""
+        """Return what is stored for changed rows; unless *settled*, later folds go on with each row as a later reader will find it."""
         keys = row_keys([key for key, _ in changed])
         if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
             raise _long_key(max(keys, key=len))
@@ -345,8 +345,9 @@ class Folder(Generic[R]):
         else:
             stored, found = self._codec.settle_all(rows)
             if found is not rows:
-                for key, row in zip((key for key, row in changed if row is not None), found, strict=True):
-                    self.rows.settle(key, row)
+                read = iter(found)
+                changed = [(key, None if row is None else next(read)) for key, row in changed]
+        self.rows.cache(changed)
         if len(stored) == len(keys):
             return zip(keys, stored, strict=True)
         values = iter(stored)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterable, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain
 from typing import Generic, Protocol, TypeVar, overload
@@ -28,7 +28,7 @@ class Store(Protocol):
 
 
 class _Unknown:
-    """What a look-up in a cache finds where nothing is known of a key; None is known to be no row."""
+    """What a look-up finds where nothing is known of a key; None is known to be no row."""
 
     __slots__ = ()
 
@@ -42,10 +42,10 @@ class Rows(Generic[R]):
     Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see this transaction's own
     changes. Keys are `str`.
 
-    Committed rows are cached decoded in two generations (a full young one becomes the old one), which costs one dict look-up on
-    the hot path and bounds memory at about *cache_rows* rows. Changed rows are always in the young generation until they are
-    committed, so the cache alone answers for them. Over a store that began empty the cache holds every row until it first drops some,
-    and until then no row is looked for in the store.
+    What this transaction changed is looked up first: in a large one most rows are changed again and again, and that one dict is all
+    they touch. Committed rows are cached decoded in two generations (a full young one becomes the old one), which bounds memory at
+    about *cache_rows* rows. Over a store that began empty the cache holds every row until it first drops some, and until then no row
+    is looked for in the store.
 
     `put` lists every row set since the folder last looked: a row that the same transaction replaces must be refused for what
     another cut of the log would have refused it for. `failures` holds what the store raised, even when a fold swallowed it.
@@ -89,11 +89,13 @@ class Rows(Generic[R]):
     def get(self, key: str, default: D) -> R | D: ...
     def get(self, key: str, default: D | None = None) -> R | D | None:
         """Return the row of *key*, or *default*."""
-        try:
-            row = self._young[key]  # cheaper than its get() where it hits, and a miss costs a read of the store anyway
-        except KeyError:
-            row = self._load(key)
-        return default if row is None else row
+        row = self._changed.get(key, _UNKNOWN)
+        if row is _UNKNOWN:
+            try:
+                row = self._young[key]  # cheaper than its get() where it hits, and a miss costs a read of the store anyway
+            except KeyError:
+                row = self._load(key)
+        return default if row is None else row  # type: ignore[return-value]
 
     def _load(self, key: str) -> R | None:
         found = self._old.get(key, _UNKNOWN)
@@ -118,13 +120,13 @@ class Rows(Generic[R]):
         return self.get(key) is not None
 
     def __setitem__(self, key: str, row: R) -> None:
-        self._young[key] = self._changed[key] = row
+        self._changed[key] = row
         self.put.append(row)
 
     def __delitem__(self, key: str) -> None:
         if self.get(key) is None:
             raise KeyError(key)
-        self._young[key] = self._changed[key] = None
+        self._changed[key] = None
 
     def scan(self, prefix: str = "") -> Iterator[tuple[str, R]]:
         """Yield (key, row) with *prefix* in the order of the keys' UTF-8 bytes, changes of this transaction included.
@@ -207,9 +209,9 @@ class Rows(Generic[R]):
         """Return what this transaction changed so far: rows and timers by key, None for a removed one. For the folder only."""
         return self._changed, self._wakes_changed
 
-    def settle(self, key: str, row: R) -> None:
-        """Put the stored form of a changed row in its place. For the folder only."""
-        self._young[key] = self._changed[key] = row
+    def cache(self, changed: Iterable[tuple[str, R | None]]) -> None:
+        """Take some of the changes into the cache, as later transactions shall find them; all of them before `commit`. For the folder only."""
+        self._young.update(changed)
 
     def commit(self) -> None:
         """Take the changes as committed to the store. For the folder only."""
@@ -291,7 +293,6 @@ class JournaledRows(CanonicalRows[R]):
     def undo(self) -> None:
         """Take back what this record changed."""
         for key, (row, was_changed) in self.before.items():
-            self._young[key] = row
             if was_changed:
                 self._changed[key] = row
             else:

@@ -46,6 +46,7 @@ class DictStore(dict[bytes, bytes]):
                 self.pop(key, None)
             else:
                 self[key] = value
+        rows.cache(changed.items())
         rows.commit()
 
 
@@ -432,8 +433,10 @@ class OverlayAgainstADict(RuleBasedStateMachine):
         self.committed = self.copy(self.now)
         self.journaled = JournaledRows(self.rows)
 
-    @rule()
-    def rollback(self) -> None:
+    @rule(late=st.booleans())
+    def rollback(self, late: bool) -> None:
+        if late:  # as when the transaction could not be written
+            self.rows.cache(self.rows.changed()[0].items())
         self.rows.rollback()
         self.now, self.kept = self.copy(self.committed), self.copy(self.committed)
         self.journaled = JournaledRows(self.rows)
