@@ -28,6 +28,8 @@ LONG_TURN_S = 0.2
 """How long one of those that need more than a turn to fold goes before the next of them does. Meanwhile its rows are in the processor's cache."""
 BACKLOG_S = 0.1
 """A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since. Of a shorter one readers soon see the changes."""
+BACKLOG_ROWS = 100_000
+"""A transaction that changes so many rows takes in no more: hardly one is changed twice, and whoever restores them holds a transaction whole."""
 TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
 TRANSACTION_EMITS = 10_000
@@ -158,7 +160,8 @@ class Runner:
         for event in events:
             fetched: Fetched = event.value
             yield fetched.records.batch(fetched.partition, self.part.processor.inputs)
-            if event is events[-1] and time.monotonic() - began_s > BACKLOG_S:
+            backlog = time.monotonic() - began_s > BACKLOG_S and self.part.folder.changing < BACKLOG_ROWS
+            if event is events[-1] and backlog:
                 events += self._gather(sum(each.value.size_bytes for each in events))
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:

@@ -176,6 +176,11 @@ class Folder(Generic[R]):
         """How many records the transaction being folded emits so far."""
         return len(self._emits)
 
+    @property
+    def changing(self) -> int:
+        """How many rows the transaction being folded changes so far."""
+        return len(self.rows.changed()[0])
+
     def commit(self) -> None:
         """Take `changes` as durable: the position moves and the rows become readable by later transactions' look-ups."""
         assert self.changes is not None

@@ -270,6 +270,11 @@ def test_what_does_not_fit_a_transaction_is_left_to_the_next(monkeypatch: pytest
     assert transactions_of(monkeypatch, 0.0, room=2 * FETCH) == [2 * FETCH, FETCH]
 
 
+def test_a_transaction_of_many_rows_takes_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.BACKLOG_ROWS", 1)
+    assert transactions_of(monkeypatch, 0.0, room=10 * FETCH) == [FETCH, 2 * FETCH]
+
+
 def test_what_arrives_while_a_short_transaction_is_folded_is_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transactions_of(monkeypatch, 60.0, room=10 * FETCH) == [FETCH, 2 * FETCH]
 
