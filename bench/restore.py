@@ -50,7 +50,8 @@ def wiped(on: Bench, claims: int, rounds: int) -> dict[str, str]:
     """Write both changelogs, restore wiped stores from them in turn, and return the worker's environment."""
     command, more = on.streams(cache="0")("streams")
     run(command, more)
-    command, environment = on.holdfast("claims", HOLDFAST_FETCH_BYTES=SMALLEST_FETCH)("holdfast")
+    small = {"HOLDFAST_FETCH_BYTES": SMALLEST_FETCH, "HOLDFAST_INFLIGHT_BYTES": SMALLEST_FETCH}
+    command, environment = on.holdfast("claims", **small)("holdfast")
     _, filled = run(command, environment)
     environment = {**environment, "BENCH_RECORDS": "0"}
     rates = []
