@@ -25,15 +25,15 @@ if TYPE_CHECKING:
 logger = logging.getLogger(__name__)
 
 LONG_TURN_S = 0.2
-"""How long one of those that need more than a turn to fold goes before the next of them does. Meanwhile its rows are in the processor's cache."""
+"""Of transactions that need more than a turn to fold, one goes on for so long, then the next: its rows stay in the processor's cache."""
 BACKLOG_S = 0.1
 """A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since. Of a shorter one readers soon see the changes."""
-BACKLOG_ROWS = 100_000
-"""A transaction that changes so many rows takes in no more: hardly one is changed twice, and whoever restores them holds a transaction whole."""
 TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
 TRANSACTION_EMITS = 10_000
 """How many records one transaction emits, about. More in one make none of them cheaper, and all are held until it is committed."""
+TRANSACTION_ROWS = 100_000
+"""How many rows one transaction changes, about. Where it changes more, hardly one is changed twice; and all are held until it is committed."""
 FEW_ROWS = 500
 """So many are written to RocksDB in a ms or two, right here: to wake a thread for it takes longer than the few of a live transaction do."""
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
@@ -136,7 +136,7 @@ class Runner:
             for _ in folder.steps(self._batches(events)):
                 now_s = time.monotonic()
                 folder.stepped(now_s - step_s)
-                enough = now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS
+                enough = now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS or folder.changing >= TRANSACTION_ROWS
                 if enough or not keeper.owns(self.part, epoch):  # a rebalance does not wait for those that wait here
                     folder.close_early()
                 step_s = now_s
@@ -160,8 +160,7 @@ class Runner:
         for event in events:
             fetched: Fetched = event.value
             yield fetched.records.batch(fetched.partition, self.part.processor.inputs)
-            backlog = time.monotonic() - began_s > BACKLOG_S and self.part.folder.changing < BACKLOG_ROWS
-            if event is events[-1] and backlog:
+            if event is events[-1] and time.monotonic() - began_s > BACKLOG_S:
                 events += self._gather(sum(each.value.size_bytes for each in events))
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:

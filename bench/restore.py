@@ -2,9 +2,10 @@
 
     python -P -m bench.restore [--rounds 3]
 
-Two shapes. With 10,000 claims the changelog has each row a hundred times: Kafka Streams writes it without its cache, holdfast in
-transactions too small to hold a row twice. With as many claims as records every row is there once. Both clocks run from the first
-batch restored to the last; a restart and a promotion are timed from outside.
+Three changelogs. With 10,000 claims each row is there a hundred times: Kafka Streams writes it without its cache, holdfast in
+transactions too small to hold a row twice. With as many claims as records every row is there once, in small transactions and in those
+that holdfast makes of a backlog, of 100,000 rows and more. Both clocks run from the first batch restored to the last; a restart and a
+promotion are timed from outside.
 """
 
 from __future__ import annotations
@@ -22,7 +23,7 @@ from bench.traffic import PARTITIONS
 SESSION_S = 6.0
 _SERVING = re.compile(r'holdfast_serving\{[^}]*role="active"[^}]*\} 1.0')
 _RESTORED = re.compile(r"restored (\d+) records in ([\d.]+) s")
-SMALLEST_FETCH = str(64 << 10)
+SMALL = {"HOLDFAST_FETCH_BYTES": str(64 << 10), "HOLDFAST_INFLIGHT_BYTES": str(64 << 10)}
 
 
 def restored(on: Bench, name: str) -> tuple[int, float]:
@@ -36,22 +37,23 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--records", type=int, default=1_000_000)
     given = parser.parse_args()
-    for claims in (10_000, given.records):
+    shapes: list[tuple[int, dict[str, str]]] = [(10_000, SMALL), (given.records, SMALL), (given.records, {})]
+    for claims, settings in shapes:
         with bench(given.records, claims) as on:
-            environment = wiped(on, claims, given.rounds)
-            if claims == given.records:
+            print(f"{claims:,} rows in {'small' if settings else 'large'} transactions", flush=True)
+            environment = wiped(on, settings, given.rounds)
+            if not settings:
                 for _ in range(given.rounds):
                     with worker(environment, on.folder) as warm:
-                        print(f"  warm restart with {claims:,} rows: ready after {warm.wait_ready():.1f} s (wanted < 6)", flush=True)
+                        print(f"  warm restart: ready after {warm.wait_ready():.1f} s (wanted < 6)", flush=True)
                 promote(on, environment)
 
 
-def wiped(on: Bench, claims: int, rounds: int) -> dict[str, str]:
+def wiped(on: Bench, settings: dict[str, str], rounds: int) -> dict[str, str]:
     """Write both changelogs, restore wiped stores from them in turn, and return the worker's environment."""
     command, more = on.streams(cache="0")("streams")
     run(command, more)
-    small = {"HOLDFAST_FETCH_BYTES": SMALLEST_FETCH, "HOLDFAST_INFLIGHT_BYTES": SMALLEST_FETCH}
-    command, environment = on.holdfast("claims", **small)("holdfast")
+    command, environment = on.holdfast("claims", **settings)("holdfast")
     _, filled = run(command, environment)
     environment = {**environment, "BENCH_RECORDS": "0"}
     rates = []
@@ -66,7 +68,7 @@ def wiped(on: Bench, claims: int, rounds: int) -> dict[str, str]:
             memory_mb = empty.rss_mb()
         rates.append(records / seconds / theirs["rate"])
         print(
-            f"  wiped, {claims:,} rows: {records:,} records, {records / seconds:,.0f}/s, {memory_mb} MB; Kafka Streams {theirs['rate']:,.0f}/s",
+            f"  wiped: {records:,} records, {records / seconds:,.0f}/s, {memory_mb} MB; Kafka Streams {theirs['rate']:,.0f}/s",
             flush=True,
         )
     print(f"  ratio {sorted(rates)[len(rates) // 2]:.2f} [{min(rates):.2f}-{max(rates):.2f}] (wanted 1.20); {load_average()}", flush=True)

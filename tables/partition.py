@@ -21,6 +21,8 @@ from holdfast.tables.store import Budget, PartitionStore, Stamp
 from holdfast.tables.transactions import Connect
 
 UNKNOWN = -1
+HELD_ROWS = 4_000
+"""More rows than these of a transaction whose end has not come are not held in memory: they wait in the store, unseen."""
 
 
 class Role(StrEnum):
@@ -78,7 +80,8 @@ class Partition:
         self._writer: ChangelogWriter | None = None
         self._lost = False
         self._folder: Folder[Any] | None = None
-        self._held: list[Message] = []
+        self._held: dict[bytes, bytes | None] = {}
+        self._torn = False
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
@@ -109,7 +112,7 @@ class Partition:
 
     @property
     def serving(self) -> bool:
-        return self._serving and self._store.whole and (self.role is Role.STANDBY or self._still_ours())
+        return self._serving and self._store.readable and (self.role is Role.STANDBY or self._still_ours())
 
     @serving.setter
     def serving(self, serving: bool) -> None:
@@ -187,24 +190,27 @@ class Partition:
         self._store.write(changes.puts, changes.marker, changelog_next)
 
     def apply(self, messages: list[Message], options: WriteOptions) -> None:
-        """Apply changelog records, whole transactions only: a reader never sees half of one."""
+        """Apply changelog records; readers see whole transactions only."""
         self.restored_records += len(messages)
-        held = self._held + messages if self._held else messages
-        keys = list(map(Message.key, held))
-        try:
-            closed = len(keys) - 1 - keys[::-1].index(APPLIED)
-        except ValueError:
-            self._held = held
-            return
-        self._held = held[closed + 1 :]
-        marker = held[closed]
-        if marker.value() is None:
-            raise ChangelogError(self._made_again())
-        # Only the last of a row's changes counts. Markers of the transactions before are among the keys, and written over by this one's.
-        rows = dict(zip(keys[:closed], map(Message.value, held), strict=False))
-        rows.pop(APPLIED, None)
-        self._store.write(rows.items(), decode_marker(marker.value() or b""), (marker.offset() or 0) + 1, options=options)  # type: ignore[arg-type]
-        self._notify(self)
+        keys: list[Any] = list(map(Message.key, messages))
+        values = list(map(Message.value, messages))
+        closed = len(keys) - keys[::-1].index(APPLIED) if APPLIED in keys else 0
+        if closed:
+            marker = values[closed - 1]
+            if marker is None:
+                raise ChangelogError(self._made_again())
+            # Only the last of a row's changes counts. Markers of the transactions before are among the keys, and written over by this one's.
+            self._held.update(zip(keys[:closed], values, strict=False))
+            del self._held[APPLIED]
+            changelog_next = (messages[closed - 1].offset() or 0) + 1
+            self._store.write(self._held.items(), decode_marker(marker), changelog_next, options=options)
+            self._held = {}
+            self._notify(self)
+        self._torn = closed < len(keys)
+        self._held.update(zip(keys[closed:], values[closed:], strict=True))
+        if len(self._held) > HELD_ROWS:
+            self._store.write_pieces(list(self._held.items()), (messages[-1].offset() or 0) + 1, options=options)
+            self._held = {}
 
     def _made_again(self) -> str:
         return (
@@ -219,12 +225,12 @@ class Partition:
         return self._store.whole
 
     def torn(self) -> bool:
-        """Return whether changelog records are held back that no marker has closed."""
-        return bool(self._held)
+        """Return whether changelog records have come that no marker has closed."""
+        return self._torn
 
     def forget_torn(self) -> None:
-        """Drop records held back; they come again when reading resumes at `changelog_next`."""
-        self._held = []
+        """Drop records that no marker has closed; they come again when reading resumes at `changelog_next`."""
+        self._held, self._torn = {}, False
 
     def rebuild(self, cause: str) -> None:
         """Set the store aside and begin an empty one, which knows of no time at which it was current."""

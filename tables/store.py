@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
@@ -40,6 +40,7 @@ _CHANGELOG = META + b"changelog"
 _TOUCHED = META + b"touched"
 _PIECES = META + b"pieces"
 
+Row = tuple[bytes, bytes | None]
 _KEY = itemgetter(0)
 
 LOGGED, UNLOGGED = R.WriteOptions(), R.WriteOptions()
@@ -102,9 +103,9 @@ class PartitionStore:
     """Committed rows, timers and position of one partition, on disk.
 
     A write is one WriteBatch of rows, position and changelog offset together, so that after any crash the store is some committed
-    state, whole. Many rows are written in pieces, position and offset with the last; readers see none of it before. The first piece
-    notes the offset that the last will bring: after a crash in between the store is not `whole` until the changelog, where all of it is,
-    has been read that far. The log is not synced: what a power loss takes is read again from the changelog.
+    state, whole. Many rows are written in pieces, position and offset with the last; readers see none of it before. The pieces note
+    how far in the changelog they reach: after a crash in between the store is not `whole` until the changelog, where all of it is, has
+    been read that far. The log is not synced: what a power loss takes is read again from the changelog.
 
     A restore writes without RocksDB's log: a crash then leaves an earlier state, also whole, since memtables are flushed in the order
     they were filled. The first write with the log flushes them before: over a hole the log's rows would be of no state.
@@ -175,8 +176,14 @@ class PartitionStore:
 
     @property
     def whole(self) -> bool:
-        """Return False while some rows may be of a later position than the marker tells: a write ended between its pieces."""
+        """Return False while some rows may be of a later position than the marker tells: the rest of a transaction has not come."""
         return self.changelog_next >= self._whole_at
+
+    @property
+    def readable(self) -> bool:
+        """Return whether readers see a committed state: the one before, while a transaction is written in parts."""
+        before = self._before
+        return self.whole if before is None else before.whole
 
     # -- reads; safe from any thread
 
@@ -231,33 +238,38 @@ class PartitionStore:
 
     # -- writes; one thread at a time
 
-    def write(
-        self, items: Iterable[tuple[bytes, bytes | None]], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED
-    ) -> None:
+    def write(self, items: Iterable[Row], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED) -> None:
         """Make one transaction's rows, position and changelog offset durable together; *items* names each key once."""
         rows = list(items)
         last = max(0, len(rows) - 1) // WRITE_ROWS * WRITE_ROWS
+        if last:
+            self.write_pieces(rows[:last], changelog_next, options=options)
+        self._write(rows[last:], {APPLIED: encode_marker(marker), _CHANGELOG: b"%d" % changelog_next}, options)
+        # Rows first: an answer may be newer than the position it tells, never older.
+        self.changelog_next = changelog_next
+        self._before = None
+        self.marker = marker
+
+    def write_pieces(self, rows: Sequence[Row], upto: int, *, options: R.WriteOptions = LOGGED) -> None:
+        """Write rows of a transaction, from records before changelog offset *upto*; readers see them when `write` brings the rest."""
+        if self._before is None:
+            self._before = _Pinned(self._db.iter(), self.whole)
+        # Never less than before: rows of a later transaction may lie here, from a write that was cut.
+        self._whole_at = max(self._whole_at, upto)
+        for start in range(0, len(rows), WRITE_ROWS):
+            self._write(rows[start : start + WRITE_ROWS], {_PIECES: b"%d" % self._whole_at}, options)
+
+    def _write(self, rows: Sequence[Row], notes: Mapping[bytes, bytes], options: R.WriteOptions) -> None:
         try:
             self._before_logged(options)
-            if last:
-                self._before = _Pinned(self._db.iter())
-                for start in range(0, last, WRITE_ROWS):
-                    batch = _batch(rows, start, start + WRITE_ROWS)
-                    if not start:
-                        batch.put(_PIECES, b"%d" % changelog_next)
-                    self._db.write(batch, options)
-            batch = _batch(rows, last, len(rows))
-            batch.put(APPLIED, encode_marker(marker))
-            batch.put(_CHANGELOG, b"%d" % changelog_next)
+            batch = _batch(rows)
+            for key, value in notes.items():
+                batch.put(key, value)
             self._db.write(batch, options)
         except Exception as error:
-            self._whole_at = max(self._whole_at, changelog_next if last else 0)
             raise StoreError(
                 f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
             ) from error
-        # Rows first: an answer may be newer than the position it tells, never older.
-        self._before = None
-        self.marker, self.changelog_next = marker, changelog_next
 
     def _before_logged(self, options: R.WriteOptions) -> None:
         if options is UNLOGGED:
@@ -279,11 +291,11 @@ class PartitionStore:
         self._db.close()
 
 
-def _batch(rows: Sequence[tuple[bytes, bytes | None]], start: int, stop: int) -> R.WriteBatch:
+def _batch(rows: Sequence[Row]) -> R.WriteBatch:
     batch = R.WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
     # RocksDB inserts neighbours in two thirds of the time. Sorted piece by piece: a sort of all of them would stop every other thread.
-    for key, value in sorted(rows[start:stop], key=_KEY):
+    for key, value in sorted(rows, key=_KEY):
         if value is None:
             delete(key)
         else:
@@ -297,8 +309,8 @@ class _Pinned:
 
     _STEP_ROWS = 256
 
-    def __init__(self, iterator: R.RdictIter) -> None:
-        self._iterator, self._lock = iterator, threading.Lock()
+    def __init__(self, iterator: R.RdictIter, whole: bool) -> None:
+        self._iterator, self._lock, self.whole = iterator, threading.Lock(), whole
 
     def get(self, key: bytes) -> bytes | None:
         found = self._read(key, 1)

@@ -34,6 +34,14 @@ def echo(rows: Rows[int], event: bytes, at_ms: int) -> list[Emit]:
 ECHO = Processor(name="echo", source="events", decode=bytes, fold=echo, row=int, emits=("echoes",))
 
 
+def each(rows: Rows[int], event: bytes, at_ms: int) -> None:
+    rows["seen"] = seen = rows.get("seen", 0) + 1
+    rows[f"{seen}"] = seen
+
+
+EACH = Processor(name="each", source="events", decode=bytes, fold=each, row=int)
+
+
 class Part:
     """A partition whose broker takes a while for each commit; what is written is noted in `transactions`, and in `kept` once it is here."""
 
@@ -118,13 +126,8 @@ def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None
 
 
 def test_many_rows_are_written_in_a_thread_and_few_are_not() -> None:
-    def each(rows: Rows[int], event: bytes, at_ms: int) -> None:
-        rows[f"{len(rows.put)}"] = 1
-
-    processor = Processor(name="each", source="events", decode=bytes, fold=each, row=int)
-
     async def run(records: int) -> int:
-        part, desk = Part(processor), Desk()
+        part, desk = Part(EACH), Desk()
         runner = Runner(desk, part)  # type: ignore[arg-type]
         runner.hand(events_of(0, records))
         await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
@@ -270,26 +273,34 @@ def test_what_does_not_fit_a_transaction_is_left_to_the_next(monkeypatch: pytest
     assert transactions_of(monkeypatch, 0.0, room=2 * FETCH) == [2 * FETCH, FETCH]
 
 
-def test_a_transaction_of_many_rows_takes_in_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.agents.runner.BACKLOG_ROWS", 1)
-    assert transactions_of(monkeypatch, 0.0, room=10 * FETCH) == [FETCH, 2 * FETCH]
-
-
 def test_what_arrives_while_a_short_transaction_is_folded_is_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
     assert transactions_of(monkeypatch, 60.0, room=10 * FETCH) == [FETCH, 2 * FETCH]
 
 
-def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_EMITS", 100)
-    part, desk = Part(ECHO), Desk()
+def transacted(processor: Processor[bytes, int], records: int) -> Part:
+    """Hand over so many records at once, and return the partition that holds them all."""
+    part, desk = Part(processor), Desk()
 
     async def run() -> None:
         runner = Runner(desk, part)  # type: ignore[arg-type]
-        runner.hand(events_of(0, 5_000))
+        runner.hand(events_of(0, records))
         while not runner.idle():
             await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
 
     asyncio.run(run())
+    assert (part.folder.applied, part.folder.rows["seen"], sum(part.transactions)) == (records - 1, records, records)
+    assert (desk.acked, desk.failures) == (1, [])
+    return part
+
+
+def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_EMITS", 100)
+    part = transacted(ECHO, 5_000)
     assert max(map(len, part.emitted)) <= 100 + STEP_RECORDS, "some of a step more than wanted"
     assert [emit.value for emits in part.emitted for emit in emits] == [b"%d" % seen for seen in range(1, 5_001)]
-    assert (desk.acked, desk.failures) == (1, [])
+
+
+def test_a_transaction_that_changes_many_rows_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_ROWS", 100)
+    assert max(transacted(EACH, 5_000).transactions) <= 100 + STEP_RECORDS, "some of a step more than wanted"
+    assert transacted(COUNT, 5_000).transactions == [5_000], "one row, changed often, is one row"

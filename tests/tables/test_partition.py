@@ -1,0 +1,176 @@
+"""A partition that reads its changelog: transactions of any size in fetches of any size, cut by restarts, shown whole or not at all."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+import pytest
+from confluent_kafka import Message
+from hypothesis import given
+from hypothesis import strategies as st
+
+from holdfast.core.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.processor import Processor
+from holdfast.errors import ChangelogError
+from holdfast.tables import partition as module
+from holdfast.tables import store
+from holdfast.tables.partition import Environment, Partition
+from holdfast.tables.store import LOGGED, UNLOGGED, Budget
+
+BUDGET = Budget.of(8 << 20, 8 << 20)
+KEYS = [f"k{number}" for number in range(8)]
+
+PROCESSOR: Processor[Any, int] = Processor(name="p", source="in", decode=bytes, fold=lambda rows, event, now_ms: None, row=int)
+
+Changes = dict[str, int | None]
+State = dict[bytes, bytes]
+
+
+@pytest.fixture(autouse=True)
+def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(store, "WRITE_ROWS", 2)
+    monkeypatch.setattr(module, "HELD_ROWS", 3)
+
+
+async def nowhere(*_: Any) -> Any:
+    raise AssertionError("nothing here connects")
+
+
+def opened(folder: Path) -> Partition:
+    environment = Environment(
+        app="a",
+        data_dir=folder,
+        connect=nowhere,
+        compression=0,
+        budget=BUDGET,
+        cluster_id="c",
+        changelog_ids={},
+        cache_rows=10,
+        transaction_timeout_s=10,
+        tombstones_kept_ms=0,
+    )
+    part = Partition(PROCESSOR, 0, environment, lambda part: None, lambda: True)
+    part.serving = True
+    return part
+
+
+def value_of(change: int | None) -> bytes | None:
+    return None if change is None else b"%d" % change
+
+
+def logged(transactions: list[Changes]) -> tuple[list[Message], dict[int, State]]:
+    """Return the records of a changelog, with a control record's gap after each transaction, and the state by next offset."""
+    records: list[Message] = []
+    state: State = {}
+    states = {0: state}
+    offset = 0
+    for number, changes in enumerate(transactions):
+        rows = [(row_key(key), value_of(change)) for key, change in changes.items()]
+        for key, value in [*rows, (APPLIED, encode_marker(Marker(number, number, 1)))]:
+            records.append(Message(topic="log", partition=0, offset=offset, key=key, value=value))
+            offset += 1
+        state = {key: value for key, value in {**state, **dict(rows)}.items() if value is not None}
+        states[offset] = state
+        offset += 1
+    return records, states
+
+
+def shown(part: Partition) -> State:
+    """Return the rows a reader finds, the same by every kind of read."""
+    everything = dict(part.everything())
+    assert {row_key(key): value for key, value in part.scan("", None, 100)} == everything
+    assert [everything.get(row_key(key)) for key in KEYS] == part.get_many(KEYS) == [part.get(key) for key in KEYS]
+    return everything
+
+
+changes_of_keys = st.dictionaries(st.sampled_from(KEYS), st.none() | st.integers(0, 9), max_size=len(KEYS))
+
+
+@given(data=st.data(), transactions=st.lists(changes_of_keys, max_size=8), restoring=st.booleans())
+def test_readers_see_whole_transactions_only_whatever_the_fetches_and_restarts(
+    data: st.DataObject, transactions: list[Changes], restoring: bool
+) -> None:
+    records, states = logged(transactions)
+    options = UNLOGGED if restoring else LOGGED
+    with TemporaryDirectory() as folder:
+        part, at, restarts = opened(Path(folder)), 0, 0
+        while at < len(records):
+            taken = data.draw(st.integers(1, len(records) - at))
+            part.apply(records[at : at + taken], options)
+            at += taken
+            assert part.torn() == (records[at - 1].key() != APPLIED)
+            assert len(part._held) <= (module.HELD_ROWS if part.torn() else 0)
+            assert not part.serving or shown(part) == states[part.changelog_next]
+            if restarts < 4 and data.draw(st.booleans()):
+                restarts += 1
+                if data.draw(st.booleans()):
+                    part.close()
+                    part = opened(Path(folder))
+                part.forget_torn()
+                at = next((n for n, record in enumerate(records) if (record.offset() or 0) >= part.changelog_next), len(records))
+                assert not part.serving or shown(part) == states[part.changelog_next]
+        assert (part.torn(), part.serving, part.whole) == (False, True, True)
+        assert shown(part) == states[part.changelog_next]
+        assert part.applied == len(transactions) - 1
+        part.close()
+
+
+def test_rows_of_a_transaction_that_has_not_come_whole_wait_in_the_store(tmp_path: Path) -> None:
+    """Memory holds but few of them; readers see the state before, and a store opened again none until it is whole."""
+    records, states = logged([{"k0": 1}, dict.fromkeys(KEYS, 2)])
+    part = opened(tmp_path)
+    for rows in records[:6], records[6:10]:
+        part.apply(rows, UNLOGGED)
+        assert (part.torn(), part.serving, part.whole, len(part._held)) == (True, True, False, 0)
+        assert shown(part) == states[2]
+    part.close()
+
+    again = opened(tmp_path)
+    assert (again.changelog_next, again.serving, again.whole) == (2, False, False)
+    assert len(shown(again)) == 8, "else nothing was written before the restart, and this test shows nothing"
+    again.apply(records[2:10], UNLOGGED)
+    assert not again.serving, "the state before was lost with the restart"
+    again.apply(records[10:], UNLOGGED)
+    assert (again.torn(), again.serving, again.whole) == (False, True, True)
+    assert shown(again) == dict.fromkeys(map(row_key, KEYS), b"2")
+    again.close()
+
+
+@pytest.mark.parametrize("rows", [2, 8])
+def test_a_partition_rebuilt_amid_a_transaction_knows_nothing_of_it(tmp_path: Path, rows: int) -> None:
+    """Held in memory or in the store: what is built anew is of the changelog as it is then."""
+    records, _ = logged([dict.fromkeys(KEYS, 1)])
+    part = opened(tmp_path)
+    part.apply(records[:rows], LOGGED)
+    part.rebuild("told to")
+    assert (part.torn(), part.serving, part.whole, shown(part)) == (False, True, True, {})
+    records, states = logged([{"k7": 2}])
+    part.apply(records, LOGGED)
+    assert shown(part) == states[2]
+    part.close()
+
+
+def test_a_store_with_rows_of_several_transactions_is_whole_at_the_last_of_them_also_after_two_restarts(tmp_path: Path) -> None:
+    records, _ = logged([dict.fromkeys(KEYS, 1), dict.fromkeys(KEYS, 2)])
+    part = opened(tmp_path)
+    part.apply(records[:9], LOGGED)
+    part.apply(records[9:15], LOGGED)
+    part._store.write_pieces([(row_key("k7"), b"3")], 40)  # of a later transaction, as a write of several leaves it when it is cut
+    part.close()
+    for at, upto in ((9, 15), (9, 18)):
+        part = opened(tmp_path)
+        part.apply(records[at:upto], LOGGED)
+        assert not part.whole
+        part.close()
+    part = opened(tmp_path)
+    assert (part.changelog_next, part.whole, part.serving) == (19, False, False)
+    part.close()
+
+
+def test_a_changelog_without_its_marker_s_value_was_made_again(tmp_path: Path) -> None:
+    part = opened(tmp_path)
+    with pytest.raises(ChangelogError, match="deleted and made again"):
+        part.apply([Message(topic="log", partition=0, offset=0, key=APPLIED, value=None)], LOGGED)
+    part.close()
