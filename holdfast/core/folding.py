@@ -212,6 +212,7 @@ class Folder(Generic[R]):
                 emitted = len(self._emits)
                 self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
                 self._check_put()
+                self.rows.forget_replaced()
                 for emit in self._emits[emitted:]:
                     self._check_emit(emit)
                 records += stop - start
@@ -352,7 +353,7 @@ class Folder(Generic[R]):
             if found is not rows:
                 read = iter(found)
                 changed = [(key, None if row is None else next(read)) for key, row in changed]
-        self.rows.cache(changed)
+                self.rows.settle(changed)
         if len(stored) == len(keys):
             return zip(keys, stored, strict=True)
         values = iter(stored)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Container, Iterable, Iterator
 from heapq import heapify, heappop, heappush
-from itertools import chain
+from itertools import chain, islice, repeat
 from typing import Generic, Protocol, TypeVar, overload
 
 from holdfast.core.codec import ROW, WAKE, RowCodec, decode_due, row_key, text_key, wake_key
@@ -44,8 +45,8 @@ class Rows(Generic[R]):
 
     What this transaction changed is looked up first: in a large one most rows are changed again and again, and that one dict is all
     they touch. Committed rows are cached decoded in two generations (a full young one becomes the old one), which bounds memory at
-    about *cache_rows* rows. Over a store that began empty the cache holds every row until it first drops some, and until then no row
-    is looked for in the store.
+    about *cache_rows* rows; those that the transaction replaces are let go while it is folded. Over a store that began empty the cache
+    holds every row until it first drops some, and until then no row is looked for in the store.
 
     `put` lists every row set since the folder last looked: a row that the same transaction replaces must be refused for what
     another cut of the log would have refused it for. `failures` holds what the store raised, even when a fold swallowed it.
@@ -58,6 +59,7 @@ class Rows(Generic[R]):
         "_heap",
         "_limit",
         "_old",
+        "_replaced",
         "_store",
         "_undo_wakes",
         "_wakes",
@@ -74,6 +76,7 @@ class Rows(Generic[R]):
         self._old: dict[str, R | None] = {}
         self._all_cached = next(store.scan(ROW), None) is None
         self._changed: dict[str, R | None] = {}
+        self._replaced = 0
         self.put: list[R] = []
         self.failures: list[Exception] = []
         self._wakes = {text_key(key): decode_due(value) for key, value in store.scan(WAKE)}
@@ -209,13 +212,24 @@ class Rows(Generic[R]):
         """Return what this transaction changed so far: rows and timers by key, None for a removed one. For the folder only."""
         return self._changed, self._wakes_changed
 
-    def cache(self, changed: Iterable[tuple[str, R | None]]) -> None:
-        """Take some of the changes into the cache, as later transactions shall find them; all of them before `commit`. For the folder only."""
-        self._young.update(changed)
+    def forget_replaced(self) -> None:
+        """Drop the committed rows that this transaction has replaced so far, while the processor's cache has them. For the folder only."""
+        fresh = len(self._changed) - self._replaced
+        if fresh:
+            deque(map(self._young.pop, islice(reversed(self._changed), fresh), repeat(None)), 0)
+            self._replaced = len(self._changed)
+
+    def settle(self, changed: Iterable[tuple[str, R | None]]) -> None:
+        """Have later transactions find these in place of what was set: the same rows as a later reader will. For the folder only."""
+        self._changed.update(changed)
 
     def commit(self) -> None:
         """Take the changes as committed to the store. For the folder only."""
-        self._changed.clear()
+        self.forget_replaced()
+        # They have no key in common now, so the larger takes in the smaller: a large transaction has often replaced every row.
+        few, many = sorted((self._young, self._changed), key=len)
+        many.update(few)
+        self._young, self._changed, self._replaced = many, {}, 0
         self._wakes_changed.clear()
         self._undo_wakes.clear()
         self.put.clear()
@@ -227,9 +241,9 @@ class Rows(Generic[R]):
         """Forget the changes since the last commit. For the folder only."""
         self._all_cached = self._all_cached and not self._changed
         for key in self._changed:
-            self._young.pop(key, None)
-            self._old.pop(key, None)
+            self._old.pop(key, None)  # older than the one that was let go
         self._changed.clear()
+        self._replaced = 0
         self.put.clear()
         self.failures.clear()
         for key, at_ms in self._undo_wakes.items():

@@ -46,7 +46,6 @@ class DictStore(dict[bytes, bytes]):
                 self.pop(key, None)
             else:
                 self[key] = value
-        rows.cache(changed.items())
         rows.commit()
 
 
@@ -169,7 +168,40 @@ def test_rows_in_use_stay_cached_over_a_change_of_generations() -> None:
     assert store.looked_up == 1000
 
 
-def test_a_rollback_does_not_bring_back_a_row_older_than_the_last_commit() -> None:
+def test_rows_are_held_once_though_a_transaction_replaces_them() -> None:
+    """What was committed before is let go as the transaction goes on, and what it changed is the cache when it closes."""
+    store = stored()
+    rows = rows_over(store, cache_rows=1_000)
+    for at in range(100):
+        rows[f"k{at}"] = Total(at)
+    store.take(rows)
+    for replaced in (30, 100):
+        for at in range(replaced):
+            rows[f"k{at}"] = Total(at + 1)
+        rows.forget_replaced()
+        assert (len(rows._young), len(rows._changed)) == (100 - replaced, replaced)
+    del rows["k7"]
+    store.take(rows)
+    assert [rows.get(f"k{at}") for at in range(100)] == [None if at == 7 else Total(at + 1) for at in range(100)]
+    assert (len(rows._young), store.looked_up) == (100, 0)
+
+
+@pytest.mark.parametrize("replaced", [2, 8])
+def test_few_changes_and_many_are_found_by_later_transactions(replaced: int) -> None:
+    store = stored(**{f"k{at}": at for at in range(10)})
+    rows = rows_over(store)
+    for at in range(10):
+        rows.get(f"k{at}")
+    for value in (50, 60):
+        for at in range(replaced):
+            rows[f"k{at}"] = Total(value)
+        store.take(rows)
+        assert [rows[f"k{at}"].count for at in range(10)] == [value] * replaced + list(range(replaced, 10))
+    assert store.looked_up == 10
+
+
+@pytest.mark.parametrize("let_go", [False, True])
+def test_a_rollback_does_not_bring_back_a_row_older_than_the_last_commit(let_go: bool) -> None:
     store = stored(k=1, x=1, y=1)
     rows = rows_over(store, cache_rows=4)
     for key in "kxy":
@@ -178,6 +210,8 @@ def test_a_rollback_does_not_bring_back_a_row_older_than_the_last_commit() -> No
     rows["k"] = Total(2)
     store.take(rows)
     rows["k"] = Total(3)
+    if let_go:
+        rows.forget_replaced()
     rows.rollback()
     assert rows.get("k") == Total(2)
 
@@ -436,7 +470,7 @@ class OverlayAgainstADict(RuleBasedStateMachine):
     @rule(late=st.booleans())
     def rollback(self, late: bool) -> None:
         if late:  # as when the transaction could not be written
-            self.rows.cache(self.rows.changed()[0].items())
+            self.rows.forget_replaced()
         self.rows.rollback()
         self.now, self.kept = self.copy(self.committed), self.copy(self.committed)
         self.journaled = JournaledRows(self.rows)
