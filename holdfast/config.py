@@ -127,9 +127,9 @@ class Settings:
 
     linger_ms: int = field(default=40, metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000))
     fetch_records: int = field(default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000))
-    fetch_bytes: int = field(default=16 * MIB, metadata=_doc("largest fetch, in bytes; 16MiB is understood", low=64 * KIB, high=GIB))
+    fetch_bytes: int = field(default=8 * MIB, metadata=_doc("largest fetch, in bytes; 8MiB is understood", low=64 * KIB, high=GIB))
     inflight_bytes: int = field(
-        default=32 * MIB, metadata=_doc("fetched and not yet applied, per worker; no transaction is larger", low=64 * KIB, high=16 * GIB)
+        default=64 * MIB, metadata=_doc("fetched and not yet applied, per worker; no transaction is larger", low=64 * KIB, high=16 * GIB)
     )
     store_cache_bytes: int = field(default=64 * MIB, metadata=_doc("RocksDB block cache, shared by all stores", low=MIB, high=1024 * GIB))
     store_write_buffer_bytes: int = field(

@@ -227,7 +227,7 @@ def test_the_check_for_secrets_can_fail() -> None:
         ({"session_timeout_s": 31.0}, "session_timeout_s may be at most request_timeout_s"),
         ({"commit_timeout_s": 61.0}, "commit_timeout_s may be at most rebalance_timeout_s"),
         ({"stall_timeout_s": 20.0}, "commit_timeout_s may be at most stall_timeout_s"),
-        ({"fetch_bytes": 64 << 20}, "fetch_bytes may be at most inflight_bytes"),
+        ({"fetch_bytes": 128 << 20}, "fetch_bytes may be at most inflight_bytes"),
         ({"web_bind": "0.0.0.0"}, "set web_token"),
         ({"web_bind": "example.org"}, "set web_token"),
         ({"web_bind": ""}, "set web_token"),
