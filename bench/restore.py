@@ -4,7 +4,7 @@
 
 Three changelogs. With 10,000 claims each row is there a hundred times: Kafka Streams writes it without its cache, holdfast in
 transactions too small to hold a row twice. With as many claims as records every row is there once, in small transactions and in those
-that holdfast makes of a backlog, of 100,000 rows and more. Both clocks run from the first batch restored to the last; a restart and a
+that holdfast makes of a backlog, of some 100,000 rows. Both clocks run from the first batch restored to the last; a restart and a
 promotion are timed from outside.
 """
 

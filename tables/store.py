@@ -5,11 +5,11 @@ from __future__ import annotations
 import logging
 import shutil
 import threading
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
-from typing import cast
+from typing import TypeVar, cast
 
 import msgspec
 import rocksdict as R
@@ -40,7 +40,8 @@ _CHANGELOG = META + b"changelog"
 _TOUCHED = META + b"touched"
 _PIECES = META + b"pieces"
 
-Row = tuple[bytes, bytes | None]
+T = TypeVar("T")
+Put = tuple[bytes, bytes | None]
 _KEY = itemgetter(0)
 
 LOGGED, UNLOGGED = R.WriteOptions(), R.WriteOptions()
@@ -116,6 +117,8 @@ class PartitionStore:
         self._before: _Pinned | None = None
         self._unlogged = False
         self._open()
+        self.readable = self.whole
+        """Whether readers see a committed state; it stays so while a transaction is written in pieces, since they see the one before."""
 
     def _open(self) -> None:
         if self.path.exists():
@@ -173,17 +176,12 @@ class PartitionStore:
         self._set_aside(cause)
         self._unlogged = False
         self._open()
+        self.readable = self.whole
 
     @property
     def whole(self) -> bool:
         """Return False while some rows may be of a later position than the marker tells: the rest of a transaction has not come."""
         return self.changelog_next >= self._whole_at
-
-    @property
-    def readable(self) -> bool:
-        """Return whether readers see a committed state: the one before, while a transaction is written in parts."""
-        before = self._before
-        return self.whole if before is None else before.whole
 
     # -- reads; safe from any thread
 
@@ -192,14 +190,22 @@ class PartitionStore:
         return cast("bytes | None", self._db.get(key)) if before is None else before.get(key)
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
-        before = self._before
-        if before is not None:
-            return list(map(before.get, keys))
-        return list(self._db.get(list(keys)) or ()) if keys else []
+        if not keys:
+            return []
+        return self._read(lambda before: list(map(before.get, keys)), lambda: list(self._db.get(list(keys)) or ()))
 
     def _from(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        before = self._before
-        return cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)) if before is None else before.items(start)
+        return self._read(lambda before: before.items(start), lambda: cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)))
+
+    def _read(self, pinned: Callable[[_Pinned], T], current: Callable[[], T]) -> T:
+        """Read several rows of one state: again, if a write in pieces began meanwhile."""
+        while True:
+            pieces_upto, before = self._whole_at, self._before
+            if before is not None:
+                return pinned(before)
+            found = current()
+            if self._whole_at == pieces_upto:
+                return found
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) with *prefix* in key order, as of the call."""
@@ -238,7 +244,7 @@ class PartitionStore:
 
     # -- writes; one thread at a time
 
-    def write(self, items: Iterable[Row], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED) -> None:
+    def write(self, items: Iterable[Put], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED) -> None:
         """Make one transaction's rows, position and changelog offset durable together; *items* names each key once."""
         rows = list(items)
         last = max(0, len(rows) - 1) // WRITE_ROWS * WRITE_ROWS
@@ -249,17 +255,18 @@ class PartitionStore:
         self.changelog_next = changelog_next
         self._before = None
         self.marker = marker
+        self.readable = self.whole
 
-    def write_pieces(self, rows: Sequence[Row], upto: int, *, options: R.WriteOptions = LOGGED) -> None:
+    def write_pieces(self, rows: Sequence[Put], upto: int, *, options: R.WriteOptions = LOGGED) -> None:
         """Write rows of a transaction, from records before changelog offset *upto*; readers see them when `write` brings the rest."""
         if self._before is None:
-            self._before = _Pinned(self._db.iter(), self.whole)
+            self._before = _Pinned(self._db.iter())
         # Never less than before: rows of a later transaction may lie here, from a write that was cut.
         self._whole_at = max(self._whole_at, upto)
         for start in range(0, len(rows), WRITE_ROWS):
             self._write(rows[start : start + WRITE_ROWS], {_PIECES: b"%d" % self._whole_at}, options)
 
-    def _write(self, rows: Sequence[Row], notes: Mapping[bytes, bytes], options: R.WriteOptions) -> None:
+    def _write(self, rows: Sequence[Put], notes: Mapping[bytes, bytes], options: R.WriteOptions) -> None:
         try:
             self._before_logged(options)
             batch = _batch(rows)
@@ -291,7 +298,7 @@ class PartitionStore:
         self._db.close()
 
 
-def _batch(rows: Sequence[Row]) -> R.WriteBatch:
+def _batch(rows: Sequence[Put]) -> R.WriteBatch:
     batch = R.WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
     # RocksDB inserts neighbours in two thirds of the time. Sorted piece by piece: a sort of all of them would stop every other thread.
@@ -309,8 +316,8 @@ class _Pinned:
 
     _STEP_ROWS = 256
 
-    def __init__(self, iterator: R.RdictIter, whole: bool) -> None:
-        self._iterator, self._lock, self.whole = iterator, threading.Lock(), whole
+    def __init__(self, iterator: R.RdictIter) -> None:
+        self._iterator, self._lock = iterator, threading.Lock()
 
     def get(self, key: bytes) -> bytes | None:
         found = self._read(key, 1)

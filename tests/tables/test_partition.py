@@ -162,10 +162,12 @@ def test_a_store_with_rows_of_several_transactions_is_whole_at_the_last_of_them_
     for at, upto in ((9, 15), (9, 18)):
         part = opened(tmp_path)
         part.apply(records[at:upto], LOGGED)
-        assert not part.whole
+        assert (part.whole, part.serving) == (False, False)
         part.close()
     part = opened(tmp_path)
     assert (part.changelog_next, part.whole, part.serving) == (19, False, False)
+    part.rebuild("its changelog has lost the rest")
+    assert (part.changelog_next, part.whole, part.serving) == (0, True, True)
     part.close()
 
 

@@ -61,6 +61,43 @@ def test_readers_between_the_pieces_see_the_state_before_in_every_kind_of_read(t
     store.close()
 
 
+class Meanwhile:
+    """A database in which, just before it is read, a writer gets further than the reader knows."""
+
+    def __init__(self, db: Any, act: Callable[[], None]) -> None:
+        self._db, self._act = db, [act]
+
+    def __getattr__(self, name: str) -> Any:
+        if name in ("get", "items") and self._act:
+            self._act.pop()()
+        return getattr(self._db, name)
+
+
+@pytest.mark.parametrize("closed", [False, True])
+@pytest.mark.parametrize(
+    "read",
+    [lambda store: store.get_many(KEYS), lambda store: [value for _, value in store.page("", None, 100)]],
+    ids=["many", "scan"],
+)
+def test_a_read_that_meets_the_beginning_of_a_write_is_of_one_state(
+    tmp_path: Path, read: Callable[[PartitionStore], list[bytes]], closed: bool
+) -> None:
+    store = opened(tmp_path)
+    store.write(rows(b"old"), Marker(1, 1, 1), 10)
+
+    def meanwhile() -> None:
+        store.write_pieces(rows(b"new", KEYS[:4]), 15)
+        if closed:
+            store.write(rows(b"new", KEYS[4:]), Marker(2, 2, 1), 20)
+
+    db = store._db
+    store._db = Meanwhile(db, meanwhile)  # type: ignore[assignment]
+    assert read(store) == [b"new" if closed else b"old"] * 10
+    assert store.readable
+    store._db = db
+    store.close()
+
+
 def test_a_write_cut_between_its_pieces_is_found_when_the_store_is_opened_and_cured_by_the_changelog(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
