@@ -12,6 +12,7 @@ from typing import Any
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 
 from holdfast.agents.records import Records
+from holdfast.core.unreadable import Unreadable
 from holdfast.errors import BrokerError, TopicError
 from holdfast.tables.messages import Place, by_place, only
 
@@ -76,6 +77,8 @@ class Feed:
         self._advised: dict[Place, int] = {}
         self._only_topic: str | None = None
         self.broker_down = False
+        self.unreadable: dict[Place, Unreadable] = {}
+        """Partitions that stand before a batch that cannot be read; all before it was fetched."""
 
     def _on_error(self, error: KafkaError) -> None:
         if not self.broker_down:  # librdkafka repeats itself many times a second while a broker is away
@@ -188,6 +191,14 @@ class Feed:
         if error.fatal():
             raise BrokerError(f"{where}: {error.str()}")
         logger.warning("source %s: %s", where, error.str())
+
+    def skip(self, place: Place, last: int) -> None:
+        """Go on after offset *last* of a partition that stands before an unreadable batch."""
+        found = self.unreadable.get(place)
+        if found is not None and self._consumer is not None and last >= found.last:
+            del self.unreadable[place]
+            self._next[place] = last + 1
+            self._consumer.seek(TopicPartition(*place, last + 1))
 
     def ends(self) -> dict[Place, int]:
         """Return the end of each partition's log, as far as librdkafka knows without asking the broker."""
