@@ -1,224 +1,268 @@
-"""Where records come from: one confluent-kafka consumer per worker, assigned exact positions, pulled from the event loop."""
+"""Where records come from: our own fetcher, pointed at exact positions, and what it brings as columns, pulled from the event loop."""
 
 from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Mapping, Sequence
+import time
+from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
-from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from aiokafka.client import AIOKafkaClient
 
+from holdfast.agents.batch_reader import BatchReader
+from holdfast.agents.fetcher import Chunk, Fetcher, Source
 from holdfast.agents.records import Records
+from holdfast.core.compression import LIMIT_UNPACKED_BYTES
 from holdfast.core.unreadable import Unreadable
-from holdfast.errors import BrokerError, TopicError
-from holdfast.tables.messages import Place, by_place, only
+from holdfast.core.wire import WireReason
+from holdfast.errors import WireError
+from holdfast.tables.messages import Place
 
 logger = logging.getLogger(__name__)
 
 HANDFUL = 2_000
-"""Messages taken from librdkafka at once: 3 to 5 ms of the event loop, which others wait for meanwhile."""
+"""Records taken from what was fetched at once: 2 to 5 ms of the event loop, which others wait for meanwhile."""
+HANDFUL_S = 0.005
+"""A handful of many small batches ends after so long."""
+ATTEMPTS = 3
+"""So often is a batch fetched that is corrupt, before it counts as unreadable: what is on the way may be, and what lies there not."""
+RETRY_S = 0.1
 
 
 @dataclass(slots=True)
 class Fetched:
     """Records of one partition as one fetch brought them. *first* is the position before it: nothing between it and the records exists.
 
-    Those that a processor folds are `records`; those of a topic that ordinary agents read are `messages`.
+    Those of a topic that ordinary agents read are handed on *singly*. *broker_time* tells whose clock the last of them has its time from.
     """
 
     epoch: int
     topic: str
     partition: int
     first: int
+    singly: bool = False
     records: Records = field(default_factory=Records)
-    messages: list[Message] = field(default_factory=list)
+    broker_time: bool = False
     last: int = -1
     size_bytes: int = 0
 
     def __len__(self) -> int:
-        return len(self.messages) or len(self.records)
+        return len(self.records)
 
 
-def size_of(messages: Sequence[Message]) -> int:
-    """Return about how many bytes *messages* have, from some of them."""
-    each = max(1, len(messages) // 64)
-    return sum(map(len, messages[::each])) * each
+@dataclass(slots=True)
+class _Reading:
+    """How far a partition was taken. *following* is the offset after the last record taken, *position* after all that was read."""
+
+    source: Source
+    following: int
+    position: int
+    attempts: int = 0
 
 
 class Feed:
     """Reads the source partitions this worker folds, from positions that come from the state, never from committed offsets.
 
-    librdkafka's own threads fetch ahead, within *queue_bytes* over all partitions. `fetch` is called from the event loop only; it
-    waits in a thread when nothing is queued. No record of an older assignment comes out after `assign`.
+    The fetcher fetches ahead, within *queue_bytes* over all partitions. `fetch` is called from the event loop only. No record of an older
+    assignment comes out after `assign`. One batch is unpacked at a time, to *unpacked_batch_bytes* at most.
     """
 
     def __init__(
-        self, client: Mapping[str, Any], group: str, executor: Executor, *, fetch_records: int, fetch_bytes: int, queue_bytes: int
+        self,
+        connect: Callable[[], AIOKafkaClient],
+        executor: Executor,
+        *,
+        fetch_records: int,
+        fetch_bytes: int,
+        queue_bytes: int,
+        unpacked_batch_bytes: int = LIMIT_UNPACKED_BYTES,
+        timeout_s: float = 30.0,
     ) -> None:
-        self._config = {
-            **client,
-            "group.id": f"{group}-feed",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "isolation.level": "read_committed",
-            "auto.offset.reset": "error",
-            "fetch.queue.backoff.ms": 5,
-            "fetch.wait.max.ms": 100,
-            "error_cb": self._on_error,
-        }
-        self._executor, self._queue_bytes = executor, queue_bytes
+        self._executor, self._unpacked_batch_bytes = executor, unpacked_batch_bytes
         self._fetch_records, self._fetch_bytes = fetch_records, fetch_bytes
-        self._consumer: Consumer | None = None
-        self._polling: asyncio.Future[Message | None] | None = None
-        self._next: dict[Place, int] = {}
-        self._advised: dict[Place, int] = {}
-        self._only_topic: str | None = None
-        self.broker_down = False
+        self._fetcher = Fetcher(connect, queue_bytes=queue_bytes, timeout_s=timeout_s)
+        self._readings: dict[Place, _Reading] = {}
+        self._assigned = 0
+        self._current: tuple[Chunk, BatchReader] | None = None
         self.unreadable: dict[Place, Unreadable] = {}
         """Partitions that stand before a batch that cannot be read; all before it was fetched."""
 
-    def _on_error(self, error: KafkaError) -> None:
-        if not self.broker_down:  # librdkafka repeats itself many times a second while a broker is away
-            logger.warning("source consumer: %s", error.str())
-        if error.code() == KafkaError._ALL_BROKERS_DOWN:
-            self.broker_down = True
+    @property
+    def broker_down(self) -> bool:
+        """Return whether the last word of every broker was none."""
+        return self._fetcher.broker_down
 
     async def assign(self, positions: Mapping[Place, int], advised: Mapping[Place, int] | None = None) -> None:
         """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else.
 
         *advised* are positions that no state depends on: one that the log no longer holds moves to the log's beginning.
         """
-        self._advised = dict(advised or {})
-        positions = {**positions, **self._advised}
-        if self._polling is not None:
-            # A poll begun before must end first: else it returns a record of the new position, which its caller throws away.
-            await asyncio.wait([self._polling])
-        old, self._consumer = self._consumer, None
-        if old is not None:
-            await asyncio.get_running_loop().run_in_executor(self._executor, old.close)
-        self._next = dict(positions)
-        self._only_topic = only(positions)
-        if not positions:
-            return
-        # Memory of librdkafka's queues is a setting per partition; a new consumer is how to change it.
-        per_partition_kib = max(512, (self._queue_bytes >> 10) // len(positions))
-        self._consumer = Consumer(
-            {
-                **self._config,
-                "queued.max.messages.kbytes": per_partition_kib,
-                "queued.min.messages": 100_000,
-                "fetch.message.max.bytes": min(4 << 20, per_partition_kib << 10),
-            }
-        )
-        self._consumer.assign([TopicPartition(topic, number, offset or OFFSET_BEGINNING) for (topic, number), offset in positions.items()])
+        advised = advised or {}
+        self._assigned += 1
+        self._drop_current()
+        self.unreadable.clear()
+        sources = {place: Source(place, offset, advised=place in advised) for place, offset in {**positions, **advised}.items()}
+        self._readings = {place: _Reading(source, source.following, source.following) for place, source in sources.items()}
+        self._fetcher.assign(sources)
 
     async def fetch(self, epoch: int, wait_s: float) -> list[Fetched]:
         """Return what is there, one item per partition; waits up to *wait_s* for the first record.
 
         At most *fetch_records*, and no more of them once they have *fetch_bytes*.
         """
-        consumer = self._consumer
-        if consumer is None:
-            await asyncio.sleep(wait_s)
-            return []
-        handful = min(HANDFUL, self._fetch_records)
-        messages = consumer.consume(handful, 0)
-        if not messages:
-            first = await self._wait_first(consumer, wait_s)
-            if first is None or consumer is not self._consumer:
-                return []
-            messages = [first, *consumer.consume(handful - 1, 0)]
-        fetches: dict[Place, Fetched] = {}
+        assigned, fetches, until_s = self._assigned, dict[Place, Fetched](), time.monotonic() + wait_s
         taken = taken_bytes = 0
-        while messages:
-            taken += len(messages)
-            taken_bytes += self._take(fetches, epoch, messages)
-            # After a handful that was not whole there is no more.
-            if len(messages) < handful or taken >= self._fetch_records or taken_bytes >= self._fetch_bytes:
-                break
-            messages = []  # before the next are made
-            await asyncio.sleep(0)
-            if consumer is not self._consumer:
+        while taken < self._fetch_records and taken_bytes < self._fetch_bytes:
+            if self._fetcher.failure is not None:
+                raise self._fetcher.failure
+            if not self._something():
+                if taken or not await self._wait(until_s):
+                    break
+                if assigned != self._assigned:
+                    return []
+                continue
+            records, size = self._take_handful(fetches, epoch, min(HANDFUL, self._fetch_records - taken))
+            taken, taken_bytes = taken + records, taken_bytes + size
+            if self._current is not None and self._current[1].packed is not None:
+                await self._unpack(*self._current)
+            elif taken < self._fetch_records and taken_bytes < self._fetch_bytes and self._something():
+                await asyncio.sleep(0)
+            if assigned != self._assigned:
                 return []
-            handful = min(HANDFUL, self._fetch_records - taken)
-            messages = consumer.consume(handful, 0)
         return list(fetches.values())
 
-    async def _wait_first(self, consumer: Consumer, wait_s: float) -> Message | None:
-        self._polling = asyncio.ensure_future(asyncio.get_running_loop().run_in_executor(self._executor, consumer.poll, wait_s))
+    def _something(self) -> bool:
+        return self._current is not None or bool(self._fetcher.chunks)
+
+    async def _wait(self, until_s: float) -> bool:
+        """Wait for something to take; return whether there is something before *until_s*."""
+        arrived = self._fetcher.arrived
+        arrived.clear()
         try:
-            return await self._polling
-        finally:
-            self._polling = None
+            async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
+                await arrived.wait()
+        except TimeoutError:
+            return False
+        return True
 
-    def _take(self, fetches: dict[Place, Fetched], epoch: int, messages: list[Message]) -> int:
-        """Add *messages* to *fetches*; return about how many bytes they have."""
-        taken_bytes = 0
-        for place, found in by_place(messages, self._only_topic, self._check).items():
-            self.broker_down = False
-            if (fetched := fetches.get(place)) is None:
-                fetched = fetches[place] = Fetched(epoch, *place, self._next[place])
-            if place in self._advised:
-                fetched.messages += found
-            else:
-                fetched.records.take(found)
-            fetched.last = found[-1].offset() or 0
-            self._next[place] = fetched.last + 1
-            size_bytes = size_of(found)
-            fetched.size_bytes += size_bytes
-            taken_bytes += size_bytes
-        return taken_bytes
+    def _take_handful(self, fetches: dict[Place, Fetched], epoch: int, limit: int) -> tuple[int, int]:
+        """Add up to *limit* records to *fetches*; return how many, and about how many bytes they have."""
+        records = size = 0
+        until_s = time.monotonic() + HANDFUL_S
+        while records < limit and size < self._fetch_bytes and self._something():
+            chunk, reader = self._current or self._next_chunk()
+            reading = self._readings[chunk.source.place]
+            try:
+                more, more_bytes = self._take(fetches, epoch, chunk, reader, limit - records)
+            except WireError as error:
+                self._unread(reading, chunk, reader, error)
+                continue
+            records, size = records + more, size + more_bytes
+            if reader.packed is not None or time.monotonic() > until_s:
+                break
+        return records, size
 
-    def _check(self, message: Message, error: KafkaError) -> None:
-        where = f"{message.topic()} partition {message.partition()}"
-        if error.code() == KafkaError._AUTO_OFFSET_RESET:
-            place = (message.topic() or "", message.partition() or 0)
-            if place in self._advised and self._consumer is not None:
-                logger.warning("%s: the committed offset is not in the log any more, reading from its beginning", where)
-                self._next[place] = 0
-                self._consumer.incremental_unassign([TopicPartition(*place)])
-                self._consumer.incremental_assign([TopicPartition(*place, OFFSET_BEGINNING)])
-                return
-            raise TopicError(
-                f"{where}: offset {self._next.get(place)} is not in the log any more (retention, or the topic was made again): records "
-                f"between the state's position and the log's start are lost. Delete the table's changelog and stores to fold what is left"
-            )
-        if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError.TOPIC_AUTHORIZATION_FAILED):
-            raise TopicError(f"{where}: {error.str()}")
-        if error.fatal():
-            raise BrokerError(f"{where}: {error.str()}")
-        logger.warning("source %s: %s", where, error.str())
+    def _next_chunk(self) -> tuple[Chunk, BatchReader]:
+        chunk = self._fetcher.chunks.popleft()
+        position = max(chunk.first, self._readings[chunk.source.place].position)
+        self._current = chunk, BatchReader(chunk.data, chunk.aborted, position, limit_bytes=self._unpacked_batch_bytes)
+        return self._current
+
+    def _take(self, fetches: dict[Place, Fetched], epoch: int, chunk: Chunk, reader: BatchReader, limit: int) -> tuple[int, int]:
+        place = chunk.source.place
+        reading = self._readings[place]
+        fetched = fetches.get(place) or Fetched(epoch, *place, reading.following, singly=chunk.source.advised)
+        before = len(fetched.records)
+        size = reader.take(fetched.records, limit)
+        if more := len(fetched.records) - before:
+            fetches[place] = fetched
+            fetched.last = fetched.records.offsets[-1]
+            fetched.broker_time = reader.broker_time
+            fetched.size_bytes += size
+            reading.following, reading.attempts = fetched.last + 1, 0
+        reading.position = reader.position
+        if reader.done:
+            self._drop_current()
+        return more, size
+
+    def _drop_current(self) -> None:
+        current, self._current = self._current, None
+        if current is not None:
+            self._fetcher.done(current[0])
+
+    async def _unpack(self, chunk: Chunk, reader: BatchReader) -> None:
+        """Unpack a large batch in a thread; the event loop has other things to do."""
+        unpacked: bytes | WireError
+        try:
+            unpacked = await asyncio.get_running_loop().run_in_executor(self._executor, reader.unpack)
+        except WireError as error:
+            unpacked = error
+        if self._current is None or self._current[1] is not reader:
+            return  # an assignment came between
+        try:
+            if isinstance(unpacked, WireError):
+                raise unpacked
+            reader.unpacked(unpacked)
+        except WireError as error:
+            self._unread(self._readings[chunk.source.place], chunk, reader, error)
+
+    # -- what cannot be read
+
+    def _unread(self, reading: _Reading, chunk: Chunk, reader: BatchReader, error: WireError) -> None:
+        """Fetch what is corrupt again; stop before what is so for good, or too large."""
+        place, source = chunk.source.place, chunk.source
+        reading.position = max(reading.position, reader.position)
+        reading.attempts += 1
+        self._drop_current()
+        if error.reason != WireReason.SIZE and reading.attempts < ATTEMPTS:
+            self._fetcher.restart(source, reading.position, RETRY_S)
+            return
+        found = self.unreadable[place] = reader.unreadable(*place, error)
+        source.stopped = True
+        self._fetcher.restart(source, found.first)
+        logger.error(
+            "%s partition %d: offsets %d to %d cannot be read, and the partition stands before them: %s (%s, %d bytes)",
+            *place,
+            found.first,
+            found.last,
+            found.reason,
+            found.codec,
+            found.size_bytes,
+        )
 
     def skip(self, place: Place, last: int) -> None:
         """Go on after offset *last* of a partition that stands before an unreadable batch."""
         found = self.unreadable.get(place)
-        if found is not None and self._consumer is not None and last >= found.last:
-            del self.unreadable[place]
-            self._next[place] = last + 1
-            self._consumer.seek(TopicPartition(*place, last + 1))
+        if found is None or last < found.first:
+            return
+        del self.unreadable[place]
+        reading = self._readings[place]
+        reading.position, reading.attempts = last + 1, 0
+        reading.source.stopped = False
+        self._fetcher.restart(reading.source, last + 1)
+
+    # -- what brokers tell
 
     def ends(self) -> dict[Place, int]:
-        """Return the end of each partition's log, as far as librdkafka knows without asking the broker."""
+        """Return the end of each partition's committed log, as far as it was told; where all of it is read, the offset after the last record.
+
+        So a log that ends with markers has an end that a reader can come to.
+        """
         out: dict[Place, int] = {}
-        if self._consumer is not None:
-            for place in self._next:
-                _, high = self._consumer.get_watermark_offsets(TopicPartition(*place), cached=True)
-                if high >= 0:
-                    out[place] = high
+        for place, reading in self._readings.items():
+            stable = reading.source.last_stable
+            if stable >= 0:
+                out[place] = reading.following if reading.position >= stable else stable
         return out
 
     async def probe(self) -> None:
-        """Ask whether the broker answers again, when the last word was that it does not."""
-        consumer = self._consumer
-        if consumer is not None:
-            try:
-                await asyncio.get_running_loop().run_in_executor(self._executor, lambda: consumer.list_topics(timeout=2))
-                self.broker_down = False
-            except KafkaException as error:
-                logger.warning("broker still unreachable: %s", error.args[0].str())
+        """Ask at once whether the broker answers again, when the last word was that it does not."""
+        self._fetcher.wake()
 
     async def close(self) -> None:
-        await self.assign({})
+        self._assigned += 1
+        self._drop_current()
+        self._readings.clear()
+        await self._fetcher.close()

@@ -16,6 +16,7 @@ from typing import Any
 from confluent_kafka import Producer
 
 from holdfast.agents.cluster import Cluster, survey
+from holdfast.agents.connections import connector
 from holdfast.agents.feed import Feed, Fetched
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.runner import Runner
@@ -91,12 +92,13 @@ class Keeper:
         self.sources = {processor.source for processor in self.processors.values()}
         self._readers = Counter(processor.source for processor in self.processors.values())
         self.feed = Feed(
-            settings.consumer(),
-            settings.app,
+            connector(settings, timeout_s=settings.request_timeout_s),
             self._pool,
             fetch_records=settings.fetch_records,
             fetch_bytes=settings.fetch_bytes,
             queue_bytes=settings.fetch_bytes,
+            unpacked_batch_bytes=settings.unpacked_batch_bytes,
+            timeout_s=settings.request_timeout_s,
         )
         self._why_unready = "starting: reading the cluster's topics"
         self.on_crash: Callable[[BaseException], Coroutine[Any, Any, None]] | None = None

@@ -3,18 +3,13 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from itertools import repeat
-from operator import itemgetter
-from typing import Any, cast
-
-from confluent_kafka import Message
+from typing import Any
 
 from holdfast.core.folding import Batch
 from holdfast.core.processor import Headers, Input
-
-_AT_MS = itemgetter(1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,8 +26,8 @@ class Record:
 class Records:
     """Consecutive records of one partition as columns of equal length, offsets ascending.
 
-    Messages are taken apart as they come and then let go: they are three times as large as what is kept of them, and the next ones are
-    made in the same memory, which the processor's cache still has.
+    What is read is taken apart a handful at a time and then let go: the next handful is made in the same memory, which the processor's
+    cache still has.
     """
 
     offsets: Sequence[int] = ()
@@ -44,26 +39,30 @@ class Records:
     def __len__(self) -> int:
         return len(self.values)
 
-    def take(self, messages: Sequence[Message]) -> None:
-        """Append *messages*, at least one, which follow those taken before."""
-        self._take_offsets(messages)
-        self.times_ms += map(_AT_MS, map(Message.timestamp, messages))
-        self.values += map(Message.value, messages)
-        self.keys += map(Message.key, messages)
-        headers = list(map(Message.headers, messages))
-        if any(headers):
-            self.headers += [cast(Headers, tuple(each or ())) for each in headers]
-        else:
-            self.headers += repeat((), len(headers))
+    def append(
+        self,
+        offsets: Sequence[int],
+        times_ms: Sequence[int],
+        values: Iterable[bytes | None],
+        keys: Iterable[bytes | None],
+        headers: Sequence[Headers] | None,
+    ) -> None:
+        """Append columns of records, at least one, that follow those taken before; *headers* None stands for none at all."""
+        self._append_offsets(offsets)
+        self.times_ms += times_ms
+        self.values += values
+        self.keys += keys
+        self.headers += repeat((), len(offsets)) if headers is None else headers
 
-    def _take_offsets(self, messages: Sequence[Message]) -> None:
-        first, end = messages[0].offset() or 0, (messages[-1].offset() or 0) + 1
+    def _append_offsets(self, offsets: Sequence[int]) -> None:
         known = self.offsets
-        if end - first == len(messages) and (not known or (isinstance(known, range) and known.stop == first)):
-            self.offsets = range(known[0] if known else first, end)  # no offset is missing: neither compacted nor transactional
-            return
-        self.offsets = offsets = known if isinstance(known, list) else list(known)
-        offsets.extend(message.offset() or 0 for message in messages)
+        if not known:
+            self.offsets = offsets
+        elif isinstance(known, range) and isinstance(offsets, range) and known.stop == offsets.start:
+            self.offsets = range(known.start, offsets.stop)  # no offset is missing: neither compacted nor transactional
+        else:
+            self.offsets = every = known if isinstance(known, list) else list(known)
+            every.extend(offsets)
 
     def batch(self, partition: int, inputs: Sequence[Input]) -> Batch:
         """Return the columns that a processor of *inputs* takes."""

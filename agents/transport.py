@@ -1,4 +1,4 @@
-"""Faust's transport with our feed: group membership stays aiokafka's, records come from confluent-kafka in batches.
+"""Faust's transport with our feed: group membership stays aiokafka's, records come from our own fetcher in batches.
 
 One Faust event is one fetch of one partition. Overrides private names of faust-streaming 0.15.3 and aiokafka 0.14.0, which
 tests/agents/test_contract.py holds us to.
@@ -247,16 +247,16 @@ class BatchConsumer(driver.Consumer):
         """Hand records of an ordinary agent's topic on one by one, as Faust does: at least once, by committed offsets."""
         tp, epoch = TP(fetched.topic, fetched.partition), self.keeper.epoch
         delivered = self._delivered.setdefault(tp, deque())
-        for record in fetched.messages:
-            kind, at_ms = record.timestamp()
-            key, value, offset = record.key(), record.value(), record.offset() or 0
+        records = fetched.records
+        columns = zip(records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True)
+        for offset, at_ms, key, value, headers in columns:
             message = ConsumerMessage(
                 topic=fetched.topic,
                 partition=fetched.partition,
                 offset=offset,
                 timestamp=at_ms / 1000,
-                timestamp_type=kind,
-                headers=record.headers() or [],  # type: ignore[arg-type]
+                timestamp_type=int(fetched.broker_time),
+                headers=list(headers),  # type: ignore[arg-type]  # a value may be null
                 key=key,
                 value=value,
                 checksum=None,

@@ -131,6 +131,10 @@ class Settings:
     inflight_bytes: int = field(
         default=64 * MIB, metadata=_doc("fetched and not yet applied, per worker; no transaction is larger", low=64 * KIB, high=16 * GIB)
     )
+    unpacked_batch_bytes: int = field(
+        default=64 * MIB,
+        metadata=_doc("largest batch of a source once unpacked; a partition stops before a larger one", low=MIB, high=GIB),
+    )
     store_cache_bytes: int = field(default=64 * MIB, metadata=_doc("RocksDB block cache, shared by all stores", low=MIB, high=1024 * GIB))
     store_write_buffer_bytes: int = field(
         default=64 * MIB, metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB)

@@ -24,6 +24,7 @@ from holdfast.core.folding import Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.counting import EMIT_EVERY, Count
+from tests.columns import take
 from tests.harness import Application, Worker, end_transactions
 
 READ_DEADLINE_S = 60.0
@@ -101,7 +102,7 @@ def model(processor: Processor[Any, Any], partition: int, messages: Sequence[Mes
     out = Outcome(state=store.state, marker=Marker(-1, -1, processor.version), emits=[], refused=[])
     for start in range(0, len(messages), CUT):
         records = Records()
-        records.take(messages[start : start + CUT])
+        take(records, messages[start : start + CUT])
         changes = folder.fold([records.batch(partition, processor.inputs)])
         assert changes is not None
         for key, value in changes.puts:

@@ -1,4 +1,4 @@
-"""Taking records from librdkafka: a handful at a time, so that nothing on the event loop waits for all of a large fetch."""
+"""Taking records from what was fetched: a handful at a time, so that nothing on the event loop waits for all of a large fetch."""
 
 from __future__ import annotations
 
@@ -11,7 +11,9 @@ from itertools import count
 import pytest
 from confluent_kafka import Producer
 
+from holdfast.agents.connections import connector
 from holdfast.agents.feed import HANDFUL, Feed
+from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 
 pytestmark = pytest.mark.broker
@@ -32,14 +34,15 @@ def topic(broker: SessionBroker) -> str:
 
 @asynccontextmanager
 async def reading(broker: SessionBroker, topic: str, *, fetch_records: int, fetch_bytes: int = 1 << 20) -> AsyncIterator[Feed]:
-    """Yield a feed at the beginning of both partitions, whose records librdkafka has."""
+    """Yield a feed at the beginning of both partitions, whose records are fetched."""
     with ThreadPoolExecutor(2) as executor:
-        feed = Feed(broker.client_config(), "feed", executor, fetch_records=fetch_records, fetch_bytes=fetch_bytes, queue_bytes=64 << 20)
+        connect = connector(Settings(kafka=broker.client_config()), timeout_s=DEADLINE_S)
+        feed = Feed(connect, executor, fetch_records=fetch_records, fetch_bytes=fetch_bytes, queue_bytes=64 << 20)
         await feed.assign({(topic, 0): 0, (topic, 1): 0})
         try:
             async with asyncio.timeout(DEADLINE_S):
                 # Ends are told by the responses that bring the records.
-                while sum(feed.ends().values()) < RECORDS:  # noqa: ASYNC110  librdkafka tells no event of it
+                while sum(feed.ends().values()) < RECORDS:  # noqa: ASYNC110  nobody tells an event of it
                     await asyncio.sleep(0.05)
                 yield feed
         finally:

@@ -7,6 +7,7 @@ from confluent_kafka import Message
 
 from holdfast.agents.records import Record, Records
 from holdfast.core.processor import INPUTS, Headers
+from tests.columns import take
 
 
 def message(offset: int, headers: Headers = (), key: bytes | None = None) -> Message:
@@ -29,7 +30,7 @@ def message(offset: int, headers: Headers = (), key: bytes | None = None) -> Mes
 def test_offsets_are_those_of_the_messages_whatever_is_missing(handfuls: list[list[int]]) -> None:
     records, offsets = Records(), [offset for handful in handfuls for offset in handful]
     for handful in handfuls:
-        records.take([message(offset) for offset in handful])
+        take(records, [message(offset) for offset in handful])
     batch = records.batch(3, INPUTS)
     assert list(batch.offsets) == offsets
     assert batch.times_ms == [1_000 + offset for offset in offsets]
@@ -46,14 +47,14 @@ def test_offsets_are_those_of_the_messages_whatever_is_missing(handfuls: list[li
 def test_offsets_without_gaps_are_kept_as_a_range() -> None:
     records = Records()
     for first in range(0, 30, 3):
-        records.take([message(offset) for offset in range(first, first + 3)])
+        take(records, [message(offset) for offset in range(first, first + 3)])
     assert records.offsets == range(30)
 
 
 def test_headers_and_keys_stay_with_their_records() -> None:
     records = Records()
-    records.take([message(4), message(5)])
-    records.take([message(7, headers=(("a", b"1"), ("b", None)), key=b"k"), message(8)])
+    take(records, [message(4), message(5)])
+    take(records, [message(7, headers=(("a", b"1"), ("b", None)), key=b"k"), message(8)])
     assert records.batch(3, ("headers", "key")).columns == ([(), (), (("a", b"1"), ("b", None)), ()], [None, None, b"k", None])
     assert records.at(7) == Record(b"v7", b"k", (("a", b"1"), ("b", None)), 1_007)
     assert records.at(8) == Record(b"v8", None, (), 1_008)

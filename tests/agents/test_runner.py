@@ -9,7 +9,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from confluent_kafka import Message
 
 from holdfast.agents.feed import Fetched
 from holdfast.agents.runner import FEW_ROWS, Runner
@@ -104,9 +103,7 @@ def event_of(first: int) -> Any:
 
 def events_of(first: int, records: int) -> Any:
     fetched = Fetched(0, "events", 0, first, last=first + records - 1, size_bytes=records)
-    fetched.records.take(
-        [Message(topic="events", partition=0, offset=first + each, value=b"x", timestamp=(2, 1_000)) for each in range(records)]
-    )
+    fetched.records.append(range(first, first + records), [1_000] * records, [b"x"] * records, [None] * records, None)
     return SimpleNamespace(value=fetched)
 
 

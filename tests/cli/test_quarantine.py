@@ -22,6 +22,7 @@ from holdfast.config import Settings
 from holdfast.core.folding import Refused, Stage
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
+from tests.columns import take
 from tests.harness import wait_for_ends
 
 pytestmark = pytest.mark.broker
@@ -80,7 +81,7 @@ class Shop:
         """Write the quarantine's copy as the worker does, in a transaction; return its coordinates."""
         refused = Refused(offset=offset, stage=stage, error="DecodeError", reason=reason)
         records = Records()
-        records.take([self.read(partition, offset)])
+        take(records, [self.read(partition, offset)])
         record = quarantine_record(self.quarantine, processor, (self.source, partition), refused, records.at(offset), copy_bytes)
         self._producer.begin_transaction()
         self._producer.produce(self.quarantine, key=record.key, value=record.value, headers=list(record.headers))

@@ -1,0 +1,314 @@
+"""Fetched bytes of one partition as columns: batch by batch, a handful at a time, and never more unpacked than a limit.
+
+aiokafka's reader takes records apart, in C. What it must not be given is kept from it here: it believes lengths and offsets, makes every
+header of a record at once, and reads some bytes behind the end of what it was given.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections import deque
+from collections.abc import Iterator, Sequence
+from itertools import chain, islice
+from operator import lt
+from struct import Struct
+from typing import Any
+
+import google_crc32c
+from aiokafka.errors import CorruptRecordException
+from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
+
+from holdfast.agents.records import Records
+from holdfast.core.compression import Compression, decompress
+from holdfast.core.record_batch import (
+    COMPRESSION_BITS,
+    CRC_FROM,
+    HEADER_BYTES,
+    LEAST_RECORD_BYTES,
+    BatchHeader,
+    ControlType,
+    control_of,
+    decode_batch,
+    decode_header,
+)
+from holdfast.core.unreadable import Unreadable
+from holdfast.core.wire import Reader, WireReason
+from holdfast.errors import WireError
+
+INLINE_BYTES = 1 << 20
+"""What unpacks to less is unpacked at once: some 2 ms of the event loop. For more a thread is asked."""
+PIECE_BYTES = 1 << 20
+"""A larger batch is taken apart in pieces of so much, each of whole records: what is made of a piece may be 50 times as large."""
+LIMIT_HEADERS = 100_000
+"""So many headers may a record have that is larger than a piece."""
+HEADER_COST_BYTES = 100
+RECORD_OVERHEAD_BYTES, LEAST_COST_BYTES = 8, 24
+PASSED_AT_ONCE = 500
+"""So many batches that hold nothing for a consumer are passed before others of the event loop have their turn."""
+_SLACK_BYTES = 32
+_ATTRIBUTES_AT, _COUNT_AT = 21, 57
+_INT16, _INT32 = Struct(">h"), Struct(">i")
+
+_offset, _timestamp = DefaultRecord.offset.__get__, DefaultRecord.timestamp.__get__
+_key, _value, _headers = DefaultRecord.key.__get__, DefaultRecord.value.__get__, DefaultRecord.headers.__get__
+
+
+class BatchReader:
+    """Reads *data*, whole batches as a leader gave them with *aborted*, from *position* on. `position` is the next offset to be read.
+
+    `take` appends records; None of it waits. When a batch is large it is *packed* first: its bytes are to be unpacked elsewhere and handed
+    back to `unpacked`. A WireError ends the reading: `unreadable` then tells of the batch it stands before.
+    """
+
+    def __init__(self, data: memoryview, aborted: Sequence[tuple[int, int]], position: int, *, limit_bytes: int) -> None:
+        self._data, self._at, self._limit_bytes = data, 0, limit_bytes
+        self._aborted, self._dropped = deque(sorted(aborted, key=lambda each: each[1])), set[int]()
+        self.position = position
+        self.header: BatchHeader | None = None
+        self.packed: bytes | None = None
+        self.broker_time = False
+        self._pieces: Iterator[tuple[int, memoryview]] | None = None
+        self._piece: Any = None
+        self._left, self._made, self._least, self._each_bytes = 0, 0, 0, 0
+
+    @property
+    def done(self) -> bool:
+        return not self._left and self._at >= len(self._data) and self.packed is None and self.header is None
+
+    def take(self, records: Records, limit: int) -> int:
+        """Append up to *limit* records, all of one batch; return about how many bytes they have.
+
+        Nothing is appended where batches hold nothing for a consumer, or while one is `packed`.
+        """
+        if self.header is None:
+            self._open()
+        elif self._piece is None and self.packed is None:
+            self._next_piece()
+        if self._piece is None:
+            return 0
+        try:
+            return self._take(records, min(limit, self._left))
+        except WireError:
+            raise
+        except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
+            raise WireError(f"a record is corrupt: {error}", offset=self._at, reason=WireReason.LENGTH) from error
+
+    def _take(self, records: Records, count: int) -> int:
+        header = self.header
+        assert header is not None
+        position = self.position
+        found: list[Any] = list(islice(self._piece, count))
+        self._left -= count
+        if self._left == 0:
+            next(self._piece, None)  # looks for bytes behind the last record
+        offsets: Sequence[int]
+        first, last = found[0].offset, found[-1].offset
+        begin, self._made = header.base_offset + self._made, self._made + count
+        if header.records_count == header.last_offset_delta + 1 and first == begin and last == begin + count - 1:
+            offsets = range(begin, begin + count)
+        else:
+            offsets = list(map(_offset, found))
+            if first < header.base_offset + self._least or last > header.last_offset or not all(map(lt, offsets, offsets[1:])):
+                raise WireError(f"offsets {first} to {last} out of order", offset=self._at, reason=WireReason.ORDER)
+        self._least = last - header.base_offset + 1
+        if first < position:  # a fetch begins with the batch that holds the position
+            below = bisect_left(offsets, position)
+            found, offsets = found[below:], offsets[below:]
+        size = self._append(records, header, offsets, found) if found else 0
+        self.position = max(position, last + 1)
+        if self._left == 0:
+            self._piece = None
+            if self._pieces is None:
+                self._close()
+        return size
+
+    def _append(self, records: Records, header: BatchHeader, offsets: Sequence[int], found: list[Any]) -> int:
+        count = len(found)
+        times: Sequence[int]
+        if header.is_log_append_time:
+            times = [header.max_timestamp_ms] * count
+        else:
+            times = list(map(_timestamp, found))
+            if None in times:
+                times = [-1 if at_ms is None else at_ms for at_ms in times]
+        headers = list(map(_headers, found))
+        size = max(self._each_bytes - RECORD_OVERHEAD_BYTES, LEAST_COST_BYTES) * count
+        if any(headers):
+            size += HEADER_COST_BYTES * sum(map(len, headers))
+            records.append(offsets, times, map(_value, found), map(_key, found), list(map(tuple, headers)))
+        else:
+            records.append(offsets, times, map(_value, found), map(_key, found), None)
+        return size
+
+    # -- batches
+
+    def _open(self) -> None:
+        """Go to the next batch that holds records for a consumer, or to the end."""
+        for _ in range(PASSED_AT_ONCE):
+            if self._at >= len(self._data):
+                return
+            header = decode_header(self._data, self._at)
+            if self._is_wanted(header):
+                self.header, self.broker_time = header, header.is_log_append_time
+                self._begin(header)
+                return
+            self._pass(header)
+
+    def _is_wanted(self, header: BatchHeader) -> bool:
+        if header.last_offset < self.position:
+            return False
+        while self._aborted and self._aborted[0][1] <= header.last_offset:
+            self._dropped.add(self._aborted.popleft()[0])
+        if header.is_control:
+            end = self._at + header.size_bytes
+            batch = decode_batch(self._data[self._at : end], limit_bytes=INLINE_BYTES)
+            if any(control_of(batch, record).type is ControlType.ABORT for record in batch.records):
+                self._dropped.discard(header.producer_id)
+            return False
+        return not (header.is_transactional and header.producer_id in self._dropped)
+
+    def _pass(self, header: BatchHeader) -> None:
+        self._at += header.size_bytes
+        self.position = max(self.position, header.last_offset + 1)
+
+    def _close(self) -> None:
+        header, self.header, self._piece, self._pieces = self.header, None, None, None
+        assert header is not None
+        self._pass(header)
+
+    def _begin(self, header: BatchHeader) -> None:
+        end = self._at + header.size_bytes
+        if end > len(self._data):
+            raise WireError(f"a batch of {header.size_bytes} bytes is cut short", offset=self._at, reason=WireReason.TRUNCATED)
+        body = self._data[self._at + CRC_FROM : end].tobytes()
+        if (found := int(google_crc32c.value(body))) != header.crc32c:
+            raise WireError(f"checksum {found:08x}, the batch says {header.crc32c:08x}", offset=self._at + 17, reason=WireReason.CHECKSUM)
+        if not header.compression:
+            self._unpacked(header, self._data[self._at + HEADER_BYTES : end])
+            return
+        packed = body[HEADER_BYTES - CRC_FROM :]
+        inline = min(INLINE_BYTES, self._limit_bytes)
+        try:
+            self._unpacked(header, memoryview(decompress(header.compression, packed, limit_bytes=inline)))
+        except WireError as error:
+            if error.reason != WireReason.SIZE or inline == self._limit_bytes:
+                raise
+            self.packed = packed
+
+    def unpack(self) -> bytes:
+        """Return what is `packed`, from any thread; WireError when it is corrupt or more than the limit."""
+        assert self.packed is not None
+        assert self.header is not None
+        return decompress(self.header.compression, self.packed, limit_bytes=self._limit_bytes)
+
+    def unpacked(self, records: bytes) -> None:
+        """Go on with what `unpack` returned."""
+        assert self.packed is not None
+        assert self.header is not None
+        self.packed = None
+        self._unpacked(self.header, memoryview(records))
+
+    def _unpacked(self, header: BatchHeader, records: memoryview) -> None:
+        if header.records_count * LEAST_RECORD_BYTES > len(records):
+            text = f"{header.records_count} records do not fit {len(records)} bytes"
+            raise WireError(text, offset=self._at + _COUNT_AT, reason=WireReason.LENGTH)
+        if not header.records_count and len(records):
+            raise WireError(f"{len(records)} bytes of no record", offset=self._at, reason=WireReason.TRAILING)
+        self._made = self._least = 0
+        if len(records) > PIECE_BYTES:
+            self._pieces = pieces(records, header.records_count)
+            self._next_piece()
+        elif header.records_count:
+            self._take_apart(header.records_count, records)
+        else:
+            self._close()
+
+    def _next_piece(self) -> None:
+        assert self._pieces is not None
+        count, records = next(self._pieces, (0, memoryview(b"")))
+        if count:
+            self._take_apart(count, records)
+        else:
+            self._close()
+
+    def _take_apart(self, count: int, records: memoryview) -> None:
+        assert self.header is not None
+        self._left = count
+        self._each_bytes = len(records) // count
+        self._piece = chain(DefaultRecordBatch(self._plain(self.header, count, records)))  # which may be begun but once
+
+    def _plain(self, header: BatchHeader, count: int, records: memoryview) -> memoryview:
+        """Return a batch of *records* as if they had never been packed, with room behind it."""
+        end = self._at + header.size_bytes
+        if not header.compression and count == header.records_count and len(self._data) - end >= _SLACK_BYTES:
+            return self._data[self._at : end]
+        out = bytearray(self._data[self._at : self._at + HEADER_BYTES])
+        _INT16.pack_into(out, _ATTRIBUTES_AT, header.attributes & ~COMPRESSION_BITS)
+        _INT32.pack_into(out, _COUNT_AT, count)
+        out += records
+        size = len(out)
+        out += bytes(_SLACK_BYTES)
+        return memoryview(out)[:size]
+
+    # -- what cannot be read
+
+    def unreadable(self, topic: str, partition: int, error: WireError) -> Unreadable:
+        """Tell of the batch at which *error* ended the reading, by what its header says."""
+        header = self.header
+        if header is None:
+            try:
+                header = decode_header(self._data, self._at)
+            except WireError:
+                header = None
+        kind = error.reason.title().replace(" ", "") or "Corrupt"
+        first = max(self.position, 0)
+        if header is None:
+            size = len(self._data) - self._at
+            return Unreadable(topic, partition, first, first, str(error), f"{kind}Error", "unknown", size, -1, -1, -1, -1)
+        return Unreadable(
+            topic,
+            partition,
+            max(first, header.base_offset),
+            max(first, header.last_offset),
+            str(error),
+            f"{kind}Error",
+            Compression(header.compression).name.lower(),
+            header.size_bytes,
+            header.records_count,
+            header.producer_id,
+            header.producer_epoch,
+            header.max_timestamp_ms,
+        )
+
+
+def pieces(records: memoryview, count: int) -> Iterator[tuple[int, memoryview]]:
+    """Yield (count, records) of each piece of a large batch; WireError where a record does not fit, or has too many headers."""
+    reader, begin, inside = Reader(records), 0, 0
+    for number in range(count):
+        at = reader.at
+        length = reader.varint(f"length of record {number}")
+        if not 0 <= length <= reader.left:
+            raise reader.error(f"record {number} of {length} bytes, {reader.left} are left", WireReason.LENGTH, at)
+        end = reader.at + length
+        if inside and end - begin > PIECE_BYTES:
+            yield inside, records[begin:at]
+            begin, inside = at, 0
+        if length > PIECE_BYTES:
+            _check_headers(Reader(records, reader.at, end), number)
+        reader.at, inside = end, inside + 1
+    reader.finish("the last record")
+    if inside:
+        yield inside, records[begin:]
+
+
+def _check_headers(reader: Reader, number: int) -> None:
+    reader.int8("record attributes")
+    reader.varlong("timestamp delta")
+    reader.varint("offset delta")
+    for what in ("key", "value"):
+        size = max(0, reader.varint(what))
+        if size > reader.left:
+            raise reader.error(f"{what} of {size} bytes, {reader.left} are left", WireReason.LENGTH)
+        reader.at += size
+    if (headers := reader.varint("count of headers")) > LIMIT_HEADERS:
+        raise reader.error(f"record {number} has {headers} headers, more than {LIMIT_HEADERS}", WireReason.SIZE)

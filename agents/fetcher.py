@@ -1,0 +1,436 @@
+"""Fetches partitions from their leaders, ahead and within a bound: compressed bytes as they came, in the order in which they came.
+
+aiokafka's client finds brokers, connects and authenticates; what is asked and what is made of an answer is here. One task for each leader
+has one request under way, which carries all partitions of that leader that have room. Nothing is unpacked here.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import logging
+from collections import deque
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from io import BytesIO
+from typing import Any
+
+from aiokafka.client import AIOKafkaClient
+from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
+from aiokafka.structs import TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Place, Wanted, fetch_request, fetched, whole_batches
+from holdfast.errors import BrokerError, HoldfastError, TopicError, WireError
+from holdfast.tables.packed import Packed
+
+logger = logging.getLogger(__name__)
+
+MAX_WAIT_MS = 100
+FULL_WAIT_MS = 10
+"""How long a leader holds a request while a partition of its has no room: it gets room any moment, and there is one request at a time."""
+LEAST_SHARE_BYTES = 512 << 10
+LEAST_ROOM_BYTES = 64 << 10
+LARGEST_REQUEST_BYTES = 256 << 20
+PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
+UNKNOWN_TOPIC_S = 30.0
+"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just started, is not known at once."""
+STALE_CLIENT_S = 5.0
+"""After so long without an answer the brokers are looked for anew, at the addresses that the settings name."""
+CHECK_EVERY_S, UNKNOWN_PAUSE_S = 1.0, 0.2
+_CLOSE_S = 5.0
+
+OUT_OF_RANGE, UNKNOWN_TOPIC, TOPIC_UNAUTHORIZED = 1, 3, 29
+_MOVED = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 76, 78, 100, 103})
+"""What a leader answers that is none, or is not ready: ask for metadata, then again."""
+
+
+class Answer:
+    """An answer's bytes, which stay in memory until the last of its chunks is done."""
+
+    __slots__ = ("chunks", "size_bytes")
+
+    def __init__(self, size_bytes: int, chunks: int) -> None:
+        self.size_bytes, self.chunks = size_bytes, chunks
+
+
+@dataclass(frozen=True, slots=True)
+class Chunk:
+    """Whole batches of one partition, as fetched from *first* on; *following* is where the next fetch goes on."""
+
+    source: Source
+    first: int
+    following: int
+    data: memoryview
+    aborted: tuple[tuple[int, int], ...]
+    answer: Answer
+
+
+class Source:
+    """A partition that is fetched: *following* is the next offset to ask for, *queued_bytes* what waits to be taken."""
+
+    __slots__ = (
+        "advised",
+        "chunks",
+        "following",
+        "last_stable",
+        "pause_s",
+        "place",
+        "queued_bytes",
+        "resting_until_s",
+        "size_bytes",
+        "stopped",
+        "unknown_since_s",
+    )
+
+    def __init__(self, place: Place, offset: int, *, advised: bool) -> None:
+        self.place, self.following, self.advised = place, offset, advised
+        self.queued_bytes = self.chunks = self.size_bytes = 0
+        self.last_stable = -1
+        self.stopped = False
+        self.resting_until_s = self.pause_s = 0.0
+        self.unknown_since_s = -1.0
+
+    def __str__(self) -> str:
+        return f"{self.place[0]} partition {self.place[1]}"
+
+
+class _Call(Packed):
+    """A request whose answer is not copied."""
+
+    def decode(self, buffer: BytesIO) -> tuple[int, bytes]:
+        return buffer.tell(), buffer.getvalue()
+
+
+class Fetcher:
+    """Keeps `chunks` filled for the sources that were last given, up to *queue_bytes* and one batch of each leader.
+
+    Used from one event loop. `arrived` is set whenever there is something to take, or `failure` to raise.
+    """
+
+    def __init__(self, connect: Callable[[], AIOKafkaClient], *, queue_bytes: int, timeout_s: float, clock: Clock = system_clock) -> None:
+        self._connect, self._queue_bytes, self._timeout_s, self._clock = connect, queue_bytes, timeout_s, clock
+        self._client: Any = None
+        self._sources: dict[Place, Source] = {}
+        self._share_bytes = queue_bytes
+        self.chunks: deque[Chunk] = deque()
+        self._held_bytes = self._asked_bytes = 0
+        self.arrived, self._changed = asyncio.Event(), asyncio.Event()
+        self._room: dict[int, asyncio.Event] = {}
+        self._steering: asyncio.Task[None] | None = None
+        self._leaders: dict[int, asyncio.Task[None]] = {}
+        self._failing: set[int] = set()
+        self._answered_s, self._stale = 0.0, False
+        self.failure: HoldfastError | None = None
+        self.broker_down = False
+
+    @property
+    def held_bytes(self) -> int:
+        """Return what is fetched and not yet done with."""
+        return self._held_bytes
+
+    def assign(self, sources: Mapping[Place, Source]) -> None:
+        """Fetch *sources* and nothing else; what was fetched before is dropped, also what is still under way."""
+        self._sources = dict(sources)
+        self._share_bytes = max(LEAST_SHARE_BYTES, self._queue_bytes // max(1, len(sources)))
+        while self.chunks:
+            self.done(self.chunks.popleft())
+        self.failure, self._answered_s = None, self._clock.monotonic_s()
+        self.arrived.clear()
+        if not sources:
+            self.broker_down = False
+        elif self._steering is None:
+            self._steering = asyncio.ensure_future(self._steer())
+        self.wake()
+
+    def wake(self) -> None:
+        """Look again at who wants what, and at once."""
+        self._changed.set()
+        for room in self._room.values():
+            room.set()
+
+    def restart(self, source: Source, offset: int, pause_s: float = 0.0) -> None:
+        """Drop what is queued of *source* and fetch it from *offset* on, after a pause."""
+        for chunk in [chunk for chunk in self.chunks if chunk.source is source]:
+            self.chunks.remove(chunk)
+            self.done(chunk)
+        source.following, source.resting_until_s = offset, self._clock.monotonic_s() + pause_s
+        self.wake()
+
+    def done(self, chunk: Chunk) -> None:
+        """Let go of a chunk that was taken from `chunks`."""
+        source = chunk.source
+        source.queued_bytes -= len(chunk.data)
+        source.chunks -= 1
+        chunk.answer.chunks -= 1
+        if not chunk.answer.chunks:
+            self._held_bytes -= chunk.answer.size_bytes
+        for room in self._room.values():
+            room.set()
+
+    async def close(self) -> None:
+        """Stop, and close all connections."""
+        self.assign({})
+        tasks = [*self._leaders.values(), *([self._steering] if self._steering is not None else [])]
+        self._steering, self._leaders = None, {}
+        for task in tasks:
+            task.cancel()
+        if tasks:
+            await asyncio.wait(tasks, timeout=_CLOSE_S)
+        await self._disconnect()
+
+    # -- who leads what
+
+    async def _steer(self) -> None:
+        """Keep a client, know the leaders, and have a task for each; ends with an error that nobody foresaw, and tells it."""
+        try:
+            while True:
+                self._changed.clear()
+                if self._sources and await self._connected():
+                    await self._know_leaders()
+                with contextlib.suppress(TimeoutError):
+                    unknown = any(self._leader(source) is None for source in self._sources.values())
+                    await asyncio.wait_for(self._changed.wait(), UNKNOWN_PAUSE_S if unknown else CHECK_EVERY_S)
+        except Exception as error:
+            logger.exception("fetching has ended")
+            self._fail(HoldfastError(f"fetching has ended: {error!r}"))
+
+    async def _connected(self) -> bool:
+        now_s = self._clock.monotonic_s()
+        if self._client is not None and self._failing and now_s - self._answered_s > STALE_CLIENT_S:
+            for task in self._leaders.values():
+                task.cancel()
+            self._leaders.clear()
+            self._failing.clear()
+            await self._disconnect()
+        if self._client is not None:
+            return True
+        client = self._connect()
+        try:
+            await asyncio.wait_for(client.bootstrap(), self._timeout_s)
+        except (KafkaError, TimeoutError, OSError) as error:
+            self._down(f"{type(error).__name__}: {error}")
+            await _closed(client)
+            return False
+        self._client, self._answered_s = client, self._clock.monotonic_s()
+        return True
+
+    async def _disconnect(self) -> None:
+        client, self._client = self._client, None
+        if client is not None:
+            await _closed(client)
+
+    def _down(self, why: str) -> None:
+        if not self.broker_down:  # a broker that is away would be told of many times a second
+            logger.warning("sources: no broker answers: %s", why)
+        self.broker_down = True
+
+    async def _know_leaders(self) -> None:
+        client, sources = self._client, self._sources
+        with contextlib.suppress(KafkaError, TimeoutError, OSError):
+            await asyncio.wait_for(client.set_topics({topic for topic, _ in sources}), self._timeout_s)
+            if self._stale or any(self._leader(source) is None for source in sources.values()):
+                self._stale = False
+                await asyncio.wait_for(client.force_metadata_update(), self._timeout_s)
+        if client is not self._client or sources is not self._sources:
+            return
+        for source in sources.values():
+            self._check_known(source)
+        for node in {self._leader(source) for source in sources.values()} - {None}:
+            assert node is not None
+            if (task := self._leaders.get(node)) is None or task.done():
+                self._room.setdefault(node, asyncio.Event())
+                self._leaders[node] = asyncio.ensure_future(self._follow(node))
+                self._leaders[node].add_done_callback(self._followed)
+
+    def _followed(self, task: asyncio.Task[None]) -> None:
+        if not task.cancelled() and (error := task.exception()) is not None:
+            logger.error("fetching has ended", exc_info=error)
+            self._fail(HoldfastError(f"fetching has ended: {error!r}"))
+
+    def _leader(self, source: Source) -> int | None:
+        if self._client is None:
+            return None
+        node = self._client.cluster.leader_for_partition(TopicPartition(*source.place))
+        return None if node is None or node < 0 else int(node)
+
+    def _check_known(self, source: Source) -> None:
+        topic, partition = source.place
+        if topic in self._client.cluster.unauthorized_topics:
+            self._fail(TopicError(f"{source}: not authorized to read the topic; give this worker's user Read and Describe on it"))
+        if partition in (self._client.cluster.partitions_for_topic(topic) or ()):
+            source.unknown_since_s = -1.0
+            return
+        now_s = self._clock.monotonic_s()
+        if source.unknown_since_s < 0 or self.broker_down or self._failing:
+            source.unknown_since_s = now_s
+        elif now_s - source.unknown_since_s > UNKNOWN_TOPIC_S:
+            self._fail(TopicError(f"{source}: unknown to the brokers for {UNKNOWN_TOPIC_S:g} s: was the topic deleted?"))
+
+    def _fail(self, error: HoldfastError) -> None:
+        self.failure = self.failure or error
+        self.arrived.set()
+
+    # -- fetching from one leader
+
+    async def _follow(self, node: int) -> None:
+        """Fetch from *node* what it leads and there is room for, for as long as this client lasts."""
+        room, pause_s, client = self._room[node], PAUSE_S, self._client
+        while client is self._client:
+            room.clear()
+            wanted, full = self._wanted(node)
+            if not wanted:
+                with contextlib.suppress(TimeoutError):
+                    await asyncio.wait_for(room.wait(), self._rest_s(node))
+                continue
+            try:
+                await self._ask(node, wanted, full)
+            except IncompatibleBrokerVersion as error:
+                self._fail(BrokerError(f"broker {node} cannot be fetched from; this needs Kafka 2.8 or newer: {error}"))
+                return
+            except (KafkaError, TimeoutError, OSError, WireError) as error:
+                self._no_answer(node, error)
+                await asyncio.sleep(pause_s)
+                pause_s = min(LONGEST_PAUSE_S, 2 * pause_s)
+            else:
+                pause_s = PAUSE_S
+
+    def _wanted(self, node: int) -> tuple[dict[Source, int], bool]:
+        """Return the sources to fetch from *node* with how many bytes of each, and whether one that it leads has no room."""
+        now_s, full = self._clock.monotonic_s(), False
+        wanted: dict[Source, int] = {}
+        for source in self._sources.values():
+            if source.stopped or now_s < source.resting_until_s or self._leader(source) != node:
+                continue
+            share_bytes = max(self._share_bytes, source.size_bytes)
+            if source.chunks and source.queued_bytes > share_bytes // 2:
+                full = True
+            else:
+                wanted[source] = share_bytes - (source.queued_bytes if source.chunks else 0)
+        if wanted and self._queue_bytes - self._held_bytes - self._asked_bytes < min(LEAST_ROOM_BYTES, self._queue_bytes):
+            return {}, True
+        return wanted, full
+
+    def _rest_s(self, node: int) -> float:
+        now_s = self._clock.monotonic_s()
+        rests = [source.resting_until_s - now_s for source in self._sources.values() if source.resting_until_s > now_s]
+        return max(0.001, min([CHECK_EVERY_S, *rests]))
+
+    async def _ask(self, node: int, wanted: dict[Source, int], full: bool) -> None:
+        room_bytes = max(self._queue_bytes - self._held_bytes - self._asked_bytes, LEAST_ROOM_BYTES)
+        max_bytes = min(room_bytes, sum(wanted.values()))
+        sources = self._sources
+        topics: dict[str, int] = {}
+        for source in wanted:
+            topics.setdefault(source.place[0], len(topics))
+        ordered = sorted(wanted, key=lambda source: topics[source.place[0]])  # by turns, also of topics
+        body = fetch_request(
+            [Wanted(source.place, source.following, wanted[source]) for source in ordered],
+            max_wait_ms=FULL_WAIT_MS if full else MAX_WAIT_MS,
+            max_bytes=max_bytes,
+        )
+        asked = {source.place: (source, source.following) for source in ordered}
+        self._asked_bytes += max_bytes
+        try:
+            at, data = await self._client.send(node, _Call(FETCH, FETCH_VERSIONS, body))
+        finally:
+            self._asked_bytes -= max_bytes
+        code, answers = fetched(data, at)
+        if code:
+            raise for_code(code)(f"broker {node} refuses a fetch")
+        self._answered_s, self.broker_down = self._clock.monotonic_s(), False
+        self._failing.discard(node)
+        if sources is self._sources:
+            self._take(len(data), answers, asked)
+
+    def _take(self, size_bytes: int, answers: list[Answered], asked: Mapping[Place, tuple[Source, int]]) -> None:
+        held, moved = Answer(size_bytes, 0), False
+        for answered in answers:
+            source, offset = asked[answered.place]
+            if source.following != offset or source.stopped:
+                continue  # restarted elsewhere meanwhile
+            if answered.code:
+                moved = self._refused(source, answered) or moved
+                continue
+            source.pause_s, source.last_stable = 0.0, answered.last_stable
+            if len(answered.records):
+                self._queue(source, answered, held)
+        if held.chunks:
+            self._held_bytes += held.size_bytes
+            self.arrived.set()
+        if moved:
+            self._metadata_is_old()
+
+    def _queue(self, source: Source, answered: Answered, held: Answer) -> None:
+        records, following = answered.records, source.following
+        try:
+            if (whole := whole_batches(records)) is None:
+                # Cut short: what comes first is larger than was asked for.
+                source.size_bytes = min(LARGEST_REQUEST_BYTES, 2 * max(self._share_bytes, source.size_bytes))
+                self._turn(source)
+                return
+            records, following = records[: whole[0]], max(following, whole[1])
+        except WireError:
+            source.resting_until_s = float("inf")  # its reader will tell, and restart it
+        source.size_bytes = 0
+        chunk = Chunk(source, source.following, following, records, answered.aborted, held)
+        held.chunks += 1
+        source.chunks += 1
+        source.queued_bytes += len(records)
+        source.following = following
+        self.chunks.append(chunk)
+        self._turn(source)
+
+    def _turn(self, source: Source) -> None:
+        """Have *source* come last in the next request: leaders fill an answer in the order of the request."""
+        if self._sources.get(source.place) is source:
+            self._sources[source.place] = self._sources.pop(source.place)
+
+    def _refused(self, source: Source, answered: Answered) -> bool:
+        """Judge an error code; return whether the metadata is to be asked for."""
+        code = answered.code
+        if code == OUT_OF_RANGE:
+            self._out_of_range(source, answered)
+            return False
+        if code == TOPIC_UNAUTHORIZED:
+            self._fail(TopicError(f"{source}: {for_code(code).__name__}; give this worker's user Read on the topic"))
+            return False
+        if code not in _MOVED and not source.pause_s:
+            logger.warning("source %s: %s (%d), trying again", source, for_code(code).__name__, code)
+        self._rest(source)
+        return True
+
+    def _rest(self, source: Source) -> None:
+        source.pause_s = min(LONGEST_PAUSE_S, 2 * source.pause_s or PAUSE_S)
+        source.resting_until_s = self._clock.monotonic_s() + source.pause_s
+
+    def _out_of_range(self, source: Source, answered: Answered) -> None:
+        if source.following == 0 or source.advised:
+            if source.following:
+                logger.warning("%s: the committed offset is not in the log any more, reading from its beginning", source)
+            if answered.log_start > 0 or source.following:
+                source.following = max(0, answered.log_start)
+                return
+            self._rest(source)
+            return
+        self._fail(
+            TopicError(
+                f"{source}: offset {source.following} is not in the log any more (retention, or the topic was made again): records "
+                f"between the state's position and the log's start are lost. Delete the table's changelog and stores to fold what is left"
+            )
+        )
+
+    def _no_answer(self, node: int, error: Exception) -> None:
+        self._failing.add(node)
+        if self._failing >= {leader for leader in map(self._leader, self._sources.values()) if leader is not None}:
+            self._down(f"{type(error).__name__}: {error}")
+        self._metadata_is_old()
+
+    def _metadata_is_old(self) -> None:
+        self._stale = True
+        self._changed.set()
+
+
+async def _closed(client: Any) -> None:
+    with contextlib.suppress(KafkaError, TimeoutError, OSError):
+        await asyncio.wait_for(client.close(), _CLOSE_S)
