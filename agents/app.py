@@ -23,7 +23,7 @@ from holdfast.agents.recovery import KeeperTables
 from holdfast.agents.watch import STUCK_EXIT_CODE, KeeperService, exit_within
 from holdfast.agents.web import WebService
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.processor import Processor
+from holdfast.core.processor import Processor, by_name
 from holdfast.errors import ConfigError
 from holdfast.outbox.settings import harvest_settings
 
@@ -132,10 +132,8 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
 
     Settings come from the environment and `holdfast.toml` unless given. Nothing is contacted before the worker starts.
     """
+    named = by_name(processors)
     settings = settings_from_environment() if settings is None else settings
-    by_name = {processor.name: processor for processor in processors}
-    if len(by_name) != len(processors):
-        raise ConfigError(f"two processors share a name: {sorted(processor.name for processor in processors)}")
     app = App(
         settings.app,
         broker="holdfast://" + settings.bootstrap_servers.replace(",", ";"),
@@ -162,7 +160,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
         web_tables_enabled=False,
         web_router_enabled=False,
     )
-    app.settings, app.processors, app.bound = settings, by_name, app.conf.web_bind
+    app.settings, app.processors, app.bound = settings, named, app.conf.web_bind
     for processor in processors:
         _declare(app, processor)
     if settings.outbox_harvest:

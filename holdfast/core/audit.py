@@ -119,9 +119,9 @@ class Finding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="f", k
 
 
 class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
-    """How much was found in a partition: findings by kind, and repetitions that are allowed."""
+    """How much was found in a partition: findings, of which not all are kept, and repetitions that are allowed."""
 
-    kinds: dict[str, int] = {}
+    findings: int = 0
     repeated: int = 0
 
 
@@ -251,7 +251,7 @@ def _number(rows: Rows[AuditRow], seen: Seen, number: int, rules: Rules) -> None
     if number in before.recent:
         if rules.at_least_once:
             found = _found(rows)
-            rows[FOUND_KEY] = Found(found.kinds, found.repeated + 1)
+            rows[FOUND_KEY] = Found(found.findings, found.repeated + 1)
             return
         kind, reason = Kind.DUPLICATE, f"row {number} of the key has come before"
     elif len(before.recent) == LIMIT_NUMBERS and number < min(before.recent):
@@ -284,10 +284,9 @@ def _found(rows: Rows[AuditRow]) -> Found:
 
 def _note(rows: Rows[AuditRow], finding: Finding, about: str = "") -> None:
     found = _found(rows)
-    if sum(found.kinds.values()) < LIMIT_FINDINGS:
+    if found.findings < LIMIT_FINDINGS:
         rows[f"f{finding.offset:019d}/{finding.kind}{about}"] = finding
-    kinds = {**found.kinds, finding.kind.value: found.kinds.get(finding.kind.value, 0) + 1}
-    rows[FOUND_KEY] = Found(kinds, found.repeated)
+    rows[FOUND_KEY] = Found(found.findings + 1, found.repeated)
 
 
 def key_text(key: bytes) -> str:
@@ -353,7 +352,7 @@ def conclude(
     found = rows.get(FOUND_KEY)
     totals = rows.get(books.TOTALS_KEY)
     told = [row for row in rows.values() if isinstance(row, Finding)]
-    counted = sum(found.kinds.values()) if isinstance(found, Found) else 0
+    counted = found.findings if isinstance(found, Found) else 0
     findings = [each for one in told for each in ([one] if one.kind is not Kind.LOST else _still_lost(one, kept.get(one.producer), whole))]
     for producer, book in kept.items():
         if whole and book.first_sequence > MAX_SEQUENCE >> 1 and not book.faults.restarts:

@@ -96,16 +96,14 @@ class RowCodec(Generic[R]):
     def encode_all(self, rows: Iterable[R]) -> list[bytes]:
         return [FORMAT + encoded for encoded in map(self._encode, rows)]
 
-    def settle_all(self, rows: list[R]) -> tuple[list[bytes], list[R]]:
-        """Return what is stored of *rows*, and the rows a later reader will find in it; raises FoldError when none could read them."""
+    def exact_all(self, rows: list[R]) -> list[bytes] | None:
+        """Return what is stored of *rows*, or None when a later reader would find others in it; raises FoldError when none could read them."""
         encoded = list(map(self._encode, rows))
         try:
             found: list[R] = self._decode_all(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(encoded))
         except msgspec.DecodeError as error:
             raise _unreadable(error) from error
-        if found != rows:
-            return self.encode_all(found), found
-        return [FORMAT + each for each in encoded], rows
+        return [FORMAT + each for each in encoded] if found == rows else None
 
     def canonical(self, row: R) -> R:
         """Return *row* as any later reader will find it; raises FoldError when none could read it.

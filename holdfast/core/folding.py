@@ -10,7 +10,7 @@ from itertools import chain
 from typing import Any, Generic, Literal, TypeVar
 
 from holdfast.core.codec import APPLIED, NOTHING_APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, row_keys, text_key, wake_key
-from holdfast.core.processor import _TOPIC, Emit, Emits, Processor
+from holdfast.core.processor import Emit, Emits, Processor
 from holdfast.core.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
 from holdfast.errors import FoldError
 
@@ -85,6 +85,10 @@ class Changes:
         yield APPLIED, encode_marker(self.marker)
 
 
+class _LooseError(Exception):
+    """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which the next record could change."""
+
+
 class Folder(Generic[R]):
     """State of one partition between transactions: its rows, its position, its stream time.
 
@@ -92,7 +96,8 @@ class Folder(Generic[R]):
     undone on failure: because folds are pure, the records before the bad one give the same rows again, and a healthy stream
     pays next to nothing for being able to refuse one record. What is refused does not depend on where the log was cut into
     transactions: the fast fold also looks at rows that a later record of the transaction replaces. (One thing it does not see there,
-    in rows of plain types: a replaced row with values of another type than declared, a bool in an int's place say.)
+    in rows of plain types: a replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
+    found to set a list in a tuple's place has each of its rows looked at from then on.)
 
     When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is due.
 
@@ -114,7 +119,7 @@ class Folder(Generic[R]):
         self.applied, self.stream_ms, self._before_ms = applied, stream_ms, stream_ms
         self._codec: RowCodec[R] = RowCodec(processor.row)
         self.rows: Rows[R] = (Rows if self._codec.plain else CanonicalRows)(store, self._codec, cache_rows)
-        self._limit_bytes, self._trace = limit_bytes, trace
+        self._limit_bytes, self._trace, self._may_emit_to = limit_bytes, trace, frozenset(processor.emits)
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
@@ -145,6 +150,10 @@ class Folder(Generic[R]):
                 return
             except MemoryError:
                 raise
+            except _LooseError:
+                self.rollback()
+                self.rows.__class__ = CanonicalRows  # from here on each row is at once what a later reader will find
+                self._open, self._enough = True, False
             except Exception:  # noqa: BLE001  any failure of user code; the store's comes up again below
                 self.rollback()
                 self._open, self._enough = True, False
@@ -334,26 +343,21 @@ class Folder(Generic[R]):
         puts: list[tuple[bytes, bytes | None]] = []
         changed = list(rows.items())
         for start in range(0, len(changed), STEP_RECORDS):
-            puts.extend(self._stored(changed[start : start + STEP_RECORDS], settled=checked or not self._codec.plain))
+            puts.extend(self._stored(changed[start : start + STEP_RECORDS], settled=checked or isinstance(self.rows, CanonicalRows)))
             yield
         puts.extend((wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items())
         marker = Marker(_offset_of(batches, records), self.stream_ms, self.processor.version)
         self.changes = Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
 
     def _stored(self, changed: list[tuple[str, R | None]], *, settled: bool) -> Iterable[tuple[bytes, bytes | None]]:
-        """Return what is stored for changed rows; unless *settled*, later folds go on with each row as a later reader will find it."""
+        """Return what is stored for changed rows; unless *settled*, each must be the row that a later reader will find."""
         keys = row_keys([key for key, _ in changed])
         if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
             raise _long_key(max(keys, key=len))
         rows = [row for _, row in changed if row is not None]
-        if settled:
-            stored = self._codec.encode_all(rows)
-        else:
-            stored, found = self._codec.settle_all(rows)
-            if found is not rows:
-                read = iter(found)
-                changed = [(key, None if row is None else next(read)) for key, row in changed]
-                self.rows.settle(changed)
+        stored = self._codec.encode_all(rows) if settled else self._codec.exact_all(rows)
+        if stored is None:
+            raise _LooseError
         if len(stored) == len(keys):
             return zip(keys, stored, strict=True)
         values = iter(stored)
@@ -364,8 +368,9 @@ class Folder(Generic[R]):
         if not isinstance(emit, Emit):
             raise FoldError(f"a fold may emit only Emit, not {type(emit).__name__}")
         topic, key, value, partition = emit.topic, emit.key, emit.value, emit.partition
-        if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-            raise FoldError(f"emit to {topic!r:.200}: not a valid topic name")
+        if not isinstance(topic, str) or topic not in self._may_emit_to:
+            name, declared = self.processor.name, ", ".join(self.processor.emits) or "none"
+            raise FoldError(f"emit to {topic!r:.200}: not among the emits of processor {name} ({declared}); declare it there")
         if not isinstance(key, str | bytes | type(None)) or not isinstance(value, bytes | type(None)):
             raise FoldError(f"emit to {topic}: key must be str or bytes and value bytes, or None")
         if partition is not None and not (type(partition) is int and 0 <= partition < 1 << 31):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterable, Iterator
+from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice, repeat
 from typing import Generic, Protocol, TypeVar, overload
@@ -218,10 +218,6 @@ class Rows(Generic[R]):
         if fresh:
             deque(map(self._young.pop, islice(reversed(self._changed), fresh), repeat(None)), 0)
             self._replaced = len(self._changed)
-
-    def settle(self, changed: Iterable[tuple[str, R | None]]) -> None:
-        """Have later transactions find these in place of what was set: the same rows as a later reader will. For the folder only."""
-        self._changed.update(changed)
 
     def commit(self) -> None:
         """Take the changes as committed to the store. For the folder only."""

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from typing import Any
+from collections.abc import Iterator
+from typing import Any, get_origin
 
 import msgspec
 from msgspec import inspect
@@ -14,7 +14,6 @@ _ONE_FORM = (
     inspect.DataclassType,
     inspect.EnumType,
     inspect.IntType,
-    inspect.ListType,
     inspect.LiteralType,
     inspect.NamedTupleType,
     inspect.NoneType,
@@ -25,7 +24,6 @@ _ONE_FORM = (
     inspect.UUIDType,
     inspect.VarTupleType,
 )
-_MUTABLE = (inspect.AnyType, inspect.ByteArrayType, inspect.DictType, inspect.ListType, inspect.SetType, inspect.TypedDictType)
 
 
 def is_plain(row: Any) -> bool:
@@ -36,66 +34,93 @@ def is_plain(row: Any) -> bool:
     >>> is_plain(tuple[int, str | None]), is_plain(float), is_plain(dict[str, int])
     (True, False, False)
     """
-    return all(isinstance(each, _ONE_FORM) for each in _parts(inspect.type_info(row), set()))
-
-
-def _parts(info: inspect.Type, seen: set[type]) -> Iterator[inspect.Type]:
-    """Yield a type and all it is made of, each class once."""
-    inner: Iterable[inspect.Type] = ()
-    match info:
-        case inspect.Metadata():
-            yield from _parts(info.type, seen)
-            return
-        case inspect.UnionType():
-            inner = info.types
-        case inspect.TupleType():
-            inner = info.item_types
-        case inspect.CollectionType():
-            inner = (info.item_type,)
-        case inspect.DictType():
-            inner = (info.key_type, info.value_type)
-        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType() | inspect.TypedDictType():
-            if info.cls in seen:
-                return
-            seen.add(info.cls)
-            inner = [each.type for each in info.fields]
-    yield info
-    for each in inner:
-        yield from _parts(each, seen)
+    return all(isinstance(each, _ONE_FORM) for _, each in _located("", inspect.type_info(row), set()))
 
 
 def why_unfit(row: Any) -> str | None:
     """Return why *row* cannot be the type of rows, or None when it can.
 
-    Rows must be immutable: the one a fold changes in place would change in the cache, unseen by the changelog.
+    Rows must be immutable at any depth: what a fold changes in place changes in the cache, unseen by the changelog, and is not taken
+    back when the record is refused.
 
     >>> why_unfit(tuple[int, str]) is None
     True
     >>> why_unfit(dict[str, int])
     'rows must be immutable: make it a frozen Struct'
+    >>> why_unfit(tuple[int, list[str]])
+    'rows must be immutable: item 1 is a list: declare it tuple[..., ...]'
     """
     try:
         msgspec.msgpack.Decoder(row)
         info = inspect.type_info(row)
-    except (TypeError, NameError) as error:
+    except (TypeError, NameError, AttributeError) as error:
         return f"it cannot be decoded: {error}"
-    for each in _parts(info, set()):
+    for _, each in _located("", info, set()):
         if isinstance(each, inspect.CustomType):
             return f"it cannot be decoded: {each.cls!r} is not a type that MessagePack has a form for"
     for each in info.types if isinstance(info, inspect.UnionType) else (info,):
         inner = each.type if isinstance(each, inspect.Metadata) else each
-        match inner:
-            case inspect.StructType() if not inner.cls.__struct_config__.frozen:
-                return f"rows must be immutable: declare {inner.cls.__name__} with frozen=True"
-            case inspect.DataclassType() if not _frozen(inner.cls):
-                return f"rows must be immutable: declare {inner.cls.__name__} with frozen=True"
-            case _ if isinstance(inner, _MUTABLE):
-                return "rows must be immutable: make it a frozen Struct"
-            case inspect.NoneType():
-                return "None stands for no row, it cannot be one"
+        if isinstance(inner, _CONTAINERS):
+            return "rows must be immutable: make it a frozen Struct"
+        if isinstance(inner, inspect.NoneType):
+            return "None stands for no row, it cannot be one"
+    for where, each in _located("", info, set()):
+        if (cure := _cure(each)) is not None:
+            return f"rows must be immutable: {where}{' ' if where else ''}{cure}"
     return None
 
 
-def _frozen(cls: type) -> bool:
-    config = getattr(cls, "__dataclass_params__", None)
-    return config is None or bool(config.frozen)  # attrs classes, which msgspec takes for dataclasses, do not tell
+_CONTAINERS = (inspect.AnyType, inspect.ByteArrayType, inspect.DictType, inspect.ListType, inspect.SetType, inspect.TypedDictType)
+_CURES = {
+    inspect.AnyType: "names no type, so it may hold what can change: say which types it holds, as in int | str or Box[int]",
+    inspect.ByteArrayType: "is a bytearray: declare it bytes",
+    inspect.DictType: "is a dict: declare it tuple[tuple[key, value], ...], or give each entry a row of its own",
+    inspect.ExtType: "is an Ext: declare it a frozen Struct",
+    inspect.ListType: "is a list: declare it tuple[..., ...]",
+    inspect.MemoryViewType: "is a memoryview: declare it bytes",
+    inspect.RawType: "is a Raw, which shows memory of others: declare it bytes",
+    inspect.SetType: "is a set: declare it frozenset[...]",
+    inspect.TypedDictType: "is a TypedDict: make it a frozen Struct",
+}
+"""Types whose values can be changed in place, and what to write instead."""
+
+
+def _cure(info: inspect.Type) -> str | None:
+    """Return what is wrong with a type by itself, whatever it is made of, and what to write instead; None for an immutable one."""
+    if isinstance(info, inspect.StructType | inspect.DataclassType):
+        cls = get_origin(info.cls) or info.cls
+        return None if _frozen(cls) else f"declare {cls.__name__} with frozen=True"
+    return _CURES.get(type(info))
+
+
+def _located(where: str, info: inspect.Type, seen: set[Any]) -> Iterator[tuple[str, inspect.Type]]:
+    """Yield a type and what it is made of with the place of each, a class once; the outermost has the place ''.
+
+    What dicts hold is left out: they are refused whatever they hold.
+    """
+    if isinstance(info, inspect.Metadata):
+        info = info.type
+    yield where, info
+    match info:
+        case inspect.UnionType():
+            for each in info.types:
+                yield from _located(where, each, seen)
+        case inspect.TupleType():
+            for at, each in enumerate(info.item_types):
+                yield from _located(f"{where}[{at}]" if where else f"item {at}", each, seen)
+        case inspect.CollectionType():
+            yield from _located(f"{where}[...]" if where else "an item", info.item_type, seen)
+        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType() if info.cls not in seen:
+            seen.add(info.cls)
+            name = (get_origin(info.cls) or info.cls).__name__
+            for field in info.fields:
+                yield from _located(f"{name}.{field.name}", field.type, seen)
+
+
+def _frozen(cls: Any) -> bool:
+    if issubclass(cls, msgspec.Struct):
+        return bool(cls.__struct_config__.frozen)
+    if (told := getattr(cls, "__dataclass_params__", None)) is not None:
+        return bool(told.frozen)
+    # An attrs class, which msgspec takes for a dataclass, tells it only by how its attributes are set.
+    return getattr(cls.__setattr__, "__name__", "") == "_frozen_setattrs"

@@ -9,11 +9,11 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core.codec import APPLIED, META, Marker, decode_marker
+from holdfast.core.codec import APPLIED, META, Marker, decode_marker, row_key, wake_key
 from holdfast.core.folding import LIMIT_BYTES, STEP_RECORDS, Batch, Changes, Folder, Transition
 from holdfast.core.processor import Emit, Processor
 from holdfast.core.rows import LIMIT_KEY_BYTES, Rows
-from holdfast.errors import ChangelogError, StoreError
+from holdfast.errors import ChangelogError, ConfigError, StoreError
 
 
 class Total(msgspec.Struct, frozen=True):
@@ -51,7 +51,7 @@ def decoded(value: Any) -> Any:
 
 
 def processor(fold: Any = count, **more: Any) -> Processor[Any, Total]:
-    return Processor(name="t", source="s", decode=decoded, fold=fold, row=Total, **more)
+    return Processor(name="t", source="s", decode=decoded, fold=fold, row=Total, **{"emits": ("out", "woken"), **more})
 
 
 def batch(*events: Any, first: int = 0, times_ms: Sequence[int] | None = None) -> Batch:
@@ -357,6 +357,87 @@ def test_an_emit_that_no_producer_would_take_is_refused(emitted: Any) -> None:
     assert len(changes.emits) == 2
 
 
+@pytest.mark.parametrize("declared", [(), ("out",), ["out", "other"]])
+def test_an_emit_to_a_topic_that_is_not_declared_is_refused_whatever_topics_there_are(declared: Any) -> None:
+    def fold(rows: Rows[Any], event: Any, _: int) -> list[Emit]:
+        rows[event] = Total(1)
+        return [Emit("undeclared", "k", b"v")] if event == "x" else []
+
+    changes = Folder(processor(fold, emits=declared), Store()).fold([batch("ok", "x", "ok")])
+    assert changes is not None
+    (refused,) = changes.refused
+    assert (refused.offset, refused.stage, refused.error) == (1, "fold", "FoldError")
+    assert f"emit to 'undeclared': not among the emits of processor t ({', '.join(declared) or 'none'})" in refused.reason
+    assert changes.emits == []
+    assert [key for key, _ in changes.puts] == [row_key("ok")]
+
+
+def test_an_on_wake_that_emits_to_a_topic_not_declared_is_refused_and_has_fired() -> None:
+    def fold(rows: Rows[Any], event: Any, at_ms: int) -> None:
+        if event == "set":
+            rows.wake_at("k", at_ms + 1)
+
+    changes = Folder(processor(fold, emits=(), on_wake=lambda *_: [Emit("woken")]), Store()).fold([batch("set", "x", times_ms=[0, 9])])
+    assert changes is not None
+    assert [(each.offset, each.stage) for each in changes.refused] == [(1, "wake")]
+    assert dict(changes.puts)[wake_key("k")] is None
+
+
+class Basket(msgspec.Struct, frozen=True):
+    """What a fold may set a list in all the same: only a type checker would tell."""
+
+    items: tuple[int, ...] = ()
+
+
+def append_in_place(rows: Rows[Any], event: Any, _: int) -> None:
+    """Set a list, append to it in place with the next record, and fail at the third."""
+    match event:
+        case "set":
+            rows["a"] = Basket([1])  # type: ignore[arg-type]
+        case "append":
+            rows["a"].items.append(2)
+        case "fail":
+            rows["a"].items.append(3)
+            raise ValueError("fail")
+
+
+@pytest.mark.parametrize("cut", [1, 2, 3])
+def test_a_list_in_a_tuples_place_cannot_be_changed_in_place_wherever_the_log_is_cut(cut: int) -> None:
+    basket = Processor(name="t", source="s", decode=decoded, fold=append_in_place, row=Basket)
+    store, refused = Store(), list[int]()
+    folder: Folder[Any] = Folder(basket, store)
+    log = ["set", "append", "fail", "set", "append"]
+    for first in range(0, len(log), cut):
+        refused += [each.offset for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused]
+        assert folder.rows.get("a") == Basket((1,)), "no reader sees another row than the next owner does"
+    assert refused == [1, 2, 4]
+
+
+def test_a_row_that_could_be_changed_in_place_would_make_live_and_replay_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Listed(msgspec.Struct, frozen=True):
+        items: list[int] = []
+
+    def fold(rows: Rows[Any], event: int, _: int) -> None:
+        held = rows.get("a") or Listed([])
+        held.items.append(event)
+        rows["a"] = held
+        if event == 0:
+            raise ValueError
+
+    with pytest.raises(ConfigError, match=r"Listed\.items is a list"):
+        Processor(name="t", source="s", decode=int, fold=fold, row=Listed)
+    monkeypatch.setattr("holdfast.core.processor.why_unfit", lambda row: None)
+    accepted: Processor[int, Any] = Processor(name="t", source="s", decode=int, fold=fold, row=Listed)
+    found = []
+    for cut in (1, 3):
+        store = Store()
+        folder: Folder[Any] = Folder(accepted, store)
+        for first in range(0, 3, cut):
+            folded(folder, store, batch(*[1, 0, 2][first : first + cut], first=first))
+        found.append(store[row_key("a")])
+    assert found[0] != found[1], "which is why such a type is refused"
+
+
 def test_a_fold_that_returns_what_is_no_collection_is_refused() -> None:
     assert [each[:2] for each in refusals(lambda *_: 5, "x")] == [(0, "fold")]
     assert [each[:2] for each in refusals(lambda *_: Emit("out"), "x")] == [(0, "fold")]
@@ -541,18 +622,18 @@ def test_a_trace_tells_each_change_and_none_of_a_refused_record() -> None:
 
 def test_the_next_transaction_meets_a_row_as_a_restarted_worker_would() -> None:
     class Seen(msgspec.Struct, frozen=True):
-        events: list[str]
+        events: tuple[str, ...]
 
     def fold(rows: Rows[Any], key: str, _: int) -> list[Emit]:
         before = rows.get("a")
-        rows["a"] = Seen((key,))  # type: ignore[arg-type]
+        rows["a"] = Seen([key])  # type: ignore[arg-type]
         return [Emit("out", None, repr(before).encode())]
 
     store = Store()
-    folder: Folder[Any] = Folder(Processor(name="t", source="s", decode=decoded, fold=fold, row=Seen), store)
+    folder: Folder[Any] = Folder(Processor(name="t", source="s", decode=decoded, fold=fold, row=Seen, emits=("out",)), store)
     folded(folder, store, batch("x"))
     (kept,) = folded(folder, store, batch("y", first=1)).emits
-    assert kept.value == b"Seen(events=['x'])"
+    assert kept.value == b"Seen(events=('x',))"
 
 
 def test_bookkeeping_is_not_state() -> None:

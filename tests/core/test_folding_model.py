@@ -24,6 +24,7 @@ from holdfast.errors import FoldError, StoreError
 from tests.scale import scaled
 
 LIMIT_BYTES = 200
+EMITS = ("out", "seen", "woken")
 KEYS = ("a", "ab", "b", "é", "\U0001f600", "\uffff", "raises", "again", "past", "later", "meddles", "")
 PREFIXES = ("", "a", "\U0001f600", "r")
 
@@ -31,6 +32,7 @@ PREFIXES = ("", "a", "\U0001f600", "r")
 class Plain(msgspec.Struct, frozen=True, array_like=True):
     n: int = 0
     text: str = ""
+    seen: tuple[int, ...] = ()
 
 
 class Loose(msgspec.Struct, frozen=True):
@@ -38,7 +40,7 @@ class Loose(msgspec.Struct, frozen=True):
 
     n: float = 0
     text: str = ""
-    seen: dict[str, int] = {}
+    seen: frozenset[float] = frozenset()
 
 
 class BrokenStore(dict[bytes, bytes]):
@@ -74,9 +76,9 @@ def decode(value: Any) -> Any:
 def _grow(rows: Any, row: type[Any], key: Any, by: int) -> None:
     before = rows.get(key) or row()
     if row is Plain:
-        rows[key] = Plain(before.n + by, before.text)
+        rows[key] = Plain(before.n + by, before.text, (*before.seen[-3:], by))
     else:
-        rows[key] = Loose(before.n + by, before.text, {f"k{by}": by, **before.seen})
+        rows[key] = Loose(before.n + by, before.text, frozenset({by, *before.seen}))
 
 
 def _act(rows: Any, row: type[Any], operation: tuple[Any, ...], at_ms: int) -> Iterator[Emit]:
@@ -113,6 +115,9 @@ def _act(rows: Any, row: type[Any], operation: tuple[Any, ...], at_ms: int) -> I
             rows.wake_at(key, when)
         case ("emit", what):
             yield what
+        case ("change in place", key):
+            seen = rows.get(key).seen
+            (seen.append if hasattr(seen, "append") else seen.add)(1)
         case ("raise",):
             raise RuntimeError("the fold failed")
 
@@ -218,7 +223,7 @@ class Naive:
         try:
             emits = list(act())
             for emit in emits:
-                if not isinstance(emit, Emit) or len(emit.value or b"") > LIMIT_BYTES:
+                if not isinstance(emit, Emit) or len(emit.value or b"") > LIMIT_BYTES or emit.topic not in EMITS:
                     raise FoldError("not to be emitted")
         except Exception:  # noqa: BLE001  as the folder does
             self.rows.stored, self.rows.timers = before
@@ -243,7 +248,8 @@ bad = st.one_of(
     st.tuples(st.sampled_from(["unencodable", "unreadable"]), keys),
     st.tuples(st.sampled_from(["grow", "wake"]), st.sampled_from(["\ud800", 5, None, b"a"]), st.just(1)),
     st.tuples(st.just("wake badly"), keys, st.sampled_from([1.5, "soon", 1 << 62, -(1 << 62)])),
-    st.tuples(st.just("emit"), st.sampled_from([7, None, "out", Emit("out", "k", b"v" * (LIMIT_BYTES + 1))])),
+    st.tuples(st.just("emit"), st.sampled_from([7, None, "out", Emit("out", "k", b"v" * (LIMIT_BYTES + 1)), Emit("undeclared", "k")])),
+    st.tuples(st.just("change in place"), keys),
     st.just(("raise",)),
 )
 events = st.one_of(
@@ -267,7 +273,7 @@ class FoldedAnyway(RuleBasedStateMachine):
         self.naive, self.store, self.cache_rows = Naive(self.row), BrokenStore(), cache_rows
         self.done = 0
         self.processor: Processor[Any, Any] = Processor(
-            name="t", source="s", decode=decode, fold=fold_with(self.row), on_wake=wake_with(self.row), row=self.row
+            name="t", source="s", decode=decode, fold=fold_with(self.row), on_wake=wake_with(self.row), row=self.row, emits=EMITS
         )
         self.restart()
 

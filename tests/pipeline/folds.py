@@ -56,6 +56,9 @@ def fold(rows: Rows[Account], op: Op, at_ms: int) -> Iterator[Emit]:
             rows[f"sum/{op.key}"] = Account(total=sum(row.total for _, row in rows.scan(op.key)), seen_ms=at_ms)
         case "emit":
             yield Emit("not a topic", key=op.key)
+        case "stray":
+            rows[op.key] = Account(account.total + op.amount, at_ms)
+            yield Emit("undeclared", key=op.key)
         case _:
             raise ValueError(f"unknown verb {op.verb}")
 
@@ -104,7 +107,7 @@ _keys = st.sampled_from(["a", "b", "ab", "b/1", "ключ"])
 _values = st.one_of(
     st.builds(
         "{} {} {}".format,
-        st.sampled_from(["add", "add", "add", "wake", "sum", "boom", "emit", "remove", "what"]),
+        st.sampled_from(["add", "add", "add", "wake", "sum", "boom", "emit", "stray", "remove", "what"]),
         _keys,
         st.integers(0, 99),
     ).map(str.encode),

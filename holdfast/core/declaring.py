@@ -1,0 +1,46 @@
+"""What is wrong with a declaration, told when it is made: what is wrong here would otherwise be wrong for every record."""
+
+from __future__ import annotations
+
+import inspect
+from collections.abc import Callable
+from typing import Any
+
+
+def why_uncallable(call: Any, takes: tuple[str, ...]) -> str | None:
+    """Return why *call* cannot be called with arguments of these names, and what to write; None when it can, or does not tell.
+
+    >>> why_uncallable(lambda rows, event: None, ("rows", "event", "at_ms"))
+    'takes (rows, event), but is called with 3 arguments: (rows, event, at_ms)'
+    >>> why_uncallable(None, ("key",))
+    'is None, which cannot be called: write a function of (key)'
+    >>> why_uncallable(bytes, ("value",)) is None
+    True
+    """
+    listed = f"({', '.join(takes)})"
+    if not callable(call):
+        return f"is {call!r:.100}, which cannot be called: write a function of {listed}"
+    if _is_async(call):
+        return f"is an async function: folds are pure and wait for nothing; write a plain function of {listed}"
+    try:
+        signature = inspect.signature(call, follow_wrapped=False)
+    except (TypeError, ValueError):
+        return None  # many of those written in C do not tell
+    try:
+        signature.bind(*takes)
+    except TypeError:
+        return f"takes {str(signature).partition(' -> ')[0]:.200}, but is called with {_count(len(takes))}: {listed}"
+    return None
+
+
+def _count(arguments: int) -> str:
+    return f"{arguments} argument{'' if arguments == 1 else 's'}"
+
+
+def _is_async(call: Callable[..., Any]) -> bool:
+    while hasattr(call, "func") and not inspect.isroutine(call):
+        call = call.func  # a partial
+    return any(
+        inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
+        for each in (call, None if isinstance(call, type) else inspect.getattr_static(type(call), "__call__", None))
+    )
