@@ -8,7 +8,8 @@ from heapq import heapify, heappop, heappush
 from itertools import chain, islice, repeat
 from typing import Generic, Protocol, TypeVar, overload
 
-from holdfast.core.codec import ROW, WAKE, RowCodec, decode_due, row_key, text_key, wake_key
+from holdfast.core.codec import ROW, WAKE, RowCodec, decode_due, row_key, row_keys, text_key, wake_key
+from holdfast.core.key_order import KeyOrder
 from holdfast.errors import FoldError
 
 R = TypeVar("R")
@@ -59,6 +60,7 @@ class Rows(Generic[R]):
         "_heap",
         "_limit",
         "_old",
+        "_order",
         "_replaced",
         "_store",
         "_undo_wakes",
@@ -76,6 +78,7 @@ class Rows(Generic[R]):
         self._old: dict[str, R | None] = {}
         self._all_cached = next(store.scan(ROW), None) is None
         self._changed: dict[str, R | None] = {}
+        self._order = KeyOrder()
         self._replaced = 0
         self.put: list[R] = []
         self.failures: list[Exception] = []
@@ -136,8 +139,8 @@ class Rows(Generic[R]):
 
         What the caller changes while scanning is not seen by that scan.
         """
-        changed = {row_key(key): row for key, row in self._changed.items() if key.startswith(prefix)}
-        overlay = iter(sorted(changed))
+        changed = self._changed_within(row_key(prefix))
+        overlay = iter(changed)
         ahead = next(overlay, None)
         for stored, row_stored in self._committed(row_key(prefix), changed):
             while ahead is not None and ahead < stored:
@@ -148,6 +151,17 @@ class Rows(Generic[R]):
         for key in chain(() if ahead is None else (ahead,), overlay):
             if (row := changed[key]) is not None:
                 yield text_key(key), row
+
+    def _changed_within(self, prefix: bytes) -> dict[bytes, R | None]:
+        """Return this transaction's changes under *prefix* by stored key, in order, as they are now.
+
+        The order is made when the first scan asks for it and takes in what was changed since: those keys are the last of the dict, since a
+        key keeps its place there when its row changes again, and an undone record's keys are taken out of both.
+        """
+        order, fresh = self._order, len(self._changed) - len(self._order)
+        if fresh:
+            order.add(row_keys(list(islice(reversed(self._changed), fresh))))
+        return {stored: self._changed[text_key(stored)] for stored in order.within(prefix)}
 
     def _committed(self, prefix: bytes, but: Container[bytes]) -> Iterator[tuple[bytes, R]]:
         try:
@@ -226,6 +240,7 @@ class Rows(Generic[R]):
         few, many = sorted((self._young, self._changed), key=len)
         many.update(few)
         self._young, self._changed, self._replaced = many, {}, 0
+        self._order.clear()
         self._wakes_changed.clear()
         self._undo_wakes.clear()
         self.put.clear()
@@ -239,6 +254,7 @@ class Rows(Generic[R]):
         for key in self._changed:
             self._old.pop(key, None)  # older than the one that was let go
         self._changed.clear()
+        self._order.clear()
         self._replaced = 0
         self.put.clear()
         self.failures.clear()
@@ -307,6 +323,8 @@ class JournaledRows(CanonicalRows[R]):
                 self._changed[key] = row
             else:
                 del self._changed[key]
+                if self._order:
+                    self._order.discard(row_key(key))
         for key, (at_ms, was_changed, change) in self.wakes_before.items():
             self._set_wake(key, at_ms)
             if was_changed:
