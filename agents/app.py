@@ -5,7 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, cast
 
 import faust
@@ -44,7 +44,8 @@ class AsIs(codecs.Codec):
         return s
 
 
-codecs.register("holdfast", AsIs())
+AS_IS = "holdfast"
+codecs.register(AS_IS, AsIs())
 TRANSPORTS.aliases["holdfast"] = "holdfast.agents.transport:BatchTransport"
 
 
@@ -81,6 +82,31 @@ class App(faust.App):
             self.metrics.pages.append(HarvesterPage(self.harvesting.harvester))
             services.append(self.harvesting)
         return [*services, *super().on_init_dependencies()]
+
+    def agent(self, channel: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
+        """Declare an ordinary agent, which gets records one by one; ConfigError on a topic whose records come in batches for a processor."""
+        self._refuse_folded(channel, "agent")
+        return super().agent(channel, **options)
+
+    actor = agent
+
+    def stream(self, channel: Any, beacon: Any = None, **options: Any) -> Any:
+        """Return a stream of *channel*; ConfigError on a topic whose records come in batches for a processor."""
+        self._refuse_folded(channel, "stream")
+        return super().stream(channel, beacon, **options)
+
+    def _refuse_folded(self, channel: Any, what: str) -> None:
+        if getattr(channel, "value_serializer", None) == AS_IS:
+            return  # a processor's own way in
+        names = (channel,) if isinstance(channel, str) else getattr(channel, "topics", None) or ()
+        pattern = getattr(channel, "pattern", None)
+        for processor in self.processors.values():
+            for topic in (processor.source, processor.changelog(self.settings.app)):
+                if topic in names or (pattern is not None and pattern.search(topic)):
+                    raise ConfigError(
+                        f"{what} on topic {topic}: processor {processor.name} folds it in this application, so it comes in batches and not record "
+                        f"by record; have the fold emit what the {what} needs to another topic, or put the {what} into an application of its own"
+                    )
 
     def _refuse_faust_options(self) -> None:
         """Faust's own options for what holdfast's settings govern would be obeyed by half; a worker that differs from what it was told is worse."""
@@ -170,7 +196,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
 
 def _declare(app: App, processor: Processor[Any, Any]) -> None:
     """Register one processor: its agent is the way in for batches, its table makes Faust co-partition changelog and standbys."""
-    source = app.topic(processor.source, key_serializer="holdfast", value_serializer="holdfast")
+    source = app.topic(processor.source, key_serializer=AS_IS, value_serializer=AS_IS)
     app.Table(processor.table, key_type=bytes, value_type=bytes, help=f"rows of {processor.name}, folded from {processor.source}")
 
     async def fold(stream: Any) -> None:

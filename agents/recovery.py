@@ -14,6 +14,7 @@ from faust.types import TP
 from mode import Service
 
 from holdfast.agents.keeper import Keeper, Plan
+from holdfast.errors import ConfigError
 from holdfast.tables.restore import Interrupted
 
 logger = logging.getLogger(__name__)
@@ -125,6 +126,15 @@ class KeeperTables(manager.TableManager):
         if self._recovery is None:
             self._recovery = KeeperRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
         return self._recovery
+
+    def add(self, table: Any) -> Any:
+        """Take in the table of a processor; ConfigError for any other: nothing would restore it, so a restart would lose what it holds."""
+        if table.name not in {processor.table for processor in self.app.processors.values()}:
+            raise ConfigError(
+                f"table {table.name}: an application of create_app keeps only the tables of its processors, and this one would be empty after a "
+                f"restart; write what fills it as the fold of a Processor, and give that to create_app"
+            )
+        return super().add(table)
 
     async def on_start(self) -> None:
         # Stock sleeps a second first, to let agents subscribe; ours are declared before the app starts.

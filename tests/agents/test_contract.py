@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+import faust
 import pytest
 from aiokafka import AIOKafkaConsumer
 from aiokafka.consumer.fetcher import Fetcher as AioFetcher
@@ -71,6 +72,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "Recovery.flush_buffers": "6fa9c17f1071",
     },
     "faust.tables.manager": {
+        "TableManager.add": "4c5232ce6ba1",
         "TableManager.recovery": "f0bf5de78b4c",
         "TableManager.on_start": "365dd25fbc0e",
         "TableManager._update_channels": "88e3941facc9",
@@ -162,7 +164,7 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
             "_publish_stats",
         },
     ),
-    recovery.KeeperTables: (TableManager, {"recovery", "on_start", "on_partitions_revoked"}),
+    recovery.KeeperTables: (TableManager, {"recovery", "add", "on_start", "on_partitions_revoked"}),
 }
 
 
@@ -290,6 +292,16 @@ def test_acks_reach_the_names_that_ours_reads() -> None:
     assert "self._unacked_messages.discard(message)" in ack
     assert "acked_index = self._acked_index[tp]" in ack
     assert "acked_for_tp = self._acked[tp]" in ack
+
+
+@pytest.mark.parametrize("kind", ["Table", "GlobalTable", "SetTable", "SetGlobalTable"])
+def test_every_kind_of_table_passes_the_add_that_refuses_it(kind: str) -> None:
+    assert "self.tables.add(" in inspect.getsource(getattr(faust.App, kind))
+
+
+def test_agents_and_streams_come_by_the_methods_that_refuse_what_is_folded() -> None:
+    assert faust.App.actor is faust.App.agent
+    assert "self.app.stream(self" in inspect.getsource(faust.Channel.stream)
 
 
 def test_fausts_web_server_stays_off() -> None:
