@@ -79,7 +79,7 @@ class Destinations:
 
     def of(self, rows: Iterable[OutboxRow]) -> list[Destination]:
         """Return topic and partition of each row; every topic was found by `refusal` before. Rows without a key take turns by call."""
-        counts, partitioning = {topic: count for topic, (count, _) in self._counts.items()}, self._partitioning
+        counts, partitioning = self.among(), self._partitioning
         of_key, of_bucket, uses_buckets = partitioning.of_key, partitioning.of_bucket, self._uses_buckets
         out: list[Destination] = []
         turned: dict[str, int] = {}
@@ -98,6 +98,10 @@ class Destinations:
                         partition = of_key(key, count)
             out.append((topic, partition))
         return out
+
+    def among(self) -> dict[str, int]:
+        """Return the count of partitions by which `of` places keys, by topic."""
+        return {topic: count for topic, (count, _) in self._counts.items()}
 
     def outside(self, row: OutboxRow) -> bool:
         """Return whether the row names a partition that its topic does not have."""

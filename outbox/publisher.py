@@ -12,6 +12,8 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import SEQUENCE_HEADER, Books, Destination
 from holdfast.core.pace import Pace
+from holdfast.core.row_digests import RowDigests
+from holdfast.core.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
 from holdfast.outbox.layouts import OutboxRow
@@ -162,9 +164,12 @@ class Publisher:
         sequences: Sequence[bytes],
         fixed: tuple[tuple[str, bytes | None], ...],
     ) -> None:
-        produce = self._producer.produce
+        produce, among = self._producer.produce, self.destinations.among()
+        digest = RowDigests(fixed[0][1] or b"", fixed[1][1] or b"").header
         for index, (row, (topic, partition), sequence) in enumerate(zip(rows, destinations, sequences, strict=True)):
-            headers = [*row.headers, *fixed, (SEQUENCE_HEADER, sequence)]
+            count = among[topic] if row.partition is None and row.key is not None else 0
+            digested = digest(sequence, partition, count, row.key, row.value, row.headers)
+            headers = [*row.headers, (DIGEST, digested), *fixed, (SEQUENCE_HEADER, sequence)]
             while True:
                 try:
                     produce(topic, row.value, row.key, partition, timestamp=row.timestamp_ms or 0, headers=headers)

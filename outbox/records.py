@@ -12,7 +12,7 @@ from holdfast.errors import OutboxRecordError
 from holdfast.outbox.layouts import LIMIT_TOPIC, Header, PreparedRecord
 
 LIMIT_BYTES: Final = 1_000_000  # of one record: message.max.bytes of Kafka's clients
-RESERVED: Final = frozenset({"holdfast-producer", "holdfast-epoch", "holdfast-sequence"})
+RESERVED: Final = frozenset({"holdfast-producer", "holdfast-epoch", "holdfast-sequence", "holdfast-digest"})
 
 Encoder = Callable[[Any], bytes]
 HeadersLike = Mapping[str, str | bytes | None] | Iterable[tuple[str, str | bytes | None]]

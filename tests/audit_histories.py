@@ -75,7 +75,7 @@ def audited(
     refused = []
     for each in history:
         try:
-            fold(rows, decode(each.key, each.headers, each.offset, rules=rules), 1_000 + each.offset, rules=rules)
+            fold(rows, decode(each.key, each.headers, each.offset, b"v", 0, rules=rules), 1_000 + each.offset, rules=rules)
         except DecodeError as error:
             refused.append(Refused(offset=each.offset, stage="decode", error="DecodeError", reason=str(error)))
     return conclude(

@@ -14,7 +14,7 @@ from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prove what was published.")
 
-PARTITION_FIELDS = ("topic", "partition", "first_offset", "records", "audited", "producers", "repeated", "ends", "findings")
+PARTITION_FIELDS = ("topic", "partition", "first_offset", "records", "audited", "producers", "repeated", "undigested", "ends", "findings")
 FINDING_FIELDS = ("kind", "topic", "partition", "offset", "after", "producer", "epoch", "first", "last", "key", "reason")
 
 
@@ -24,8 +24,8 @@ def audit() -> None:
 
 
 @app.command(
-    help="Audit the topics of an outbox, or their bronze tables: every published row once, each key in order, numbers without a gap, no "
-    "zombies. Exit code 1 when anything is found."
+    help="Audit the topics of an outbox, or their bronze tables: every published row once and unchanged, each key in order and in its "
+    "partition, numbers without a gap, no zombies. Exit code 1 when anything is found."
 )
 def outbox(
     context: typer.Context,
@@ -47,6 +47,13 @@ def outbox(
         bool | None,
         typer.Option("--ends/--no-ends", help="Compare the last numbers with what the leaders say; for bronze only when asked."),
     ] = None,
+    by_key: Annotated[
+        bool,
+        typer.Option(
+            "--by-key",
+            help="Records without a digest too must lie in their key's partition (murmur2, of the partitions the topic has now).",
+        ),
+    ] = False,
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = SourceName.TOPIC,
     lake: LakeOption = None,
@@ -68,6 +75,7 @@ def outbox(
         source=source.value,
         lake=None if lake is None else absolute(lake),
         ends=ends,
+        by_key=by_key,
         spark=SparkOptions(master=master, memory=memory, conf=assignments(conf)),
     )
     report = run(settings_of(context), options)
@@ -81,6 +89,8 @@ def outbox(
             show(document["findings"], FINDING_FIELDS, Output.TABLE)
     for each in report.notes:
         note(each)
+    if undigested := sum(each.undigested for each in report.partitions):
+        note(f"{undigested} records bear no digest, as an older version published them: that they are unchanged is not proved")
     verdict = "nothing is wrong" if report.is_clean else "NOT as it must be"
     note(f"{report.audited} records audited on {report.engine}: {verdict}")
     if not report.is_clean:

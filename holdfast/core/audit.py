@@ -23,7 +23,9 @@ import msgspec
 from holdfast.core import books
 from holdfast.core.books import Book, Judgement, Totals
 from holdfast.core.folding import Refused
-from holdfast.core.processor import Emits, Headers
+from holdfast.core.partitioners import of_key
+from holdfast.core.processor import Emits, Headers, Input
+from holdfast.core.row_digests import Digested, examine
 from holdfast.core.rows import Rows
 from holdfast.core.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance, distance
 from holdfast.core.stamps import Stamp, read_stamp
@@ -35,6 +37,9 @@ LIMIT_NUMBERS = 256
 """Numbers remembered of one key; of a lower one that is older, nobody can say whether it comes for the second time."""
 LIMIT_KEY_BYTES = 512
 FOUND_KEY = "/found"
+INPUTS: tuple[Input, ...] = ("key", "headers", "offset", "value", "partition")
+"""What `decode` takes of a record."""
+_FITS = Digested(known=True)
 
 
 class Kind(StrEnum):
@@ -52,6 +57,10 @@ class Kind(StrEnum):
     """A record of an epoch that had been replaced."""
     DOUBTFUL = "doubtful"
     """A number so late that it may have come before; only told where very much is wrong already."""
+    CHANGED = "changed"
+    """A record whose key, value, headers or number are not those it was published with."""
+    MISPLACED = "misplaced"
+    """A record in another partition than it was published to, or than its key's."""
     UNREADABLE = "unreadable"
     """A record whose stamp or number cannot be read."""
 
@@ -61,11 +70,13 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
 
     *number* names a header by which the writing service numbers the rows of each key, ascending: then rows are proved as well, not only
     what harvesters say of them, and records without a stamp too (strategy mark). *at_least_once* takes repetitions of a row as allowed.
+    *partitions* says that each key belongs to its partition by murmur2 among so many, for records whose digest does not tell.
     """
 
     outbox: str | None = None
     number: str | None = None
     at_least_once: bool = False
+    partitions: int | None = None
 
     def covers(self, producer: str) -> bool:
         """Return whether *producer* is audited.
@@ -119,10 +130,11 @@ class Finding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="f", k
 
 
 class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
-    """How much was found in a partition: findings, of which not all are kept, and repetitions that are allowed."""
+    """How much was found in a partition: findings, of which not all are kept, repetitions that are allowed, and records without a digest."""
 
     findings: int = 0
     repeated: int = 0
+    undigested: int = 0
 
 
 AuditRow: TypeAlias = Book | Totals | Place | Numbers | Finding | Found
@@ -135,6 +147,7 @@ class Seen(msgspec.Struct, frozen=True, gc=False):
     key: bytes | None
     number: int | None
     offset: int
+    digested: Digested = Digested()
 
 
 def progress_topic(outbox: str) -> str:
@@ -145,8 +158,8 @@ def progress_topic(outbox: str) -> str:
 # -- the fold
 
 
-def decode(key: bytes | None, headers: Headers, offset: int, *, rules: Rules) -> Seen:
-    """Return what counts of a record; for inputs ("key", "headers", "offset"). DecodeError for a stamp or number that cannot be read."""
+def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None, partition: int, *, rules: Rules) -> Seen:
+    """Return what counts of a record; for `INPUTS`. DecodeError for a stamp or number that cannot be read."""
     stamp = read_stamp(headers)
     if stamp is not None and not rules.covers(stamp.producer):
         return Seen(None, key, None, offset)
@@ -158,7 +171,12 @@ def decode(key: bytes | None, headers: Headers, offset: int, *, rules: Rules) ->
         elif value is not None or stamp is not None:
             told = "is missing" if value is None else f"{value[:40]!r} is not a number of ASCII digits below 10^18"
             raise DecodeError(f"{rules.number} {told}, so the row's place among those of its key is not known")
-    return Seen(stamp, key, number, offset)
+    digested = Digested() if stamp is None else examine(stamp, partition, key, value, headers)
+    if not digested.known and rules.partitions is not None and key is not None and (stamp is not None or number is not None):
+        own = of_key(key, rules.partitions)
+        if own != partition:
+            digested = Digested(misplaced=f"its key's partition among {rules.partitions} is {own}")
+    return Seen(stamp, key, number, offset, digested)
 
 
 def fold(rows: Rows[AuditRow], seen: Seen, at_ms: int, *, rules: Rules) -> Emits:
@@ -170,7 +188,21 @@ def fold(rows: Rows[AuditRow], seen: Seen, at_ms: int, *, rules: Rules) -> Emits
         books.record(rows, books.NOBODY, seen.offset, at_ms)  # type: ignore[arg-type]
     if seen.number is not None and seen.key is not None:
         _number(rows, seen, seen.number, rules)
+    if seen.digested != _FITS:
+        _digested(rows, seen)
     return None
+
+
+def _digested(rows: Rows[AuditRow], seen: Seen) -> None:
+    digested, stamp = seen.digested, seen.stamp or books.NOBODY
+    number = -1 if seen.stamp is None else stamp.sequence
+    if digested.changed:
+        _note(rows, _finding(Kind.CHANGED, seen, stamp, number, number, -1, digested.changed))
+    if digested.misplaced:
+        _note(rows, _finding(Kind.MISPLACED, seen, stamp, number, number, -1, digested.misplaced))
+    if not digested.known and seen.stamp is not None:
+        found = _found(rows)
+        rows[FOUND_KEY] = msgspec.structs.replace(found, undigested=found.undigested + 1)
 
 
 def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: Seen, at_ms: int) -> None:
@@ -251,7 +283,7 @@ def _number(rows: Rows[AuditRow], seen: Seen, number: int, rules: Rules) -> None
     if number in before.recent:
         if rules.at_least_once:
             found = _found(rows)
-            rows[FOUND_KEY] = Found(found.findings, found.repeated + 1)
+            rows[FOUND_KEY] = msgspec.structs.replace(found, repeated=found.repeated + 1)
             return
         kind, reason = Kind.DUPLICATE, f"row {number} of the key has come before"
     elif len(before.recent) == LIMIT_NUMBERS and number < min(before.recent):
@@ -286,7 +318,7 @@ def _note(rows: Rows[AuditRow], finding: Finding, about: str = "") -> None:
     found = _found(rows)
     if found.findings < LIMIT_FINDINGS:
         rows[f"f{finding.offset:019d}/{finding.kind}{about}"] = finding
-    rows[FOUND_KEY] = Found(found.findings + 1, found.repeated)
+    rows[FOUND_KEY] = msgspec.structs.replace(found, findings=found.findings + 1)
 
 
 def key_text(key: bytes) -> str:
@@ -311,7 +343,7 @@ class PartitionAudit(msgspec.Struct, frozen=True, kw_only=True):
     """What was found in one partition.
 
     *records* were read, *audited* of them are the outbox's; *first_offset* is where the log begins: what was deleted before it is not
-    proved. *repeated* are repetitions that are allowed. *ends* says whether the last numbers were compared with what the leaders say.
+    proved. *repeated* are repetitions that are allowed, *undigested* those of the outbox's records that tell no digest. *ends* says whether the last numbers were compared with what the leaders say.
     *findings* are in the order of offsets, *untold* more were found.
     """
 
@@ -322,6 +354,7 @@ class PartitionAudit(msgspec.Struct, frozen=True, kw_only=True):
     audited: int
     producers: int
     repeated: int
+    undigested: int
     ends: bool
     untold: int
     findings: tuple[Finding, ...]
@@ -369,6 +402,7 @@ def conclude(
         audited=records - (totals.unstamped if isinstance(totals, Totals) else 0),
         producers=len(kept),
         repeated=found.repeated if isinstance(found, Found) else 0,
+        undigested=found.undigested if isinstance(found, Found) else 0,
         ends=expected is not None,
         untold=max(0, counted - len(told)),
         findings=tuple(sorted(findings, key=lambda each: (each.offset, each.kind, each.producer, each.first))),

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.core.processor import Emit, Emits, Headers
 from holdfast.core.rows import Rows
 from holdfast.core.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance, distance
-from holdfast.core.stamps import EPOCH, PRODUCER, SEQUENCE, Stamp, read_stamp
+from holdfast.core.stamps import DIGEST, EPOCH, PRODUCER, SEQUENCE, Stamp, read_stamp
 
 LIMIT_HOLES = 64
 TOTALS_KEY = "/totals"
@@ -242,7 +242,8 @@ def decode(headers: Headers, offset: int) -> Entry:
     Three headers in the order in which every producer writes them are taken apart here; all else, good or bad, goes the careful way.
     """
     try:
-        (one, producer), (two, epoch), (three, sequence) = headers
+        # What outboxes publish bears a digest before its stamp.
+        (one, producer), (two, epoch), (three, sequence) = headers[1:] if len(headers) == 4 and headers[0][0] == DIGEST else headers
         if one == PRODUCER and two == EPOCH and three == SEQUENCE and len(sequence) < 10 and sequence.isdigit():  # type: ignore[union-attr,arg-type]
             return _KEYS[producer], _EPOCHS[epoch], int(sequence), None, offset  # type: ignore[index,arg-type]
     except (ValueError, KeyError, TypeError):

@@ -23,6 +23,8 @@ EPOCH: Final = "holdfast-epoch"
 SEQUENCE: Final = "holdfast-sequence"
 FIRST: Final = "holdfast-first"
 NAMES: Final = (PRODUCER, EPOCH, SEQUENCE, FIRST)
+DIGEST: Final = "holdfast-digest"
+"""Beside a stamp, of an outbox's rows: see `row_digests`."""
 
 LIMIT_NAME_BYTES = 249
 LIMIT_EPOCH = 10**18

@@ -162,7 +162,7 @@ def prove_fenced(rig: Rig, nodes: list[Harvester]) -> None:
     records = received(rig)
     assert len(records) == rig.filled
     assert {tuple(name for name, _ in record.headers) for record in records} == {
-        ("n", "holdfast-producer", "holdfast-epoch", "holdfast-sequence")
+        ("n", "holdfast-digest", "holdfast-producer", "holdfast-epoch", "holdfast-sequence")
     }
     assert len({record.header("holdfast-epoch") for record in records}) >= 2
     assert sum(node.stats[0].leader_changes for node in nodes) >= 2
@@ -171,6 +171,7 @@ def prove_fenced(rig: Rig, nodes: list[Harvester]) -> None:
     assert report.is_clean, report.document()["findings"][:10]
     assert (report.audited, {each.topic for each in report.partitions}) == (rig.filled, {rig.topic})
     assert all(each.ends for each in report.partitions)
+    assert not any(each.undigested for each in report.partitions)
     again = records[0]  # and it would have found one more
     producer = Producer(rig.broker.client_config())
     producer.produce(rig.topic, again.value, again.key, again.partition, headers=again.headers)  # type: ignore[arg-type]
@@ -236,3 +237,30 @@ def test_eight_marking_harvesters_come_and_go(broker: SessionBroker, fresh_topic
     """O1."""
     rig = rig_of("goharvest", broker, fresh_topic, postgres)
     prove_mark(rig, roll(rig, 8, LONG, {}, **MARK))
+
+
+def test_what_was_changed_or_moved_after_it_was_published_is_found(
+    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
+) -> None:
+    """A mirror of the topic, stamps and all, in which one row has another value, one another key, and one lies elsewhere."""
+    rig = rig_of("holdfast", broker, fresh_topic, postgres)
+    rig.fill(60)
+    with rig.harvester() as harvester:
+        rig.wait_empty(harvester)
+    mirror = fresh_topic("mirror", partitions=PARTITIONS)
+    records = rig.read()
+    changes: dict[int, dict[str, Any]] = {
+        5: {"value": b"another"},
+        11: {"key": b"another"},
+        17: {"partition": (records[17].partition + 1) % PARTITIONS},
+    }
+    producer = Producer(broker.client_config())
+    for at, record in enumerate(records):
+        sent: dict[str, Any] = {"value": record.value, "key": record.key, "partition": record.partition, **changes.get(at, {})}
+        producer.produce(mirror, headers=record.headers, **sent)  # type: ignore[arg-type]
+    assert producer.flush(DEADLINE_S) == 0
+    options = AuditOptions(topics=(mirror,), rules=Rules(outbox=rig.name), engine="local", ends=False)
+    found = {(str(each.kind), each.first) for _, each in audit(rig.settings().kafka, options).findings}
+    numbers = {at: int(records[at].header("holdfast-sequence")) for at in changes}
+    assert {("changed", numbers[5]), ("changed", numbers[11]), ("misplaced", numbers[17])} <= found
+    assert {number for kind, number in found if kind == "changed"} == {numbers[5], numbers[11]}

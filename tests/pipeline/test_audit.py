@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -15,6 +16,9 @@ from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.audit import Rules, progress_topic
 from holdfast.core.harvest import Books
+from holdfast.core.partitioners import of_key
+from holdfast.core.row_digests import RowDigests
+from holdfast.core.stamps import DIGEST, Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ConfigError
 from holdfast.pipeline.audit import AuditOptions, AuditReport, audit
@@ -144,6 +148,75 @@ def test_a_topic_whose_beginning_was_deleted_is_audited_from_there(
     assert report.is_clean, told(report)
     assert report.partitions[0].first_offset == 70
     assert "begins at offset 70" in report.notes[0]
+
+
+KEYS = [b"key-%d" % at for at in range(8)]
+
+
+def digested(partition: int, among: int, count: int = 40) -> list[Record]:
+    """Return what a harvester published to a partition of *among*."""
+    digests = RowDigests(f"{OUTBOX}-0".encode(), b"3")
+    own = [key for key in KEYS if of_key(key, among) == partition]
+    out = []
+    for at in range(count):
+        key, value, mine = own[at % len(own)], b"paid %d" % at, (("trace", b"t%d" % at),)
+        digest = digests.header(b"%d" % at, partition, among, key, value, mine)
+        out.append(Record(at, 1_000 + at, key, value, (*mine, (DIGEST, digest), *stamp_headers(Stamp(f"{OUTBOX}-0", 3, at)))))
+    return out
+
+
+def altered(records: list[Record], at: int, **changes: Any) -> list[Record]:
+    return [*records[:at], replace(records[at], **changes), *records[at + 1 :]]
+
+
+def without_digest(record: Record) -> Record:
+    return replace(record, headers=tuple(header for header in record.headers if header[0] != DIGEST))
+
+
+@pytest.mark.spark
+@pytest.mark.broker
+def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_counted(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
+    right = {0: digested(0, 2), 1: digested(1, 2)}
+    moved = replace(right[0][39], offset=40)
+    planted = {
+        0: altered(altered(right[0][:39], 5, value=b"paid 6"), 9, key=b"another"),
+        1: [*altered(altered(right[1], 7, headers=(("trace", b"other"), *right[1][7].headers[1:])), 8, value=None), moved],
+    }
+    for history, found in (
+        (right, []),
+        (planted, [("changed", 0, 5, 5), ("changed", 0, 9, 9), ("changed", 1, 7, 7), ("changed", 1, 8, 8)]),
+    ):
+        topic = make_topic(history)
+        land(settings, topic, str(lake))
+        ways: list[tuple[Engine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
+        reports = [audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake))) for engine, source in ways]
+        for report in reports:
+            changed = [(kind, partition, offset, first) for kind, partition, offset, first, _ in told(report) if kind == "changed"]
+            assert changed == found
+            assert report.partitions == reports[0].partitions
+        misplaced = [(where.partition, each.offset, each.reason) for where, each in reports[0].findings if each.kind == "misplaced"]
+        assert misplaced == ([] if history is right else [(1, 40, "it was published to partition 0")])
+    older = make_topic({0: [without_digest(each) for each in right[0]], 1: right[1]})
+    report = audit(settings, AuditOptions(topics=(older,), engine="local"))
+    assert report.is_clean, told(report)
+    assert [each.undigested for each in report.partitions] == [40, 0]
+
+
+@pytest.mark.broker
+def test_records_without_a_digest_are_looked_for_in_their_keys_partition_when_asked(settings: Settings, make_topic: MakeTopic) -> None:
+    records = [without_digest(each) for each in digested(0, 2)]
+    topic = make_topic({0: altered(records, 3, key=next(key for key in KEYS if of_key(key, 2) == 1)), 1: []})
+    assert audit(settings, AuditOptions(topics=(topic,), engine="local")).is_clean
+    report = audit(settings, AuditOptions(topics=(topic,), engine="local", by_key=True))
+    assert told(report) == [("misplaced", 0, 3, 3, 3)]
+
+
+def test_a_topic_that_grew_is_right_with_the_partitions_it_had(settings: Settings, lake: Path) -> None:
+    write_bronze(lake, "t", {0: digested(0, 2, 20), 1: []}, shuffled=False)
+    options = AuditOptions(topics=("t",), engine="local", source="bronze", lake=str(lake), by_key=True)
+    assert audit(settings, options).is_clean
 
 
 def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, str]:
