@@ -10,6 +10,7 @@ HoldfastError
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
+│   │   └── RottenStoreError a store does not hold what was written to it; it is set aside and rebuilt
 │   └── ChangelogError       a changelog does not fit: torn, foreign or newer
 ├── FencedError              a newer owner of this partition exists; this one must stop writing
 ├── ClaimError               a claim client cannot do what was asked
@@ -97,6 +98,10 @@ class StateError(HoldfastError):
 
 class StoreError(StateError):
     """A RocksDB store cannot be opened or written."""
+
+
+class RottenStoreError(StoreError):
+    """A store does not hold what was written to it: its bytes fail a checksum, or its rows are not the changelog's."""
 
 
 class ChangelogError(StateError):

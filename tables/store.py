@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 import logging
-import shutil
-import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
 from typing import TypeVar, cast
+from weakref import WeakSet
 
 import msgspec
 import rocksdict as R
 
 from holdfast.core.codec import APPLIED, META, NOTHING_APPLIED, Marker, decode_marker, encode_marker, row_key, text_key
-from holdfast.errors import StateError, StoreError
+from holdfast.errors import RottenStoreError, StateError, StoreError
+from holdfast.tables.aside import set_aside
+from holdfast.tables.pins import Pinned, check_all, check_end, passing_by
 
 logger = logging.getLogger(__name__)
 
@@ -39,6 +40,10 @@ _STAMP = META + b"stamp"
 _CHANGELOG = META + b"changelog"
 _TOUCHED = META + b"touched"
 _PIECES = META + b"pieces"
+_CLOSED = META + b"closed"
+"""There only between a store's closing in good order and its next opening."""
+_ROTTEN = META + b"rotten"
+"""Why the store is not to be believed, when somebody found out and could not set it aside at once."""
 
 T = TypeVar("T")
 Put = tuple[bytes, bytes | None]
@@ -91,6 +96,7 @@ class Budget:
         options.set_keep_log_file_num(2)
         options.set_max_total_wal_size(self.write_buffer_bytes)
         options.set_compression_type(R.DBCompressionType.lz4())
+        options.set_paranoid_checks(True)
         blocks = R.BlockBasedOptions()
         blocks.set_block_cache(self.cache)
         blocks.set_bloom_filter(10, False)
@@ -110,12 +116,20 @@ class PartitionStore:
 
     A restore writes without RocksDB's log: a crash then leaves an earlier state, also whole, since memtables are flushed in the order
     they were filled. The first write with the log flushes them before: over a hole the log's rows would be of no state.
+
+    Every block that is read is compared with its checksum, and all are when a store was not closed in good order. One that fails is `rotten`:
+    nothing more is told from it, and it is set aside at the latest when it is opened next.
     """
 
     def __init__(self, path: Path, stamp: Stamp, budget: Budget) -> None:
         self.path, self.stamp, self._budget = path, stamp, budget
-        self._before: _Pinned | None = None
+        self._before: Pinned | None = None
         self._unlogged = False
+        self._pins: WeakSet[Pinned] = WeakSet()
+        self.rotten: str | None = None
+        """Why nothing that this store says may be believed; None while there is no reason."""
+        self.on_rotten: Callable[[str], None] = lambda cause: None
+        """Called once, by whichever thread finds out."""
         self._open()
         self.readable = self.whole
         """Whether readers see a committed state; it stays so while a transaction is written in pieces, since they see the one before."""
@@ -123,7 +137,7 @@ class PartitionStore:
     def _open(self) -> None:
         if self.path.exists():
             cause = self._unfit()
-            if cause is None:
+            if cause is None and (cause := self._unsound()) is None:
                 return
             self._set_aside(cause)
         try:
@@ -163,16 +177,41 @@ class PartitionStore:
         self._db.close()
         return cause
 
+    def _unsound(self) -> str | None:
+        """Return why the store that was just opened is rotten, None when it is sound; it is closed then.
+
+        What was closed in good order is believed, and each of its blocks verified when it is read. After a kill or a power loss all of it is
+        read first: what a disk did then shows now, and not in the middle of a transaction.
+        """
+        try:
+            found = cast("bytes | None", self._db.get(_ROTTEN))
+            if found is None:
+                if self._db.get(_CLOSED) is None:
+                    check_all(self._db)
+                else:
+                    self._db.delete(_CLOSED)
+                return None
+            self.rotten = found.decode()
+        except Exception as error:
+            if any(trouble in str(error) for trouble in _TROUBLES):
+                self._db.close()
+                raise StoreError(
+                    f"cannot read the store {self.path}: {error}; cure that and restart, the store is left as it is"
+                ) from error
+            self.rotten = f"it was not closed in good order and is damaged: {error}"
+        self._db.close()
+        return self.rotten
+
     def _set_aside(self, cause: str) -> None:
-        """Move a store that must not be used out of the way, keeping the newest such one for inspection."""
-        aside = self.path.with_name(self.path.name + ".set-aside")
-        shutil.rmtree(aside, ignore_errors=True)
-        self.path.rename(aside)
-        logger.warning("store %s set aside as %s and rebuilt: %s", self.path, aside.name, cause)
+        """Move a store that must not be used out of the way, keeping the newest such one for inspection; of rotten ones a few."""
+        rotten = self.rotten is not None
+        aside = set_aside(self.path, rotten=rotten)
+        logger.log(logging.ERROR if rotten else logging.WARNING, "store %s set aside as %s and rebuilt: %s", self.path, aside.name, cause)
+        self.rotten = None
 
     def rebuild(self, cause: str) -> None:
         """Set the store aside and start an empty one in its place."""
-        self.close()
+        self._shut()
         self._set_aside(cause)
         self._unlogged = False
         self._open()
@@ -187,7 +226,10 @@ class PartitionStore:
 
     def get(self, key: bytes) -> bytes | None:
         before = self._before
-        return cast("bytes | None", self._db.get(key)) if before is None else before.get(key)
+        try:
+            return cast("bytes | None", self._db.get(key)) if before is None else before.get(key)
+        except Exception as error:
+            raise self._unread(error) from error
 
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if not keys:
@@ -197,25 +239,66 @@ class PartitionStore:
     def _from(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
         return self._read(lambda before: before.items(start), lambda: cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)))
 
-    def _read(self, pinned: Callable[[_Pinned], T], current: Callable[[], T]) -> T:
+    def _read(self, pinned: Callable[[Pinned], T], current: Callable[[], T]) -> T:
         """Read several rows of one state: again, if a write in pieces began meanwhile."""
         while True:
             pieces_upto, before = self._whole_at, self._before
-            if before is not None:
-                return pinned(before)
-            found = current()
+            try:
+                if before is not None:
+                    return pinned(before)
+                found = current()
+            except Exception as error:
+                raise self._unread(error) from error
             if self._whole_at == pieces_upto:
                 return found
+
+    def _unread(self, error: Exception) -> StoreError:
+        """Return what a failure to read means; RocksDB tells all by plain exceptions."""
+        if isinstance(error, StoreError):
+            return error
+        if isinstance(error, R.DbClosedError) or any(trouble in str(error) for trouble in _TROUBLES):
+            return StoreError(f"cannot read the store {self.path}: {error}")
+        self.condemn(f"it cannot be read: {error}")
+        return RottenStoreError(f"the store {self.path} is damaged: {error}; it is set aside and rebuilt from its changelog")
+
+    def condemn(self, cause: str) -> None:
+        """Believe this store no more: it is set aside when it is rebuilt or opened next."""
+        if self.rotten is not None:
+            return
+        self.rotten = cause
+        try:
+            self._db.put(_ROTTEN, cause.encode(), write_opt=UNLOGGED if self._unlogged else LOGGED)
+        except Exception as error:  # noqa: BLE001  a damaged store may not take it; it then shows its damage again
+            logger.info("store %s: cannot note that it is rotten: %s", self.path, error)
+        self.on_rotten(cause)
+
+    def pin(self) -> Pinned:
+        """Return the committed state of now, to be read at leisure: rows, timers and notes of one moment. Close it when done."""
+        while True:
+            pieces_upto, before = self._whole_at, self._before
+            pinned = before if before is not None else Pinned(self._db.iter(passing_by()))
+            if before is not None or (self._whole_at == pieces_upto and self._before is None):
+                self._pins.add(pinned)
+                return pinned
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) with *prefix* in key order, as of the call."""
         return self._range(prefix, prefix)
 
     def _range(self, start: bytes, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        last = start
         for key, value in self._from(start):
             if not key.startswith(prefix):
                 return
             yield key, value
+            last = key
+        self._check_end(last)
+
+    def _check_end(self, last: bytes) -> None:
+        try:
+            check_end(self._db, last)
+        except Exception as error:
+            raise self._unread(error) from error
 
     def page(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
         """Return up to *limit* rows with *prefix*, from the first key above *after*, in the order of the keys' bytes."""
@@ -229,9 +312,12 @@ class PartitionStore:
 
     def everything(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows and timers in key order, for a digest."""
+        last = b""
         for key, value in self._from(b""):
             if key[:1] != META:
                 yield key, value
+            last = key
+        self._check_end(last)
 
     def approximate_rows(self) -> int:
         return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
@@ -260,7 +346,7 @@ class PartitionStore:
     def write_pieces(self, rows: Sequence[Put], upto: int, *, options: R.WriteOptions = LOGGED) -> None:
         """Write rows of a transaction, from records before changelog offset *upto*; readers see them when `write` brings the rest."""
         if self._before is None:
-            self._before = _Pinned(self._db.iter())
+            self._before = Pinned(self._db.iter())
         # Never less than before: rows of a later transaction may lie here, from a write that was cut.
         self._whole_at = max(self._whole_at, upto)
         for start in range(0, len(rows), WRITE_ROWS):
@@ -274,6 +360,9 @@ class PartitionStore:
                 batch.put(key, value)
             self._db.write(batch, options)
         except Exception as error:
+            if "Corruption" in str(error):  # found by what RocksDB does in the background
+                self.condemn(f"it cannot be written: {error}")
+                raise RottenStoreError(f"the store {self.path} is damaged: {error}; it is rebuilt from its changelog") from error
             raise StoreError(
                 f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
             ) from error
@@ -294,7 +383,19 @@ class PartitionStore:
             logger.warning("store %s: cannot note that it is current: %s", self.path, error)
 
     def close(self) -> None:
+        """Close the store in good order, unless it is rotten; then it is not believed when it is opened next either."""
+        if self.rotten is None:
+            try:
+                # As the writes before it: the note must never be on disk without them.
+                self._db.put(_CLOSED, b"1", write_opt=UNLOGGED if self._unlogged else LOGGED)
+            except Exception as error:  # noqa: BLE001  all it can cost is a reading of the store at its next opening
+                logger.info("store %s: cannot note that it was closed: %s", self.path, error)
+        self._shut()
+
+    def _shut(self) -> None:
         self._before = None
+        for pinned in list(self._pins):
+            pinned.close()
         self._db.close()
 
 
@@ -308,32 +409,3 @@ def _batch(rows: Sequence[Put]) -> R.WriteBatch:
         else:
             put(key, value)
     return batch
-
-
-class _Pinned:
-    """What a store held when an iterator was made: RocksDB's iterators see no later write. (rocksdict 0.3.29's snapshots do: theirs
-    pin single look-ups only.)"""
-
-    _STEP_ROWS = 256
-
-    def __init__(self, iterator: R.RdictIter) -> None:
-        self._iterator, self._lock = iterator, threading.Lock()
-
-    def get(self, key: bytes) -> bytes | None:
-        found = self._read(key, 1)
-        return found[0][1] if found and found[0][0] == key else None
-
-    def items(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        while found := self._read(start, self._STEP_ROWS):
-            yield from found
-            start = found[-1][0] + b"\x00"
-
-    def _read(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        out: list[tuple[bytes, bytes]] = []
-        with self._lock:
-            at = self._iterator
-            at.seek(start)
-            while len(out) < limit and at.valid():
-                out.append((cast(bytes, at.key()), cast(bytes, at.value())))
-                at.next()
-        return out
