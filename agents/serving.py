@@ -13,6 +13,27 @@ from holdfast.core.processor import Processor
 UNKNOWN = -1
 
 
+class State(Protocol):
+    """The committed state of one moment, held until it is closed."""
+
+    @property
+    def applied(self) -> int: ...
+
+    @property
+    def stream_ms(self) -> int: ...
+
+    @property
+    def changelog_next(self) -> int:
+        """Return the changelog offset before which that state lies."""
+        ...
+
+    def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return up to *limit* stored keys and values from *start* on, none when there are no more; StoreError once it is closed."""
+        ...
+
+    def close(self) -> None: ...
+
+
 class Replica(Protocol):
     """One partition of one table as this worker holds it now. Reads see committed state only."""
 
@@ -65,6 +86,10 @@ class Replica(Protocol):
         ...
 
     def approximate_rows(self) -> int: ...
+
+    def pin(self) -> State:
+        """Return the committed state of now; close it when done."""
+        ...
 
     async def reached(self, offset: int, timeout_s: float) -> bool:
         """Wait until `applied` is at least *offset*; False when time ran out or the partition went away first."""

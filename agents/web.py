@@ -16,6 +16,7 @@ from mode import Service
 from holdfast.agents.metrics import Metrics, age_bound_ms, behind
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web_access import Access
+from holdfast.agents.web_inspections import InspectionPages
 from holdfast.agents.web_replies import Refused, Terms, keys_of, page_of, respond, respond_refused, terms_of, wants_msgpack, whole
 from holdfast.clients.web_tls import server_tls
 from holdfast.clock import Clock, system_clock
@@ -74,7 +75,7 @@ class WebService(Service):
 def build_application(settings: Settings, serving: Serving, metrics: Metrics, clock: Clock) -> web.Application:
     """Return the aiohttp application behind the web port."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
-    health = _Health(serving, metrics)
+    health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
 
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
@@ -100,12 +101,15 @@ def build_application(settings: Settings, serving: Serving, metrics: Metrics, cl
             web.post(f"{here}/scan", tables.counted("scan", tables.scan)),
             web.get(f"{here}/scan", tables.counted("scan", tables.scan)),
             web.get(here + r"/rows/{key:[\s\S]*}", tables.counted("get", tables.row)),
+            web.post(f"{here}/digest", tables.counted("digest", inspections.digest)),
+            web.post(f"{here}/stored", tables.counted("stored", inspections.stored)),
             web.get("/tables", tables.list),
             web.get("/health/live", health.live),
             web.get("/health/ready", health.ready),
             web.get("/metrics", health.metrics),
         ]
     )
+    application.on_cleanup.append(inspections.close)
     return application
 
 
@@ -223,6 +227,10 @@ class _Tables:
         return render(codec.decode(value))
 
     # -- finding the replica
+
+    async def find(self, request: web.Request, terms: Terms) -> Replica:
+        """Return the replica that may answer a request of another kind on the same terms; raises Refused."""
+        return await self._replica(request, terms)
 
     async def _replica(self, request: web.Request, terms: Terms) -> Replica:
         """Return the replica that may answer, once it has reached the offset asked for; raises Refused."""

@@ -12,9 +12,10 @@ from aiohttp import web
 from multidict import MultiMapping
 
 from holdfast.core import queries
-from holdfast.core.queries import JSON, MSGPACK, Keys, Page, Reason, Refusal, Staleness
+from holdfast.core.queries import JSON, MSGPACK, Inspect, Keys, Page, Reason, Refusal, Staleness, Stored
 
 B = TypeVar("B")
+N = TypeVar("N", Inspect, Stored)
 
 BODY_TIMEOUT_S = 10.0
 LIMIT_INT = (1 << 63) - 1
@@ -118,6 +119,25 @@ async def page_of(request: web.Request) -> Page:
     if page.limit < 1:
         raise malformed(f"limit is {page.limit}; ask for 1 to {queries.LIMIT_PAGE_ROWS} rows a page")
     return page
+
+
+async def inspect_of(request: web.Request) -> Inspect:
+    """Read the body of a request for a digest."""
+    return _named(await _body(request, queries.decode_inspect, queries.decode_inspect_json))
+
+
+async def stored_of(request: web.Request) -> Stored:
+    """Read the body of a request for stored rows."""
+    asked = _named(await _body(request, queries.decode_stored, queries.decode_stored_json))
+    if not 1 <= asked.limit <= queries.LIMIT_PAGE_ROWS:
+        raise malformed(f"limit is {asked.limit}; ask for 1 to {queries.LIMIT_PAGE_ROWS} rows a page")
+    return asked
+
+
+def _named(asked: N) -> N:
+    if not 1 <= len(asked.inspection) <= queries.LIMIT_INSPECTION:
+        raise malformed(f"inspection has {len(asked.inspection)} characters; name it with 1 to {queries.LIMIT_INSPECTION}")
+    return asked
 
 
 async def _body(request: web.Request, decode: Callable[[bytes], B], decode_json: Callable[[bytes], B]) -> B:

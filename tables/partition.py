@@ -17,6 +17,7 @@ from holdfast.core.folding import Changes, Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.pins import PinnedState
 from holdfast.tables.store import Budget, PartitionStore, Stamp
 from holdfast.tables.transactions import Connect
 
@@ -265,6 +266,10 @@ class Partition:
 
     def everything(self) -> Iterable[tuple[bytes, bytes]]:
         return self._store.everything()
+
+    def pin(self) -> PinnedState:
+        """Return the committed state of now, to be read from any thread; it ends when the store is closed."""
+        return self._store.pin()
 
     def approximate_rows(self) -> int:
         return self._store.approximate_rows()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import cast
 
 import rocksdict as R
 
+from holdfast.core.codec import Marker
 from holdfast.errors import StoreError
 
 STEP_ROWS = 256
@@ -55,6 +56,27 @@ class Pinned:
     def close(self) -> None:
         with self._lock:
             self._iterator = None
+
+
+class PinnedState:
+    """A pinned store with its position. What a failure to read it means is the store's to say, by *unread*."""
+
+    def __init__(
+        self, pinned: Pinned, marker: Marker, changelog_next: int, unread: Callable[[Exception], StoreError], *, shared: bool
+    ) -> None:
+        self._pinned, self._unread, self._shared = pinned, unread, shared
+        self.applied, self.stream_ms, self.changelog_next = marker.applied, marker.stream_ms, changelog_next
+
+    def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        """Return up to *limit* keys and values from *start* on, bookkeeping included; none when there are no more."""
+        try:
+            return self._pinned.step(start, limit)
+        except Exception as error:
+            raise self._unread(error) from error
+
+    def close(self) -> None:
+        if not self._shared:  # the store's own readers use it too
+            self._pinned.close()
 
 
 def passing_by() -> R.ReadOptions:

@@ -16,7 +16,7 @@ import rocksdict as R
 from holdfast.core.codec import APPLIED, META, NOTHING_APPLIED, Marker, decode_marker, encode_marker, row_key, text_key
 from holdfast.errors import RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import set_aside
-from holdfast.tables.pins import Pinned, check_all, check_end, passing_by
+from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by
 
 logger = logging.getLogger(__name__)
 
@@ -174,7 +174,7 @@ class PartitionStore:
             cause = f"it is corrupt or of a newer format: {error}"
         except Exception as error:  # noqa: BLE001  RocksDB tells corruption by plain exceptions
             cause = f"it cannot be read: {error}"
-        self._db.close()
+        self._close_db()
         return cause
 
     def _unsound(self) -> str | None:
@@ -194,12 +194,12 @@ class PartitionStore:
             self.rotten = found.decode()
         except Exception as error:
             if any(trouble in str(error) for trouble in _TROUBLES):
-                self._db.close()
+                self._close_db()
                 raise StoreError(
                     f"cannot read the store {self.path}: {error}; cure that and restart, the store is left as it is"
                 ) from error
             self.rotten = f"it was not closed in good order and is damaged: {error}"
-        self._db.close()
+        self._close_db()
         return self.rotten
 
     def _set_aside(self, cause: str) -> None:
@@ -256,7 +256,7 @@ class PartitionStore:
         """Return what a failure to read means; RocksDB tells all by plain exceptions."""
         if isinstance(error, StoreError):
             return error
-        if isinstance(error, R.DbClosedError) or any(trouble in str(error) for trouble in _TROUBLES):
+        if isinstance(error, R.DbClosedError | AttributeError) or any(trouble in str(error) for trouble in _TROUBLES):
             return StoreError(f"cannot read the store {self.path}: {error}")
         self.condemn(f"it cannot be read: {error}")
         return RottenStoreError(f"the store {self.path} is damaged: {error}; it is set aside and rebuilt from its changelog")
@@ -272,14 +272,22 @@ class PartitionStore:
             logger.info("store %s: cannot note that it is rotten: %s", self.path, error)
         self.on_rotten(cause)
 
-    def pin(self) -> Pinned:
-        """Return the committed state of now, to be read at leisure: rows, timers and notes of one moment. Close it when done."""
+    def pin(self) -> PinnedState:
+        """Return the committed state of now, to be read at leisure: rows, timers and position of one moment. Close it when done."""
+        if not self.readable:
+            raise StoreError(f"the store {self.path} holds a part of a transaction: its changelog brings the rest")
         while True:
             pieces_upto, before = self._whole_at, self._before
             pinned = before if before is not None else Pinned(self._db.iter(passing_by()))
             if before is not None or (self._whole_at == pieces_upto and self._before is None):
-                self._pins.add(pinned)
-                return pinned
+                break
+        self._pins.add(pinned)
+        try:
+            marker, offset = pinned.get(APPLIED), pinned.get(_CHANGELOG)
+        except Exception as error:
+            raise self._unread(error) from error
+        found = Marker(NOTHING_APPLIED, -1, self.stamp.version) if marker is None else decode_marker(marker)
+        return PinnedState(pinned, found, int(offset or 0), self._unread, shared=before is not None)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
         """Yield (key, value) with *prefix* in key order, as of the call."""
@@ -396,7 +404,15 @@ class PartitionStore:
         self._before = None
         for pinned in list(self._pins):
             pinned.close()
-        self._db.close()
+        self._close_db()
+
+    def _close_db(self) -> None:
+        try:
+            self._db.close()
+        except Exception as error:  # noqa: BLE001
+            # It flushes first, which a damaged store refuses; then only the end of the object gives the files free.
+            logger.info("store %s: closed without a flush: %s", self.path, error)
+            del self._db
 
 
 def _batch(rows: Sequence[Put]) -> R.WriteBatch:

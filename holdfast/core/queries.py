@@ -7,6 +7,7 @@ its own row type; in JSON it is rendered for people.
 from __future__ import annotations
 
 import re
+from base64 import b64encode
 from collections.abc import Mapping
 from datetime import timedelta
 from typing import Any, Literal
@@ -20,6 +21,7 @@ LIMIT_REPLY_BYTES = 8 << 20
 LIMIT_KEYS = 10_000
 LIMIT_PAGE_ROWS = 10_000
 PAGE_ROWS = 1_000
+LIMIT_INSPECTION = 64
 LIMIT_WAIT_MS = 60_000
 WAIT_MS = 10_000
 
@@ -79,6 +81,37 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
     prefix: str = ""
     after: str | None = None
     limit: int = PAGE_ROWS
+
+
+class Inspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """The body that asks for the digest of a partition. *inspection* is the asker's own name for the state that is pinned by it."""
+
+    inspection: str
+
+
+class InspectReply(Reply, frozen=True, kw_only=True):
+    """The digest of all rows and timers served, exactly as of *as_of_offset*; its changelog holds that state before *changelog_next*."""
+
+    inspection: str
+    changelog_next: int
+    digest: str
+    rows: int
+    timers: int
+
+
+class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
+    """The body that asks for rows and timers of an inspected state as they are stored, in the order of their keys."""
+
+    inspection: str
+    after: bytes = b""
+    limit: int = PAGE_ROWS
+
+
+class StoredReply(Reply, frozen=True, kw_only=True):
+    """Stored keys and values. *after* continues; None when there is no more."""
+
+    rows: list[tuple[bytes, bytes]]
+    after: bytes | None
 
 
 class Refusal(msgspec.Struct, frozen=True, kw_only=True):
@@ -159,10 +192,21 @@ decode_keys = msgspec.msgpack.Decoder(Keys).decode
 decode_keys_json = msgspec.json.Decoder(Keys).decode
 decode_page = msgspec.msgpack.Decoder(Page).decode
 decode_page_json = msgspec.json.Decoder(Page).decode
+decode_inspect = msgspec.msgpack.Decoder(Inspect).decode
+decode_inspect_json = msgspec.json.Decoder(Inspect).decode
+decode_stored = msgspec.msgpack.Decoder(Stored).decode
+decode_stored_json = msgspec.json.Decoder(Stored).decode
+decode_inspect_reply = msgspec.msgpack.Decoder(InspectReply).decode
+decode_stored_reply = msgspec.msgpack.Decoder(StoredReply).decode
 decode_rows_reply = msgspec.msgpack.Decoder(RowsReply).decode
 decode_page_reply = msgspec.msgpack.Decoder(PageReply).decode
 decode_refusal = msgspec.msgpack.Decoder(Refusal).decode
 decode_worker = msgspec.json.Decoder(WorkerClaims).decode
+
+
+def readable_bytes(content: bytes) -> str:
+    """Return bytes as JSON carries them here: base64."""
+    return b64encode(content).decode()
 
 
 def render(value: Any) -> Any:

@@ -19,7 +19,7 @@ from holdfast.agents.web import WebService
 from holdfast.clients.directory import FixedDirectory
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.codec import NOTHING_APPLIED, RowCodec
+from holdfast.core.codec import NOTHING_APPLIED, RowCodec, row_key
 from holdfast.core.processor import Processor
 from holdfast.core.queries import TableClaims, WorkerClaims
 
@@ -65,6 +65,9 @@ class MemoryReplica:
     def approximate_rows(self) -> int:
         return len(self.rows)
 
+    def pin(self) -> MemoryState:
+        return MemoryState(self)
+
     async def reached(self, offset: int, timeout_s: float) -> bool:
         self.waited_for.set()
         try:
@@ -73,6 +76,20 @@ class MemoryReplica:
         except TimeoutError:
             pass
         return self.applied >= offset
+
+
+class MemoryState:
+    """What a replica held at a moment."""
+
+    def __init__(self, replica: MemoryReplica) -> None:
+        self.applied, self.stream_ms, self.changelog_next = replica.applied, replica.stream_ms, replica.applied + 1
+        self._items = sorted((row_key(key), value) for key, value in replica.rows.items())
+
+    def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
+        return [item for item in self._items if item[0] >= start][:limit]
+
+    def close(self) -> None:
+        self._items = []
 
 
 class MemoryWorker:

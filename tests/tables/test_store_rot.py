@@ -15,7 +15,6 @@ import pytest
 from holdfast.core.codec import Marker, row_key
 from holdfast.errors import RottenStoreError, StoreError
 from holdfast.tables.aside import ROTTEN_KEPT, rotten_stores
-from holdfast.tables.pins import Pinned
 from holdfast.tables.store import UNLOGGED, Budget, PartitionStore, Stamp
 
 STAMP = Stamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
@@ -101,23 +100,17 @@ def test_no_read_takes_a_damaged_block_for_missing_rows(tmp_path: Path, read: st
         "get_many": lambda: store.get_many(KEYS),
         "everything": lambda: list(store.everything()),
         "scan": lambda: list(store.scan(row_key(""))),
+        "pin": lambda: store.pin().step(b"", len(KEYS) + 9),
         "page": lambda: store.page("", None, len(KEYS) + 1),
     }
-    if read == "pin":
-        pinned = store.pin()
-        with pytest.raises(Exception, match="checksum mismatch"):
-            list(pinned.items(b""))
-        pinned.close()
-    else:
-        with pytest.raises(RottenStoreError, match="damaged: Corruption"):
-            reads[read]()
-        assert len(told) == 1
-        assert store.rotten is not None
+    with pytest.raises(RottenStoreError, match="damaged: Corruption"):
+        reads[read]()
+    assert len(told) == 1
+    assert store.rotten is not None
     store.close()
-    if read != "pin":
-        again = opened(tmp_path)
-        assert again.marker.applied == -1, "what was found rotten is not believed at the next opening either"
-        again.close()
+    again = opened(tmp_path)
+    assert again.marker.applied == -1, "what was found rotten is not believed at the next opening either"
+    again.close()
 
 
 def test_a_store_found_rotten_is_rebuilt_in_place_and_the_newest_are_kept(tmp_path: Path) -> None:
@@ -154,12 +147,24 @@ def test_a_pinned_state_is_that_of_its_moment_and_ends_with_the_store(tmp_path: 
     store = filled(tmp_path)
     pinned = store.pin()
     store.write([(KEYS[0], b"later"), (KEYS[1], None)], Marker(8, 80, 1), 90)
-    assert len([key for key, _ in pinned.items(b"\x02")]) == len(KEYS)
-    assert pinned.get(KEYS[0]) != b"later"
+    found = dict(pinned.step(b"\x02", len(KEYS) + 1))
+    assert (pinned.applied, pinned.changelog_next, len(found)) == (7, 80, len(KEYS))
+    assert found[KEYS[0]] != b"later"
     store.close()
     with pytest.raises(StoreError, match="closed while it was read"):
-        pinned.get(KEYS[0])
+        pinned.step(b"", 1)
     again = opened(tmp_path)  # no iterator keeps it locked
     assert again.get(KEYS[0]) == b"later"
     again.close()
-    assert isinstance(pinned, Pinned)
+
+
+def test_a_state_pinned_between_the_pieces_of_a_write_is_the_one_before_it(tmp_path: Path) -> None:
+    store = filled(tmp_path)
+    store.write_pieces([(KEYS[0], b"of the next transaction")], 90)
+    pinned = store.pin()
+    assert pinned.step(KEYS[0], 1)[0][1] != b"of the next transaction"
+    pinned.close()
+    assert store.get(KEYS[0]) != b"of the next transaction", "readers share that state"
+    store.write([], Marker(8, 80, 1), 90)
+    assert store.pin().step(KEYS[0], 1) == [(KEYS[0], b"of the next transaction")]
+    store.close()
