@@ -14,6 +14,7 @@ from faust.serializers import codecs
 from faust.transport.drivers import TRANSPORTS
 from yarl import URL
 
+from holdfast.agents.assignor import KeeperAssignor
 from holdfast.agents.credentials import broker_credentials
 from holdfast.agents.harvester import HarvesterPage, HarvesterService
 from holdfast.agents.harvester import declare as declare_harvester
@@ -167,6 +168,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
         datadir=str(settings.data_dir),
         store="memory://",
         TableManager=KeeperTables,
+        PartitionAssignor=KeeperAssignor,
         agent_supervisor="mode.CrashingSupervisor",
         topic_allow_declare=False,
         topic_disable_leader=True,

@@ -18,6 +18,7 @@ from confluent_kafka import Producer
 from holdfast.agents.cluster import Cluster, survey
 from holdfast.agents.connections import connector
 from holdfast.agents.feed import Feed, Fetched
+from holdfast.agents.membership import NO_TERM, Membership
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.runner import Runner
 from holdfast.clock import system_clock
@@ -25,6 +26,7 @@ from holdfast.config import Settings
 from holdfast.core.pace import Trickle
 from holdfast.core.processor import Processor
 from holdfast.errors import FencedError, HoldfastError
+from holdfast.tables import lived
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import UNKNOWN, Partition
 from holdfast.tables.restore import Follower, Interrupted, restore
@@ -41,13 +43,14 @@ THREADS = 64
 class Plan:
     """One assignment of the group: what this worker is to own and to stand by, by processor and partition.
 
-    *epoch* is the keeper's at the time; a revocation since then makes the plan void.
+    *epoch* is the keeper's at the time; a revocation since then makes the plan void. *term* is the membership's.
     """
 
     epoch: int
     generation: int
     active: frozenset[Held]
     standby: frozenset[Held]
+    term: int = NO_TERM
 
 
 @dataclass(slots=True)
@@ -105,7 +108,8 @@ class Keeper:
         self.discard: Callable[[Any], None] = lambda message: None
         self.rejoin: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._losses: dict[Held, list[float]] = {}
-        self.progress_s = self._heard_s = time.monotonic()
+        self.membership = Membership(session_s=settings.session_timeout_s, rebalance_s=settings.rebalance_timeout_s)
+        self.progress_s = time.monotonic()
 
     async def start(self) -> None:
         """Read what the cluster says of this application's topics; raises TopicError when state on them would be wrong."""
@@ -129,6 +133,10 @@ class Keeper:
         if self.on_crash is not None:
             self._watch(self.on_crash(error))
 
+    def crash_soon(self, error: BaseException) -> None:
+        """End the worker, from any thread."""
+        self._loop.call_soon_threadsafe(self.crash, error)
+
     def _watch(self, work: Coroutine[Any, Any, None]) -> None:
         task = asyncio.ensure_future(work)
         self._watches.add(task)
@@ -145,14 +153,6 @@ class Keeper:
         self._interrupted.set()
         self._why_unready = "rebalancing"
         self.metrics.rebalances += 1
-
-    def heard(self, at_s: float) -> None:
-        """Note that the group knew this worker at *at_s* (monotonic). From any thread."""
-        self._heard_s = max(self._heard_s, at_s)
-
-    def in_session(self) -> bool:
-        """Return whether the partitions owned must still be this worker's: the group gives nobody else's away before a session ends."""
-        return time.monotonic() - self._heard_s < self.settings.session_timeout_s
 
     async def adopt(self, plan: Plan) -> None:
         """Make what this worker holds match *plan*; returns when every active partition is fenced, restored and ready to fold."""
@@ -181,9 +181,9 @@ class Keeper:
 
     async def _adopt(self, plan: Plan) -> None:
         started_s, self._why_unready = time.monotonic(), "restoring"
-        self.heard(started_s)  # an assignment is as good as a heartbeat
         for held, owned in self._owned.items():
             owned.part.serving = held in plan.active and owned.part.serving
+        self.membership.adopt(plan.term)  # what is not in the plan does not answer any more
         await self._quiet()
         kept = self._kept(plan)
         kept_names = sorted(kept)
@@ -250,7 +250,7 @@ class Keeper:
 
     def _open(self, held: Held) -> Partition:
         name, number = held
-        part = Partition(self.processors[name], number, self.cluster.environment, self._applied, self.in_session)
+        part = Partition(self.processors[name], number, self.cluster.environment, self._applied, self.membership.owns)
         expired_ms = system_clock.now_ms() - self.cluster.environment.tombstones_kept_ms
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild("it was away for longer than the changelog keeps tombstones: deletions may have been missed")
@@ -303,7 +303,7 @@ class Keeper:
         try:
             if self.rejoin is not None:
                 await self.rejoin()
-            await asyncio.sleep(self.settings.session_timeout_s + 2)
+            await lived.sleep(self.settings.session_timeout_s + 2)
         except Exception as failure:  # noqa: BLE001  whatever it is, the partition is without an owner
             self.crash(HoldfastError(f"{error}; and the group could not be asked: {failure!r}"))
             return
@@ -381,8 +381,8 @@ class Keeper:
             return f"standby failed: {self._follower.failure}"
         if not self.open:
             return self._why_unready
-        if not self.in_session():
-            return "no word from the group for a session: another worker may own these partitions by now"
+        if not self.membership.owns():
+            return "the group has not confirmed this worker for a session, or does not know it: another may own these partitions by now"
         if self.feed.broker_down:
             return "broker unreachable"
         lost = [held for held, owned in self._owned.items() if not owned.part.serving]

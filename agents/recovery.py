@@ -15,6 +15,7 @@ from mode import Service
 
 from holdfast.agents.keeper import Keeper, Plan
 from holdfast.errors import ConfigError
+from holdfast.tables import lived
 from holdfast.tables.restore import Interrupted
 
 logger = logging.getLogger(__name__)
@@ -65,7 +66,9 @@ class KeeperRecovery(recovery.Recovery):
             assert source <= changelog, f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
             active |= {(name, number) for number in source}
             standby |= {(name, number) for number in changelog - source}
-        self.plan, self._generation_id = Plan(self.keeper.epoch, generation_id, frozenset(active), frozenset(standby)), generation_id
+        keeper = self.keeper
+        self.plan = Plan(keeper.epoch, generation_id, frozenset(active), frozenset(standby), keeper.membership.term)
+        self._generation_id = generation_id
         self.signal_recovery_start.set()
 
     @Service.task
@@ -101,7 +104,7 @@ class KeeperRecovery(recovery.Recovery):
         app.flow_control.resume()  # clears agents' queues: now, while nothing can flow
         # Seek before anything is resumed: stock resumes first and then takes the records it cleared for gaps in the log.
         # wait_for inside: mode reports a timeout of _wait as "stopped", and stock then leaves its loop, silent for ever.
-        await self._wait(asyncio.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
+        await self._wait(lived.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
         if app.consumer_generation_id != generation or self.keeper.epoch != plan.epoch:
             return  # revoked meanwhile: nothing may flow before the next assignment is carried out
         sources = {processor.source for processor in self.keeper.processors.values()}
@@ -114,6 +117,8 @@ class KeeperRecovery(recovery.Recovery):
         self.tables.on_standbys_ready()
         app.on_rebalance_end()
         await self.keeper.announce()
+        if app.assignor.moved:
+            await consumer.rejoin()  # nothing moves, and the other workers learn where this one is now
 
 
 class KeeperTables(manager.TableManager):

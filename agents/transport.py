@@ -20,6 +20,7 @@ from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
 from holdfast.agents.feed import Fetched
+from holdfast.agents.group_watch import watch_group
 from holdfast.agents.keeper import Keeper
 from holdfast.core.pace import FEW_RECORDS
 
@@ -49,7 +50,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
 
     async def on_start(self) -> None:
         await super().on_start()
-        self._note_heartbeats(self._ensure_consumer()._coordinator)
+        watch_group(self._ensure_consumer()._coordinator, cast(Any, self.app).keeper)
 
     async def subscribe(self, topics: Iterable[str]) -> None:
         topics = set(topics)
@@ -66,18 +67,11 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         if instance is not None and coordinator.generation < 0:
             coordinator._group_instance_id = static_member(instance, topics)
 
-    def _note_heartbeats(self, coordinator: Any) -> None:
-        """Tell the keeper of each heartbeat that the group answered, by when it was sent: the broker began to wait no earlier."""
-        plain, keeper = coordinator._do_heartbeat, cast(Any, self.app).keeper
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Say nothing of what aiokafka has fetched: it fetches nothing, so stock would take each partition for stuck from 300 s on.
 
-        async def heartbeat() -> bool:
-            sent_s = time.monotonic()
-            known: bool = await plain()
-            if known:
-                keeper.heard(sent_s)
-            return known
-
-        coordinator._do_heartbeat = heartbeat
+        Whether records in hand are folded and committed is the keeper's watch to see, which ends a worker that is stuck.
+        """
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
         # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already rebalanced" in a text

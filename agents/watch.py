@@ -16,6 +16,7 @@ from mode import Service
 
 from holdfast.agents.keeper import Keeper
 from holdfast.errors import HoldfastError
+from holdfast.tables import lived
 
 logger = logging.getLogger(__name__)
 
@@ -61,11 +62,14 @@ class KeeperService(Service):
     @Service.task
     async def _watch(self) -> None:
         keeper = self.keeper
-        probed_s = noted_s = touched_s = time.monotonic()
+        probed_s = noted_s = touched_s = ticked_s = time.monotonic()
         while not self.should_stop:
             await asyncio.sleep(TICK_S / 2)
             self._ticked.set()
             now_s = time.monotonic()
+            if now_s - ticked_s > lived.MOST_S:  # frozen, or held up: nothing could move, and what has come meanwhile is yet to be read
+                keeper.progress_s = min(now_s, keeper.progress_s + now_s - ticked_s)
+            ticked_s = now_s
             if now_s - noted_s > NOTE_EVERY_S:
                 noted_s = now_s
                 keeper.note_ends()

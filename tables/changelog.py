@@ -16,6 +16,7 @@ from holdfast.core.partitioners import of_key
 from holdfast.core.processor import Emit
 from holdfast.core.transaction_requests import Place
 from holdfast.errors import BrokerError, FencedError
+from holdfast.tables.lived import Within
 from holdfast.tables.transactions import AbortableError, Batch, Connect, TransactionalClient, UndeliverableError
 
 logger = logging.getLogger(__name__)
@@ -119,7 +120,7 @@ class ChangelogWriter:
     async def _within(self, timeout_s: float, work: Coroutine[Any, Any, T], what: str) -> T:
         """Return what *work* does; BrokerError when it has not ended in time: *what* failed, and what was answered last."""
         try:
-            async with asyncio.timeout(timeout_s):
+            async with Within(timeout_s):
                 return await work
         except TimeoutError as error:
             raise BrokerError(f"{what}: not settled within {timeout_s:g} s: {self._client.why}; is the broker reachable?") from error

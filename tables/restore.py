@@ -13,6 +13,7 @@ from rocksdict import WriteOptions
 from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, ChangelogError
 from holdfast.tables.ends import EndsClient, LogEnds
+from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import Place, by_place, only
 from holdfast.tables.partition import UNKNOWN, Partition
 from holdfast.tables.store import LOGGED, UNLOGGED
@@ -154,7 +155,7 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
     if not todo:
         return 0
     reader = _Reader(changelog_consumer(client, name, wait_ms=10))
-    progress_s, total = system_clock.monotonic_s(), 0
+    idle, total = Stopwatch(), 0
     try:
         reader.assign(parts)
         while todo:
@@ -171,9 +172,10 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
                         todo.discard(place)
                 else:
                     reader.rebuild(part, "it holds a part of a transaction that its changelog has lost")
+            idle.tick()
             if records or ended:
-                progress_s = system_clock.monotonic_s()
-            elif system_clock.monotonic_s() - progress_s > stall_timeout_s:
+                idle.reset()
+            elif idle.s > stall_timeout_s:
                 raise _stalled(reader, sorted(todo), stall_timeout_s)
     except KafkaException as error:
         raise BrokerError(f"restoring {sorted(todo)}: {error.args[0].str()}") from error

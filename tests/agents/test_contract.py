@@ -1,6 +1,6 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface promises it.
 
-`agents/transport.py` and `agents/recovery.py` override and touch private names; `tables/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
+`agents/transport.py`, `agents/group_watch.py`, `agents/assignor.py` and `agents/recovery.py` override and touch private names; `tables/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
 is pinned by its source: when one of these tests fails after an upgrade, read that function again, then the override, and only then
 renew the fingerprint (the failure prints it). The other tests pin the behaviour of traps that have bitten.
 """
@@ -25,13 +25,14 @@ from aiokafka.consumer.fetcher import Fetcher as AioFetcher
 from aiokafka.consumer.group_coordinator import GroupCoordinator
 from aiokafka.consumer.subscription_state import SubscriptionState
 from aiokafka.errors import CommitFailedError
+from faust.assignor.partition_assignor import PartitionAssignor
 from faust.tables import recovery as stock_recovery
 from faust.tables.manager import TableManager
 from faust.transport import consumer as stock_consumer
 from faust.transport.drivers import aiokafka as driver
 from mode import Service
 
-from holdfast.agents import recovery, transport
+from holdfast.agents import assignor, recovery, transport
 from holdfast.agents.app import Boot
 
 ROOMS = Path(__file__).resolve().parents[2] / "agents"
@@ -43,12 +44,14 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
         "AIOKafkaConsumerThread._ensure_consumer": "ff4a4c693b7e",
         "AIOKafkaConsumerThread.on_start": "38b4e8bd1e10",
         "AIOKafkaConsumerThread.on_thread_stop": "8dfc004e258b",
+        "AIOKafkaConsumerThread.verify_event_path": "b983e7735f64",
         "Consumer._new_consumer_thread": "0870ec53dea7",
     },
     "faust.transport.consumer": {
         "Consumer._drain_messages": "44a2500309e8",
         "Consumer._new_offset": "1d2c7ea89a7a",
         "Consumer._commit_tps": "a20e230b05ae",
+        "Consumer.verify_all_partitions_active": "4e0e46f5c297",
         "Consumer._filter_tps_with_pending_acks": "f6f923977423",
         "Consumer.ack": "5fcf41cf4515",
         "Consumer.wait_empty": "e4662fe24f09",
@@ -99,6 +102,13 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     },
     "aiokafka.consumer.group_coordinator": {
         "GroupCoordinator._do_heartbeat": "dc1d6632aaa6",
+        "GroupCoordinator._send_req": "fa4b12e914ce",
+        "GroupCoordinator._push_error_to_user": "743ff515bd7e",
+        "GroupCoordinator._coordination_routine": "75273e127d4a",
+        "GroupCoordinator.close": "f30d83108945",
+        "GroupCoordinator._do_commit_offsets": "c3a3ea5613f3",
+        "CoordinatorGroupRebalance.perform_group_join": "ff2c2109b2e9",
+        "CoordinatorGroupRebalance._send_sync_group_request": "7429ca078ddf",
         "GroupCoordinator._heartbeat_routine": "61d010289522",
         "GroupCoordinator._maybe_leave_group": "016cd88a16e6",
     },
@@ -130,7 +140,6 @@ PRIVATE: dict[str, set[str]] = {
         "_acked_index",
         "_coordinator",
         "_create_worker_consumer",
-        "_do_heartbeat",
         "_ensure_consumer",
         "_fetch_max_wait_ms",
         "_group_instance_id",
@@ -141,13 +150,18 @@ PRIVATE: dict[str, set[str]] = {
         "_thread",
         "_unacked_messages",
     },
+    "group_watch.py": {"_closing", "_coordination_task", "_push_error_to_user", "_send_req"},
+    "assignor.py": {"_compress", "_decompress", "_url"},
     "recovery.py": {"_fetcher", "_generation_id", "_recovery", "_set_recovery_ended", "_set_recovery_started", "_update_channels", "_wait"},
     "app.py": {"_on_partitions_revoked"},
 }
 """The private names of others that each module mentions."""
 
 OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
-    transport.GroupThread: (driver.AIOKafkaConsumerThread, {"_create_worker_consumer", "_commit", "on_start", "subscribe"}),
+    transport.GroupThread: (
+        driver.AIOKafkaConsumerThread,
+        {"_create_worker_consumer", "_commit", "on_start", "subscribe", "verify_event_path"},
+    ),
     transport.BatchConsumer: (
         driver.Consumer,
         {"_new_consumer_thread", "_new_offset", "perform_seek", "_drain_messages", "wait_empty", "__init__"},
@@ -164,6 +178,7 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
             "_publish_stats",
         },
     ),
+    assignor.KeeperAssignor: (PartitionAssignor, {"on_assignment"}),
     recovery.KeeperTables: (TableManager, {"recovery", "add", "on_start", "on_partitions_revoked"}),
 }
 
@@ -244,7 +259,7 @@ def test_mode_takes_a_timeout_for_a_stop() -> None:
         return (await service.wait_first(asyncio.Event().wait(), timeout=0.01)).stopped
 
     assert asyncio.run(waits())
-    assert "self._wait(asyncio.wait_for(" in (ROOMS / "recovery.py").read_text(encoding="utf-8")
+    assert "self._wait(lived.wait_for(" in (ROOMS / "recovery.py").read_text(encoding="utf-8")
 
 
 def test_a_commit_that_crosses_a_rebalance_is_not_recognised_by_its_text() -> None:

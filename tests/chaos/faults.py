@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import inspect
 import os
 import random
 import signal
+import sys
 import threading
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
+
+from aiokafka.consumer.group_coordinator import CoordinatorGroupRebalance
+from faust.transport.consumer import Consumer
 
 from holdfast.agents.keeper import Keeper
 from holdfast.tables import restore, store
@@ -24,6 +30,7 @@ FAULTS = ("begin", "produced", "committing", "committed", "storing", "piece", "s
 
 SMALL_STEP_RECORDS = 20
 SMALL_PIECE_ROWS = 4
+HOUR_S = 3_600.0
 _JUST_MS = 4.0
 
 
@@ -91,6 +98,41 @@ def plant(doom: Doom) -> None:
     around(Partition, "fence", after=strike(doom.strike, "fenced"))
     around(Partition, "apply", after=strike(doom.strike, "restoring"))
     around(Partition, "activate", after=strike(doom.strike, "activated"))
+
+
+def freeze_when(order: Path) -> None:
+    """Stop this process by SIGSTOP right after the group gave it an assignment or right before it ends a transaction, as *order* says.
+
+    A test writes `synced` or `committing` to the file when it wants a freeze; each such order is carried out once.
+    """
+
+    def obey(point: str) -> None:
+        with contextlib.suppress(FileNotFoundError):
+            if order.read_text() == point:
+                order.unlink()
+                os.kill(os.getpid(), signal.SIGSTOP)
+
+    around(CoordinatorGroupRebalance, "_send_sync_group_request", after=functools.partial(obey, "synced"))
+    around(TransactionalClient, "end", before=functools.partial(obey, "committing"))
+
+
+def let_hours_pass() -> None:
+    """Have everything of Faust's that looks at the clock find itself an hour later, from when its watchers have first looked."""
+    looks = 0
+
+    def later() -> float:
+        return time.monotonic() + HOUR_S
+
+    def looked() -> None:
+        nonlocal looks
+        looks += 1
+        if looks == 1:
+            for module in [found for name, found in sys.modules.items() if name.startswith("faust")]:
+                if getattr(module, "monotonic", None) is time.monotonic:
+                    module.monotonic = later  # type: ignore[attr-defined]
+        print(f"Faust's watchers have looked {looks} times", flush=True)
+
+    around(Consumer, "verify_all_partitions_active", after=looked)
 
 
 def write_in_pieces() -> None:

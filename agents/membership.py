@@ -1,0 +1,74 @@
+"""Whether what the group assigned to this worker must still be its own, told by what the group answered and when that was asked."""
+
+from __future__ import annotations
+
+import math
+
+from holdfast.clock import Clock, system_clock
+
+NO_TERM = 0
+
+
+class Membership:
+    """The worker's place in its group. The consumer's thread writes it, any thread asks.
+
+    A term begins with an assignment that the group gave (a Sync it answered), and partitions are owned in the term that was adopted last.
+    It ends when the group begins the next generation, and when it refuses this member: another worker may own the partitions from then on.
+    Within a term they are owned for a session after the *sending* of the last request that the group granted: the broker began to wait for
+    the next one no earlier. The clock must go on while the process is frozen, as CLOCK_MONOTONIC does on SIGSTOP.
+
+    >>> from holdfast.clock import ManualClock
+    >>> clock = ManualClock(); membership = Membership(session_s=6, rebalance_s=60, clock=clock)
+    >>> membership.synced(0.0); membership.adopt(membership.term); membership.owns()
+    True
+    >>> clock.advance_ms(5_000); membership.heard(4.0, rebalancing=False); clock.advance_ms(4_999); membership.owns()
+    True
+    >>> clock.advance_ms(1); membership.owns()
+    False
+    >>> membership.heard(9.9, rebalancing=False); membership.owns()
+    True
+    >>> membership.refused(membership.term); membership.owns()
+    False
+    """
+
+    __slots__ = ("_adopted", "_begun", "_clock", "_heard_s", "_rebalance_s", "_session_s", "_steady_s", "term")
+
+    def __init__(self, *, session_s: float, rebalance_s: float, clock: Clock = system_clock) -> None:
+        self._session_s, self._rebalance_s, self._clock = session_s, rebalance_s, clock
+        self._heard_s = self._steady_s = -math.inf
+        self.term = self._adopted = self._begun = NO_TERM
+
+    def synced(self, sent_s: float) -> None:
+        """Begin a term: the group has answered a Sync that was sent at *sent_s* (monotonic)."""
+        self._heard_s, self._steady_s = max(self._heard_s, sent_s), max(self._steady_s, sent_s)
+        self._begun += 1
+        self.term = self._begun
+
+    def heard(self, sent_s: float, *, rebalancing: bool) -> None:
+        """Note that the group granted a heartbeat sent at *sent_s*.
+
+        While it is *rebalancing* it does so whatever comes, but waits for this member's Join no longer than a rebalance may take.
+        """
+        self._heard_s = max(self._heard_s, sent_s)
+        if not rebalancing:
+            self._steady_s = max(self._steady_s, sent_s)
+
+    def joined(self) -> None:
+        """End the term: the group has begun its next generation. Partitions are owned again once that one's assignment is adopted."""
+        self.term = NO_TERM
+
+    def refused(self, term: int) -> None:
+        """End the *term* in which a request was sent that the group refused: it does not know this member, or not in this generation."""
+        if self.term == term:
+            self.term = NO_TERM
+
+    def adopt(self, term: int) -> None:
+        """Note that what is served from here on is what *term* assigned."""
+        self._adopted = term
+
+    def owns(self) -> bool:
+        """Return whether the partitions adopted must still be this worker's."""
+        if self.term == NO_TERM or self.term != self._adopted:
+            return False
+        now_s = self._clock.monotonic_s()
+        return now_s - self._heard_s < self._session_s and now_s - self._steady_s < self._rebalance_s
