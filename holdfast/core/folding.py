@@ -123,7 +123,8 @@ class Folder(Generic[R]):
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
-        self._step_records, self._most_records = 64, STEP_RECORDS
+        # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice as many each.
+        self._step_records, self._most_records = 1, STEP_RECORDS
         self.changes: Changes | None = None
 
     def fold(self, batches: Iterable[Batch]) -> Changes | None:
@@ -156,7 +157,8 @@ class Folder(Generic[R]):
                 self._open, self._enough = True, False
             except Exception:  # noqa: BLE001  any failure of user code; the store's comes up again below
                 self.rollback()
-                self._open, self._enough = True, False
+                yield
+                self._open, self._enough = True, False  # it cannot end before its first record
         yield from self._careful(chain(tuple(taken), fresh), taken)
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
@@ -279,8 +281,8 @@ class Folder(Generic[R]):
                     break
                 self._careful_record(rows, offset, at_ms, [column[at] for column in batch.columns])
                 records, step = records + 1, step + 1
-                if step >= self._most_records:
-                    step = 0
+                if step >= self._step_records:
+                    step, self._step_records = 0, min(self._most_records, 2 * self._step_records)
                     yield
             if self._enough:
                 break

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import time
 from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
@@ -150,6 +151,28 @@ def test_others_have_their_turn_while_a_large_transaction_is_made(monkeypatch: p
     asyncio.run(run())
     assert part.transactions == [20]
     assert turns > 20, "one for each fetch that is folded"
+
+
+def test_others_have_their_turn_after_the_first_record_of_a_slow_fold() -> None:
+    folds = late = 0
+
+    def slow(rows: Rows[int], event: bytes, at_ms: int) -> None:
+        nonlocal folds
+        folds += 1
+        time.sleep(0.05)
+
+    async def run() -> None:
+        nonlocal late
+        part, desk = Part(Processor(name="slow", source="events", decode=bytes, fold=slow, row=int)), Desk()
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(events_of(0, 20))
+        seen = 0
+        while not runner.idle():
+            await asyncio.sleep(0)
+            late, seen = max(late, folds - seen), folds
+
+    asyncio.run(run())
+    assert (folds, late) == (20, 1)
 
 
 def folded_side_by_side(monkeypatch: pytest.MonkeyPatch, long_turn_s: float) -> list[str]:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import json
 import signal
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import pytest
 
+from holdfast.pipeline.topic import TopicLog
 from tests.chaos.conftest import MakeApplication
 from tests.harness import Application, Worker, wait_for
 from tests.proof import prove
@@ -17,7 +18,6 @@ from tests.proof import prove
 TAKEOVER_DEADLINE_S = 60.0
 REJOIN_DEADLINE_S = 60.0
 LOOK_S = 3.0
-PROGRESS_RECORDS = 50
 
 
 class Victim:
@@ -50,17 +50,19 @@ def positions(workers: list[Worker]) -> dict[tuple[str, int], int]:
     return {place: at for worker in workers for place, at in worker.applied().items()}
 
 
-def wait_taken_over(held: Mapping[tuple[str, int], int], heirs: list[Worker]) -> dict[tuple[str, int], int]:
-    """Return where *heirs* are once they have all that was *held*, and have gone on from there."""
+def wait_taken_over(app: Application, held: Iterable[tuple[str, int]], heirs: list[Worker]) -> dict[tuple[str, int], int]:
+    """Return where *heirs* are once they have all that was *held*, and have gone on from what a worker frozen now can have."""
+    with TopicLog(app.settings, app.source) as log:
+        ends = log.ends(log.partitions())
 
     def gone_on() -> dict[tuple[str, int], int]:
         now = positions(heirs)
-        return now if all(now.get(place, -1) > at + PROGRESS_RECORDS for place, at in held.items()) else {}
+        return now if all(now.get((name, partition), -1) > ends[partition] for name, partition in held) else {}
 
     return wait_for("others to take over and go on", gone_on, TAKEOVER_DEADLINE_S, lambda: "\n".join(heir.tail() for heir in heirs))
 
 
-def stale_answers(victim: Worker, reached: Mapping[tuple[str, int], int], held: Mapping[tuple[str, int], int]) -> list[str]:
+def stale_answers(victim: Worker, reached: Mapping[tuple[str, int], int], held: Iterable[tuple[str, int]]) -> list[str]:
     """Ask the thawed *victim* without pause until it is ready again; return what it answers as an owner that is older than *reached*."""
     stale, thawed_s = [], time.monotonic()
     while time.monotonic() - thawed_s < LOOK_S or not victim.ready:
@@ -81,7 +83,7 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
     heir, third = app.worker().start(), app.worker()
     wait_for("both at work", lambda: all(each.ready and each.applied() for each in (victim.worker, heir)), 60, app.tails)
     for _ in range(times):
-        held = victim.worker.applied()
+        held = list(victim.worker.applied())
         assert held, "the victim owns nothing"
         victim.will_freeze("synced")
         # Each is a rebalance, in which the victim keeps some of what it has.
@@ -91,7 +93,7 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
             third.start()
         victim.wait_frozen()
         try:
-            reached = wait_taken_over(held, [heir, third])
+            reached = wait_taken_over(app, held, [heir, third])
         finally:
             victim.thaw()
         stale = stale_answers(victim.worker, reached, held)
@@ -119,12 +121,12 @@ def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(application
     victim.start().wait_ready()
     heir.start()
     wait_for("both at work", lambda: all(each.ready and each.applied() for each in (victim.worker, heir)), 60, app.tails)
-    held, process = victim.worker.applied(), victim.worker.process
+    held, process = list(victim.worker.applied()), victim.worker.process
     victim.will_freeze("committing")
     victim.wait_frozen()
     frozen_s = time.monotonic()
     try:
-        reached = wait_taken_over(held, [heir])
+        reached = wait_taken_over(app, held, [heir])
         wait_for("a freeze longer than any deadline of the victim's", lambda: time.monotonic() - frozen_s > 12, 30)
     finally:
         victim.thaw()

@@ -123,8 +123,27 @@ def test_a_slow_fold_makes_steps_short_and_a_quick_one_long_again(events: list[s
         folder.commit()
         return lengths
 
-    assert max(steps_of(0.002, 0)[3:]) <= 25, "50 ms each, once it is known"
-    assert max(steps_of(0.000_001, 6_000)) > 400
+    assert max(steps_of(0.002, 0)) <= 50, "100 ms at most, from the first on"
+    assert max(steps_of(0.002, 6_000)[3:]) <= 25, "50 ms each, once it is known"
+    assert max(steps_of(0.000_001, 12_000)) > 400
+
+
+@pytest.mark.parametrize("events", [["a"] * 100, ["bad", *["a"] * 99], [*["a"] * 9, "bad", *["a"] * 90]], ids=["fast", "bad", "bad later"])
+@pytest.mark.parametrize("record_s", [0.001, 0.01, 0.05, 0.2, 2.0])
+def test_the_first_steps_of_a_slow_fold_are_short_too(events: list[str], record_s: float) -> None:
+    folds = 0
+
+    def fold(rows: Rows[Total], event: str, at_ms: int) -> Any:
+        nonlocal folds
+        folds += 1
+        return count(rows, event, at_ms)
+
+    folder = Folder(processor(fold), Store())
+    before = 0
+    for _ in folder.steps([batch(*events)]):
+        assert folds - before <= max(2, round(0.1 / record_s)), "0.1 s; a record, or two after one that was refused at once"
+        folder.stepped((folds - before) * record_s)
+        before = folds
 
 
 def test_stream_time_is_the_highest_append_time_and_never_goes_back() -> None:
