@@ -405,7 +405,7 @@ class Keeper:
         """Note how far the source logs reach, for lag."""
         ends = self.feed.ends()
         for (name, number), owned in self._owned.items():
-            owned.part.source_end = ends.get((self.processors[name].source, number), UNKNOWN)
+            owned.part.note_source_end(ends.get((self.processors[name].source, number), UNKNOWN), system_clock.now_ms())
 
     # -- announcing
 

@@ -193,6 +193,7 @@ class _Tables:
         key = request.match_info["key"]
         replica = await self._replica(request, terms_of(request.query, scan=False))
         about, value = _about(replica), replica.get(key)
+        _still(replica)
         if wants_msgpack(request):
             return respond(request, RowReply(**about, key=key, found=value is not None, value=value))
         return respond(request, {**about, "key": key, "found": value is not None, "value": self._rendered(replica, value)})
@@ -202,6 +203,7 @@ class _Tables:
         replica = await self._replica(request, terms)
         about = _about(replica)
         values, _ = _bounded(len(keys), lambda got, count: replica.get_many(keys[len(got) : len(got) + count]), _size_of_value)
+        _still(replica)
         if wants_msgpack(request):
             return respond(request, RowsReply(**about, values=values))
         return respond(request, {**about, "values": [self._rendered(replica, value) for value in values]})
@@ -212,6 +214,7 @@ class _Tables:
         replica = await self._replica(request, terms)
         about = _about(replica)
         rows, ended = _bounded(limit, lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count), _size_of_row)
+        _still(replica)
         after = None if ended else rows[-1][0]
         if wants_msgpack(request):
             return respond(request, PageReply(**about, rows=rows, after=after))
@@ -297,6 +300,13 @@ def _about(replica: Replica) -> dict[str, Any]:
         "as_of_offset": replica.applied,
         "stream_ms": replica.stream_ms,
     }
+
+
+def _still(replica: Replica) -> None:
+    """Refuse what was read, if it may be another's by now: a process can be frozen at any place, in the middle of a read too."""
+    if not replica.serving:
+        cause = f"{replica.processor.name}/{replica.partition} stopped serving while this was read"
+        raise Refused(503, "not_ready", cause, retry_after_ms=RETRY_AFTER_MS)
 
 
 def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:

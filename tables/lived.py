@@ -34,9 +34,9 @@ class Within:
         self._ticked_s = self._loop.time()
         self._ticking = self._loop.call_later(min(TICK_S, self._left_s), self._tick)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> bool | None:
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
         self._ticking.cancel()
-        return await self._timeout.__aexit__(kind, error, trace)
+        await self._timeout.__aexit__(kind, error, trace)
 
     def _tick(self) -> None:
         now_s = self._loop.time()

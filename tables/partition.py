@@ -12,6 +12,7 @@ from typing import Any, Protocol
 from confluent_kafka import Message
 from rocksdict import WriteOptions
 
+from holdfast.clock import system_clock
 from holdfast.core.codec import APPLIED, decode_marker, row_key
 from holdfast.core.folding import Changes, Folder
 from holdfast.core.processor import Emit, Processor
@@ -22,6 +23,8 @@ from holdfast.tables.store import Budget, PartitionStore, Stamp
 from holdfast.tables.transactions import Connect
 
 UNKNOWN = -1
+END_GOOD_MS = 5_000
+"""How long a standby may say how many records it is behind an end it asked for: the end moves on."""
 HELD_ROWS = 4_000
 """More rows than these of a transaction whose end has not come are not held in memory: they wait in the store, unseen."""
 
@@ -87,8 +90,7 @@ class Partition:
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
         self.role, self._serving = Role.STANDBY, False
-        self.source_end = UNKNOWN
-        """The end of the source partition as last heard in this role; UNKNOWN before that, and on a standby whose broker does not answer."""
+        self._source_end, self._end_asked_ms = UNKNOWN, UNKNOWN
         self.current_ms = UNKNOWN
         """For a standby: when its changelog's end was asked for which it has since reached."""
 
@@ -106,6 +108,20 @@ class Partition:
     @property
     def changelog_next(self) -> int:
         return self._store.changelog_next
+
+    @property
+    def source_end(self) -> int:
+        """Return the end of the source partition as last heard in this role.
+
+        UNKNOWN before that, and on a standby that has not asked for END_GOOD_MS: its broker does not answer, or the process was frozen.
+        """
+        if self.role is Role.STANDBY and system_clock.now_ms() - self._end_asked_ms > END_GOOD_MS:
+            return UNKNOWN
+        return self._source_end
+
+    def note_source_end(self, end: int, asked_ms: int) -> None:
+        """Note where the source partition ended when that was asked for."""
+        self._source_end, self._end_asked_ms = end, asked_ms
 
     @property
     def active(self) -> bool:
@@ -152,7 +168,8 @@ class Partition:
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
-        self.role, self._folder, self.source_end = Role.STANDBY, None, UNKNOWN
+        self.role, self._folder = Role.STANDBY, None
+        self.note_source_end(UNKNOWN, UNKNOWN)
 
     def lose(self) -> None:
         """Stop answering and writing: a newer owner exists."""

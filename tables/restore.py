@@ -125,7 +125,7 @@ class _Reader:
         """
         for place, part in self.parts.items():
             if news is not None:
-                part.source_end = news.ends.get((part.processor.source, part.partition), UNKNOWN)
+                part.note_source_end(news.ends.get((part.processor.source, part.partition), UNKNOWN), news.asked_ms)
                 if place in news.ends:
                     self._asked.setdefault(place, (news.asked_ms, news.ends[place]))
             asked = self._asked.get(place)

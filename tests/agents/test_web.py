@@ -350,6 +350,28 @@ async def test_a_restoring_partition_is_refused_with_the_cause_though_it_has_the
 
 
 @pytest.mark.parametrize(
+    ("path", "body"), [("rows/ada", None), ("get", b'{"keys": ["ada"]}'), ("scan", None)], ids=["one row", "many rows", "a scan"]
+)
+@scenario
+async def test_what_was_read_while_the_partition_was_lost_is_not_answered(path: str, body: bytes | None) -> None:
+    async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
+        worker.put(TOTALS, 0, "ada", Total(1), offset=1)
+        replica = worker.replica(TOTALS, 0)
+
+        def lost(read: Callable[..., Any]) -> Callable[..., Any]:
+            def reading(*args: Any) -> Any:
+                replica.serving = False  # frozen here, say, for longer than a session
+                return read(*args)
+
+            return reading
+
+        for name in ("get", "get_many", "scan"):
+            setattr(replica, name, lost(getattr(replica, name)))
+        status, refusal, _ = await asking.ask(f"/tables/totals/0/{path}", body)
+    assert (status, refusal["error"]) == (503, "not_ready")
+
+
+@pytest.mark.parametrize(
     ("bound", "applied", "source_end", "current_ms", "stream_ms", "status"),
     [
         (None, 9, 10, 1_000_000, 0, 421),  # nobody said that stale is good enough

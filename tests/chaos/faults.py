@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import functools
 import inspect
+import logging
 import os
 import random
 import signal
@@ -16,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aiokafka.consumer.group_coordinator import CoordinatorGroupRebalance
+from faust.assignor.partition_assignor import PartitionAssignor
 from faust.transport.consumer import Consumer
 
 from holdfast.agents.keeper import Keeper
@@ -116,6 +118,15 @@ def freeze_when(order: Path) -> None:
     around(TransactionalClient, "end", before=functools.partial(obey, "committing"))
 
 
+def fail_to_assign() -> None:
+    """Have the assignor refuse every assignment, as Faust's does one that it thinks is another's."""
+
+    def fail() -> None:
+        raise AssertionError("told to fail")
+
+    around(PartitionAssignor, "on_assignment", before=fail)
+
+
 def let_hours_pass() -> None:
     """Have everything of Faust's that looks at the clock find itself an hour later, from when its watchers have first looked."""
     looks = 0
@@ -130,7 +141,7 @@ def let_hours_pass() -> None:
             for module in [found for name, found in sys.modules.items() if name.startswith("faust")]:
                 if getattr(module, "monotonic", None) is time.monotonic:
                     module.monotonic = later  # type: ignore[attr-defined]
-        print(f"Faust's watchers have looked {looks} times", flush=True)
+        logging.getLogger(__name__).info("Faust's watchers have looked %d times", looks)
 
     around(Consumer, "verify_all_partitions_active", after=looked)
 

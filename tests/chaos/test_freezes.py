@@ -23,9 +23,9 @@ LOOK_S = 3.0
 class Victim:
     """A worker that stops itself at the point it is told."""
 
-    def __init__(self, app: Application, folder: Path, **settings: float) -> None:
+    def __init__(self, app: Application, folder: Path) -> None:
         self.order = folder / "freeze"
-        self.worker = app.worker(**settings)
+        self.worker = app.worker()
 
     def start(self) -> Worker:
         return self.worker.start(CHAOS_FREEZE=str(self.order))

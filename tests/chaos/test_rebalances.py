@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import json
 import random
 import re
 import signal
+import time
 
 import pytest
 
+from holdfast.dev.ports import free_ports
 from tests.chaos.conftest import MakeApplication
 from tests.harness import Application, Worker, wait_for
 from tests.proof import last_offsets, prove, read_topic
@@ -134,3 +137,35 @@ def test_a_static_member_that_returns_within_its_session_moves_nothing(applicati
         assert returns.applied().keys() == held, "it came back to other partitions"
     assert len(stays.said(GENERATION)) == generations, "a quick restart made the other worker rebalance"
     prove(app, load.stop())
+
+
+def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(application: MakeApplication) -> None:
+    app = application(partitions=4, session_timeout_s=20, request_timeout_s=22)
+    load = app.load(rate=1_000, seed=67)
+    stays, returns = app.worker(instance_id="stays").start(), app.worker(instance_id="returns").start()
+    wait_settled(app)
+    held, before = returns.applied().keys(), returns.url
+    returns.kill()
+    port = free_ports(1)[0]
+    returns.url = f"http://127.0.0.1:{port}"
+    began_s = time.monotonic()
+    returns.start(HOLDFAST_WEB_PORT=str(port)).wait_ready()
+    assert time.monotonic() - began_s < 20, "it waited for the session of before to end"
+    wait_settled(app)
+    assert returns.applied().keys() == held, "it came back to other partitions"
+    table, partition = next(iter(held))
+
+    def redirected() -> bool:
+        status, body = stays.ask(f"/tables/{table}/{partition}/rows/any")
+        return status == 200 or (status == 421 and json.loads(body)["owner"] == returns.url != before)
+
+    wait_for("the other worker to know the new URL", redirected, 60, app.tails)
+    assert not returns.said("Unexpected error in coordinator routine"), returns.tail()
+    prove(app, load.stop())
+
+
+def test_a_worker_whose_part_in_the_group_dies_ends_at_once_and_says_why(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    worker = app.worker().start(CHAOS_ASSIGNOR="fails")
+    assert worker.wait_exit(40) > 0
+    assert worker.said("cannot take part in its group any more, .*told to fail"), worker.tail()

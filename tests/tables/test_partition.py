@@ -11,12 +11,13 @@ from confluent_kafka import Message
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.clock import ManualClock
 from holdfast.core.codec import APPLIED, Marker, encode_marker, row_key
 from holdfast.core.processor import Processor
 from holdfast.errors import ChangelogError
 from holdfast.tables import partition as module
 from holdfast.tables import store
-from holdfast.tables.partition import Environment, Partition
+from holdfast.tables.partition import UNKNOWN, Environment, Partition
 from holdfast.tables.store import LOGGED, UNLOGGED, Budget
 
 BUDGET = Budget.of(8 << 20, 8 << 20)
@@ -175,4 +176,18 @@ def test_a_changelog_without_its_marker_s_value_was_made_again(tmp_path: Path) -
     part = opened(tmp_path)
     with pytest.raises(ChangelogError, match="deleted and made again"):
         part.apply([Message(topic="log", partition=0, offset=0, key=APPLIED, value=None)], LOGGED)
+    part.close()
+
+
+def test_a_standby_does_not_say_how_far_it_is_behind_an_end_it_asked_for_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    clock = ManualClock(now_ms=1_000_000)
+    monkeypatch.setattr(module, "system_clock", clock)
+    part = opened(tmp_path)
+    part.note_source_end(100, clock.now_ms())
+    clock.advance_ms(module.END_GOOD_MS)
+    assert part.source_end == 100
+    clock.advance_ms(1)  # as a process that was frozen finds it
+    assert part.source_end == UNKNOWN
+    part.note_source_end(7_000, clock.now_ms())
+    assert part.source_end == 7_000
     part.close()

@@ -1,0 +1,56 @@
+"""A healthy worker is quiet: whatever looks at the clock an hour after the start finds nothing to say, with records coming in and without."""
+
+from __future__ import annotations
+
+import re
+import time
+
+from confluent_kafka import Producer
+
+from tests.chaos.conftest import MakeApplication
+from tests.harness import Application, Worker, wait_for
+
+LOOKS = 4
+LOOKED = "watchers have looked"
+LOUD = r"\[(WARNING|ERROR|CRITICAL)\]|Traceback|^%[0-4]\|"
+
+
+def write(app: Application) -> None:
+    producer = Producer(app.broker.client_config())
+    producer.produce(app.source, b"add key 1", partition=0)
+    assert producer.flush(30) == 0
+
+
+def an_hour_later(app: Application, instance: str) -> Worker:
+    write(app)
+    return app.worker(instance_id=instance).start(CHAOS_HOURS="1").wait_ready()
+
+
+def loud(worker: Worker) -> list[str]:
+    """Return what it said at WARNING or above since it is healthy: a broker just started is asked more than once."""
+    lines = worker.said("")
+    healthy = next(at for at, line in enumerate(lines) if LOOKED in line)
+    return [line for line in lines[healthy:] if re.search(LOUD, line)]
+
+
+def wait_looked_at(worker: Worker) -> None:
+    wait_for("Faust's watchers to look", lambda: len(worker.said(LOOKED)) >= LOOKS, 60, worker.tail)
+
+
+def test_an_idle_worker_says_nothing_in_an_hour(application: MakeApplication) -> None:
+    worker = an_hour_later(application(partitions=2), "idle")
+    wait_looked_at(worker)
+    assert loud(worker) == []
+
+
+def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(application: MakeApplication) -> None:
+    app = application(partitions=2)
+    worker = an_hour_later(app, "trickle")
+    until_s, looked, written = time.monotonic() + 60, 0, 1
+    while looked < LOOKS:
+        assert time.monotonic() < until_s, worker.tail()
+        if (now := len(worker.said(LOOKED))) > looked or written == 1:
+            looked, written = now, written + 1
+            write(app)
+    wait_for("all of it to be folded", lambda: worker.applied().get(("counts", 0)) == written - 1, 30, worker.tail)
+    assert loud(worker) == []
