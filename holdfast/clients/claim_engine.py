@@ -244,7 +244,9 @@ class Engine(Taking):
         assert lookups is not None
         if now_s >= self._health_at_s:
             self._health_at_s = now_s + self._options.health_lookup_intervals * interval_s
-            for topic, partition in self._leases:
+            full = self.queue.full
+            for (topic, partition), lease in self._leases.items():
+                self._do(member.waiting(topic, partition, full or lease in self._handouts or self.queue.queued(lease)[0] > 0, now_s))
                 source = self._names.source(topic)
                 lookups.ask(source, partition, committed=False)
                 if source != topic:

@@ -100,8 +100,13 @@ class FetchQueue:
         with self._lock:
             return self._has_space() or self._space.wait_for(self._has_space, timeout_s)
 
+    @property
+    def full(self) -> bool:
+        """Return whether nothing more is fetched until something is taken."""
+        return self.messages >= self._limit_messages or self.size_bytes >= self._limit_bytes
+
     def _has_space(self) -> bool:
-        return not self._closed and self.messages < self._limit_messages and self.size_bytes < self._limit_bytes
+        return not self._closed and not self.full
 
     def put(self, batches: Iterable[Fetched]) -> None:
         """Append *batches* to their partitions' queues and wake the taker if it sleeps. What is of a closed lease is dropped."""

@@ -362,4 +362,4 @@ class Taking:
         self.queue.nudge()
 
 
-_ALARMING = (Event.FENCED, Event.ABANDONED, Event.UNDELIVERED, Event.CLOCK_SKEW, Event.RIVAL)
+_ALARMING = (Event.FENCED, Event.ABANDONED, Event.UNDELIVERED, Event.HANDLER_SLOW, Event.CLOCK_SKEW, Event.RIVAL)

@@ -10,6 +10,8 @@ async with RangeConsumer("127.0.0.1:9092", topic="orders", group="resize", clien
 from __future__ import annotations
 
 import asyncio
+import logging
+import threading
 import uuid
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -24,22 +26,27 @@ from holdfast.clients.claim_settings import check_group_name
 from holdfast.clients.range_log import RangeLog
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.member_settings import HANDLER_TIMEOUT_S, LIMIT_HANDLER_TIMEOUT_S, WARNED_AT
 from holdfast.core.ranges import LIMIT_BLOCK_MESSAGES, Block, Keep, next_take
 from holdfast.errors import ClaimLostError, ConfigError, TerminatedError
 
 __all__ = ["RangeBlock", "RangeConsumer"]
 
+logger = logging.getLogger(__name__)
+
 T = TypeVar("T")
 KEEP_LEASES = 0.25
 MARGIN_LEASES = 0.1
 IDLE_S = 0.05
+JOIN_S = 10.0
 
 
 @dataclass(slots=True)
 class _Mine:
     """A block of this member, as it stands. Nothing of it is handed out at *until_s* or later.
 
-    *begun*: its delivery by this member is counted in *deliveries*; offsets before *given* were in every delivery.
+    *begun*: its delivery by this member is counted in *deliveries*; offsets before *given* were in every delivery. *handed_s* is since when the
+    user has it in hand, None while nobody has.
     """
 
     partition: int
@@ -51,6 +58,8 @@ class _Mine:
     given: int
     until_s: float
     begun: bool = False
+    handed_s: float | None = None
+    warned: bool = False
 
 
 class RangeBlock:
@@ -87,7 +96,8 @@ class RangeConsumer:
 
     At most one block of each partition waits for messages; beside it, whatever was left behind by others is taken as it gets free.
     *lease_s* is how long a silent member keeps a block, the same in the whole group. Messages that were handed out *maximum_deliveries*
-    times and got nowhere go to *dead_letters*. *ranges_topic* is that of the settings unless it is given here.
+    times and got nowhere go to *dead_letters*. A block in hand is kept from a thread, also while its handler holds up the event loop, for no
+    longer than *handler_timeout_s* (0: for ever); a warning comes at half of it. *ranges_topic* is that of the settings unless it is given here.
     """
 
     def __init__(
@@ -99,6 +109,7 @@ class RangeConsumer:
         client: str,
         block_messages: int = 100,
         lease_s: float = 10.0,
+        handler_timeout_s: float = HANDLER_TIMEOUT_S,
         maximum_deliveries: int = 5,
         dead_letters: str | None = None,
         ranges_topic: str | None = None,
@@ -109,6 +120,8 @@ class RangeConsumer:
             raise ConfigError(f"block_messages is {block_messages}: use 1 to {LIMIT_BLOCK_MESSAGES}")
         if not 1.0 <= lease_s <= 3_600 or maximum_deliveries < 1 or not 0 < request_timeout_s <= 3_600:
             raise ConfigError("lease_s must be 1 to 3600, maximum_deliveries at least 1, request_timeout_s more than 0 and at most 3600")
+        if not (handler_timeout_s == 0 or 1.0 <= handler_timeout_s <= LIMIT_HANDLER_TIMEOUT_S):
+            raise ConfigError(f"handler_timeout_s is {handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, or 0 for no deadline")
         settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
         check_group_name(settings, group)
         self._log = RangeLog(
@@ -123,10 +136,13 @@ class RangeConsumer:
         )
         self.client, self.instance = client, uuid.uuid4().hex[:8]
         self._size, self._lease_s, self._limit, self._clock = block_messages, lease_s, maximum_deliveries, clock
+        self._handler_timeout_s = handler_timeout_s
         self._mine: dict[tuple[int, int], _Mine] = {}
         """By partition and start."""
         self._thread = ThreadPoolExecutor(1, thread_name_prefix="holdfast-ranges")
-        self._keeping: asyncio.Task[None] | None = None
+        self._keeper = threading.Thread(target=self._keep_all, name="holdfast-ranges-keeper", daemon=True)
+        self._stopping, self._running = threading.Event(), False
+        self._failure: Exception | None = None
         self._turn = 0
         self.buried = 0
 
@@ -137,17 +153,16 @@ class RangeConsumer:
             await self._do(self._log.close)
             self._thread.shutdown(wait=False)
             raise
-        self._keeping = asyncio.create_task(self._keep_all())
+        self._running = True
+        self._keeper.start()
         return self
 
     async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        keeping, self._keeping = self._keeping, None
-        if keeping is not None:
-            keeping.cancel()
-            with suppress(asyncio.CancelledError, Exception):
-                await keeping
+        self._running = False
+        self._stopping.set()
         try:
             await self._do(self._give_all_back)  # after a step that is still under way for an `anext` that was cancelled
+            await asyncio.get_running_loop().run_in_executor(None, self._keeper.join, JOIN_S)
         finally:
             await self._do(self._log.close)
             self._thread.shutdown(wait=False)
@@ -162,10 +177,10 @@ class RangeConsumer:
 
     async def __anext__(self) -> RangeBlock:
         while True:
-            if self._keeping is None:
+            if not self._running:
                 raise TerminatedError("the range consumer is not running: use it inside `async with`")
-            if self._keeping.done():
-                self._keeping.result()
+            if self._failure is not None:
+                raise self._failure
             found = None
             with suppress(ClaimLostError):  # another has it: look again
                 found = await self._do(self._next)
@@ -185,14 +200,47 @@ class RangeConsumer:
         """Give a block back."""
         await self._do(lambda: self._keep(mine, mine.progress, free=True))
 
-    async def _keep_all(self) -> None:
-        while True:
-            await asyncio.sleep(KEEP_LEASES * self._lease_s)
-            for mine in list(self._mine.values()):
-                with suppress(ClaimLostError):  # whoever works on it is told when it says that it is done
-                    await self._do(lambda held=mine: self._keep(held, held.progress))  # type: ignore[misc]
+    # -- in the keeper's thread: a handler that holds up the event loop must not cost its block
+
+    def _keep_all(self) -> None:
+        while not self._stopping.wait(KEEP_LEASES * self._lease_s):
+            try:
+                self._thread.submit(self._keep_held).result()
+            except Exception as error:  # noqa: BLE001  raised to whoever asks for the next block
+                if not self._stopping.is_set():
+                    self._failure = error
+                return
 
     # -- in the thread
+
+    def _keep_held(self) -> None:
+        for mine in list(self._mine.values()):
+            if self._may_keep(mine):
+                with suppress(ClaimLostError):  # whoever works on it is told when it says that it is done
+                    self._keep(mine, mine.progress)
+
+    def _may_keep(self, mine: _Mine) -> bool:
+        """Return whether a block is still kept for its handler; tell of one that takes too long."""
+        if mine.handed_s is None or not self._handler_timeout_s:
+            return True
+        age_s = self._clock.monotonic_s() - mine.handed_s
+        late = age_s > self._handler_timeout_s
+        if late or (age_s > WARNED_AT * self._handler_timeout_s and not mine.warned):
+            logger.warning(
+                "the block from offset %d on of %s/%d has been in hand for %.0f s, and handler_timeout_s is %g: %s; see what the handler "
+                "does, or allow it more",
+                mine.progress,
+                self._log.topic,
+                mine.partition,
+                age_s,
+                self._handler_timeout_s,
+                "it goes to another member" if late else "at that age it goes to another member",
+            )
+            mine.warned = True
+        if late:  # its lease runs out by itself, and until then nobody else works on it
+            mine.until_s = min(mine.until_s, self._clock.monotonic_s())
+            self._mine.pop((mine.partition, mine.start), None)
+        return not late
 
     def _next(self) -> RangeBlock | None:
         """Return messages of a block of ours, partitions in turn; None when there are none now."""
@@ -222,6 +270,7 @@ class RangeConsumer:
         if records and not worn:
             if not mine.begun:
                 self._keep(mine, mine.progress, given=reached)
+            mine.handed_s, mine.warned = self._clock.monotonic_s(), False
             return RangeBlock(self, mine, records, reached)
         if records:
             self._log.bury(records, mine.deliveries)
@@ -273,6 +322,7 @@ class RangeConsumer:
             mine.deliveries, mine.begun = mine.deliveries + 1, True
         if progress > mine.progress:
             mine.progress, mine.deliveries, mine.given, mine.begun = progress, 0, progress, False
+            mine.handed_s = None
             self._log.commit(mine.partition)
         mine.until_s = self._until(sent_s)
         if free or progress >= mine.end:

@@ -1,9 +1,14 @@
-"""Whether an owner keeps up with its partition, by the velocities of both (PROTOCOL.md#health). The Go library's rules, exactly."""
+"""Whether an owner keeps up with its partition, by the velocities of both (PROTOCOL.md#health).
+
+The Go library's rules, exactly, where nothing is known of the user (`at_work_s` None). Who has a message in hand is at work, not wedged: that
+has a deadline of its own.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
 from enum import StrEnum
+from math import inf
 
 import msgspec
 
@@ -31,12 +36,17 @@ class Verdict(StrEnum):
     KEEP = "keep"
     EXPIRED = "expired"
     PAUSED = "paused"
+    OVERDUE = "overdue"
     WEDGED = "wedged"
     BEHIND = "behind"
 
 
 class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
-    """What a check looks at. Ages are of the last heartbeat that counted and of the last message."""
+    """What a check looks at. Ages are of the last heartbeat that counted and of the last message.
+
+    *at_work_s* is how long the user has been at work on the first message that is not done, or has let messages wait; None: nothing is in
+    hand and nothing waits, or nobody asks.
+    """
 
     terminated: bool
     heartbeat_age_s: float
@@ -46,6 +56,7 @@ class Sample(msgspec.Struct, frozen=True, gc=False, kw_only=True):
     whole_topic: bool
     current: int
     latest: int
+    at_work_s: float | None = None
 
 
 class Health:
@@ -65,7 +76,7 @@ class Health:
         self.latest_ring[self._at] = latest
         self._at = (self._at + 1) % RING_SLOTS
 
-    def check(self, sample: Sample, *, expired_after_s: float, idle_after_s: float) -> Verdict:
+    def check(self, sample: Sample, *, expired_after_s: float, idle_after_s: float, overdue_after_s: float = inf) -> Verdict:
         """Return what is to become of the claim, and count the checks it is behind. The rules in order; the first that fits decides."""
         if sample.terminated:
             return Verdict.NONE
@@ -73,8 +84,10 @@ class Health:
             return Verdict.EXPIRED
         if sample.group_paused:
             return Verdict.PAUSED
+        if sample.release_if_behind and sample.at_work_s is not None and sample.at_work_s > overdue_after_s:
+            return Verdict.OVERDUE
         consumer = partition = None
-        if sample.release_if_behind and sample.idle_s > idle_after_s:
+        if sample.release_if_behind and sample.idle_s > idle_after_s and sample.at_work_s is None:
             consumer, partition = velocity(self.current_ring), velocity(self.latest_ring)
             if consumer == 0 and (partition > 0 or sample.latest > sample.current):
                 return Verdict.WEDGED
@@ -85,7 +98,8 @@ class Health:
             return Verdict.KEEP
         if consumer is None or partition is None:
             consumer, partition = velocity(self.current_ring), velocity(self.latest_ring)
-        if sample.current + int(PREDICTED_CYCLES * consumer) >= sample.latest or partition < consumer:
+        at_first = sample.at_work_s is not None and consumer == 0  # a message that takes long: no velocity is known yet
+        if at_first or sample.current + int(PREDICTED_CYCLES * consumer) >= sample.latest or partition < consumer:
             self.cycles_behind = 0
             return Verdict.KEEP
         self.cycles_behind += 1

@@ -284,6 +284,8 @@ class Member(Claiming):
             return []
         claim.message_s = now_s
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
+            if not claim.tracker.outstanding:
+                claim.work_s, claim.warned = now_s, False
             claim.tracker.deliver(offsets)
             return []
         claim.handed = max(claim.handed, offsets[-1] + 1)
@@ -304,6 +306,18 @@ class Member(Claiming):
         if claim.stage is Stage.DRAINING and self.settings.delivery is Delivery.AT_MOST_ONCE:
             self._drained(claim, now_s)
             return self._done(now_s)
+        return []
+
+    def waiting(self, topic: str, partition: int, waits: bool, now_s: float) -> list[Action]:
+        """Say whether messages are fetched (or not fetched for want of room) and wait for the user to take them: call a few times per interval.
+
+        A partition that is held up by its user is not wedged; that has another deadline, `handler_timeout_s`.
+        """
+        claim = self._claims.get(Place(topic, partition))
+        if claim is not None and claim.waits is not waits:
+            claim.waits = waits
+            if waits and not self._in_flight(claim):
+                claim.work_s, claim.warned = now_s, False
         return []
 
     def withdrawn(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:

@@ -92,6 +92,7 @@ class Event(StrEnum):
     FENCED = "fenced"
     ABANDONED = "abandoned"
     UNDELIVERED = "undelivered"
+    HANDLER_SLOW = "handler-slow"
     FETCH_FAILED = "fetch-failed"
     PAUSED = "paused"
     RESUMED = "resumed"
@@ -106,6 +107,7 @@ class Reason(StrEnum):
 
     EXPIRED = "heartbeat-expired"
     PAUSED = "group-paused"
+    HANDLER_TIMEOUT = "handler-timeout"
     WEDGED = "wedged"
     BEHIND = "behind"
     FETCH_FAILED = "fetch-failed"

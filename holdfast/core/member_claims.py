@@ -43,17 +43,21 @@ class LocalClaim:
     *sent* holds when frames that are not seen in the log yet were handed to the shell. *deliver_until_s* is the gate: until then, and
     not a moment longer, messages may be handed out. *beat_at_s* is when the next heartbeat is due, *deadline_s* when patience with the
     present stage ends, *due_s* the earlier of both as it stands in the schedule. *committing* is the end of the batch whose commit (at
-    most once) is under way, *proposed* that of one announced and *handed* how far batches were handed out.
+    most once) is under way, *proposed* that of one announced and *handed* how far batches were handed out. *work_s* is when the user began with what
+    is in hand, or when messages began to wait (*waits*): never later than the offset *checked*, where the last check found it, moved on.
+    *drain_until_s* is how long a release waits at most.
     """
 
     __slots__ = (
         "beat_at_s",
+        "checked",
         "committed",
         "committing",
         "cooldown",
         "coordination",
         "deadline_s",
         "deliver_until_s",
+        "drain_until_s",
         "due_s",
         "earliest",
         "epoch",
@@ -78,6 +82,9 @@ class LocalClaim:
         "stopped",
         "tracker",
         "unacknowledged",
+        "waits",
+        "warned",
+        "work_s",
     )
 
     def __init__(self, place: Place, key: str, coordination: int, stage: Stage, now_s: float) -> None:
@@ -102,6 +109,9 @@ class LocalClaim:
         self.committing: int | None = None
         self.handed = 0
         self.releases = self.unacknowledged = 0
+        self.work_s, self.checked = now_s, -1
+        self.waits = self.warned = False
+        self.drain_until_s = inf
 
     def offset(self) -> int:
         """Return the offset that frames carry: what is done, or at most once what is committed or about to be."""

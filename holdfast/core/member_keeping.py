@@ -6,27 +6,31 @@ from math import inf
 
 from holdfast.core.claims import Claim
 from holdfast.core.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.health import Sample, Verdict
+from holdfast.core.health import Verdict
 from holdfast.core.member_actions import Deliver, Event, Notify, Reason, Start, Stop
 from holdfast.core.member_claims import ATTEMPTS, LocalClaim, Stage
-from holdfast.core.member_core import MemberCore
+from holdfast.core.member_health import Checking
 from holdfast.core.member_log import Seen
 from holdfast.core.member_settings import (
     ATTEMPT_INTERVALS,
     COOLDOWN_INTERVALS,
-    EXPIRED_INTERVALS,
-    IDLE_INTERVALS,
     RETRY_INTERVALS,
     Delivery,
 )
 from holdfast.core.tracking import Tracker
 
-REASONS = {Verdict.EXPIRED: Reason.EXPIRED, Verdict.PAUSED: Reason.PAUSED, Verdict.WEDGED: Reason.WEDGED, Verdict.BEHIND: Reason.BEHIND}
-COOLING = frozenset({Reason.EXPIRED, Reason.WEDGED, Reason.BEHIND, Reason.FETCH_FAILED, Reason.UNREADABLE})
+REASONS = {
+    Verdict.EXPIRED: Reason.EXPIRED,
+    Verdict.PAUSED: Reason.PAUSED,
+    Verdict.OVERDUE: Reason.HANDLER_TIMEOUT,
+    Verdict.WEDGED: Reason.WEDGED,
+    Verdict.BEHIND: Reason.BEHIND,
+}
+COOLING = frozenset({Reason.EXPIRED, Reason.HANDLER_TIMEOUT, Reason.WEDGED, Reason.BEHIND, Reason.FETCH_FAILED, Reason.UNREADABLE})
 """Releases after which this member lets others go first for a while (`COOLDOWN_INTERVALS`)."""
 
 
-class Keeping(MemberCore):
+class Keeping(Checking):
     """Decisions about claims that are held."""
 
     # -- starting
@@ -65,26 +69,6 @@ class Keeping(MemberCore):
         self._plan_beat(claim, now_s + self._jitter_s())
         return self._send_heartbeat(claim, claim.offset(), now_s)
 
-    def _check(self, claim: LocalClaim, now_s: float) -> Verdict:
-        current = claim.tracker.current
-        latest = current if claim.latest is None else claim.latest
-        claim.health.note(current, latest)
-        settings = self.settings
-        sample = Sample(
-            terminated=False,
-            heartbeat_age_s=now_s - claim.heartbeat_s,
-            group_paused=self._paused,
-            idle_s=now_s - claim.message_s,
-            # A balanced group places partitions by its target; nobody else would take what one gives back for being slow.
-            release_if_behind=settings.release_if_behind and not settings.balanced,
-            whole_topic=settings.whole_topic,
-            current=current,
-            latest=latest,
-        )
-        return claim.health.check(
-            sample, expired_after_s=EXPIRED_INTERVALS * self._interval_s, idle_after_s=IDLE_INTERVALS * self._interval_s
-        )
-
     def _accepted(self, claim: LocalClaim, frame: Frame, row: Claim, now_s: float) -> None:
         """A frame of ours was seen in the log and made or left us the owner: the lease counts from when it was sent."""
         sent_s = claim.take_sent(frame)
@@ -93,6 +77,8 @@ class Keeping(MemberCore):
             claim.lease_until_s = sent_s + self.settings.lease_s
         if claim.stage is Stage.ACTIVE or (claim.stage is Stage.DRAINING and not claim.stopped):
             claim.deliver_until_s = claim.lease_until_s
+        if claim.stage is Stage.DRAINING and claim.reason is Reason.BEHIND:
+            claim.deadline_s = min(claim.drain_until_s, claim.lease_until_s)
         if claim.stage is Stage.ACTIVE and row.current_offset is not None and row.current_offset < claim.offset_logged:
             # The log went back: a heartbeat of ours came twice, the second time late. Put it right before somebody starts from there,
             # unless what puts it right is under way.
@@ -160,9 +146,13 @@ class Keeping(MemberCore):
                 return
             case Stage.DRAINING if reason is Reason.PAUSED:
                 self._stop(claim)
-                self._drained(claim, now_s)
+                self._drain(claim, self.settings.drain_within_s, now_s)
                 return
-            case Stage.DRAINING | Stage.RELEASING:
+            case Stage.DRAINING:
+                if claim.reason is Reason.BEHIND:  # that had all the time a handler may take; any other reason has not
+                    self._drain(claim, self.settings.drain_within_s, now_s)
+                return
+            case Stage.RELEASING:
                 return
             case Stage.WON | Stage.ACTIVE:
                 pass
@@ -175,20 +165,23 @@ class Keeping(MemberCore):
         claim.stage = Stage.DRAINING
         claim.proposed = None  # not committed, so not lost: the next owner reads it
         wait_s = self.settings.drain_within_s if drain else 0.0
+        if reason is Reason.BEHIND and not self.settings.interop:
+            # Nobody is in a hurry for it: who is at work on a message is not made to do it in vain.
+            wait_s = self.settings.overdue_after_s
         if self.settings.delivery is Delivery.AT_LEAST_ONCE or reason is Reason.PAUSED:
             self._stop(claim)  # a pause is obeyed at once, though at most once it costs what was committed for hand-out
         # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed (D21).
-        claim.deadline_s = min(now_s + wait_s, claim.lease_until_s)
+        self._drain(claim, wait_s, now_s)
+
+    def _drain(self, claim: LocalClaim, wait_s: float, now_s: float) -> None:
+        """Wait for what is in flight, no longer than *wait_s* from now."""
+        claim.drain_until_s = min(claim.drain_until_s, now_s + wait_s)
+        claim.deadline_s = min(claim.drain_until_s, claim.lease_until_s)
         if claim.deadline_s <= now_s:
             self._finish(claim, now_s)
         else:
             # Even with nothing in flight, the shell first gives back what it has not handed out.
             self._drained(claim, now_s)
-
-    def _in_flight(self, claim: LocalClaim) -> bool:
-        if self.settings.delivery is Delivery.AT_MOST_ONCE:
-            return not claim.stopped and (claim.committing is not None or claim.handed < claim.tracker.current)
-        return claim.tracker.outstanding > 0
 
     def _drained(self, claim: LocalClaim, now_s: float) -> None:
         """Give a draining claim back if nothing is in flight any more; else see to it that it stays ours meanwhile."""

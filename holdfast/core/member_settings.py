@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import StrEnum
+from math import inf
 
 from holdfast.core.claims import RESET_INSTANCE
 from holdfast.core.frames import HEARTBEAT_INTERVAL_S, check_id
@@ -23,6 +24,11 @@ SETTLE_INTERVALS = 0.25
 LEASE_MARGIN_INTERVALS = 0.05
 LEASE_ROUNDING_S = 1.0
 LIMIT_INTERVAL_S = 3600.0
+HANDLER_TIMEOUT_S = 300.0
+"""Kafka's default for max.poll.interval.ms."""
+WARNED_AT = 0.5
+"""The part of it after which a handler is told of."""
+LIMIT_HANDLER_TIMEOUT_S = 7 * 86_400.0
 
 
 class Delivery(StrEnum):
@@ -47,6 +53,10 @@ class MemberSettings:
     too is claimed, and what another member holds in either view is given up. Turn *fast_reclaim* off where a process may freeze and be
     replaced under the same client id (PROTOCOL.md#two-processes-under-one-client-id).
 
+    *handler_timeout_s* is how long the user may work on one message, or let messages wait, before the claim is given to others (as Kafka's
+    max.poll.interval.ms; 0: for ever); a warning comes at half of it. With *release_if_behind* off and with *balanced* there is the warning
+    only. With *interop* the Go library's rule counts instead: who commits nothing for a heartbeat interval is wedged.
+
     >>> settings = MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("orders",), heartbeat_interval_s=3.0)
     >>> settings.stale_after_s, round(settings.lease_s, 3), settings.drain_within_s
     (6, 4.85, 0.75)
@@ -68,6 +78,7 @@ class MemberSettings:
     skew_limit_s: float | None = None
     interop: bool = False
     balanced: bool = False
+    handler_timeout_s: float = HANDLER_TIMEOUT_S
 
     def __post_init__(self) -> None:
         for field in ("group_id", "client_id", "instance_id"):
@@ -91,6 +102,11 @@ class MemberSettings:
             raise ConfigError(f"maximum_outstanding is {self.maximum_outstanding}: at least one message must be allowed in flight")
         if self.drain_s is not None and not 0 <= self.drain_s <= self.lease_s:
             raise ConfigError(f"drain_s is {self.drain_s:g}: a claim is safe for {self.lease_s:g} s; use 0 to {self.lease_s:g}")
+        if not (self.handler_timeout_s == 0 or 1.0 <= self.handler_timeout_s <= LIMIT_HANDLER_TIMEOUT_S):
+            raise ConfigError(
+                f"handler_timeout_s is {self.handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, longer than a handler takes, or 0 for "
+                "no deadline"
+            )
         if self.skew_limit_s is not None and self.skew_limit_s < LEASE_ROUNDING_S:
             raise ConfigError(f"skew_limit_s is {self.skew_limit_s:g}: times of the protocol are whole seconds, so it is at least 1")
 
@@ -112,6 +128,11 @@ class MemberSettings:
     def drain_within_s(self) -> float:
         """Return how long a release waits for messages in flight."""
         return DRAIN_INTERVALS * self.heartbeat_interval_s if self.drain_s is None else self.drain_s
+
+    @property
+    def overdue_after_s(self) -> float:
+        """Return for how long the user may work on one message."""
+        return self.handler_timeout_s or inf
 
     @property
     def skew_within_s(self) -> float:

@@ -7,6 +7,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 import uuid
 from collections.abc import Iterator
 from typing import Any
@@ -184,6 +185,34 @@ async def test_what_was_failed_comes_again_and_what_is_lost_cannot_be_done(field
         again = await anext(consumer)
         assert (again.first_offset, again.next_offset, again.deliveries) == (0, 5, 2)
         await again.done()
+
+
+@scenario
+async def test_a_handler_that_holds_up_the_event_loop_for_several_leases_keeps_its_block(field: Field) -> None:
+    field.fill(5)
+    async with field.consumer("one") as one, field.consumer("two") as two:
+        block = await anext(one)
+        time.sleep(3 * LEASE_S)  # noqa: ASYNC251  as a handler does that computes
+        assert block.is_held
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(two), 2 * LEASE_S)
+        await block.done()
+
+
+@scenario
+async def test_a_block_whose_handler_exceeds_its_deadline_goes_to_another(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+    field.fill(5)
+    async with field.consumer("one", handler_timeout_s=2 * LEASE_S) as one, field.consumer("two") as two:
+        block = await anext(one)
+        taken = await asyncio.wait_for(anext(two), 10 * LEASE_S)
+        assert (taken.first_offset, taken.deliveries) == (0, 2)
+        assert not block.is_held
+        with pytest.raises(ClaimLostError):
+            await block.done()
+        await taken.done()
+    told = [each.getMessage() for each in caplog.records if "handler_timeout_s is 4" in each.getMessage()]
+    assert len(told) == 2
+    assert "the block from offset 0 on" in told[0]
 
 
 @scenario

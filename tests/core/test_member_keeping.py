@@ -175,7 +175,7 @@ def test_an_owner_that_falls_behind_gives_the_claim_back_and_lets_others_go_firs
             break
         if step < 29:
             for at in range(3):
-                world.deliver(node, "orders", 0, [3 * step + at])
+                world.commit(node, *world.deliver(node, "orders", 0, [3 * step + at]))
         world.marks[ORDERS] = (0, 10_000 + 5_000 * step)
         world.look(node, ORDERS)
         world.run(15)

@@ -13,7 +13,7 @@ from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleasingP
 from holdfast.core.health import Health, Sample
 from holdfast.core.member_actions import Action, Look, Place, Send, Start, Stop
 from holdfast.core.member_claims import LocalClaim, Stage
-from holdfast.core.member_settings import MemberSettings
+from holdfast.core.member_settings import HANDLER_TIMEOUT_S, MemberSettings
 from tests.core.member_world import BEGAN_S, Node, World
 from tests.core.test_protocol_page import PAGE, Row, plain, table
 
@@ -37,6 +37,7 @@ def test_every_constant_of_the_member_is_that_of_the_code_and_the_page_has_all_o
     assert f"`LEASE_ROUNDING_S` ({member_settings.LEASE_ROUNDING_S})" in PAGE
     for name in ("RING_SLOTS", "PREDICTED_CYCLES", "LIMIT_CYCLES_BEHIND"):
         assert f"`{name}` ({getattr(health, name)})" in PAGE
+    assert f"`handler_timeout_s` ({HANDLER_TIMEOUT_S:g} s)" in PAGE
 
 
 # -- health
@@ -57,11 +58,12 @@ def verdict(row: Row) -> tuple[str, int]:
         whole_topic=False,
         current=int(row["Current"]),
         latest=int(row["Latest"]),
+        at_work_s=float(row["At work, s"]) if row["At work, s"] else None,
     )
-    return state.check(sample_, expired_after_s=60, idle_after_s=60).value, state.cycles_behind
+    return state.check(sample_, expired_after_s=60, idle_after_s=60, overdue_after_s=HANDLER_TIMEOUT_S).value, state.cycles_behind
 
 
-HEALTH = ("Heartbeat age, s", "Paused", "Idle, s", "CV", "PV", "Current", "Latest", "Cycles", "Verdict", "Cycles after")
+HEALTH = ("Heartbeat age, s", "Paused", "Idle, s", "At work, s", "CV", "PV", "Current", "Latest", "Cycles", "Verdict", "Cycles after")
 
 
 def test_every_verdict_of_the_page_is_the_codes_and_none_is_missing() -> None:

@@ -36,11 +36,12 @@ BALANCE = "balance"
 RESET = "reset"
 STOLEN = "stolen"
 STALLED = "stalled"
+WORKING = "at-work"
 LIMIT_STALLED_AUDITS = 10
 """Looks in a row, two in an interval, at which an owner has something to hand out and has handed out nothing since the last."""
 DRIFT = 0.015
 """How far rates of clocks may be apart: members wait by their own."""
-NAMES = (OWNER, OFFSET, LOST, TWICE, REDELIVERED, ORDER, START, FREE, PAUSED, TWINS, BALANCE, RESET, STOLEN, STALLED)
+NAMES = (OWNER, OFFSET, LOST, TWICE, REDELIVERED, ORDER, START, FREE, PAUSED, TWINS, BALANCE, RESET, STOLEN, STALLED, WORKING)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -277,6 +278,12 @@ class Checks:
     def on_undelivered(self, node: Node, place: Place, begin: int, end: int) -> None:
         """At most once: a member gives back what the log has committed for it before it has handed it out, although it had time."""
         raise self.trace.fail(LOST, place, f"{node.name} gives it back, and {begin} to {end - 1} were committed and never handed out")
+
+    def on_given_up_at_work(self, node: Node, place: Place, open_s: float, count: int) -> None:
+        """A member calls a partition stuck, or its handler too slow, while its user has messages of it in hand."""
+        raise self.trace.fail(
+            WORKING, place, f"{node.name} gives it up while {count} messages are in hand, the last step {open_s:.2f} s ago"
+        )
 
     def on_go_done(self, place: Place, done: Sequence[int]) -> None:
         """A user of the Go library is done with messages."""

@@ -23,9 +23,21 @@ class Habits:
 class Job:
     """What a process does under one claim. *queue* was reported as delivered and is not handed out yet; *open_offsets* are handed out
     and not done; all below *prefix* is done. At most once, what lies below *granted* may be handed out, and *asked* was announced;
-    *drains_until_s* is until when a release waits for it."""
+    *drains_until_s* is until when a release waits for it, *worked_s* since when the first open offset is the first."""
 
-    __slots__ = ("asked", "drains_until_s", "epoch", "granted", "open_offsets", "place", "position", "prefix", "queue", "stopped")
+    __slots__ = (
+        "asked",
+        "drains_until_s",
+        "epoch",
+        "granted",
+        "open_offsets",
+        "place",
+        "position",
+        "prefix",
+        "queue",
+        "stopped",
+        "worked_s",
+    )
 
     def __init__(self, place: Place, offset: int, epoch: int) -> None:
         self.place, self.epoch = place, epoch
@@ -33,4 +45,4 @@ class Job:
         self.queue: list[int] = []
         self.open_offsets: list[int] = []
         self.stopped = False
-        self.drains_until_s = -inf
+        self.drains_until_s = self.worked_s = -inf

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.core.frames import Frame, ReleasingPartition
 from holdfast.core.member import Member
-from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Send, Start, Stop, Token
+from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
 from holdfast.core.member_settings import Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
 from tests.simulation.broker import Broker
@@ -72,6 +72,9 @@ class Node(Process):
 
     def is_full(self, place: Place) -> bool:
         """Return whether it waits for its user, as it should."""
+        job = self.jobs.get(place)
+        if job is not None and job.stopped and job.open_offsets:
+            return True  # it gives the claim up, and lets its user finish what is in hand
         return self.member is not None and self.member.outstanding(*place) >= self.settings.maximum_outstanding
 
     def fail_fetch(self) -> None:
@@ -252,10 +255,20 @@ class Node(Process):
     def _notify(self, told: Notify) -> None:
         if told.event is Event.RELEASING:
             self._note_drain(Place(told.topic, told.partition))
+            self._check_work(Place(told.topic, told.partition), told.reason)
         if told.event not in MUTE:
             self.trace.note(
                 Place(told.topic, told.partition), self.name, told.event.value, told.reason.value if told.reason else "", told.text
             )
+
+    def _check_work(self, place: Place, reason: Reason | None) -> None:
+        """Beside no Go members, who has messages in hand is not stuck, and is slow only once `handler_timeout_s` has passed."""
+        job = self.jobs.get(place)
+        if job is None or not job.open_offsets or self.settings.interop or reason not in (Reason.WEDGED, Reason.HANDLER_TIMEOUT):
+            return
+        since_s = self.mono_s() - job.worked_s
+        if reason is Reason.WEDGED or since_s < self.settings.handler_timeout_s - self.settings.heartbeat_interval_s:
+            self.checks.on_given_up_at_work(self, place, since_s, len(job.open_offsets))
 
     def _looked(self, place: Place) -> None:
         if self.put_off(self._looked, place):
@@ -345,6 +358,8 @@ class Node(Process):
         job.open_offsets = left
         end = left[0] if left else job.queue[0] if job.queue else job.position
         self.checks.on_done(self, place, job.epoch, done, job.prefix, end)
+        if done[0] == open_offsets[0]:
+            job.worked_s = self.mono_s()
         job.prefix = max(job.prefix, end)
         if actions:
             self._do(actions)
@@ -372,6 +387,8 @@ class Node(Process):
         handed, job.queue = job.queue[:count], job.queue[count:]
         self.trace.note(place, self.name, "hands out", handed[0], "to", handed[-1])
         self.checks.on_hand_out(self, place, handed)
+        if not job.open_offsets:
+            job.worked_s = now_s
         job.open_offsets += handed
 
     def _work_at_most_once(self, member: Member, job: Job) -> None:

@@ -77,9 +77,10 @@ class Plan:
             release_if_behind=draws.random() < 0.6,
             delivery=self.delivery,
             drain_s=draws.choice((None, None, 0.0)),
-            maximum_outstanding=draws.choice((100_000, 30)),
+            maximum_outstanding=draws.choice((100_000, 30, 3)),
             interop=self.kind is Kind.GO,
             balanced=balanced,
+            handler_timeout_s=draws.choice((300.0, 8 * self.interval_s)),
         )
 
     def clients(self) -> list[str]:
@@ -110,7 +111,7 @@ def draw(seed: int) -> tuple[Plan, Random]:
         pace_s=draws.choice((0.1, 0.2, 0.3)) * interval_s,
         batch=draws.choice((1, 4, 12)),
         disorder=draws.choice((0.0, 0.3)),
-        slowness=draws.choice((0.0, 0.3, 0.7)),
+        slowness=draws.choice((0.0, 0.3, 0.7, 0.0, 0.3, 0.7, 0.97)),
         flushes=draws.choice((0.0, 0.0, 0.1)),
     )
     members, topics, logs = _fleet(kind, draws)

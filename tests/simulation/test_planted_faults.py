@@ -18,6 +18,7 @@ from holdfast.core.member import Member
 from holdfast.core.member_actions import Deliver, Place
 from holdfast.core.member_claiming import Claiming
 from holdfast.core.member_claims import LocalClaim
+from holdfast.core.member_health import Checking
 from holdfast.core.member_keeping import Keeping
 from holdfast.core.member_log import LogView
 from holdfast.core.member_settings import MemberSettings
@@ -39,6 +40,7 @@ from tests.simulation.checks import (
     STOLEN,
     TWICE,
     TWINS,
+    WORKING,
 )
 from tests.simulation.plan import Kind
 from tests.simulation.test_simulation import seeds_of
@@ -212,6 +214,14 @@ def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(Keeping, "_in_flight", lambda self, claim: not claim.stopped and claim.committing is not None)
 
 
+def who_is_at_work_is_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Checking, "_at_work_s", lambda self, claim, now_s: None)
+
+
+def a_handler_has_no_more_time_than_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(MemberSettings, "overdue_after_s", property(lambda settings: settings.heartbeat_interval_s))
+
+
 FAULTS = [
     Fault(a_lease_that_never_ends, Kind.RACE, OWNER),
     Fault(a_gate_that_is_always_open, Kind.RACE, OWNER),
@@ -233,6 +243,8 @@ FAULTS = [
     Fault(the_view_of_go_members_is_ignored, Kind.GO, STOLEN),
     Fault(a_lease_is_not_renewed, Kind.RACE, STALLED),
     Fault(claims_that_have_lapsed_are_held_on_to, Kind.RACE, STALLED),
+    Fault(who_is_at_work_is_wedged, Kind.RACE, WORKING),
+    Fault(a_handler_has_no_more_time_than_a_heartbeat, Kind.RACE, WORKING),
 ]
 
 
