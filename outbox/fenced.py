@@ -24,6 +24,7 @@ from holdfast.outbox.destinations import REFUSED_TOPIC
 from holdfast.outbox.lane import Pending
 from holdfast.outbox.layouts import OutboxRow
 from holdfast.outbox.leading import lead_on
+from holdfast.outbox.limits import TOO_LARGE, TopicLimits
 from holdfast.outbox.publisher import Aborted, Publisher, Refused, Stopped, read_progress
 from holdfast.outbox.refusals import BACKOFF_S, Refusals
 from holdfast.outbox.shard import Term
@@ -45,13 +46,17 @@ class FencedTerm:
             least=min(FIRST_ROWS, term.settings.batch_rows), most=term.settings.batch_rows, limit_bytes=term.settings.batch_bytes
         )
         self._refusals = Refusals(term, clock)
+        self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
         self._publisher: Publisher | None = None
         self._ahead: Pending[list[OutboxRow]] | None = None
         self._deleting: tuple[Pending[int], list[int]] | None = None
 
     def run(self) -> None:
         """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
-        lead_on(self._term, self._lead_once, self._books.producer)
+        try:
+            lead_on(self._term, self._lead_once, self._books.producer)
+        finally:
+            self._limits.close()
 
     def _lead_once(self) -> None:
         try:
@@ -75,6 +80,7 @@ class FencedTerm:
             commit_timeout_s=settings.commit_timeout_s,
             uses_buckets=self._desk.rows.layout.sharded,
             stopping=signals.abandoned,
+            limits=self._limits,
             clock=self._clock,
             **self._term.clients,
         )
@@ -154,20 +160,23 @@ class FencedTerm:
 
     def _harvest(self, rows: list[OutboxRow], full: bool) -> None:
         """Publish what can be published of *rows*, and have it deleted."""
-        whole = len(rows)
-        rows = self._refusals.without_refused_topics(rows, self._require_publisher().destinations)
+        last_id = rows[-1].id
+        fit = self._refusals.without_refused_topics(rows, self._require_publisher().destinations)
+        whole = len(fit) == len(rows)
+        self._limits.look({row.topic for row in fit})
+        rows = self._refusals.without_too_large(fit, self._limits)
         odd = any(row.attempts or row.flaw is not None or row.partition is not None for row in rows)
-        if full and not odd and len(rows) == whole:
-            last_id = rows[-1].id
+        if full and not odd and whole:
+            expecting = len(rows)  # a row that has just failed is not taken, nor what waits for it
 
             def meanwhile() -> None:
-                self._ahead = self._take(last_id, whole)
+                self._ahead = self._take(last_id, expecting)
 
             self._publish(rows, meanwhile)
         else:
             for some in self._portions(rows) if odd else [rows]:
                 self._publish(some)
-        self._refusals.blocked.clear()
+        self._refusals.ended()
 
     def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
         """Yield *rows* in order, those apart that failed before; what cannot be published at all is dealt with on the way."""
@@ -189,9 +198,22 @@ class FencedTerm:
 
     def _publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
         """Publish *rows* but those whose key is blocked; what Kafka refuses is found and held, and the others are published."""
-        rows = self._refusals.unblocked(rows)
-        if not rows:
-            return
+        todo = [rows]
+        while todo:
+            part = self._refusals.unblocked(todo.pop())
+            if not part:
+                continue
+            try:
+                self._commit(part, meanwhile)
+            except Refused as refused:
+                self._ahead = None  # taken before it was known that a key must wait
+                todo += reversed(self._isolated(part, refused))
+                if self._signals.stopping():
+                    return
+            meanwhile = None
+
+    def _commit(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None) -> None:
+        """Publish *rows* in one transaction, again when it comes to nothing for a reason that passes."""
         publisher = self._require_publisher()
         for turn in range(ABORTS_IN_TURN + 1):
             self._settle_deleted()
@@ -199,10 +221,6 @@ class FencedTerm:
             try:
                 publisher.publish(rows, meanwhile)
                 break
-            except Refused as refused:
-                self._ahead = None  # taken before it was known that a key must wait
-                self._isolate(rows, refused)
-                return
             except Aborted as error:
                 self._ahead = None
                 self._stats.aborted += 1
@@ -242,34 +260,40 @@ class FencedTerm:
 
     # -- what Kafka refuses
 
-    def _isolate(self, rows: Sequence[OutboxRow], refused: Refused) -> None:
-        """Publish all of *rows* but those that are to blame. A refused record takes its whole batch with it, so halve until it is alone."""
+    def _isolated(self, rows: Sequence[OutboxRow], refused: Refused) -> list[Sequence[OutboxRow]]:
+        """Hold those of *rows* that are to blame, and return in which parts to publish the others.
+
+        A refused record takes its whole batch with it. So where several were in one, either the batch was too large, and will be cut
+        smaller; or they are halved until one is alone.
+        """
         self._stats.refused += 1
         self._settle()
+        destinations = self._require_publisher().destinations
         if refused.why.code() in REFUSED_TOPIC:
-            topics = {topic for topic, _ in refused.destinations} or {rows[refused.index or 0].topic}
-            for topic in topics:
-                self._require_publisher().destinations.forget(topic)
-            left = self._refusals.without_refused_topics(rows, self._require_publisher().destinations)
+            for topic in {topic for topic, _ in refused.destinations}:
+                destinations.forget(topic)
+            left = self._refusals.without_refused_topics(rows, destinations)
             if len(left) < len(rows):
-                self._publish(left)
-                return
-        if refused.index is not None or len(rows) == 1:
-            index = refused.index or 0
-            self._publish(rows[:index])
-            self._refusals.failed(rows[index], str(refused))
-            self._publish(rows[index + 1 :])
-            return
+                return [left]
+        blamed = [rows[index] for index in refused.indexes] or list(rows if len(rows) == 1 else [])
+        if blamed and refused.why.code() in TOO_LARGE:
+            blamed = self._limits.refused(blamed)
+        elif len(blamed) != 1:
+            return self._halved(rows, refused)
+        for row in blamed:
+            if not self._refusals.is_blocked(row):
+                self._refusals.failed(row, str(refused))
+        ids = {row.id for row in blamed}
+        return [self._refusals.without_too_large([row for row in rows if row.id not in ids], self._limits)]
+
+    def _halved(self, rows: Sequence[OutboxRow], refused: Refused) -> list[Sequence[OutboxRow]]:
         at = self._require_publisher().destinations.of(rows)
         suspects = [row for row, destination in zip(rows, at, strict=True) if destination in refused.destinations and row.key is not None]
         if not suspects or len(suspects) == len(rows):
             middle = len(rows) // 2
-            self._publish(rows[:middle])
-            self._publish(rows[middle:])
-            return
+            return [rows[:middle], rows[middle:]]
         ids = {row.id for row in suspects}
-        self._publish([row for row in rows if row.id not in ids])  # keys of other partitions, so no order is broken
-        self._publish(suspects)
+        return [[row for row in rows if row.id not in ids], suspects]  # keys of other partitions, so no order is broken
 
     def _require_publisher(self) -> Publisher:
         assert self._publisher is not None

@@ -30,6 +30,7 @@ from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
 from holdfast.outbox.lane import Pending
 from holdfast.outbox.layouts import OutboxRow
 from holdfast.outbox.leading import lead_on
+from holdfast.outbox.limits import TOO_LARGE, Rounds, TopicLimits
 from holdfast.outbox.marks import MarkedRows
 from holdfast.outbox.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, Stopped
 from holdfast.outbox.refusals import Refusals
@@ -52,6 +53,7 @@ class MarkTerm:
         self._size = BatchSize(least=min(FIRST_ROWS, most), most=most, limit_bytes=term.settings.batch_bytes)
         self._marks = MarkedRows(term.desk.rows)
         self._refusals = Refusals(term, clock)
+        self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
         self._producer: Any = None
         self._destinations = Destinations(None, uses_buckets=False, clock=clock)
         self._leader_id = ""
@@ -65,8 +67,11 @@ class MarkTerm:
 
     def run(self) -> None:
         """Lead until told to stop; errors cost a pause and a new leader id, never the term."""
-        lead_on(self._term, self._lead_once, self._settings.name)
-        self._drop_producer()
+        try:
+            lead_on(self._term, self._lead_once, self._settings.name)
+        finally:
+            self._drop_producer()
+            self._limits.close()
 
     def _lead_once(self) -> None:
         self._begin()
@@ -103,9 +108,9 @@ class MarkTerm:
             self._desk.busy()
             try:
                 self._harvest(rows, full)
+                self._refusals.ended()
             finally:
                 self._stats.in_flight = 0
-                self._refusals.blocked.clear()
         if not self._signals.abandoned():
             self._give_back()
             self._settle()
@@ -135,7 +140,10 @@ class MarkTerm:
         self._lost = {row.id for row in rows}
         try:
             fit = self._refusals.without_refused_topics(rows, self._destinations)
-            if full and len(fit) == len(rows) and not any(row.attempts or row.flaw is not None for row in rows):
+            whole = len(fit) == len(rows)
+            self._limits.look({row.topic for row in fit})
+            fit = self._refusals.without_too_large(fit, self._limits)
+            if full and whole and not any(row.attempts or row.flaw is not None for row in fit):
                 self._ahead = self._mark()
             for some in self._portions(fit):
                 self._publish(some)
@@ -202,14 +210,21 @@ class MarkTerm:
         yield part
 
     def _publish(self, rows: Sequence[OutboxRow]) -> None:
-        """Publish *rows* but those whose key is blocked. After a loss, find the row to blame by halves."""
-        rows = self._refusals.unblocked(rows)
-        if not rows:
-            return
-        if self._signals.stopping():
-            raise Stopped
-        failed = self._send(rows)
-        left = [row for row in rows if row.id in self._lost]
+        """Publish *rows* but those whose key is blocked. After a loss, find the row to blame."""
+        todo = [rows]
+        while todo:
+            part = self._refusals.unblocked(todo.pop())
+            if not part:
+                continue
+            if self._signals.stopping():
+                raise Stopped
+            failed = self._send(part)
+            left = [row for row in part if row.id in self._lost]
+            self._count(part, left)
+            if left:
+                todo += reversed(self._parted(left, len(part), failed))
+
+    def _count(self, rows: Sequence[OutboxRow], left: Sequence[OutboxRow]) -> None:
         self._stats.published += len(rows) - len(left)
         self._stats.batches += 1
         now_ms = self._clock.now_ms()
@@ -217,31 +232,38 @@ class MarkTerm:
             self._stats.last_published_ms = now_ms
             if rows[0].created_ms is not None:
                 self._stats.latency.observe(max(0, now_ms - rows[0].created_ms) / 1000)
-        if not left:
-            return
+
+    def _parted(self, left: list[OutboxRow], sent: int, failed: dict[int, KafkaError]) -> list[Sequence[OutboxRow]]:
+        """Hold those to blame for what is *left* of *sent* rows, and return in which parts to publish the others."""
         self._stats.aborted += 1
         self._give_back()
         self._drop_producer()
         self._open_producer()
-        refused = [error for error in failed.values() if error.code() in REFUSED_RECORD]
+        refused = {row_id: error for row_id, error in failed.items() if error.code() in REFUSED_RECORD}
         if not refused:
+            if self._signals.stopping():
+                raise Stopped
             why = next(iter(failed.values()), None)
-            raise BrokerError(f"{len(left)} of {len(rows)} rows were not delivered: {why.str() if why else 'no answer in time'}")
+            raise BrokerError(f"{len(left)} of {sent} rows were not delivered: {why.str() if why else 'no answer in time'}")
         self._stats.refused += 1
-        if len(left) == 1:
-            self._refusals.failed(left[0], f"{refused[0].name()}: {refused[0].str()}")
-            return
-        blamed = [row for row in left if row.id in failed and failed[row.id].code() in REFUSED_RECORD]
-        first = left.index(blamed[0])
-        rest = left[first:]
-        middle = 1 if len(blamed) == 1 else len(rest) // 2
-        for part in (left[:first], rest[:middle], rest[middle:]):
-            self._publish(part)
+        blamed = [row for row in left if row.id in refused] or left[:1]
+        if all(refused[row.id].code() in TOO_LARGE for row in blamed if row.id in refused):
+            blamed = self._limits.refused(blamed)  # or the batch was too large, and is cut smaller from now on
+        elif len(blamed) > 1:
+            rest = left[left.index(blamed[0]) :]
+            middle = len(rest) // 2
+            return [left[: len(left) - len(rest)], rest[:middle], rest[middle:]]
+        why = next(iter(refused.values()))
+        for row in blamed:
+            if not self._refusals.is_blocked(row):
+                self._refusals.failed(row, f"{refused.get(row.id, why).name()}: {refused.get(row.id, why).str()}")
+        ids = {row.id for row in blamed}
+        return [self._refusals.without_too_large([row for row in left if row.id not in ids], self._limits)]
 
     def _send(self, rows: Sequence[OutboxRow]) -> dict[int, KafkaError]:
         """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the errors of the others."""
         failed: dict[int, KafkaError] = {}
-        producer, sent = self._producer, []
+        producer, sent = self._producer, list[int]()
 
         def heard(row_id: int, error: KafkaError | None, _: Message) -> None:
             if error is not None:  # nothing is said of the others
@@ -249,7 +271,14 @@ class MarkTerm:
 
         self._stats.in_flight = len(rows)
         produce = producer.produce
+        cut = self._limits.cut({row.topic for row in rows})
+        rounds = Rounds(cut, 0) if cut else None
         for row, (topic, partition) in zip(rows, self._destinations.of(rows), strict=True):
+            if rounds is not None and rounds.ends_before(row, (topic, partition)):
+                self._await(sent, failed)
+                if failed or sent[-1] in self._lost or self._signals.stopping():
+                    return failed
+                sent.clear()
             try:
                 produce(topic, row.value, row.key, partition, on_delivery=partial(heard, row.id), headers=row.headers)
                 sent.append(row.id)
@@ -259,19 +288,23 @@ class MarkTerm:
             except (KafkaException, TypeError, ValueError) as error:
                 failed[row.id] = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._INVALID_ARG, str(error))
                 break
+        self._await(sent, failed)
+        return failed
+
+    def _await(self, sent: Sequence[int], failed: dict[int, KafkaError]) -> None:
+        """Wait for the answers to the rows *sent*, and move those that did not fail from lost to delivered."""
         until_s = self._clock.monotonic_s() + self._settings.heartbeat_timeout_s + SLICE_S
         while self._clock.monotonic_s() < until_s and not self._signals.abandoned():
             try:
-                if not producer.flush(SLICE_S):
+                if not self._producer.flush(SLICE_S):
                     delivered = set(sent) - failed.keys()
                     self._delivered |= delivered
                     self._lost -= delivered
-                    break
+                    return
             except (KafkaException, SystemError) as error:
                 # The client raises what ended its producer while it is calling back (which makes it a SystemError, now and then);
                 # the answers for the other rows come with the next flush.
                 logger.info("outbox %s: %s", self._settings.name, error)
-        return failed
 
     # -- the producer
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
@@ -17,6 +18,7 @@ from holdfast.core.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.outbox.destinations import REFUSED_RECORD, Destinations
 from holdfast.outbox.layouts import OutboxRow
+from holdfast.outbox.limits import Rounds, TopicLimits
 
 logger = logging.getLogger(__name__)
 
@@ -31,14 +33,15 @@ SLICE_S = 0.5
 """Longest single wait inside the client: in between, whoever wants to stop is heard."""
 PROGRESS_RECORDS = 5_000
 LIMIT_MESSAGE_BYTES = 64 << 20
+STAMP_BYTES = len(SEQUENCE_HEADER) + 20 + len(DIGEST) + 40
 
 
 class Refused(HoldfastError):
-    """Kafka will not have some of the rows, whenever they are tried: those for *destinations*, or the one at *index*."""
+    """Kafka will not have some of the rows, whenever they are tried: those at *indexes*, for *destinations*; one batch at least."""
 
-    def __init__(self, why: KafkaError, destinations: frozenset[Destination], index: int | None = None) -> None:
+    def __init__(self, why: KafkaError, destinations: frozenset[Destination], indexes: Sequence[int]) -> None:
         super().__init__(f"{why.name()}: {why.str()}")
-        self.why, self.destinations, self.index = why, destinations, index
+        self.why, self.destinations, self.indexes = why, destinations, indexes
 
 
 class Aborted(HoldfastError):
@@ -47,6 +50,16 @@ class Aborted(HoldfastError):
 
 class Stopped(Exception):
     """Whoever waits has been told to stop waiting; the transaction was left to its successor's fence."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Failed:
+    """A record that Kafka refused. The client does not say which of the rows it was, only what it held."""
+
+    why: KafkaError
+    destination: Destination
+    key: Any
+    value: Any
 
 
 class Publisher:
@@ -63,13 +76,15 @@ class Publisher:
         commit_timeout_s: float,
         uses_buckets: bool,
         stopping: Callable[[], bool],
+        limits: TopicLimits,
         clock: Clock = system_clock,
         make_producer: Callable[[dict[str, Any]], Any] = Producer,
     ) -> None:
         self.transactional_id, self.books = transactional_id, books
+        self._limits = limits
         self._progress, self._commit_timeout_s = progress, commit_timeout_s
         self._stopping, self._clock, self._pace = stopping, clock, Pace()
-        self._failed: list[tuple[Destination, KafkaError]] = []
+        self._failed: list[_Failed] = []
         self._producer = make_producer(
             {
                 **client,
@@ -87,8 +102,9 @@ class Publisher:
         self.destinations = Destinations(self._producer, uses_buckets=uses_buckets, clock=clock)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None:
-            self._failed.append(((message.topic() or "", message.partition() or 0), error))
+        if error is not None and error.code() in REFUSED_RECORD:
+            destination = message.topic() or "", message.partition() or 0
+            self._failed.append(_Failed(error, destination, message.key(), message.value()))
 
     # -- fencing
 
@@ -146,9 +162,13 @@ class Publisher:
                 self._produce_progress(key, value)
             if meanwhile is not None:
                 meanwhile()
+            self._flush()  # a commit that waits for a record that was refused waits its whole slice
+            if self._failed:
+                self._abort()
+                raise self._refused(rows, destinations)
             self._wait(producer.commit_transaction, self._commit_timeout_s, "commit")
         except KafkaException as error:
-            self._give_up(error)
+            self._give_up(error, rows, destinations)
         self._pace.ended(began_s, self._clock.monotonic_s(), records=len(rows))
         books.commit([row.id for row in rows], ahead)
 
@@ -166,7 +186,13 @@ class Publisher:
     ) -> None:
         produce, among = self._producer.produce, self.destinations.among()
         digest = RowDigests(fixed[0][1] or b"", fixed[1][1] or b"").header
+        cut = self._limits.cut({topic for topic, _ in destinations})
+        rounds = Rounds(cut, sum(len(name) + len(value or b"") for name, value in fixed) + STAMP_BYTES) if cut else None
         for index, (row, (topic, partition), sequence) in enumerate(zip(rows, destinations, sequences, strict=True)):
+            if rounds is not None and rounds.ends_before(row, (topic, partition)):
+                self._flush()
+                if self._failed:
+                    return
             count = among[topic] if row.partition is None and row.key is not None else 0
             digested = digest(sequence, partition, count, row.key, row.value, row.headers)
             headers = [*row.headers, (DIGEST, digested), *fixed, (SEQUENCE_HEADER, sequence)]
@@ -181,7 +207,21 @@ class Publisher:
                     if why.code() not in REFUSED_RECORD:
                         raise
                     self._abort()
-                    raise Refused(why, frozenset(), index) from error
+                    raise Refused(why, frozenset([(topic, partition)]), [index]) from error
+
+    def _flush(self) -> None:
+        """Return when all that was produced is with the broker, or some was refused, or a commit will say what the matter is."""
+        deadline_s = self._clock.monotonic_s() + self._commit_timeout_s
+        while self._clock.monotonic_s() < deadline_s and not self._failed:
+            try:
+                if not self._producer.flush(SLICE_S):
+                    return
+            except (KafkaException, SystemError) as error:
+                # The client raises what ended its producer while it is calling back (a SystemError, now and then); the commit says it whole.
+                logger.info("%s: %s", self.transactional_id, error)
+                return
+            if self._stopping():
+                raise Stopped
 
     def _produce_progress(self, key: bytes, value: bytes) -> None:
         while True:
@@ -197,7 +237,17 @@ class Publisher:
         if self._stopping():
             raise Stopped
 
-    def _give_up(self, error: KafkaException) -> None:
+    def _refused(self, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> Refused:
+        """Return what was refused in terms of *rows*."""
+        failed = {(each.destination, each.key, each.value) for each in self._failed}
+        indexes = [
+            index
+            for index, (row, destination) in enumerate(zip(rows, destinations, strict=True))
+            if (destination, row.key, row.value) in failed
+        ]
+        return Refused(self._failed[0].why, frozenset(each.destination for each in self._failed), indexes)
+
+    def _give_up(self, error: KafkaException, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> None:
         """Abort, and raise what the failure means."""
         why: KafkaError = error.args[0]
         if why.code() in FENCING:
@@ -206,9 +256,8 @@ class Publisher:
         if why.fatal() or not (why.txn_requires_abort() or why.retriable() or why.code() == KafkaError._STATE):
             raise BrokerError(f"{self.transactional_id}: {why.name()}: {why.str()}") from error
         self._abort()
-        refused = [(destination, each) for destination, each in self._failed if each.code() in REFUSED_RECORD]
-        if refused:
-            raise Refused(refused[0][1], frozenset(destination for destination, _ in refused)) from error
+        if self._failed:
+            raise self._refused(rows, destinations) from error
         raise Aborted(f"{self.transactional_id}: transaction aborted: {why.name()}: {why.str()}") from error
 
     def _abort(self) -> None:

@@ -12,7 +12,9 @@ from confluent_kafka import KafkaError
 from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import producer_name
 from holdfast.outbox.destinations import Destinations
+from holdfast.outbox.lane import Pending
 from holdfast.outbox.layouts import OutboxRow
+from holdfast.outbox.limits import TopicLimits
 from holdfast.outbox.rows import Held
 from holdfast.outbox.settings import Poison
 from holdfast.outbox.shard import Term
@@ -21,6 +23,7 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_S = 0.1
 LIMIT_HOLDS = 100
+LIMIT_NOTING = 16
 """Topics that may be left out of a take; rows of further ones are held one by one."""
 HOLD_SHARE = 9.0
 """How much longer a topic that is refused is left alone than it took to deal with it: others keep nine tenths of their rate."""
@@ -44,11 +47,14 @@ class Refusals:
         self._holds: dict[str, Hold] = {}
         self._shard = term.shard
         self._held = Held(shard=term.shard, epoch=0)
-        self.blocked: set[tuple[str, bytes | None]] = set()
-        """Topic and key of rows that failed in the batch at hand."""
+        self.blocked: dict[tuple[str, bytes | None], int] = {}
+        """Topic and key of rows that failed in the batch at hand, and the first such row."""
+        self._noting: list[Pending[int]] = []
 
     def lead(self) -> Held:
         """Take the shard's next epoch in the database; whoever led before can set nothing aside any more."""
+        self.blocked.clear()
+        self._noting.clear()
         epoch = self._desk.call(self._desk.rows.epoch, self._shard, self._settings.instance)
         self._held = Held(shard=self._shard, epoch=epoch)
         return self._held
@@ -65,25 +71,57 @@ class Refusals:
 
     def is_blocked(self, row: OutboxRow) -> bool:
         """Return whether a row of its key has failed before it in this batch."""
-        return row.key is not None and (row.topic, row.key) in self.blocked
+        return row.key is not None and row.id > self.blocked.get((row.topic, row.key), row.id)
 
     def unblocked(self, rows: Sequence[OutboxRow]) -> Sequence[OutboxRow]:
         """Return *rows* but those whose key is blocked."""
         return [row for row in rows if not self.is_blocked(row)] if self.blocked else rows
 
     def failed(self, row: OutboxRow, reason: str) -> None:
-        """Hold *row* and its key for a while, or set it aside when it has failed often enough."""
+        """Hold *row* and its key for a while, or set it aside when it has failed often enough.
+
+        Whatever is asked of the database after this knows that the row is held; `settle` tells whether that was noted.
+        """
         settings, rows = self._settings, self._desk.rows
         self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
-        wait_s = min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s)
-        attempts = self._desk.call(rows.attempt_failed, row, reason, self._clock.now_ms() + int(wait_s * 1000), held=self._held)
+        wait_s, attempts = min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s), row.attempts + 1
+        retry_at_ms = self._clock.now_ms() + int(wait_s * 1000)
+        self._noting.append(self._desk.submit(rows.attempt_failed, row, reason, retry_at_ms, held=self._held))
         gives_up = attempts >= settings.attempts or row.flaw is not None
         if gives_up and settings.poison is Poison.PASS:
             self._quarantine(msgspec.structs.replace(row, attempts=attempts), reason)
         elif row.key is not None:
-            self.blocked.add((row.topic, row.key))
+            self.blocked.setdefault((row.topic, row.key), row.id)
+        if len(self._noting) >= LIMIT_NOTING:
+            self.settle()
+
+    def settle(self) -> None:
+        """Return when all failures are noted in the database; raises FencedError when they are a successor's business."""
+        noting, self._noting = self._noting, []
+        for each in noting:
+            each.result()
+
+    def ended(self) -> None:
+        """The batch at hand is over."""
+        self.blocked.clear()
+        self.settle()
+
+    def without_too_large(self, rows: Sequence[OutboxRow], limits: TopicLimits) -> list[OutboxRow]:
+        """Return *rows* but those that their topics cannot take, which fail without being tried, and those that wait for such a one."""
+        out = []
+        for row in rows:
+            reason = limits.too_large(row) if row.flaw is None else None
+            if self.is_blocked(row):
+                continue
+            if reason is None:
+                out.append(row)
+            else:
+                self._stats.refused += 1
+                self.failed(row, reason)
+        return out
 
     def _quarantine(self, row: OutboxRow, reason: str) -> None:
+        self.settle()
         self._desk.call(self._desk.rows.set_aside, row, reason, held=self._held)
         self._stats.quarantined += 1
         logger.warning(

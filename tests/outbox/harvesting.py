@@ -258,9 +258,12 @@ class FaultyProducer(Producer):
             raise BufferError("Local: Queue full")
         super().produce(*args, **kwargs)
 
-    def commit_transaction(self, *args: Any) -> None:
+    def flush(self, *args: Any) -> int:
         if self._strikes(self.share * 5):
             self.purge()  # what was not sent yet fails to be delivered, so the transaction must be aborted
+        return super().flush(*args)
+
+    def commit_transaction(self, *args: Any) -> None:
         super().commit_transaction(*args)
         if self._strikes(self.share * 5):
             raise KafkaException(KafkaError(KafkaError._FAIL, "nobody knows how it ended"))
