@@ -77,6 +77,8 @@ class Database:
             connection = self.dialect.connect(*positional, **{**self._arguments(), **named})
             if self.is_postgres:
                 connection.autocommit = True
+                if self.dialect.driver == "psycopg":
+                    _leave_json(connection)
         except driver.Error as error:
             raise OutboxDatabaseError(f"cannot connect to {self.place}: {_said(error)}", is_lost=True) from error
         return connection
@@ -192,6 +194,14 @@ class Database:
     def quoted(self, table: Any) -> str:
         """Return the name of *table*, quoted where it must be."""
         return self.dialect.identifier_preparer.format_table(table)
+
+
+def _leave_json(connection: Any) -> None:
+    """Have psycopg give JSON as the text that it is, instead of what it would parse it to."""
+    from psycopg.types.string import TextLoader
+
+    for name in ("json", "jsonb"):
+        connection.adapters.register_loader(name, TextLoader)
 
 
 def raw_dialect(url: URL) -> Dialect:

@@ -83,6 +83,8 @@ class Layout(ABC):
     """Whether rows carry a bucket, so that several leaders may share the table."""
     written: ClassVar[Mapping[str, str]]
     """Of each column that a written record fills, its type as Postgres names it; arrays are handed over as JSON."""
+    kinds: ClassVar[Mapping[str, str]]
+    """Of each column, which kind of types it may have (holdfast.outbox.kinds)."""
     stamped: ClassVar[str | None] = None
     """The column that takes the time of writing, where the database does not fill it by itself."""
 
@@ -118,6 +120,17 @@ class HoldfastLayout(Layout):
         "headers": "bytea",
         "partition": "integer",
         "timestamp_ms": "bigint",
+    }
+    kinds: ClassVar[Mapping[str, str]] = {
+        "id": "id",
+        "bucket": "number",
+        "created_ms": "big number",
+        "topic": "text",
+        "key": "bytes",
+        "value": "bytes",
+        "headers": "bytes",
+        "partition": "number",
+        "timestamp_ms": "big number",
     }
     _read_headers = msgspec.msgpack.Decoder(list[Header]).decode
     _write_headers = msgspec.msgpack.Encoder().encode
@@ -174,6 +187,16 @@ class GoharvestLayout(Layout):
         "kafka_header_keys": "text[]",
         "kafka_header_values": "text[]",
     }
+    kinds: ClassVar[Mapping[str, str]] = {
+        "id": "id",
+        "create_time": "time",
+        "kafka_topic": "text",
+        "kafka_key": "text",
+        "kafka_value": "text",
+        "kafka_header_keys": "texts",
+        "kafka_header_values": "texts",
+        "leader_id": "mark",
+    }
 
     def columns(self, dialect: str) -> list[Column[Any]]:
         return [
@@ -206,8 +229,7 @@ class GoharvestLayout(Layout):
                 headers = [(str(name), None if each is None else each.encode()) for name, each in zip(names, values, strict=True)]
             else:
                 flaw = f"unequal number of header keys ({len(names)}) and values ({len(values)})"
-        encoded = None if value is None else value.encode()
-        return OutboxRow(id_, topic, key.encode(), encoded, headers, None, None, 0, attempts, created_ms, flaw)
+        return OutboxRow(id_, topic, _bytes(key), _bytes(value), headers, None, None, 0, attempts, created_ms, flaw)
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms)
@@ -231,8 +253,8 @@ class GoharvestLayout(Layout):
 class DebeziumLayout(Layout):
     """The table of Debezium's outbox event router, and one number more, *holdfast_id*, that orders its rows.
 
-    Published as the router publishes with its defaults: topic *topic_prefix* + aggregatetype, key aggregateid, value payload, header
-    `id`; with *type_header*, the column type goes into that header, as `table.fields.additional.placement` would place it.
+    Published as the router publishes with its defaults: topic *topic_prefix* + aggregatetype, key aggregateid, value payload (JSON as the
+    database prints it, text and bytes as they are), header `id`; with *type_header*, the column type goes into that header, as `table.fields.additional.placement` would place it.
     """
 
     topic_prefix: str = "outbox.event."
@@ -248,6 +270,14 @@ class DebeziumLayout(Layout):
         "aggregateid": "text",
         "type": "text",
         "payload": "jsonb",
+    }
+    kinds: ClassVar[Mapping[str, str]] = {
+        "holdfast_id": "id",
+        "id": "uuid",
+        "aggregatetype": "text",
+        "aggregateid": "text",
+        "type": "text",
+        "payload": "payload",
     }
 
     def columns(self, dialect: str) -> list[Column[Any]]:
@@ -271,9 +301,9 @@ class DebeziumLayout(Layout):
         order, id_, aggregate, key, type_, payload, attempts = raw
         headers: list[Header] = [("id", str(id_).encode())]
         if self.type_header is not None:
-            headers.append((self.type_header, type_.encode()))
-        value = None if payload is None else payload.encode()
-        return OutboxRow(order, self.topic_prefix + aggregate, key.encode(), value, headers, None, None, 0, attempts, None)
+            headers.append((self.type_header, _bytes(type_)))
+        value = _bytes(payload)
+        return OutboxRow(order, f"{self.topic_prefix}{aggregate}", _bytes(key), value, headers, None, None, 0, attempts, None)
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms, headers=record.headers or None)
@@ -319,6 +349,13 @@ def _texts(found: Any) -> list[str | None]:
     if not isinstance(read, list) or not all(each is None or isinstance(each, str) for each in read):
         raise ValueError(f"{found!r}")
     return read
+
+
+def _bytes(found: str | bytes | memoryview | None) -> bytes | None:
+    """Return text as UTF-8, and bytes (which SQLite gives for any column they were put into) as they are."""
+    if found is None:
+        return None
+    return found.encode() if isinstance(found, str) else bytes(found)
 
 
 def _array(texts: list[str]) -> str:

@@ -20,6 +20,7 @@ from sqlalchemy.schema import CreateTable, MetaData, Table
 
 from holdfast.errors import OutboxDatabaseError, OutboxSchemaError
 from holdfast.outbox.columns import big_id, long_text
+from holdfast.outbox.kinds import type_problems
 from holdfast.outbox.layouts import Layout, layout_named
 from holdfast.outbox.schema import database_url, outbox_tables
 
@@ -67,6 +68,8 @@ def _run(url: str | URL, layout: str | Layout, table: str, target: str) -> None:
     try:
         with create_engine(read, poolclass=NullPool).connect() as connection:
             _refuse_other_layout(connection, chosen, table)
+            if target == "head":
+                _refuse_types(connection, chosen, table)
             config = _config(table, connection=connection)
             (command.upgrade if target == "head" else command.downgrade)(config, f"{chosen.name}@{target}")
             connection.commit()
@@ -87,6 +90,18 @@ def _refuse_other_layout(connection: Connection, layout: Layout, table: str) -> 
         if others:
             raise OutboxSchemaError(
                 f"the outbox {table} has the layout {others[0].rpartition('_')[0]}, not {layout.name}; name that, or another table with --table"
+            )
+
+
+def _refuse_types(connection: Connection, layout: Layout, table: str) -> None:
+    """Raise OutboxSchemaError when the outbox is there, made by others, with columns whose types it cannot have; nothing is made then."""
+    outbox = outbox_tables(layout, table, dialect=connection.dialect.name).outbox
+    inspector = inspect(connection)
+    if inspector.has_table(outbox.name, schema=outbox.schema):
+        there = {each["name"]: each["type"] for each in inspector.get_columns(outbox.name, schema=outbox.schema)}
+        if found := type_problems(there, outbox, layout.kinds, connection.dialect):
+            raise OutboxSchemaError(
+                f"the outbox {table} cannot have the layout {layout.name}: {'; '.join(found)}. Change the columns, or make another outbox"
             )
 
 
@@ -119,9 +134,15 @@ def create_table(
 _INNODB = {"engine": "InnoDB", "charset": "utf8mb4"}
 
 
-def create_own(order: str, fields: Sequence[Column[Any]], *, topic: str, key: str) -> None:
-    """Make the three tables beside an outbox that has *fields* and whose rows are numbered by *order*."""
+def create_own(order: str, fields: Sequence[Column[Any]], *, topic: str, key: str, found: bool = False) -> None:
+    """Make the three tables beside an outbox that has *fields* and whose rows are numbered by *order*.
+
+    With *found*, the outbox was there before: rows that are set aside then keep the types that its own columns have.
+    """
     name, schema = table_name()
+    if found and not _is_offline():
+        there = {each["name"]: each["type"] for each in inspect(op.get_bind()).get_columns(name, schema=schema)}
+        fields = [Column(field.name, there.get(field.name, field.type)) for field in fields]
     types = {field.name: field.type for field in fields}
     attempts: list[Column[Any]] = [
         Column("id", big_id, primary_key=True, autoincrement=False),

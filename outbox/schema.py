@@ -12,7 +12,7 @@ into and deleted from stays small.
 from __future__ import annotations
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,6 +23,7 @@ from sqlalchemy.exc import ArgumentError
 
 from holdfast.errors import ConfigError, OutboxSchemaError
 from holdfast.outbox.columns import big_id, long_text
+from holdfast.outbox.kinds import narrower, type_problems
 from holdfast.outbox.layouts import Layout, layout_named
 
 DIALECTS = ("postgresql", "mysql", "mariadb", "sqlite")
@@ -123,19 +124,23 @@ def database_url(url: str | URL) -> URL:
 
 
 def problems(connection: Connection, tables: OutboxTables, *, only: Sequence[Table] | None = None) -> list[str]:
-    """Return what the database lacks of *tables*: missing tables and columns, text columns that are too short; empty when all is well."""
+    """Return what keeps the database from being *tables*: what is missing, types that rows would not come out of as they went in, columns
+    that nobody fills; empty when all is well."""
     found = []
     inspector = inspect(connection)
+    types: dict[str, dict[str, Any]] = {}
     for table in tables.every if only is None else only:
         if not inspector.has_table(table.name, schema=table.schema):
             found.append(f"table {table.fullname} is missing")
             continue
         there = {column["name"]: column for column in inspector.get_columns(table.name, schema=table.schema)}
+        types[table.name] = {name: column["type"] for name, column in there.items()}
         for column in table.columns:
             if column.name not in there:
                 found.append(f"table {table.fullname} has no column {column.name}")
             elif not there[column.name]["nullable"] and column.nullable:
                 found.append(f"column {table.fullname}.{column.name} is NOT NULL and must take nulls")
+        found += _type_problems(connection, tables, table, types)
         alien = [
             name
             for name, column in there.items()
@@ -146,6 +151,18 @@ def problems(connection: Connection, tables: OutboxTables, *, only: Sequence[Tab
         ]
         found += [f"column {table.fullname}.{name} is NOT NULL without a default, and this layout does not fill it" for name in alien]
     return found
+
+
+def _type_problems(connection: Connection, tables: OutboxTables, table: Table, types: Mapping[str, Mapping[str, Any]]) -> list[str]:
+    layout, dialect = tables.layout, connection.dialect
+    there, outbox = types[table.name], types.get(tables.outbox.name, {})
+    if table is tables.outbox:
+        return type_problems(there, table, layout.kinds, dialect)
+    if table is tables.quarantine:
+        return narrower(there, outbox, table, [(name, name) for name in layout.kinds], dialect)
+    if table is tables.attempts:
+        return narrower(there, outbox, table, [("topic", layout.topic), ("key", layout.key)], dialect)
+    return []
 
 
 def check(connection: Connection, tables: OutboxTables) -> None:

@@ -29,9 +29,9 @@ def upgrade() -> None:
         Column("type", String(255), nullable=False),
         Column("payload", JsonText()),
     ]
-    create_table(table_name(), [number, *fields], numbered=True, unless_there=True)
+    made = create_table(table_name(), [number, *fields], numbered=True, unless_there=True)
     add_number("holdfast_id")  # to one that was there
-    create_own("holdfast_id", fields, topic="aggregatetype", key="aggregateid")
+    create_own("holdfast_id", fields, topic="aggregatetype", key="aggregateid", found=not made)
 
 
 def downgrade() -> None:

@@ -26,8 +26,10 @@ def upgrade() -> None:
         Column("kafka_header_values", texts, nullable=False),
         Column("leader_id", uuid_text),
     ]
-    create_table(table_name(), [Column("id", big_id, primary_key=True, autoincrement=True), *fields], numbered=True, unless_there=True)
-    create_own("id", fields, topic="kafka_topic", key="kafka_key")
+    made = create_table(
+        table_name(), [Column("id", big_id, primary_key=True, autoincrement=True), *fields], numbered=True, unless_there=True
+    )
+    create_own("id", fields, topic="kafka_topic", key="kafka_key", found=not made)
 
 
 def downgrade() -> None:

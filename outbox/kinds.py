@@ -1,0 +1,106 @@
+"""Which column types each kind of database may have where a layout's columns stand: those from which rows come out as they went in.
+
+A type that pads, trims, rounds or folds what is put into it is not among them, nor one that the harvester's statements cannot compare.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from typing import Any, Final
+
+from sqlalchemy import Table
+from sqlalchemy.engine import Dialect
+from sqlalchemy.exc import CompileError
+
+_MYSQL_TEXT = ("VARCHAR", "TINYTEXT", "TEXT", "MEDIUMTEXT", "LONGTEXT")
+_MYSQL_BYTES = ("VARBINARY", "TINYBLOB", "BLOB", "MEDIUMBLOB", "LONGBLOB")
+_SQLITE_TEXT = ("VARCHAR", "TEXT", "CHAR", "CLOB")
+
+POSTGRES: Final[Mapping[str, tuple[str, ...]]] = {
+    "id": ("BIGINT", "INTEGER"),
+    "number": ("BIGINT", "INTEGER", "SMALLINT"),
+    "big number": ("BIGINT",),
+    "text": ("VARCHAR", "TEXT"),
+    "bytes": ("BYTEA",),
+    "payload": ("JSONB", "JSON", "VARCHAR", "TEXT", "BYTEA"),
+    "uuid": ("UUID", "VARCHAR", "TEXT"),
+    "mark": ("UUID",),
+    "texts": ("TEXT[]", "VARCHAR[]"),
+    "time": ("TIMESTAMP",),
+}
+MYSQL: Final[Mapping[str, tuple[str, ...]]] = {
+    "id": ("BIGINT", "INTEGER"),
+    "number": ("BIGINT", "INTEGER", "SMALLINT"),
+    "big number": ("BIGINT",),
+    "text": _MYSQL_TEXT,
+    "bytes": _MYSQL_BYTES,
+    "payload": ("JSON", *_MYSQL_TEXT, *_MYSQL_BYTES),
+    "uuid": ("CHAR(36)", *_MYSQL_TEXT),
+    "mark": ("CHAR(36)", *_MYSQL_TEXT),
+    "texts": _MYSQL_TEXT,
+    "time": ("TIMESTAMP", "DATETIME"),
+}
+SQLITE: Final[Mapping[str, tuple[str, ...]]] = {
+    "id": ("INTEGER",),
+    "number": ("INTEGER", "BIGINT", "SMALLINT"),
+    "big number": ("INTEGER", "BIGINT"),
+    "text": _SQLITE_TEXT,
+    "bytes": ("BLOB",),
+    "payload": (*_SQLITE_TEXT, "BLOB"),
+    "uuid": _SQLITE_TEXT,
+    "mark": _SQLITE_TEXT,
+    "texts": _SQLITE_TEXT,
+    "time": ("DATETIME", "TIMESTAMP"),
+}
+ACCEPTED: Final = {"postgresql": POSTGRES, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
+
+_NAME = re.compile(r"(?P<name>[A-Z]+)(?P<length>\((?P<most>\d+)[^)]*\))?[^\[]*(?P<array>\[\])?")
+
+
+def type_name(type_: Any, dialect: Dialect) -> str:
+    """Return how the database calls *type_*, in capitals: VARCHAR(255), BYTEA, TEXT[]."""
+    try:
+        said: str = type_.compile(dialect=dialect)
+    except CompileError:
+        return "UNKNOWN"
+    return said.partition(" COLLATE ")[0].partition(" CHARACTER SET ")[0]
+
+
+def _parts(said: str) -> tuple[str, int | None]:
+    """Return the name of a type without its length, and the length.
+
+    >>> _parts("VARCHAR(255)"), _parts("BIGINT UNSIGNED"), _parts("VARCHAR(20)[]"), _parts("TIMESTAMP(6) WITH TIME ZONE")
+    (('VARCHAR', 255), ('BIGINT', None), ('VARCHAR[]', 20), ('TIMESTAMP', 6))
+    """
+    found = _NAME.match(said.upper())
+    if found is None:
+        return said, None
+    return found["name"] + (found["array"] or ""), int(found["most"]) if found["most"] else None
+
+
+def type_problems(there: Mapping[str, Any], table: Table, kinds: Mapping[str, str], dialect: Dialect) -> list[str]:
+    """Return what is wrong with the types *there* (by column) of a table whose columns are to be of *kinds*."""
+    accepted, out = ACCEPTED[dialect.name], []
+    for column, kind in kinds.items():
+        if column not in there:
+            continue
+        said, takes = type_name(there[column], dialect), accepted[kind]
+        if said.upper() not in takes and _parts(said)[0] not in takes:
+            out.append(f"column {table.fullname}.{column} is {said}; this layout takes {' or '.join(takes)} on {dialect.name}")
+    return out
+
+
+def narrower(
+    there: Mapping[str, Any], outbox: Mapping[str, Any], table: Table, columns: Iterable[tuple[str, str]], dialect: Dialect
+) -> list[str]:
+    """Return which of *columns*, pairs of a column of *table* and one of the outbox, cannot hold what the outbox's holds."""
+    out = []
+    for mine, theirs in columns:
+        if mine not in there or theirs not in outbox:
+            continue
+        said, wanted = type_name(there[mine], dialect), type_name(outbox[theirs], dialect)
+        (name, most), (wanted_name, wanted_most) = _parts(said), _parts(wanted)
+        if name != wanted_name or (most is not None and (wanted_most is None or wanted_most > most)):
+            out.append(f"column {table.fullname}.{mine} is {said}, and the outbox's {theirs} is {wanted}")
+    return out
