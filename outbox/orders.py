@@ -170,7 +170,7 @@ class Follower(threading.Thread):
         if error is not None:
             if error.code() == KafkaError._PARTITION_EOF:
                 self._at[topic] = max(self._at[topic], offset)
-            else:
+            elif error.code() != KafkaError.GROUP_AUTHORIZATION_FAILED:  # the group is named, as a consumer must, and never joined
                 logger.warning("commands of outbox %s: %s", self._settings.name, error.str())
             return
         self._at[topic] = offset + 1

@@ -311,7 +311,7 @@ def read_progress(client: Mapping[str, Any], topic: str, books: Books, *, stoppi
                     records += 1
                 elif error.code() == KafkaError._PARTITION_EOF:
                     reached[partition] = message.offset() or 0
-                elif error.fatal() or not error.retriable():
+                elif error.fatal() or not (error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED):
                     raise BrokerError(f"progress topic {topic}: {error.str()}")
             todo -= {partition for partition in todo & reached.keys() if reached[partition] >= _log_end(consumer, topic, partition)}
             if system_clock.monotonic_s() - progress_s > timeout_s:

@@ -206,7 +206,7 @@ class TopicReader:
                 raise LostRecordsError(
                     f"{where}: records from offset {span.first} on were deleted (retention, or the topic was made again); replay from bronze"
                 )
-            elif error.fatal() or not error.retriable():
+            elif error.fatal() or not (error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED):
                 raise BrokerError(f"{where}: {error.str()}")
         if not good:
             return [], False

@@ -98,6 +98,8 @@ class _Reader:
             self._ends[place] = message.offset() or 0
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:
             self.rebuild(self.parts[place], "its changelog offset is outside the changelog")
+        elif error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED:
+            pass  # a consumer must name a group, and librdkafka looks up its coordinator; this one never joins it
         elif error.fatal() or not error.retriable():
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 

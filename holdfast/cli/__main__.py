@@ -19,6 +19,7 @@ from holdfast.cli.output import Output
 from holdfast.errors import ConfigError, HoldfastError
 
 COMMANDS = {
+    "acls": "Show the least that each role must be allowed on a cluster with ACLs.",
     "audit": "Prove that what was to be published lies in its topics, once and in order.",
     "claims": "Show who holds which partition.",
     "config": "Print the effective settings and where each comes from.",

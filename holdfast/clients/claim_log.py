@@ -24,7 +24,7 @@ from confluent_kafka import (
 
 from holdfast.clients.claim_bursts import Ack, Bursts
 from holdfast.clients.claim_logging import Quiet, impatient
-from holdfast.clients.log_tail import Tail, following
+from holdfast.clients.log_tail import Tail, following, is_of_group
 from holdfast.config import Settings
 from holdfast.core.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
@@ -210,7 +210,7 @@ class CoordinationLog:
             raise TopicError(f"coordination topic {self._topic}: {error.str()}")
         elif error.fatal():
             raise BrokerError(f"coordination topic {self._topic}: {error.str()}")
-        else:
+        elif not is_of_group(error):
             self._on_error(error)
 
     # -- writing

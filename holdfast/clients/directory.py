@@ -14,6 +14,7 @@ import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
+from holdfast.clients.log_tail import is_of_group
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.queries import TableClaims, WorkerClaims, decode_worker
@@ -194,7 +195,7 @@ class WorkersTopic:
         elif error.code() == KafkaError._PARTITION_EOF:
             # Compaction may have left nothing at the last offsets; the end is told by this alone.
             self._next = max(self._next, message.offset() or 0)
-        elif error.fatal() or not error.retriable():
+        elif error.fatal() or not (error.retriable() or is_of_group(error)):
             raise KafkaException(error)
 
     def _learn(self, url: str, value: bytes | None) -> None:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaError, TopicPartition
 
 from holdfast.config import Settings
 
@@ -31,6 +31,14 @@ def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
         "fetch.wait.max.ms": wait_ms,
     }
     return settings.consumer(**overrides)
+
+
+def is_of_group(error: KafkaError) -> bool:
+    """Return whether *error* is only about the group that a consumer must name: a reader that never joins it needs no right to it.
+
+    librdkafka looks up the group's coordinator all the same, and tells what came of it like an error of the log.
+    """
+    return error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 
 
 class Tail:

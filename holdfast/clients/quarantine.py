@@ -14,6 +14,7 @@ from typing import Any
 
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
+from holdfast.clients.log_tail import is_of_group
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.processor import Headers
@@ -259,7 +260,7 @@ class Quarantine:
                 open_partitions.discard(message.partition() or 0)
             elif error.code() == KafkaError._AUTO_OFFSET_RESET:
                 return  # the offset asked for is no longer in the log
-            elif error.fatal() or not error.retriable():
+            elif error.fatal() or not (error.retriable() or is_of_group(error)):
                 raise KafkaException(error)
 
 

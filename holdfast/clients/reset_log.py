@@ -11,6 +11,7 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clients.admin import Admin
+from holdfast.clients.log_tail import is_of_group
 from holdfast.clients.topics import CreateTopic, Role, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -147,7 +148,7 @@ class ResetLog:
                         self._note(message, found)
                 elif error.code() == KafkaError._PARTITION_EOF:
                     position = max(position, message.offset() or 0)
-                elif error.fatal() or not error.retriable():
+                elif error.fatal() or not (error.retriable() or is_of_group(error)):
                     raise KafkaException(error)
 
     def _note(self, message: Message, found: Decisions) -> None:

@@ -1,0 +1,76 @@
+"""`holdfast acls`: the least that each role must be allowed on a cluster with ACLs."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import show
+from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, worker_grants
+from holdfast.core.grants import Grant, kafka_acls
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the least that each role must be allowed on a cluster with ACLs.")
+
+Principal = Annotated[
+    str | None, typer.Option("--principal", metavar="User:NAME", help="Print arguments for Kafka's kafka-acls that give it to NAME.")
+]
+Topics = Annotated[list[str], typer.Option("--topic", help="A topic that it consumes or publishes to; may be repeated.")]
+
+
+def _show(context: typer.Context, grants: list[Grant], principal: str | None) -> None:
+    if principal is not None:
+        for line in kafka_acls(grants, principal):
+            print(line)
+        return
+    records = [
+        {"resource": str(each.resource), "name": each.name, "pattern": str(each.pattern), "operation": str(each.operation), "why": each.why}
+        for each in grants
+    ]
+    show(records, ("resource", "name", "pattern", "operation", "why"), output_of(context))
+
+
+@app.command(help="A worker of the application: its sources, changelogs, emits, and the group.")
+def worker(context: typer.Context, principal: Principal = None) -> None:
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    _show(context, worker_grants(application.settings, application.processors), principal)
+
+
+@app.command(help="A process that asks tables by TableClient.")
+def reader(context: typer.Context, principal: Principal = None) -> None:
+    _show(context, reader_grants(globals_of(context).settings()), principal)
+
+
+@app.command("claim-client", help="A member of a claim group.")
+def claim_client(
+    context: typer.Context,
+    group: Annotated[str, typer.Argument(help="The group.")],
+    topic: Topics,
+    balanced: Annotated[bool, typer.Option("--balanced", help="The group is balanced.")] = False,
+    principal: Principal = None,
+) -> None:
+    _show(context, claim_client_grants(globals_of(context).settings(), topic, group, balanced=balanced), principal)
+
+
+@app.command(help="Who makes and checks the application's topics and, with --group, pauses and resets groups.")
+def administrator(
+    context: typer.Context,
+    group: Annotated[list[str] | None, typer.Option("--group", help="A group to be looked after; may be repeated.")] = None,
+    topic: Annotated[list[str] | None, typer.Option("--topic", help="A topic that these groups consume; may be repeated.")] = None,
+    principal: Principal = None,
+) -> None:
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    _show(context, administrator_grants(application.settings, application.processors, dict.fromkeys(group or (), topic or ())), principal)
+
+
+@app.command(help="A harvester of the outbox named by the settings outbox_...")
+def harvester(context: typer.Context, topic: Topics, principal: Principal = None) -> None:
+    from holdfast.outbox.grants import harvester_grants
+    from holdfast.outbox.settings import harvest_settings
+
+    settings = harvest_settings(globals_of(context).settings(), database=globals_of(context).settings().outbox_database or "sqlite://")
+    _show(context, harvester_grants(settings, topic), principal)

@@ -1,0 +1,334 @@
+"""Each role does its job with exactly the grants that docs/SECURITY.md names, on a real broker with ACLs, and fails without any one of them."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import time
+import uuid
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+
+from holdfast.clients.admin import Admin, check_topics, create_topics
+from holdfast.clients.answers import Answer
+from holdfast.clients.claim_consumer import ClaimConsumer
+from holdfast.clients.claim_log import CAPABILITY_HEADER
+from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, worker_grants
+from holdfast.clients.group_admin import GroupAdmin
+from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.clients.topics import AlterConfig
+from holdfast.config import Settings
+from holdfast.core.claims import RESET_INSTANCE
+from holdfast.core.frames import ClaimingPartition, Heartbeat, ReleasingPartition, coordination_partition, encode
+from holdfast.core.grants import Grant
+from holdfast.core.resets import Aim, Where
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import HoldfastError
+from holdfast.outbox.commands import Verb, tell
+from holdfast.outbox.grants import harvester_grants
+from holdfast.outbox.harvester import Harvester
+from holdfast.outbox.settings import HarvestSettings, Strategy
+from tests.harness import Application, running, wait_for
+from tests.outbox.databases import FreshOutbox
+from tests.secured import Guarded, environment
+
+pytestmark = pytest.mark.broker
+
+POSITIVE_S, LEAST_S = 60.0, 8.0
+"""How long a job may take that has all it needs, and how long one is watched at least that has not."""
+
+
+@pytest.fixture(scope="module")
+def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
+    """Give a broker with SCRAM, TLS and ACLs."""
+    with Guarded(tmp_path_factory.mktemp("guarded")) as broker:
+        yield broker
+
+
+@dataclass
+class Job:
+    """What a role does: *work* raises unless it is done in the seconds it is given, as the principal with these Kafka properties."""
+
+    grants: list[Grant]
+    work: Callable[[Mapping[str, str], float], None]
+
+
+MakeJob = Callable[[Guarded, Path], Job]
+
+
+# -- the jobs
+
+
+def worker_job(guarded: Guarded, folder: Path) -> Job:
+    """A worker folds records, emits, quarantines one, tells where it is, and restores on an empty disk."""
+    broker = SessionBroker(config=guarded.root())
+    application = Application(broker, folder, partitions=1)
+    grants = worker_grants(application.settings, application.processors)
+    counts = application.processors[0]
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        # Each time on topics of its own, under the names of the grants: what an earlier run has done must not be found done.
+        broker.delete_topics(sorted({grant.name for grant in grants if grant.resource == "topic"}))
+        wait_for("the topics to be gone", lambda: application.source not in guarded.admin.list_topics(timeout=10).topics, POSITIVE_S)
+        application.create_topics()
+        producer = Producer(guarded.root())
+        for value in (*(b"add ada %d" % number for number in range(20)), b"raise ada 1"):
+            producer.produce(application.source, value, partition=0)
+        assert producer.flush(POSITIVE_S) == 0
+        with running(application):
+            for _ in range(2):
+                worker = application.worker()
+                worker._environment |= environment(kafka)
+                worker.start().wait_ready(patience_s)
+                application.wait_applied({0: 20}, patience_s)
+                with BlockingTableClient(application.settings, [counts]) as tables:
+                    assert seen(tables.get(counts, "ada", partition=0, at_least=(0, 20), timeout_s=patience_s)) == 20
+                worker.kill()
+                application.workers.clear()
+        assert committed(guarded, application.out) > 0
+        assert committed(guarded, application.settings.quarantine_topic) > 0
+
+    return Job(grants, work)
+
+
+def reader_job(guarded: Guarded, folder: Path) -> Job:
+    """A process asks a table that a worker serves."""
+    application = Application(SessionBroker(config=guarded.root()), folder, partitions=1).create_topics()
+    counts = application.processors[0]
+    producer = Producer(guarded.root())
+    producer.produce(application.source, b"add ada 1", partition=0)
+    assert producer.flush(POSITIVE_S) == 0
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        with running(application):
+            application.worker().start().wait_ready(POSITIVE_S)
+            application.wait_applied({0: 0}, POSITIVE_S)
+            settings = Settings(app=application.name, kafka=dict(kafka))
+            with BlockingTableClient(settings, [counts]) as tables:
+                assert seen(tables.get(counts, "ada", partition=0, timeout_s=patience_s)) == 1
+            application.workers.pop().kill()
+
+    return Job(reader_grants(application.settings), work)
+
+
+def seen(answer: Answer[Any]) -> int:
+    """Return how often the key was seen, 0 without a row."""
+    return 0 if answer.value is None else int(answer.value.seen)
+
+
+def claim_client_job(guarded: Guarded, folder: Path, *, balanced: bool = False) -> Job:
+    """A member consumes, commits, and frees a partition that an administrator died over."""
+    broker, run = SessionBroker(config=guarded.root()), uuid.uuid4().hex[:8]
+    log = {"message.timestamp.type": "LogAppendTime"}
+    topic = broker.create_topic("orders", partitions=1)
+    coordination, groups = broker.create_topic("marshal", config=log), broker.create_topic("groups", config=log)
+    resets = broker.create_topic("resets", config=log)
+    producer = Producer(guarded.root())
+
+    def settings(kafka: Mapping[str, str]) -> Settings:
+        return Settings(kafka=dict(kafka), coordination_topic=coordination, groups_topic=groups)
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        producer.produce(topic, b"one", partition=0)
+        now_s, dead = int(time.time()), f"{RESET_INSTANCE}{uuid.uuid4().hex[:8]}"
+        place = coordination_partition(topic, 1)
+        for frame in (ClaimingPartition(now_s, dead, "admin", run, topic, 0), Heartbeat(now_s, dead, "admin", run, topic, 0, 0)):
+            producer.produce(coordination, encode(frame), partition=place)
+        assert producer.flush(POSITIVE_S) == 0
+        asyncio.run(asyncio.wait_for(consume(kafka, patience_s), 3 * patience_s))
+
+    async def consume(kafka: Mapping[str, str], patience_s: float) -> None:
+        named: dict[str, Any] = {"balanced": True, "groups_topic": groups} if balanced else {}
+        consumer = ClaimConsumer(
+            settings(kafka),
+            topics=[topic],
+            group=run,
+            client="billing-1",
+            heartbeat_interval_s=1.0,
+            resets_topic=resets,
+            start_timeout_s=patience_s,
+            **named,
+        )
+        async with consumer:
+            message = await consumer.get(patience_s)
+            assert message is not None, "nothing was delivered"
+            message.commit()
+            await consumer.flush(patience_s)
+            await asyncio.to_thread(wait_for, "the offset to be Kafka's too", partial(offset_in_kafka, guarded, run, topic), patience_s)
+
+    return Job(claim_client_grants(settings({}), [topic], run, balanced=balanced, resets_topic=resets), work)
+
+
+def committed(guarded: Guarded, topic: str) -> int:
+    """Return how many offsets the topic has taken."""
+    admin = Admin(Settings(kafka=guarded.root()))
+    return sum(end for _, end in admin.offsets([(topic, 0)]).values())
+
+
+def offset_in_kafka(guarded: Guarded, group: str, topic: str) -> bool:
+    """Tell whether the group has committed all of the topic."""
+    asked = ConsumerGroupTopicPartitions(group, [TopicPartition(topic, 0)])
+    (found,) = guarded.admin.list_consumer_group_offsets([asked])[group].result(POSITIVE_S).topic_partitions
+    return bool(found.offset == committed(guarded, topic))
+
+
+def commits(consumer: Consumer, place: TopicPartition) -> bool:
+    """Commit an offset; False while the group's coordinator is not there yet."""
+    try:
+        consumer.commit(offsets=[place], asynchronous=False)
+    except KafkaException as error:
+        if error.args[0].code() != KafkaError.COORDINATOR_LOAD_IN_PROGRESS:
+            raise
+        return False
+    return True
+
+
+def administrator_job(guarded: Guarded, folder: Path) -> Job:
+    """An administrator makes an application's topics, mends one, and moves a claim group and a consumer group."""
+    broker, run = SessionBroker(config=guarded.root()), uuid.uuid4().hex[:8]
+    coordination = broker.create_topic("marshal", config={"message.timestamp.type": "LogAppendTime"})
+    orders, resets = broker.create_topic("orders"), f"resets-{run}"
+    application = Application(broker, folder, partitions=1)
+    producer = Producer(guarded.root())
+    for value in (b"one", b"two"):
+        producer.produce(orders, value, partition=0)
+    assert producer.flush(POSITIVE_S) == 0
+    consumers = f"consumers-{run}"
+    with closing(Consumer({**guarded.root(), "group.id": consumers})) as consumer:
+        wait_for("a coordinator", partial(commits, consumer, TopicPartition(orders, 0, 1)), POSITIVE_S)
+
+    def settings(kafka: Mapping[str, str]) -> Settings:
+        return Settings(app=application.name, kafka=dict(kafka), coordination_topic=coordination, request_timeout_s=10)
+
+    grants = administrator_grants(settings({}), application.processors, {consumers: [orders]}, resets_topic=resets)
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        admin, mine = Admin(settings(kafka), timeout_s=patience_s, connect_timeout_s=patience_s), settings(kafka)
+        made = {*application.processors[0].emits, application.source, *(p.changelog(application.name) for p in application.processors)}
+        made |= {mine.quarantine_topic, mine.workers_topic}
+        broker.delete_topics([*made, resets])
+        wait_for("the topics to be gone", lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=10).topics}), POSITIVE_S)
+        create_topics(mine, application.processors, partitions=1, admin=admin)
+        assert not check_topics(mine, application.processors, admin=admin)
+        admin.apply([AlterConfig(topic=name, config={"retention.ms": "-1"}) for name in sorted(made)])
+        now_s, place = int(time.time()), coordination_partition(orders, 1)
+        for frame in (ClaimingPartition(now_s, "i1", "c1", run, orders, 0), ReleasingPartition(now_s, "i1", "c1", run, orders, 0, 1)):
+            producer.produce(coordination, encode(frame), partition=place, headers=[CAPABILITY_HEADER])
+        assert producer.flush(POSITIVE_S) == 0
+        with GroupAdmin(mine, resets_topic=resets) as groups:
+            groups.pause(run, 5)
+            groups.resume(run)
+            (move,) = groups.reset_offsets(groups.plan_reset(run, Aim(Where.LATEST)), deadline_s=patience_s)
+            assert move.new_offset == committed(guarded, orders)
+            (position,) = groups.describe(run)
+            assert position.current_offset == move.new_offset
+            (move,) = groups.reset_offsets(groups.plan_reset(consumers, Aim(Where.EARLIEST)), deadline_s=patience_s)
+            assert (move.current_offset, move.new_offset) == (1, 0)
+            groups.reset_offsets(groups.plan_reset(consumers, Aim(Where.OFFSET, 1)), deadline_s=patience_s)
+
+    return Job(grants, work)
+
+
+def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
+    """A harvester is elected, publishes what is in the table, and answers a command; its topics are not there yet."""
+    broker = SessionBroker(config=guarded.root())
+    layout = "goharvest" if strategy == "mark" else "holdfast"
+    outbox = FreshOutbox.make(f"sqlite:///{folder / 'service.db'}", layout)
+    topic, name = broker.create_topic("orders"), f"outbox-{uuid.uuid4().hex[:8]}"
+
+    def settings(kafka: Mapping[str, str]) -> HarvestSettings:
+        return HarvestSettings(
+            database=outbox.url,
+            kafka=Settings(kafka=dict(kafka)),
+            name=name,
+            table=outbox.table,
+            layout=layout,
+            strategy=Strategy(strategy),
+            heartbeat_timeout_s=2.0,
+            retry_s=0.05,
+        )
+
+    grants = harvester_grants(settings({}), [topic])
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        own = {grant.name for grant in grants if grant.operation == "Create"}
+        broker.delete_topics(sorted(own & {*guarded.admin.list_topics(timeout=10).topics}))
+        wait_for("the topics to be gone", lambda: not (own & {*guarded.admin.list_topics(timeout=10).topics}), POSITIVE_S)
+        before = committed(guarded, topic)
+        answers = settings({}).answers_topic
+        for successor in (False, True):  # which finds in the answers that there is nothing left to say
+            with outbox.engine().begin() as connection:
+                outbox.writer().write(connection, topic, key=b"ada", value=b"one")
+            with Harvester(settings(kafka)) as harvester, outbox.rows() as rows:
+                wait_for("an empty table", lambda: rows.count() == 0, patience_s, lambda: str(harvester.stats))
+                if not successor:
+                    assert tell(settings(guarded.root()), Verb.STATUS, 4 * patience_s), "nobody answered"
+        assert committed(guarded, topic) > before
+        assert committed(guarded, answers) == 1
+
+    return Job(grants, work)
+
+
+@contextmanager
+def refusals() -> Iterator[list[str]]:
+    """Give what is logged meanwhile about rights that are missing."""
+    found: list[str] = []
+
+    class Listening(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            if "authorization" in (text := record.getMessage()):
+                found.append(text)
+
+    listening, outbox = Listening(), logging.getLogger("holdfast.outbox")
+    outbox.addHandler(listening)
+    try:
+        yield found
+    finally:
+        outbox.removeHandler(listening)
+
+
+JOBS: dict[str, MakeJob] = {
+    "worker": worker_job,
+    "reader": reader_job,
+    "claim client": claim_client_job,
+    "claim client, balanced": partial(claim_client_job, balanced=True),
+    "administrator": administrator_job,
+    "harvester, fenced": partial(harvester_job, strategy="fenced"),
+    "harvester, mark": partial(harvester_job, strategy="mark"),
+}
+
+
+@pytest.mark.parametrize("role", JOBS)
+def test_a_role_does_its_job_with_exactly_its_grants(role: str, guarded: Guarded, tmp_path: Path) -> None:
+    job, user = JOBS[role](guarded, tmp_path), f"user-{uuid.uuid4().hex[:8]}"
+    kafka = guarded.principal(user)
+    guarded.grant(user, job.grants)
+    job.work(kafka, POSITIVE_S)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1_800)
+@pytest.mark.parametrize("role", JOBS)
+def test_a_role_fails_without_any_one_of_its_grants(role: str, guarded: Guarded, tmp_path: Path) -> None:
+    job, user = JOBS[role](guarded, tmp_path), f"user-{uuid.uuid4().hex[:8]}"
+    kafka = guarded.principal(user)
+    guarded.grant(user, job.grants)
+    began_s = time.monotonic()
+    job.work(kafka, POSITIVE_S)
+    patience_s = max(LEAST_S, 3 * (time.monotonic() - began_s))
+    needless = []
+    for without in job.grants:
+        guarded.grant(user, [grant for grant in job.grants if grant != without])
+        try:
+            job.work(kafka, patience_s)
+        except (AssertionError, HoldfastError, TimeoutError):
+            continue
+        needless.append(without)
+    assert not needless, f"{role} does its job without {needless}"
