@@ -35,9 +35,11 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),
     "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),
-    "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "sqlalchemy"}),
+    "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
     "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
-    "agents": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "faust", "mode", "msgspec", "multidict", "prometheus_client", "yarl"}),
+    "agents": frozenset(
+        {"aiohttp", "aiokafka", "confluent_kafka", "faust", "google_crc32c", "mode", "msgspec", "multidict", "prometheus_client", "yarl"}
+    ),
     "pipeline": frozenset({"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
@@ -66,7 +68,11 @@ IMPURE = frozenset(
         "importlib",
     ]
 )
-INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {"pipeline": frozenset({"pyspark", "delta"}), "jars": frozenset({"pyspark"})}
+INSIDE_FUNCTIONS_ONLY: Mapping[str, frozenset[str]] = {
+    "outbox": frozenset({"psycopg"}),
+    "pipeline": frozenset({"pyspark", "delta"}),
+    "jars": frozenset({"pyspark"}),
+}
 
 
 def room_of(module: str) -> str:
