@@ -155,8 +155,6 @@ class BatchReader:
             self._pass(header)
 
     def _is_wanted(self, header: BatchHeader) -> bool:
-        if header.last_offset < self.position:
-            return False
         while self._aborted and self._aborted[0][1] <= header.last_offset:
             self._dropped.add(self._aborted.popleft()[0])
         if header.is_control:
@@ -165,7 +163,7 @@ class BatchReader:
             if any(control_of(batch, record).type is ControlType.ABORT for record in batch.records):
                 self._dropped.discard(header.producer_id)
             return False
-        return not (header.is_transactional and header.producer_id in self._dropped)
+        return header.last_offset >= self.position and not (header.is_transactional and header.producer_id in self._dropped)
 
     def _pass(self, header: BatchHeader) -> None:
         self._at += header.size_bytes

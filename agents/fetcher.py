@@ -17,6 +17,7 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
+from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
@@ -40,6 +41,7 @@ STALE_CLIENT_S = 5.0
 CHECK_EVERY_S, UNKNOWN_PAUSE_S = 1.0, 0.2
 _CLOSE_S = 5.0
 
+EARLIEST = -2
 OUT_OF_RANGE, UNKNOWN_TOPIC, TOPIC_UNAUTHORIZED = 1, 3, 29
 _MOVED = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 76, 78, 100, 103})
 """What a leader answers that is none, or is not ready: ask for metadata, then again."""
@@ -120,6 +122,7 @@ class Fetcher:
         self._steering: asyncio.Task[None] | None = None
         self._leaders: dict[int, asyncio.Task[None]] = {}
         self._failing: set[int] = set()
+        self._begin_again: list[Source] = []
         self._answered_s, self._stale = 0.0, False
         self.failure: HoldfastError | None = None
         self.broker_down = False
@@ -131,7 +134,7 @@ class Fetcher:
 
     def assign(self, sources: Mapping[Place, Source]) -> None:
         """Fetch *sources* and nothing else; what was fetched before is dropped, also what is still under way."""
-        self._sources = dict(sources)
+        self._sources, self._begin_again = dict(sources), []
         self._share_bytes = max(LEAST_SHARE_BYTES, self._queue_bytes // max(1, len(sources)))
         while self.chunks:
             self.done(self.chunks.popleft())
@@ -342,6 +345,17 @@ class Fetcher:
         self._failing.discard(node)
         if sources is self._sources:
             self._take(len(data), answers, asked)
+            if self._begin_again:
+                await self._to_beginning(node)
+
+    async def _to_beginning(self, node: int) -> None:
+        """Ask where the logs of those begin that are to be read from there."""
+        sources, self._begin_again = {source.place: source for source in self._begin_again}, []
+        for (topic, partition), source in sources.items():
+            answer = await self._client.send(node, OffsetRequest(-1, 1, [(topic, [(partition, EARLIEST)])]))
+            ((_, ((_, code, _, offset),)),) = answer.topics
+            if not code and self._sources.get(source.place) is source:
+                source.following, source.resting_until_s = offset, 0.0
 
     def _take(self, size_bytes: int, answers: list[Answered], asked: Mapping[Place, tuple[Source, int]]) -> None:
         held, moved = Answer(size_bytes, 0), False
@@ -390,7 +404,7 @@ class Fetcher:
         """Judge an error code; return whether the metadata is to be asked for."""
         code = answered.code
         if code == OUT_OF_RANGE:
-            self._out_of_range(source, answered)
+            self._out_of_range(source)
             return False
         if code == TOPIC_UNAUTHORIZED:
             self._fail(TopicError(f"{source}: {for_code(code).__name__}; give this worker's user Read on the topic"))
@@ -404,14 +418,12 @@ class Fetcher:
         source.pause_s = min(LONGEST_PAUSE_S, 2 * source.pause_s or PAUSE_S)
         source.resting_until_s = self._clock.monotonic_s() + source.pause_s
 
-    def _out_of_range(self, source: Source, answered: Answered) -> None:
+    def _out_of_range(self, source: Source) -> None:
         if source.following == 0 or source.advised:
             if source.following:
                 logger.warning("%s: the committed offset is not in the log any more, reading from its beginning", source)
-            if answered.log_start > 0 or source.following:
-                source.following = max(0, answered.log_start)
-                return
             self._rest(source)
+            self._begin_again.append(source)
             return
         self._fail(
             TopicError(

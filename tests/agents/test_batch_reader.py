@@ -1,0 +1,264 @@
+"""Reading fetched bytes: the same columns whatever the cut, what transactions hide stays hidden, and what is hostile costs no more than a limit."""
+
+from __future__ import annotations
+
+import random
+import struct
+import tracemalloc
+from collections.abc import Sequence
+
+import google_crc32c
+import pytest
+
+from holdfast.agents.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
+from holdfast.agents.records import Records
+from holdfast.core.compression import Compression
+from holdfast.core.record_batch import (
+    HEADER_BYTES,
+    LOG_APPEND_TIME_BIT,
+    TRANSACTIONAL_BIT,
+    ControlType,
+    Record,
+    RecordBatch,
+    encode_batch,
+    encode_records,
+    marker_batch,
+)
+from holdfast.errors import WireError
+
+MIB = 1 << 20
+BOMB_BYTES = 100 * MIB
+CODECS = [Compression.GZIP, Compression.SNAPPY, Compression.LZ4, Compression.ZSTD]
+Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None], ...]]
+
+
+def read(
+    data: bytes, position: int = 0, aborted: Sequence[tuple[int, int]] = (), *, limit: int = 1_000, limit_bytes: int = 64 * MIB
+) -> tuple[list[Row], BatchReader]:
+    """Return all rows that a consumer sees of *data*, and the reader at its end."""
+    reader, records = BatchReader(memoryview(data), aborted, position, limit_bytes=limit_bytes), Records()
+    while not reader.done:
+        before = len(records)
+        reader.take(records, limit)
+        assert len(records) - before <= limit
+        if reader.packed is not None:
+            reader.unpacked(reader.unpack())
+    return list(zip(records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True)), reader
+
+
+def rows_of(batch: RecordBatch) -> list[Row]:
+    return [(batch.base_offset + each.offset_delta, batch.timestamp_ms(each), each.key, each.value, each.headers) for each in batch.records]
+
+
+def batch_of(
+    count: int, *, base: int = 0, attributes: int = 0, value: bytes | None = b"v", producer: int = -1, last: int = 0
+) -> RecordBatch:
+    return RecordBatch(
+        base_offset=base,
+        attributes=attributes,
+        last_offset_delta=last or max(0, count - 1),
+        base_timestamp_ms=1_000,
+        max_timestamp_ms=2_000,
+        producer_id=producer,
+        records=tuple(Record(offset_delta=each, value=value) for each in range(count)),
+    )
+
+
+def random_log(seed: int) -> tuple[bytes, list[tuple[int, int]], list[Row], int]:
+    """Return a log's bytes, its aborted transactions, what a consumer sees of it, and its end; a marker ends each transaction."""
+    rng = random.Random(seed)
+    out, aborted, rows, base = bytearray(), list[tuple[int, int]](), list[Row](), rng.randrange(100)
+    begun: dict[int, tuple[int, list[Row]]] = {}
+
+    def some() -> bytes | None:
+        return rng.choice([None, b"", rng.randbytes(rng.randrange(30)), bytes(rng.randrange(2_000))])
+
+    for _ in range(rng.randrange(1, 25)):
+        producer = rng.choice([-1, -1, 5, 6, 7])
+        if producer in begun and rng.random() < 0.5:
+            first, hidden = begun.pop(producer)
+            commit = rng.random() < 0.5
+            kind = ControlType.COMMIT if commit else ControlType.ABORT
+            marker = marker_batch(kind, producer_id=producer, producer_epoch=0, coordinator_epoch=1, base_offset=base, timestamp_ms=9)
+            out += encode_batch(marker)
+            base += 1
+            if commit:
+                rows += hidden
+            else:
+                aborted.append((producer, first))
+            continue
+        last = rng.randrange(40)
+        kept = sorted(rng.sample(range(last + 1), rng.randrange(last + 2)))  # compaction leaves gaps, or nothing
+        batch = RecordBatch(
+            base_offset=base,
+            attributes=rng.choice(list(Compression)) | rng.choice([0, LOG_APPEND_TIME_BIT]) | (TRANSACTIONAL_BIT if producer >= 0 else 0),
+            last_offset_delta=last,
+            base_timestamp_ms=rng.choice([-1, 1_700_000_000_000]),
+            max_timestamp_ms=1_700_000_000_500,
+            producer_id=producer,
+            producer_epoch=0,
+            records=tuple(
+                Record(
+                    offset_delta=delta,
+                    key=some(),
+                    value=some(),
+                    headers=tuple((f"h{number}é", some()) for number in range(rng.choice([0, 0, 0, 1, 3]))),
+                    timestamp_delta=rng.choice([0, 0, rng.randrange(500)]),
+                )
+                for delta in kept
+            ),
+        )
+        out += encode_batch(batch)
+        base += last + 1 + rng.choice([0, 0, 3])
+        if producer < 0:
+            rows += rows_of(batch)
+        else:
+            begun.setdefault(producer, (batch.base_offset, []))[1].extend(rows_of(batch))
+    for producer in sorted(begun):  # read_committed ends at the last stable offset: nothing stays open before it
+        first, hidden = begun.pop(producer)
+        out += encode_batch(
+            marker_batch(ControlType.COMMIT, producer_id=producer, producer_epoch=0, coordinator_epoch=1, base_offset=base, timestamp_ms=9)
+        )
+        base += 1
+        rows += hidden
+    return bytes(out), aborted, sorted(rows, key=lambda row: row[0]), base
+
+
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_the_cut_the_columns_are_those_that_were_written(seed: int) -> None:
+    data, aborted, rows, end = random_log(seed)
+    rng = random.Random(seed)
+    for limit in (1, 7, 1_000):
+        found, reader = read(data, 0, aborted, limit=limit)
+        assert found == rows
+        assert reader.position <= end
+    for position in {rng.randrange(end + 1) for _ in range(5)}:
+        assert read(data, position, aborted)[0] == [row for row in rows if row[0] >= position]
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_an_aborted_transaction_is_seen_only_by_a_reader_that_is_not_told_of_it(seed: int) -> None:
+    data, aborted, rows, _ = random_log(1_000 + seed)
+    if aborted:
+        assert read(data, 0, [])[0] != rows or all(not row for row in rows)
+    assert read(data, 0, aborted)[0] == rows
+
+
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_batch_that_unpacks_to_more_than_the_limit_is_unreadable_and_costs_no_more_than_the_limit(codec: Compression) -> None:
+    good = encode_batch(batch_of(3))
+    bomb = encode_batch(batch_of(1, base=3, attributes=codec, value=bytes(BOMB_BYTES)))
+    reader, records = BatchReader(memoryview(good + bomb), (), 0, limit_bytes=8 * MIB), Records()
+    tracemalloc.start()
+    try:
+        with pytest.raises(WireError, match="unpack to more than") as refused:
+            while not reader.done:
+                reader.take(records, 100)
+                if reader.packed is not None:
+                    reader.unpacked(reader.unpack())
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert peak < 4 * 8 * MIB + 3 * len(bomb)
+    assert list(records.offsets) == [0, 1, 2]
+    found = reader.unreadable("events", 4, refused.value)
+    assert (found.topic, found.partition, found.first, found.last, found.records_count) == ("events", 4, 3, 3, 1)
+    assert (found.codec, found.size_bytes, found.at_ms, found.error) == (codec.name.lower(), len(bomb), 2_000, "TooLargeError")
+
+
+def test_a_position_within_an_unreadable_batch_is_where_it_begins() -> None:
+    bomb = encode_batch(batch_of(9, base=10, attributes=Compression.ZSTD, value=bytes(MIB)))
+    reader = BatchReader(memoryview(bomb), (), 14, limit_bytes=2 * MIB)
+    reader.take(Records(), 100)
+    with pytest.raises(WireError) as refused:
+        reader.unpack()
+    found = reader.unreadable("events", 0, refused.value)
+    assert (found.first, found.last) == (14, 18)
+
+
+@pytest.mark.parametrize("codec", list(Compression))
+@pytest.mark.parametrize("at", [17, 22, 45, HEADER_BYTES + 2, -1])
+def test_a_changed_byte_is_found(codec: Compression, at: int) -> None:
+    data = bytearray(encode_batch(batch_of(5, attributes=codec)))
+    data[at] ^= 1
+    with pytest.raises(WireError):
+        read(bytes(data))
+
+
+def lying(records: bytes, count: int, last: int) -> bytes:
+    """Return a batch, whole and with the right checksum, around records that are what they like."""
+    body = struct.pack(">hiqqqhii", 0, last, 0, 0, -1, -1, -1, count) + records
+    return struct.pack(">qiibI", 0, 9 + len(body), 0, 2, google_crc32c.value(body)) + body
+
+
+ONE = bytes([12, 0, 0, 0, 1, 1, 0])
+
+
+@pytest.mark.parametrize(
+    ("records", "count"),
+    [
+        (ONE, 2),
+        (ONE + b"\x00", 1),
+        (bytes([12, 0, 0, 8, 1, 1, 0]), 1),  # an offset beyond the batch
+        (bytes([12, 0, 0, 2, 1, 1, 0]) + ONE, 2),  # offsets that fall
+        (bytes([12, 0, 0, 0, 0x7E, 1, 0]), 1),  # a key longer than the batch
+        (bytes([14, 0, 0, 0, 1, 1, 2, 1]), 1),  # a header without a name
+        (bytes([18, 0, 0, 0, 1, 1, 2, 2, 0xFF, 1]), 1),  # a name that is no text
+        (bytes([22, 0, 0, 0]) + b"\xfe\xff\xff\xff\xff\xff\xff\xff\xff\x01", 1),
+    ],
+)
+def test_records_that_lie_in_a_sound_batch_are_unreadable(records: bytes, count: int) -> None:
+    with pytest.raises(WireError):
+        read(lying(records, count, max(0, count - 1)))
+
+
+def test_a_sound_batch_made_by_hand_is_read() -> None:
+    assert [row[0] for row in read(lying(ONE, 1, 0))[0]] == [0]
+
+
+@pytest.mark.parametrize("magic", [0, 1])
+def test_an_old_format_is_told_by_its_name(magic: int) -> None:
+    data = bytearray(encode_batch(batch_of(1)))
+    data[16] = magic
+    with pytest.raises(WireError, match=f"format {magic}"):
+        read(bytes(data))
+
+
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
+def test_a_large_batch_is_taken_apart_in_pieces_and_nothing_is_lost(codec: Compression) -> None:
+    sizes = [0, 5, 3 * PIECE_BYTES, 7, PIECE_BYTES // 2, PIECE_BYTES // 2, PIECE_BYTES // 2, *([100] * 5_000), 2 * PIECE_BYTES]
+    records = tuple(Record(offset_delta=at, value=bytes(size)) for at, size in enumerate(sizes))
+    data = encode_batch(RecordBatch(attributes=codec, last_offset_delta=len(sizes) - 1, records=records))
+    found, reader = read(data)
+    assert [len(row[3] or b"") for row in found] == sizes
+    assert [row[0] for row in found] == list(range(len(sizes)))
+    assert reader.position == len(sizes)
+    assert [row[0] for row in read(data, 4_000)[0]] == list(range(4_000, len(sizes)))
+
+
+def test_millions_of_tiny_records_in_one_batch_are_made_a_handful_at_a_time() -> None:
+    count = 500_000
+    log = lying(encode_records([Record(offset_delta=each) for each in range(count)], count - 1), count, count - 1)
+    reader, seen, size = BatchReader(memoryview(log), (), 0, limit_bytes=64 * MIB), 0, 0
+    tracemalloc.start()
+    try:
+        while not reader.done:
+            handful = Records()
+            size += reader.take(handful, 2_000)
+            seen += len(handful)
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert seen == count
+    assert peak < 3 * len(log)
+    assert size >= 24 * count, "records that hold nothing count too, for memory"
+
+
+def test_headers_count_by_what_they_take_and_not_by_what_they_are_packed_in() -> None:
+    many = Record(headers=(("", None),) * 50_000)
+    records = Records()
+    reader = BatchReader(memoryview(encode_batch(RecordBatch(records=(many,)))), (), 0, limit_bytes=MIB)
+    assert reader.take(records, 10) >= 50_000 * 50
+    most = Record(value=bytes(PIECE_BYTES), headers=(("", None),) * (LIMIT_HEADERS + 1))
+    with pytest.raises(WireError, match="headers"):
+        read(encode_batch(RecordBatch(records=(most,))))
