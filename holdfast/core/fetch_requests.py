@@ -90,6 +90,7 @@ def _partitions(reader: Reader, view: memoryview) -> Iterator[Answered]:
             reader.tags("partition")
             yield Answered((topic, partition), code, high, stable, start, aborted, view[begin : begin + size])
         reader.tags("topic")
+    reader.tags("answer")
 
 
 def _aborted(reader: Reader, view: memoryview) -> Iterator[tuple[int, int]]:
