@@ -9,10 +9,11 @@ import sys
 from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
 from holdfast.agents.connections import connector
 from holdfast.agents.feed import Feed, Fetched
@@ -141,7 +142,7 @@ def test_memory_stays_within_its_bound_whatever_is_sent(broker: SessionBroker) -
 def librdkafka(broker: SessionBroker, topic: str, count: int) -> Records:
     consumer = Consumer(broker.client_config(**{"group.id": "x", "enable.auto.commit": False, "isolation.level": "read_committed"}))
     consumer.assign([TopicPartition(topic, 0, 0)])
-    messages = []
+    messages: list[Message] = []
     while len(messages) < count:
         messages += consumer.consume(count - len(messages), 1.0)
     consumer.close()
@@ -190,7 +191,7 @@ def test_the_columns_are_those_that_librdkafka_gives(broker: SessionBroker, time
             for name in ("times_ms", "values", "keys", "headers"):
                 assert [each for fetched in seen for each in getattr(fetched.records, name)] == getattr(wanted, name), name
             assert [offset for fetched in seen for offset in fetched.records.offsets] == list(wanted.offsets)
-            assert all(left.last + 1 == right.first for left, right in zip(seen, seen[1:], strict=False))
+            assert all(left.last + 1 == right.first for left, right in pairwise(seen))
 
     asyncio.run(run())
 
