@@ -15,6 +15,7 @@ from holdfast.agents.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
+from holdfast.cli.tails import without_records
 from holdfast.clients.admin import Admin
 from holdfast.clients.answers import Answer
 from holdfast.clients.tables_blocking import BlockingTableClient
@@ -127,6 +128,17 @@ class _Desk:
         exist = self._partitions({topic for topic, _ in wanted})
         return {place: end for place, (_, end) in self._asking.offsets(sorted(wanted & exist)).items()}
 
+    def records(self, found: _Found) -> list[dict[str, Cell]]:
+        """Return what is shown of *found*; behind what has no lag lies nothing, or markers."""
+        records = found.records(self.ends(found.claims))
+        tails = [((str(each["topic"]), int(str(each["partition"]))), each) for each in records if each["lag"]]
+        ends = [(place, int(str(each["current_offset"])), int(str(each["log_end_offset"]))) for place, each in tails]
+        done = without_records(self.settings, ends, timeout_s=self._timeout_s)
+        for place, each in tails:
+            if (place, each["current_offset"]) in done:
+                each["lag"] = 0
+        return records
+
     @property
     def _asking(self) -> Admin:
         if self._admin is None:
@@ -228,7 +240,7 @@ def list_claims(
     desk = _Desk(context, timeout, stale_ok, wait=wait)
     with desk.tables:
         found = desk.claims(group, topic)
-        records = found.records(desk.ends(found.claims))
+        records = desk.records(found)
     _show(records, output_of(context))
     if not records:
         note("nobody has ever claimed anything there")
@@ -305,7 +317,7 @@ def watch(
                 sleep(interval)
             look += 1
             found = desk.claims(group, topic)
-            records = found.records(desk.ends(found.claims))
+            records = desk.records(found)
             if sys.stdout.isatty() and output is Output.TABLE:
                 print("\x1b[H\x1b[2J" + f"{utc(found.now_s)}   every {interval:g} s, Ctrl-C ends")
                 _show(records, output)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Annotated
 
 import typer
@@ -11,9 +12,11 @@ from holdfast.cli import broker_logs, groups_simulate
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
+from holdfast.cli.tails import without_records
 from holdfast.clients.group_admin import RESET_DEADLINE_S, GroupAdmin
 from holdfast.clients.group_records import Group, Kind, Member, Move, Position, Progress, Step
 from holdfast.clock import system_clock
+from holdfast.config import Settings
 from holdfast.core.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
 from holdfast.errors import ConfigError
 
@@ -38,8 +41,12 @@ Type = Annotated[Kind | None, typer.Option("--type", help="Where a claim group a
 
 
 def _open(context: typer.Context, timeout_s: float = TIMEOUT_S) -> GroupAdmin:
+    return GroupAdmin(_settings(context), timeout_s=timeout_s)
+
+
+def _settings(context: typer.Context) -> Settings:
     chosen = globals_of(context)
-    return GroupAdmin(load_application(chosen.application, chosen.settings()).settings, timeout_s=timeout_s)
+    return load_application(chosen.application, chosen.settings()).settings
 
 
 # -- looking
@@ -73,7 +80,8 @@ def describe(
     verbose = verbose or globals_of(context).verbose > 0
     if members and state:
         raise ConfigError("--members and --state: ask for one of them")
-    with _open(context, timeout) as admin:
+    settings = _settings(context)
+    with GroupAdmin(settings, timeout_s=timeout) as admin:
         if state:
             _show([_group(admin.state(group, kind))], STATE_COLUMNS, output_of(context))
         elif members:
@@ -83,7 +91,7 @@ def describe(
             if not found:
                 note(f"nobody in group {group} holds anything")
         else:
-            positions = admin.describe(group, kind)
+            positions = _without_markers(settings, admin.describe(group, kind), timeout)
             more = ("status", "owner_epoch", "heartbeat_age_s") if verbose else ()
             columns = COLUMNS if all(position.lane is None for position in positions) else LANE_COLUMNS
             _show([_position(position) for position in positions], (*columns, *more), output_of(context))
@@ -117,6 +125,19 @@ def _member(member: Member) -> Record:
         "obeys_pause": member.obeys_pause,
         "assignment": assignment,
     }
+
+
+def _without_markers(settings: Settings, positions: Sequence[Position], timeout_s: float) -> list[Position]:
+    """Return *positions*, those with no lag behind which nothing but markers lies."""
+    tails = [
+        ((each.topic, each.partition), each.current_offset, each.log_end_offset)
+        for each in positions
+        if each.lag and each.current_offset is not None and each.log_end_offset is not None
+    ]
+    done = without_records(settings, tails, timeout_s=timeout_s)
+    return [
+        replace(each, lag=0) if each.lag and ((each.topic, each.partition), each.current_offset) in done else each for each in positions
+    ]
 
 
 def _position(position: Position) -> Record:

@@ -8,13 +8,15 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.cli.__main__ import main
 from holdfast.core.lanes import lane_topic
 from holdfast.core.resets import RESETS_TOPIC
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.pipeline.topic import TopicLog
 from tests.group_desk import GroupDesk
+from tests.harness import wait_for
 
 pytestmark = pytest.mark.broker
 
@@ -178,3 +180,46 @@ def test_a_consumer_group_is_reset_by_the_same_command(desk: GroupDesk, run: Run
     code, out, _ = run("reset-offsets", group, "--shift-by", "-5", "--execute", "-o", "json")
     assert (code, json.loads(out)) == (0, [{"group": group, "topic": topic, "partition": 0, "current_offset": 20, "new_offset": 15}])
     assert json.loads(run("describe", group, "-o", "json")[1])[0]["current_offset"] == 15
+
+
+def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_log(desk: GroupDesk, run: Run) -> None:
+    topic, end = desk.topic("emitted", partitions=1, records=50), 50
+    group = f"agents-{topic}"
+    producer = Producer(desk.broker.client_config(**{"transactional.id": topic}))
+    producer.init_transactions(30)
+
+    def transact(values: int, *, commit: bool) -> None:
+        producer.begin_transaction()
+        for _ in range(values):
+            producer.produce(topic, b"x", partition=0)
+        producer.flush(30)
+        (producer.commit_transaction if commit else producer.abort_transaction)(30)
+
+    def ended(topic: str) -> int:
+        with TopicLog(desk.settings, topic) as log:
+            return log.ends([0])[0]
+
+    def describe(at: int) -> tuple[int, int]:
+        consumer = Consumer(desk.broker.client_config(**{"group.id": group}))
+        consumer.commit(offsets=[TopicPartition(topic, 0, at)], asynchronous=False)
+        consumer.close()
+        code, out, err = run("describe", group, "-o", "json")
+        assert code == 0, err
+        (found,) = json.loads(out)
+        return found["lag"], found["log_end_offset"]
+
+    transact(3, commit=True)
+    wait_for("the marker", lambda: ended(topic) == end + 4, 30)
+    assert describe(end + 3) == (0, end + 4), "behind the last record lies its transaction's marker only"
+    assert describe(end + 2) == (2, end + 4)
+    transact(2, commit=False)
+    wait_for("the marker", lambda: ended(topic) == end + 7, 30)
+    assert describe(end + 3) == (0, end + 7), "nobody is given what was aborted"
+    transact(1, commit=True)
+    wait_for("the marker", lambda: ended(topic) == end + 9, 30)
+    assert describe(end + 3) == (6, end + 9), "a record is there again"
+    producer.begin_transaction()
+    producer.produce(topic, b"x", partition=0)
+    producer.flush(30)
+    assert describe(end + 8) == (2, end + 10), "what may yet be committed counts"
+    producer.abort_transaction(30)
