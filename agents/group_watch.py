@@ -20,6 +20,7 @@ from holdfast.errors import HoldfastError
 logger = logging.getLogger(__name__)
 
 NO_ERROR, ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID = 0, 22, 25, 27, 82
+LOOK_S = 0.1
 _REFUSING = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID})
 
 
@@ -30,9 +31,19 @@ def watch_group(coordinator: Any, keeper: Keeper) -> None:
     async def send(request: Any) -> Any:
         # Before the request is on its way: the broker's clock begins no earlier.
         sent_s, term = time.monotonic(), keeper.membership.term
-        answer = await plain_send(request)
-        _note(keeper.membership, request, answer, sent_s, term)
-        return answer
+        if not isinstance(request, JoinGroupRequest):
+            answer = await plain_send(request)
+            _note(keeper.membership, request, answer, sent_s, term)
+            return answer
+        keeper.membership.joining()
+        looking = asyncio.ensure_future(_look(keeper.membership))
+        try:
+            answer = await plain_send(request)
+            _note(keeper.membership, request, answer, sent_s, term)
+            return answer
+        finally:
+            looking.cancel()
+            keeper.membership.answered()
 
     def push(error: BaseException) -> Any:
         # aiokafka waits for its user to fetch, and to be told then; nothing is fetched through this consumer, so it would wait for ever.
@@ -46,6 +57,12 @@ def watch_group(coordinator: Any, keeper: Keeper) -> None:
 
     coordinator._send_req, coordinator._push_error_to_user = send, push
     coordinator._coordination_task.add_done_callback(ended)
+
+
+async def _look(membership: Membership) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        membership.looked()
 
 
 def _end(keeper: Keeper, error: BaseException | None) -> None:

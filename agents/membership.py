@@ -7,6 +7,8 @@ import math
 from holdfast.clock import Clock, system_clock
 
 NO_TERM = 0
+FROZEN_S = 0.5
+"""A thread that had no turn for so long may have an answer in its socket that it has not read."""
 
 
 class Membership:
@@ -31,11 +33,24 @@ class Membership:
     False
     """
 
-    __slots__ = ("_adopted", "_begun", "_clock", "_heard_s", "_rebalance_s", "_session_s", "_steady_s", "term")
+    __slots__ = (
+        "_adopted",
+        "_begun",
+        "_clock",
+        "_heard_s",
+        "_joining",
+        "_looked_s",
+        "_rebalance_s",
+        "_session_s",
+        "_steady_s",
+        "_turn_s",
+        "term",
+    )
 
     def __init__(self, *, session_s: float, rebalance_s: float, clock: Clock = system_clock) -> None:
         self._session_s, self._rebalance_s, self._clock = session_s, rebalance_s, clock
-        self._heard_s = self._steady_s = -math.inf
+        self._heard_s = self._steady_s = self._looked_s = self._turn_s = -math.inf
+        self._joining = False
         self.term = self._adopted = self._begun = NO_TERM
 
     def synced(self, sent_s: float) -> None:
@@ -52,6 +67,25 @@ class Membership:
         self._heard_s = max(self._heard_s, sent_s)
         if not rebalancing:
             self._steady_s = max(self._steady_s, sent_s)
+
+    def joining(self) -> None:
+        """Note that a Join is about to be sent. The next generation may begin at any moment from here on, and only its answer tells."""
+        self._looked_s = self._turn_s = self._clock.monotonic_s()
+        self._joining = True
+
+    def looked(self) -> None:
+        """Note, now and then while a Join is not answered, that the thread that waits for the answer has its turns.
+
+        A turn that comes late counts for nothing: what has arrived meanwhile is read in the same turn, and understood after it.
+        """
+        now_s = self._clock.monotonic_s()
+        if now_s - self._turn_s < FROZEN_S:
+            self._looked_s = now_s
+        self._turn_s = now_s
+
+    def answered(self) -> None:
+        """Note that no Join is awaited any more."""
+        self._joining = False
 
     def joined(self) -> None:
         """End the term: the group has begun its next generation. Partitions are owned again once that one's assignment is adopted."""
@@ -71,4 +105,6 @@ class Membership:
         if self.term == NO_TERM or self.term != self._adopted:
             return False
         now_s = self._clock.monotonic_s()
+        if self._joining and now_s - self._looked_s >= FROZEN_S:
+            return False
         return now_s - self._heard_s < self._session_s and now_s - self._steady_s < self._rebalance_s

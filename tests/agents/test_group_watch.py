@@ -33,6 +33,8 @@ class Coordinator:
         self._clock, self._closing = clock, asyncio.get_running_loop().create_future()
         self.answers: list[Any] = []
         self.takes_ms = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
         self.pushed: list[BaseException] = []
         self.fails = asyncio.Event()
         self._coordination_task = asyncio.ensure_future(self._routine())
@@ -43,6 +45,7 @@ class Coordinator:
 
     async def _send_req(self, request: object) -> Any:
         self._clock.advance_ms(self.takes_ms)
+        await self.may_answer.wait()
         return self.answers.pop(0)
 
     def _push_error_to_user(self, error: BaseException) -> str:
@@ -130,6 +133,41 @@ def test_from_the_next_generation_on_nothing_is_owned_before_its_assignment_is_a
         assert group.membership.owns()
 
     asyncio.run(next_generation())
+
+
+def test_a_worker_frozen_while_it_joins_owns_nothing_before_it_has_read_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def frozen() -> None:
+        group = Group(monkeypatch)
+        looks = asyncio.Event()
+        monkeypatch.setattr(group_watch, "LOOK_S", 0.001)
+        plain = group.membership.looked
+
+        def look(membership: Membership) -> None:
+            plain()
+            looks.set()
+
+        monkeypatch.setattr(Membership, "looked", look)
+
+        async def turn() -> None:
+            looks.clear()
+            await asyncio.wait_for(looks.wait(), 30)
+
+        await group.assigned()
+        group.coordinator.may_answer.clear()
+        joining = asyncio.ensure_future(group.ask(JOIN, answer(0)))
+        await turn()
+        assert group.membership.owns(), "the others may be as slow as they like, within the session"
+        group.clock.advance_ms(1_000)
+        assert not group.membership.owns()
+        await turn()
+        assert not group.membership.owns(), "what came while it was frozen is being read in this turn"
+        await turn()
+        assert group.membership.owns()
+        group.coordinator.may_answer.set()
+        await joining
+        assert not group.membership.owns()
+
+    asyncio.run(frozen())
 
 
 def test_a_rebalance_keeps_a_member_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
