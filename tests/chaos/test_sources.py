@@ -130,3 +130,19 @@ def test_workers_beyond_the_number_of_partitions_are_idle_and_take_over(applicat
     busy.stop()
     wait_for("takeover", lambda: len(idle.applied()) == 2 and idle.ready, 60, app.tails)
     prove(app, load.stop())
+
+
+def test_a_source_that_ends_with_the_marker_of_a_commit_leaves_no_lag(application: MakeApplication) -> None:
+    app = application(partitions=1, instance_id="only")
+    producer = Producer(app.broker.client_config(**{"transactional.id": app.name}))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    producer.produce(app.source, b"add key 1", partition=0)
+    producer.commit_transaction(30)
+    worker = app.worker().start().wait_ready()
+
+    def told() -> bool:
+        lags = list(worker.metric("kafka_consumergroup_lag").values())
+        return worker.applied().get(("counts", 0)) == 0 and lags == [0]
+
+    wait_for("a lag of 0", told, 60, lambda: f"{worker.metric('kafka_consumergroup_lag')}\n{worker.tail()}")
