@@ -74,7 +74,9 @@ class Keeper:
         self.trickle = Trickle(settings.linger_ms / 1000)
         self.commit_timeout_s = settings.commit_timeout_s
         self.transaction_bytes = settings.inflight_bytes
-        self.quarantine_topic = settings.quarantine_topic
+        self.quarantine_topic, self.quarantine_limit = settings.quarantine_topic, settings.quarantine_limit
+        self.held: dict[Held, str] = {}
+        """Why partitions stand still though they are this worker's: a person has to do something, and no restart would."""
         self.url = settings.advertised_url
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast")
@@ -385,6 +387,8 @@ class Keeper:
             return "the group has not confirmed this worker for a session, or does not know it: another may own these partitions by now"
         if self.feed.broker_down:
             return "broker unreachable"
+        if self.held:
+            return "; ".join(self.held.values())
         lost = [held for held, owned in self._owned.items() if not owned.part.serving]
         return f"lost to a newer owner: {lost}" if lost else None
 

@@ -17,7 +17,7 @@ from holdfast.errors import FencedError
 from holdfast.tables.changelog import TURN_S
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import Partition
-from holdfast.tables.transactions import UndeliverableError
+from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
 
 if TYPE_CHECKING:
     from holdfast.agents.keeper import Keeper
@@ -36,6 +36,9 @@ TRANSACTION_ROWS = 100_000
 """How many rows one transaction changes, about. Where it changes more, hardly one is changed twice; and all are held until it is committed."""
 FEW_ROWS = 500
 """So many are written to RocksDB in a ms or two, right here: to wake a thread for it takes longer than the few of a live transaction do."""
+HOLD_S, HOLD_TICK_S = 5.0, 0.1
+"""How long a partition whose record a topic refuses waits before it tries again, and how soon it sees that it was revoked."""
+MISSING = name_of(UNKNOWN_TOPIC)
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
 Kafka takes by default, and only where the record is and why it was refused."""
@@ -55,6 +58,7 @@ class Runner:
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[None] | None = None
         self._failed = False
+        self._refused, self._poisoned, self._told = 0, "", ""
 
     def hand(self, event: Any) -> None:
         """Take over one fetched event; it is acked when its records are durable, or dropped when the partition is lost."""
@@ -97,6 +101,11 @@ class Runner:
         part, keeper = self.part, self._keeper
         folder = part.folder
         first: Fetched = events[0].value
+        if self._poisoned:
+            while await self._hold(self._poisoned, first.epoch):
+                pass
+            self._let_go(events)
+            return
         assert first.first <= folder.applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {first.first}"
         )
@@ -105,12 +114,16 @@ class Runner:
         if changes is not None:
             folded_s = time.monotonic()
             try:
-                await self._write(changes, [event.value for event in events])
+                is_written = await self._write_at_last(changes, [event.value for event in events], first.epoch)
             except FencedError as error:
-                for event in events:
-                    keeper.void(event)
+                self._let_go(events)
                 keeper.lost(part, first.epoch, error)
                 return
+            if not is_written:  # revoked meanwhile; this worker may keep the partition all the same, and read these records again
+                folder.rollback()
+                self._let_go(events)
+                return
+            self._note_refused(changes)
             folder.commit()
             part.wake_readers()
             keeper.progressed()
@@ -162,6 +175,66 @@ class Runner:
             yield fetched.records.batch(fetched.partition, self.part.processor.inputs)
             if event is events[-1] and time.monotonic() - began_s > BACKLOG_S:
                 events += self._gather(sum(each.value.size_bytes for each in events))
+
+    def _let_go(self, events: list[Any]) -> None:
+        for event in events:
+            self._keeper.void(event)
+
+    async def _write_at_last(self, changes: Changes, fetched: list[Fetched], epoch: int) -> bool:
+        """Write a transaction, however long a topic refuses a record of it; False when the partition was revoked before that.
+
+        What a topic refuses is the cluster's mood, not the record's fault, and may not change what is folded: so the record is neither
+        quarantined nor left out. A restart would not mend it and would take all other partitions down: so this one waits, and says why.
+        """
+        held = False
+        while True:
+            try:
+                await self._write(changes, fetched)
+            except UndeliverableError as error:
+                if error.topic == self.part.changelog and error.why.startswith(MISSING):
+                    raise  # one made again is another topic: it lacks the rows that this state is made of
+                held = True
+                if not await self._hold(str(error), epoch):
+                    return False
+            else:
+                if held:
+                    logger.warning("partition %d of %s goes on", self.part.partition, self.part.processor.table)
+                return True
+
+    async def _hold(self, why: str, epoch: int) -> bool:
+        """Stand still for a while, let readiness tell why, and return whether the partition is still this worker's."""
+        part, keeper = self.part, self._keeper
+        held, until_s = (part.processor.name, part.partition), time.monotonic() + HOLD_S
+        text = f"{part.processor.name} partition {part.partition} stands still: {why}"
+        if self._told != why:
+            logger.error("%s", text)
+            self._told = why
+        keeper.held[held] = text
+        try:
+            while keeper.owns(part, epoch) and time.monotonic() < until_s:
+                keeper.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
+                await asyncio.sleep(HOLD_TICK_S)
+            return keeper.owns(part, epoch)
+        finally:
+            if not keeper.owns(part, epoch):
+                keeper.held.pop(held, None)
+
+    def _note_refused(self, changes: Changes) -> None:
+        """Count records refused in a row, by transactions of which none was accepted."""
+        refused, limit, part = changes.refused, self._keeper.quarantine_limit, self.part
+        self._keeper.held.pop((part.processor.name, part.partition), None)
+        self._told = ""
+        if len({each.offset for each in refused if each.stage != "wake"}) < changes.records:
+            self._refused = 0
+            return
+        self._refused += changes.records
+        if limit and self._refused >= limit:
+            last = refused[-1]
+            self._poisoned = (
+                f"{self._refused} records in a row were quarantined (quarantine_limit is {limit}), the last at offset {last.offset} of "
+                f"{part.processor.source} at {last.stage}: {last.error}: {last.reason[:200]}; mend the processor and restart the worker, which "
+                "goes on after that offset, or raise quarantine_limit"
+            )
 
     async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
         keeper, refused = self._keeper, changes.refused

@@ -124,6 +124,10 @@ class Settings:
     )
     commit_timeout_s: float = field(default=30.0, metadata=_doc("longest wait for a commit, retries included", low=1, high=900))
     stall_timeout_s: float = field(default=60.0, metadata=_doc("a worker without progress for this long exits", low=1, high=86_400))
+    quarantine_limit: int = field(
+        default=10_000,
+        metadata=_doc("a partition stands still after so many quarantined records in a row; 0: never", low=0, high=1_000_000_000),
+    )
 
     linger_ms: int = field(default=40, metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000))
     fetch_records: int = field(default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000))

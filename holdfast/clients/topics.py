@@ -6,18 +6,25 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import Any
 
 from holdfast.config import Settings
+from holdfast.core.folding import LIMIT_BYTES
 from holdfast.core.processor import Processor
+from holdfast.core.rows import LIMIT_KEY_BYTES
 from holdfast.errors import TopicError
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
 DEFAULT_MESSAGE_BYTES = 1_048_588
 """Kafka's own limit of a record batch (`max.message.bytes`)."""
+BATCH_BYTES = 1024
+"""What a record batch of one record takes besides its key, value and headers, and to spare."""
+EMIT_BYTES = LIMIT_BYTES + BATCH_BYTES
+ROW_BYTES = LIMIT_BYTES + LIMIT_KEY_BYTES + BATCH_BYTES
+"""What a topic must take so that no emit, and no row, that the fold's own limit allows is refused there."""
 
 
 class Role(StrEnum):
@@ -47,6 +54,8 @@ class TopicSpec:
     config: Mapping[str, str]
     replication_factor: int
     role: Role
+    takes_bytes: int = 0
+    """How large a record batch it must take at least."""
     source: str | None = None
     """The topic whose partitions it follows: of a changelog, and of a topic that a fold emits to in place."""
 
@@ -153,15 +162,18 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
     for processor in processors:
         count = specs[processor.source].partitions
         changelog = processor.changelog(settings.app)
-        specs[changelog] = _spec(settings, changelog, Role.CHANGELOG, count, _CHANGELOG, source=processor.source)
+        specs[changelog] = _spec(
+            settings, changelog, Role.CHANGELOG, count, _CHANGELOG | _ROOM, takes_bytes=ROW_BYTES, source=processor.source
+        )
     for processor in processors:
         count = partitions or specs[processor.source].partitions
         for name in processor.emits:
             if processor.in_place:
                 wide = specs[processor.source].partitions
-                specs[name] = _spec(settings, name, Role.EMIT, wide, _LOG, source=processor.source)
+                specs[name] = _spec(settings, name, Role.EMIT, wide, _LOG | _ROOM, source=processor.source)
             else:
-                specs.setdefault(name, _spec(settings, name, Role.EMIT, cluster.partitions(name) or count, _LOG))
+                specs.setdefault(name, _spec(settings, name, Role.EMIT, cluster.partitions(name) or count, _LOG | _ROOM))
+            specs[name] = replace(specs[name], takes_bytes=EMIT_BYTES)
     widest = max((spec.partitions or 0 for spec in specs.values() if spec.role in (Role.SOURCE, Role.COORDINATION)), default=0)
     quarantine, workers = settings.quarantine_topic, settings.workers_topic
     count = cluster.partitions(quarantine) or widest or None
@@ -181,6 +193,7 @@ _CHANGELOG = {
     "delete.retention.ms": str(DAY_MS),
 }
 _WORKERS = _CHANGELOG
+_ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
 _QUARANTINE = _LOG | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
 
 
@@ -191,7 +204,14 @@ def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
 
 
 def _spec(
-    settings: Settings, name: str, role: Role, partitions: int | None, config: Mapping[str, str], *, source: str | None = None
+    settings: Settings,
+    name: str,
+    role: Role,
+    partitions: int | None,
+    config: Mapping[str, str],
+    *,
+    takes_bytes: int = 0,
+    source: str | None = None,
 ) -> TopicSpec:
     # With three replicas, two must have a record before it counts as written: then losing any one broker loses nothing. With two,
     # asking for both would stop all writing as soon as one is away.
@@ -202,13 +222,14 @@ def _spec(
         config={**config, **safe},
         replication_factor=settings.replication_factor,
         role=role,
+        takes_bytes=takes_bytes,
         source=source,
     )
 
 
 _OURS = ("cleanup.policy", "message.timestamp.type", "min.insync.replicas")
 ALTERABLE = {
-    Role.CHANGELOG: _OURS,
+    Role.CHANGELOG: (*_OURS, "max.message.bytes"),
     Role.WORKERS: _OURS,
     Role.QUARANTINE: ("message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
     Role.SOURCE: ("message.timestamp.type",),
@@ -244,7 +265,11 @@ def _count(spec: TopicSpec) -> int:
 def _changes(spec: TopicSpec, state: TopicState) -> dict[str, str]:
     # Asking for two copies in sync of a topic that has fewer would stop every write to it.
     keys = [key for key in ALTERABLE[spec.role] if key in spec.config and (key != "min.insync.replicas" or state.replication_factor >= 3)]
-    return {key: spec.config[key] for key in keys if key in state.config and state.config[key] != spec.config[key]}
+    return {key: spec.config[key] for key in keys if key in state.config and not _is_as_wanted(key, state.config[key], spec.config[key])}
+
+
+def _is_as_wanted(key: str, found: str, wanted: str) -> bool:
+    return int(found) >= int(wanted) if key == "max.message.bytes" else found == wanted
 
 
 def check(specs: Sequence[TopicSpec], cluster: Cluster) -> list[Finding]:
@@ -286,7 +311,13 @@ def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
     yield from _check_time(spec, state)
     yield from _check_replicas(spec, state)
     wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
-    if wanted is not None and size is not None and int(size) < int(wanted):
+    if size is not None and int(size) < spec.takes_bytes:
+        what = "row" if spec.role is Role.CHANGELOG else "record"
+        message = (
+            f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a partition would stand still at it"
+        )
+        yield _error(spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}"))
+    elif spec.role is Role.QUARANTINE and wanted is not None and size is not None and int(size) < int(wanted):
         message = f"max.message.bytes is {size}, so the largest records are quarantined without their value"
         yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
 

@@ -21,6 +21,9 @@ STEP_RECORDS = 512
 STEP_S = 0.05
 """What a step may take: a caller lets others work between steps. At full speed one of STEP_RECORDS takes 2 ms."""
 LIMIT_BYTES = 1_000_000
+"""What a row, and a record that is emitted, may take. Topics are asked for as much when a worker starts."""
+HEADER_BYTES = 10
+"""What a header takes besides its name and content, at most."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -383,7 +386,7 @@ class Folder(Generic[R]):
         for header in emit.headers:
             match header:
                 case (str() as name, bytes() | None as content):
-                    size += len(name.encode()) + len(content or b"")
+                    size += HEADER_BYTES + len(name.encode()) + len(content or b"")
                 case _:
                     raise FoldError(f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None")
         if size > self._limit_bytes:

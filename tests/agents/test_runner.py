@@ -17,6 +17,7 @@ from holdfast.core.folding import STEP_RECORDS, Changes, Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.core.rows import Rows
 from holdfast.pipeline.folding import DictStore
+from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
 
 
 def count(rows: Rows[int], event: bytes, at_ms: int) -> None:
@@ -53,9 +54,12 @@ class Part:
         self.emitted: list[list[Emit]] = []
         self.kept: list[tuple[int, int]] = []
         self.begun = asyncio.Event()
+        self.refusals: list[Exception] = []
 
     async def commit(self, changes: Changes, extra: object, timeout_s: float) -> int:
         self.begun.set()
+        if self.refusals:
+            raise self.refusals.pop(0)
         await asyncio.sleep(0.02)
         self.transactions.append(changes.records)
         self.emitted.append(changes.emits)
@@ -77,6 +81,7 @@ class Desk:
         self.acked = self.progress = self.threads = 0
         self.failures: list[BaseException] = []
         self.long_folds, self.owned, self.voided = asyncio.Lock(), True, 0
+        self.quarantine_limit, self.held = 0, dict[tuple[str, int], str]()
 
     def owns(self, part: object, epoch: int) -> bool:
         return self.owned
@@ -324,3 +329,119 @@ def test_a_transaction_that_changes_many_rows_ends_and_what_is_left_is_the_next(
     monkeypatch.setattr("holdfast.agents.runner.TRANSACTION_ROWS", 100)
     assert max(transacted(EACH, 5_000).transactions) <= 100 + STEP_RECORDS, "some of a step more than wanted"
     assert transacted(COUNT, 5_000).transactions == [5_000], "one row, changed often, is one row"
+
+
+# -- partitions that stand still
+
+TOO_LARGE = UndeliverableError("echoes", "MSG_SIZE_TOO_LARGE: too large")
+
+
+def fail(rows: Rows[int], event: bytes, at_ms: int) -> None:
+    if event == b"x":
+        raise ValueError("poison")
+
+
+POISON = Processor(name="poison", source="events", decode=bytes, fold=fail, row=int)
+
+
+async def until(condition: Callable[[], Any]) -> None:
+    async with asyncio.timeout(30):
+        while not condition():  # noqa: ASYNC110  several things are awaited in this way, none of which tells
+            await asyncio.sleep(0.01)
+
+
+def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.agents.runner.HOLD_S", 0.05)
+
+    async def run() -> None:
+        part, desk = Part(ECHO), Desk()
+        part.refusals = [TOO_LARGE] * 3
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(event_of(0))
+        await until(lambda: desk.held)
+        assert "echo partition 0 stands still: topic echoes refused a record" in desk.held["echo", 0]
+        assert "raise its max.message.bytes" in desk.held["echo", 0]
+        progress = desk.progress
+        await until(lambda: desk.progress > progress)
+        assert runner.job is not None
+        await asyncio.wait_for(runner.job, 30)
+        assert (part.transactions, desk.acked, desk.failures, desk.held) == ([1], 1, [], {})
+
+    asyncio.run(run())
+
+
+def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_come_back() -> None:
+    async def run() -> None:
+        part, desk = Part(ECHO), Desk()
+        part.refusals = [TOO_LARGE]
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(event_of(0))
+        await until(lambda: desk.held)
+        desk.owned = False
+        assert runner.job is not None
+        await asyncio.wait_for(runner.job, 30)
+        assert (part.transactions, desk.voided, desk.held, desk.failures) == ([], 1, {}, [])
+        desk.owned = True
+        runner.hand(event_of(0))
+        await asyncio.wait_for(runner.job, 30)
+        assert [emit.value for emits in part.emitted for emit in emits] == [b"1"], "folded again from where it was"
+
+    asyncio.run(run())
+
+
+def test_a_changelog_that_is_gone_ends_the_worker() -> None:
+    async def run() -> None:
+        part, desk = Part(ECHO), Desk()
+        part.refusals = [UndeliverableError("log", name_of(UNKNOWN_TOPIC))]
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(event_of(0))
+        await until(lambda: desk.failures)
+
+    asyncio.run(run())
+
+
+def test_a_partition_that_quarantines_without_end_stands_still_after_what_it_committed() -> None:
+    async def run(limit: int) -> tuple[Part, Desk]:
+        part, desk = Part(POISON), Desk()
+        desk.quarantine_limit = limit
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        for first in range(0, 40, 10):
+            runner.hand(events_of(first, 10))
+            if first == 20 and limit:
+                await until(lambda: desk.held)
+                break
+            await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
+        if limit:
+            assert (
+                "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of events" in desk.held["poison", 0]
+            )
+            assert part.folder.applied == 19
+            desk.owned = False
+            await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
+            assert (desk.held, desk.voided) == ({}, 1)
+        return part, desk
+
+    part, desk = asyncio.run(run(15))
+    assert (part.transactions, desk.acked, desk.failures) == ([10, 10], 2, [])
+    part, desk = asyncio.run(run(0))
+    assert (part.transactions, desk.held) == ([10] * 4, {})
+
+
+def test_one_record_that_is_accepted_begins_the_count_of_refused_ones_anew() -> None:
+    async def run() -> None:
+        part, desk = Part(POISON), Desk()
+        desk.quarantine_limit = 15
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        for first in range(0, 60, 10):
+            event = events_of(first, 10)
+            if first % 20:
+                event = SimpleNamespace(value=Fetched(0, "events", 0, first, last=first + 9, size_bytes=10))
+                values = [b"x"] * 9 + [b"fine"]
+                event.value.records.take(
+                    [Message(topic="events", partition=0, offset=first + at, value=v, timestamp=(2, 1_000)) for at, v in enumerate(values)]
+                )
+            runner.hand(event)
+            await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
+        assert (part.folder.applied, desk.held) == (59, {})
+
+    asyncio.run(run())

@@ -6,14 +6,15 @@ from collections.abc import Sequence
 
 from confluent_kafka import Producer
 
-from holdfast.clients.admin import Admin
+from holdfast.clients.admin import Admin, create_topics
 from holdfast.clients.quarantine import Quarantined, read_record
 from holdfast.clients.topics import AlterConfig
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application
+from tests.harness import Application, wait_for
 from tests.proof import Proof, prove
 
 MIB = 1 << 20
+DEADLINE_S = 120.0
 ROOMY = {"max.message.bytes": str(16 * MIB)}
 
 Header = tuple[str, bytes]
@@ -107,19 +108,49 @@ def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -
     assert (found["counts", heads].truncated_bytes, found["counts", heads].headers) == (1_000, ())
 
 
-def test_a_topic_that_refuses_what_a_fold_makes_stops_the_worker_and_says_which(application: MakeApplication) -> None:
-    app = application(partitions=1, instance_id="only")
-    worker = app.worker()
+def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(application: MakeApplication) -> None:
+    app = application(partitions=1)
     changelog = app.processors[0].changelog(app.settings.app)
-    refusing = {app.out: b"shout s1 50000", changelog: b"grow g1 50000"}
-    for topic, record in refusing.items():
+    for topic in (app.out, changelog):
+        Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "20000"})])
+    worker = app.worker().start()
+    assert worker.wait_exit(60) > 0
+    for topic in (app.out, changelog):
+        assert worker.said(rf"topic {topic} max.message.bytes is 20000, .*--add-config max.message.bytes=1048588"), worker.tail()
+    write(app, b"shout s1 50000", b"grow g1 50000")
+    for topic in (app.out, changelog):
+        Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "1048588"})])
+    worker.start()
+    prove(app)
+
+
+def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_is_set_right(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    worker = app.worker().start()
+    wait_for("the worker is ready", lambda: worker.ready, DEADLINE_S, app.tails)
+    changelog = app.processors[0].changelog(app.settings.app)
+    for topic, record in {app.out: b"shout s1 50000", changelog: b"grow g1 50000"}.items():
         Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "20000"})])
         write(app, record)
-    for _ in refusing:
-        code = worker.start().wait_exit(60)
-        assert code > 0
-        assert worker.said(r"topic \S+ refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"), worker.tail()
-        refused = next(each for each in refusing if worker.said(f"topic {each} refused a record"))
-        Admin(app.settings).apply([AlterConfig(topic=refused, config={"max.message.bytes": "1048588"})])
-    worker.start()
+        said = rf"stands still: topic {topic} refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"
+        wait_for("the worker says so", lambda said=said: worker.said(said), DEADLINE_S, app.tails)  # type: ignore[misc]
+        wait_for("it is not ready", lambda: not worker.ready, DEADLINE_S, app.tails)
+        assert worker.running
+        Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "1048588"})])
+        wait_for("it is ready again", lambda: worker.ready, DEADLINE_S, app.tails)
+    assert worker.running
+    prove(app)
+
+
+def test_a_topic_that_is_deleted_while_a_worker_runs_holds_who_emits_to_it_until_it_is_made_again(application: MakeApplication) -> None:
+    app = application(partitions=1)
+    worker = app.worker().start()
+    wait_for("the worker is ready", lambda: worker.ready, DEADLINE_S, app.tails)
+    app.broker.delete_topics([app.out])
+    write(app, b"shout s1 10")
+    wait_for("the worker says so", lambda: worker.said(rf"stands still: topic {app.out} refused a record: "), DEADLINE_S, app.tails)
+    assert worker.running
+    create_topics(app.settings, app.processors, partitions=1)
+    wait_for("it is ready again", lambda: worker.ready, DEADLINE_S, app.tails)
+    assert worker.running
     prove(app)

@@ -113,6 +113,7 @@ def test_created_changelogs_are_compacted_in_append_time_and_sources_are_logs() 
         "min.cleanable.dirty.ratio": "0.1",
         "segment.ms": "3600000",
         "delete.retention.ms": "86400000",
+        "max.message.bytes": "1048588",
     }
     assert configs[Role.SOURCE] == {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
     assert configs[Role.QUARANTINE]["max.message.bytes"] == "4194352"
@@ -209,6 +210,20 @@ CHANGELOG = "shop-totals.v1-changelog"
         ),
         ("changelog", topic(CHANGELOG, 4, COMPACTED, min_insync_replicas="2"), ERROR, "no write can succeed", "min.insync.replicas=1"),
         ("changelog", topic(CHANGELOG, 4, COMPACTED, replicas=3), WARNING, "counts as written with one copy", "min.insync.replicas=2"),
+        (
+            "changelog",
+            topic(CHANGELOG, 4, COMPACTED, max_message_bytes="1000000"),
+            ERROR,
+            "a fold may write a row that takes 1033792",
+            "holdfast topics create --alter",
+        ),
+        (
+            "emit",
+            topic("big-customers", 2, max_message_bytes="20000"),
+            ERROR,
+            "max.message.bytes is 20000, and a fold may write a record that takes 1001024",
+            "--entity-name big-customers --add-config max.message.bytes=1048588",
+        ),
         ("source", topic("orders", 4), WARNING, "message.timestamp.type is CreateTime", "--alter"),
         ("source", topic("orders", 4, COMPACTED), WARNING, "disappear from its history", "run kafka-configs"),
         ("quarantine", topic("shop-quarantine", 4, GOOD), WARNING, "without their value", "max.message.bytes=4194352"),
@@ -287,6 +302,34 @@ def test_alter_sets_right_what_loses_nothing() -> None:
         AlterConfig(topic=CHANGELOG, config={"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}),
         AlterConfig(topic="shop-quarantine", config={"max.message.bytes": "4194352"}),
     ]
+
+
+def test_alter_makes_room_for_rows_and_never_takes_any_away() -> None:
+    small, large = (topic(CHANGELOG, 4, COMPACTED, max_message_bytes=size) for size in ("20000", "9000000"))
+    roomy = topic("shop-quarantine", 4, GOOD, max_message_bytes="9000000")
+    assert plan(specs(world(changelog=small)), world(changelog=small), alter=True) == [
+        AlterConfig(topic=CHANGELOG, config={"max.message.bytes": "1048588"})
+    ]
+    state = world(changelog=large, quarantine=roomy)
+    assert plan(specs(state), state, alter=True) == []
+
+
+def test_a_source_that_another_processor_emits_to_must_take_what_it_emits() -> None:
+    chained = (TOTALS, processor("big", "big-customers"))
+    state = cluster(*world().topics.values(), topic("shop-big.v1-changelog", 2, COMPACTED))
+    small = topic("big-customers", 2, GOOD, max_message_bytes="20000")
+    assert (
+        findings(
+            replace(
+                state, topics={**state.topics, small.name: replace(small, config=DEFAULTS | {"message.timestamp.type": "LogAppendTime"})}
+            ),
+            SETTINGS,
+            *chained,
+        )
+        == []
+    )
+    (finding,) = findings(replace(state, topics={**state.topics, small.name: small}), SETTINGS, *chained)
+    assert (finding.severity, finding.topic) == (ERROR, "big-customers")
 
 
 def test_alter_never_turns_a_compacted_source_into_one_that_deletes() -> None:
