@@ -178,7 +178,7 @@ def read_live(processor: Processor[Any, Any], settings: Settings) -> list[LivePa
 def _live_partition(processor: Processor[Any, Any], changelog: str, partition: int, read: Iterator[list[Message]]) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     marker = Marker(NOTHING_APPLIED, -1, processor.version)
-    open_records = 0
+    open_records, objection = 0, None
     for messages in read:
         for message in messages:
             key, value = message.key(), message.value()
@@ -187,7 +187,10 @@ def _live_partition(processor: Processor[Any, Any], changelog: str, partition: i
                     f"{changelog} partition {partition} offset {message.offset()}: a record without a key is not holdfast's"
                 )
             if key == APPLIED:
-                marker, open_records = decode_marker(value or b""), 0
+                try:
+                    marker, open_records, objection = decode_marker(value or b""), 0, None
+                except ChangelogError as error:  # of a stray, if a position follows
+                    objection, open_records = error, open_records + 1
             else:
                 open_records += 1
                 if value is None:
@@ -195,8 +198,13 @@ def _live_partition(processor: Processor[Any, Any], changelog: str, partition: i
                 else:
                     stored[key] = value
     where = f"{changelog} partition {partition}"
+    if objection is not None:
+        raise objection
     if open_records:
-        raise ChangelogError(f"{where} ends with {open_records} records that no marker closes: it was written by something else")
+        raise ChangelogError(
+            f"{where} ends with {open_records} records that no marker closes: it was written by something else; "
+            f"`holdfast tables repair {processor.name}` shows what, and the ways on"
+        )
     if marker.version != processor.version:
         raise ChangelogError(f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}")
     return LivePartition(partition=partition, marker=marker, stored=stored)

@@ -13,7 +13,7 @@ from confluent_kafka import Message
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.core.codec import APPLIED, decode_marker, row_key
+from holdfast.core.codec import APPLIED, Marker, decode_marker, row_key
 from holdfast.core.folding import Changes, Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.errors import ChangelogError
@@ -86,6 +86,7 @@ class Partition:
         self._folder: Folder[Any] | None = None
         self._held: dict[bytes, bytes | None] = {}
         self._torn = False
+        self._objection: ChangelogError | None = None
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
@@ -213,22 +214,56 @@ class Partition:
         keys: list[Any] = list(map(Message.key, messages))
         values = list(map(Message.value, messages))
         closed = len(keys) - keys[::-1].index(APPLIED) if APPLIED in keys else 0
-        if closed:
-            marker = values[closed - 1]
-            if marker is None:
-                raise ChangelogError(self._made_again())
+        marker = self._position(values[closed - 1], messages[closed - 1]) if closed else None
+        if marker is None:
+            closed = 0
+        else:
             # Only the last of a row's changes counts. Markers of the transactions before are among the keys, and written over by this one's.
             self._held.update(zip(keys[:closed], values, strict=False))
             del self._held[APPLIED]
             changelog_next = (messages[closed - 1].offset() or 0) + 1
-            self._store.write(self._held.items(), decode_marker(marker), changelog_next, options=options)
+            self._store.write(self._held.items(), marker, changelog_next, options=options)
             self._held = {}
             self._notify(self)
         self._torn = closed < len(keys)
         self._held.update(zip(keys[closed:], values[closed:], strict=True))
+        self._held.pop(APPLIED, None)
         if len(self._held) > HELD_ROWS:
             self._store.write_pieces(list(self._held.items()), (messages[-1].offset() or 0) + 1, options=options)
             self._held = {}
+
+    def _position(self, value: bytes | None, message: Message) -> Marker | None:
+        """Return the position that a transaction ends with; None for one that is no position, which is objected to if no good one follows."""
+        try:
+            if value is None:
+                raise ChangelogError(self._made_again())
+            marker = decode_marker(value)
+        except ChangelogError as error:
+            self._objection = ChangelogError(
+                f"{self.changelog} partition {self.partition}, offset {message.offset()}: {error}{self._way_out()}"
+            )
+            return None
+        self._objection = None
+        return marker
+
+    @property
+    def misplaced(self) -> ChangelogError | None:
+        """Return what is wrong with the last position that was read, None when it is one."""
+        return self._objection
+
+    def objection(self) -> ChangelogError | None:
+        """Return what is wrong with the changelog as far as it was read, None when it ends as a worker leaves it."""
+        if self._objection is not None:
+            return self._objection
+        if not self._torn:
+            return None
+        return ChangelogError(
+            f"changelog {self.changelog} partition {self.partition} ends inside a transaction: records behind {self.changelog_next} have no "
+            f"position after them{self._way_out()}"
+        )
+
+    def _way_out(self) -> str:
+        return f"; `holdfast tables repair {self.processor.name}` shows what no worker wrote, and the ways on"
 
     def _made_again(self) -> str:
         return (
@@ -248,7 +283,7 @@ class Partition:
 
     def forget_torn(self) -> None:
         """Drop records that no marker has closed; they come again when reading resumes at `changelog_next`."""
-        self._held, self._torn = {}, False
+        self._held, self._torn, self._objection = {}, False, None
 
     def rebuild(self, cause: str) -> None:
         """Set the store aside and begin an empty one, which knows of no time at which it was current."""

@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.errors import BrokerError, ChangelogError
+from holdfast.errors import BrokerError
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import Place, by_place, only
@@ -89,6 +89,9 @@ class _Reader:
         found = by_place(drain(self.consumer, limit, timeout_s), self._only_topic, self._on_error)
         for place, messages in found.items():
             self.parts[place].apply(messages, options)
+        for part in self._ended:
+            if part.misplaced is not None:
+                raise part.misplaced
         return sum(map(len, found.values())), self._ended
 
     def _on_error(self, message: Message, error: KafkaError) -> None:
@@ -167,8 +170,8 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
             total += records
             for part in ended:
                 place = part.changelog, part.partition
-                if part.torn():
-                    raise ChangelogError(f"changelog {part.changelog} partition {part.partition} ends inside a transaction")
+                if (objection := part.objection()) is not None:
+                    raise objection
                 if part.whole:
                     if reader.is_whole(place):
                         todo.discard(place)

@@ -32,6 +32,7 @@ COMMANDS = {
     "producers": "Show who may send under which name, and what came of it.",
     "quarantine": "List, show and retry records that could not be decoded or folded.",
     "replay": "Fold a processor over its source's history, in this process or on Spark.",
+    "tables": "Look into the changelogs of tables, and repair them.",
     "topics": "List, create, check and describe the topics of an application.",
     "verify": "Compare a live table with a replay of its source.",
 }

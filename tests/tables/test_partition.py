@@ -172,10 +172,28 @@ def test_a_store_with_rows_of_several_transactions_is_whole_at_the_last_of_them_
     part.close()
 
 
-def test_a_changelog_without_its_marker_s_value_was_made_again(tmp_path: Path) -> None:
+def test_a_changelog_that_ends_without_its_marker_s_value_was_made_again(tmp_path: Path) -> None:
     part = opened(tmp_path)
+    part.apply([Message(topic="log", partition=0, offset=0, key=APPLIED, value=None)], LOGGED)
     with pytest.raises(ChangelogError, match="deleted and made again"):
-        part.apply([Message(topic="log", partition=0, offset=0, key=APPLIED, value=None)], LOGGED)
+        raise part.misplaced or AssertionError("nothing is wrong")
+    part.close()
+
+
+@pytest.mark.parametrize("value", [None, b"", b"stray", bytes(16)])
+def test_a_position_that_is_none_closes_nothing_and_one_that_follows_does(tmp_path: Path, value: bytes | None) -> None:
+    records, states = logged([{"k0": 1}, {"k1": 2}])
+    part = opened(tmp_path)
+    stray = Message(topic="log", partition=0, offset=2, key=APPLIED, value=value)
+    part.apply([*records[:2], stray], LOGGED)
+    assert isinstance(part.misplaced, ChangelogError)
+    assert "tables repair" in str(part.objection())
+    assert shown(part) == {}
+    later = [Message(topic="log", partition=0, offset=3 + at, key=each.key(), value=each.value()) for at, each in enumerate(records[2:])]
+    part.apply(later, LOGGED)
+    assert not part.torn()
+    assert part.objection() is None
+    assert shown(part) == {**states[2], row_key("k1"): b"2"}
     part.close()
 
 

@@ -1,0 +1,123 @@
+"""`holdfast tables`: what else than a worker wrote into a table's changelog, and the ways on from there."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Cell, Output, note, show, show_json
+from holdfast.core.codec import META, ROW, WAKE
+from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.cli.tables_mending import Step
+    from holdfast.core.strays import Stray
+
+app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into the changelogs of tables, and repair them.")
+
+COLUMNS = ("partition", "offset", "kind", "key", "producer_id", "why")
+_KINDS = {META: "bookkeeping", WAKE: "timer", ROW: "row"}
+
+
+@app.callback()
+def tables() -> None:
+    """Keep `repair` a command of its own."""
+
+
+@app.command(
+    help="Show what in a table's changelog no worker wrote, and what would be written to make it good again; with --execute, write it. "
+    "All workers of the application must have stopped. Exit code 1 when there is something to repair and it was not."
+)
+def repair(
+    context: typer.Context,
+    name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor whose table it is.")],
+    partition: Annotated[list[int] | None, typer.Option("--partition", metavar="P", help="Only this partition; may be repeated.")] = None,
+    applied: Annotated[
+        list[str] | None,
+        typer.Option("--applied", metavar="P:OFFSET", help="Go on after this source offset: the state is a replay of the source up to it."),
+    ] = None,
+    rebuild: Annotated[
+        bool, typer.Option("--rebuild", help="Empty the table: the next worker folds the source from its beginning, and emits again.")
+    ] = False,
+    execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
+) -> None:
+    from holdfast.cli.tables_mending import Mender
+
+    places = _places(applied)
+    if rebuild and places:
+        raise ConfigError("--rebuild and --applied: one begins anew, the other goes on from an offset; choose one")
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    mender = Mender(application.processor(name), application.settings)
+    wanted = mender.partitions(partition or (sorted(places) if places else None))
+    if places.keys() - set(wanted):
+        raise ConfigError(f"--applied {min(places.keys() - set(wanted))}:…: that partition is not among those of --partition")
+    if execute:
+        mender.require_stopped()
+    done: list[Step] = []
+    for each in wanted:
+        if execute:
+            done.append(asyncio.run(mender.write(each, rebuild=rebuild, applied=places.get(each))))
+        else:
+            found = asyncio.run(mender.look(each))
+            done.append(mender.plan_rebuild(each, found) if rebuild else mender.plan(each, found, places.get(each)))
+    _tell(name, done, output_of(context), executed=execute)
+    if not execute and any(step.changes is not None for step in done):
+        raise typer.Exit(1)
+
+
+def _places(applied: list[str] | None) -> dict[int, int]:
+    out: dict[int, int] = {}
+    for text in applied or ():
+        partition, sign, offset = text.partition(":")
+        if not sign or not partition.isdecimal() or not offset.removeprefix("-").isdecimal() or int(offset) < -1:
+            raise ConfigError(f"--applied {text}: write PARTITION:OFFSET, the last source offset that counts; -1 for none")
+        out[int(partition)] = int(offset)
+    return out
+
+
+def _tell(name: str, done: list[Step], output: Output, *, executed: bool) -> None:
+    strays = [_stray(step.partition, each) for step in done for each in step.findings.strays]
+    steps: list[dict[str, Cell]] = [
+        {
+            "partition": step.partition,
+            "strays": len(step.findings.strays),
+            "how": step.how,
+            "applied": None if step.changes is None else step.changes.marker.applied,
+            "keys": 0 if step.changes is None else len(step.changes.puts),
+        }
+        for step in done
+    ]
+    if output is Output.JSON:
+        show_json({"processor": name, "executed": executed, "strays": strays, "partitions": steps})
+        return
+    show(strays, COLUMNS, output)
+    for step in steps:
+        if step["applied"] is None:
+            note(f"partition {step['partition']}: {step['how']}")
+        else:
+            verb = "was" if executed else "would be"
+            note(f"partition {step['partition']}: {verb} {step['how']}, {step['keys']} keys; goes on after source offset {step['applied']}")
+    if any(step.changes is not None for step in done):
+        note(
+            f"start the workers, then `holdfast verify {name}`"
+            if executed
+            else "nothing was written; stop all workers and give --execute to do it"
+        )
+
+
+def _stray(partition: int, stray: Stray) -> dict[str, Cell]:
+    key = stray.key
+    return {
+        "partition": partition,
+        "offset": stray.offset,
+        "kind": None if key is None else _KINDS.get(key[:1], "unknown"),
+        "key": None if key is None else key[1:].decode(errors="backslashreplace") if key[:1] in _KINDS else key.hex(),
+        "value_bytes": None if stray.value is None else len(stray.value),
+        "producer_id": stray.producer_id,
+        "why": stray.why,
+    }
