@@ -254,6 +254,7 @@ class Keeper:
         name, number = held
         part = Partition(self.processors[name], number, self.cluster.environment, self._applied, self.membership.owns)
         expired_ms = system_clock.now_ms() - self.cluster.environment.tombstones_kept_ms
+        part.on_rotten = self._rotten
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
             part.rebuild("it was away for longer than the changelog keeps tombstones: deletions may have been missed")
         return part
@@ -265,6 +266,7 @@ class Keeper:
     def _step_down(self, part: Partition) -> None:
         part.touch(system_clock.now_ms())
         part.stand_by()
+        part.mend()
 
     def _applied(self, part: Partition) -> None:
         self._loop.call_soon_threadsafe(part.wake_readers)
@@ -301,7 +303,7 @@ class Keeper:
         elif epoch == self.epoch:  # the batch's epoch: the revocation often arrives before the refusal
             self._watch(self._ask_group(epoch, error))
 
-    async def _ask_group(self, epoch: int, error: FencedError) -> None:
+    async def _ask_group(self, epoch: int, error: HoldfastError) -> None:
         try:
             if self.rejoin is not None:
                 await self.rejoin()
@@ -311,6 +313,31 @@ class Keeper:
             return
         if self.epoch == epoch:
             self.crash(HoldfastError(f"{error}; and the group shows no change: does another application use this transactional id?"))
+
+    def _rotten(self, part: Partition, cause: str) -> None:
+        self._loop.call_soon_threadsafe(self.rotten, part, cause)
+
+    def rotten(self, part: Partition, cause: str) -> None:
+        """Stop folding and answering *part*, whose store is not to be believed, and take it up anew: that sets the store aside and restores it.
+
+        All other partitions go on. It is as if this one had been lost, but nobody else has it.
+        """
+        held = (part.processor.name, part.partition)
+        logger.error(
+            "store rotten: %s partition %d as of offset %d: %s; it answers nothing more, is set aside and rebuilt from %s",
+            *held,
+            part.applied,
+            cause,
+            part.changelog,
+        )
+        self.metrics.partition(*held).rotten += 1
+        if (owned := self._owned.get(held)) is not None and owned.part is part:
+            part.lose()
+            owned.generation = NOT_IN_GROUP
+        elif self._standby.get(held) is not part:
+            return  # it is being opened or closed, which mends it
+        self._why_unready = f"{held[0]} partition {held[1]} is being rebuilt"
+        self._watch(self._ask_group(self.epoch, HoldfastError(f"{held[0]} partition {held[1]} must be rebuilt: {cause}")))
 
     # -- records
 

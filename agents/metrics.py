@@ -68,11 +68,22 @@ class TableMetrics:
 class PartitionMetrics:
     """Counts of one table's partition on this worker since it started; they outlive losing the partition, since counters never go back."""
 
-    __slots__ = ("_table", "emitted", "quarantined", "records", "restored_records", "rows_written", "transactions")
+    __slots__ = (
+        "_table",
+        "emitted",
+        "quarantined",
+        "records",
+        "restored_records",
+        "rotten",
+        "rows_written",
+        "store_checks",
+        "transactions",
+    )
 
     def __init__(self, table: TableMetrics) -> None:
         self._table = table
         self.records = self.transactions = self.rows_written = self.emitted = self.quarantined = self.restored_records = 0
+        self.store_checks = self.rotten = 0
 
     def committed(self, *, records: int, rows: int, emitted: int, quarantined: int, seconds: float) -> None:
         """Count one transaction, once it is durable."""
@@ -138,6 +149,8 @@ class Metrics:
             ("records_emitted", "Records emitted by folds in committed transactions", "emitted"),
             ("quarantined", "Records refused and set aside with their reason", "quarantined"),
             ("restored_records", "Changelog records read by restores", "restored_records"),
+            ("store_checks", "Stores compared with their changelog and found equal", "store_checks"),
+            ("rotten_stores", "Stores found damaged, or not equal to their changelog, and rebuilt", "rotten"),
         ):
             family = CounterMetricFamily(f"holdfast_{name}", text, labels=("table", "partition"))
             for (table, partition), counts in self._partitions.items():

@@ -13,7 +13,7 @@ from holdfast.agents.feed import Fetched
 from holdfast.agents.records import Record
 from holdfast.core.folding import Batch, Changes, Folder, Refused
 from holdfast.core.processor import Emit
-from holdfast.errors import FencedError
+from holdfast.errors import FencedError, RottenStoreError
 from holdfast.tables.changelog import TURN_S
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import Partition
@@ -77,6 +77,10 @@ class Runner:
             while self._pending:
                 if events := self._gather():
                     await self._transact(events)
+        except RottenStoreError:
+            self._failed = True  # the keeper knows, and takes the partition up anew
+            while self._pending:
+                self._keeper.void(self._pending.popleft())
         except Exception as error:
             logger.exception("partition %d of %s failed", self.part.partition, self.part.processor.table)
             self._failed = True  # the worker is about to end; folding on after a batch that is missing would only hide why
@@ -109,7 +113,11 @@ class Runner:
         assert first.first <= folder.applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {first.first}"
         )
-        await self._fold(folder, events)
+        try:
+            await self._fold(folder, events)
+        except RottenStoreError:
+            self._let_go(events)
+            raise
         changes = folder.changes
         if changes is not None:
             folded_s = time.monotonic()
@@ -119,6 +127,9 @@ class Runner:
                 self._let_go(events)
                 keeper.lost(part, first.epoch, error)
                 return
+            except RottenStoreError:  # durable in Kafka, and read from there again
+                self._let_go(events)
+                raise
             if not is_written:  # revoked meanwhile; this worker may keep the partition all the same, and read these records again
                 folder.rollback()
                 self._let_go(events)

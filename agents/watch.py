@@ -14,6 +14,7 @@ from typing import Any
 
 from mode import Service
 
+from holdfast.agents.checker import StoreChecker
 from holdfast.agents.keeper import Keeper
 from holdfast.errors import HoldfastError
 from holdfast.tables import lived
@@ -36,6 +37,7 @@ class KeeperService(Service):
     def __init__(self, keeper: Keeper, **kwargs: Any) -> None:
         self.keeper = keeper
         self._restored = 0
+        self._checker = StoreChecker(keeper)
         self._ticked, self._ended = threading.Event(), threading.Event()
         super().__init__(**kwargs)
 
@@ -45,6 +47,7 @@ class KeeperService(Service):
 
     async def on_stop(self) -> None:
         self._ended.set()
+        self._checker.close()
         await self.keeper.close()
 
     def _watch_the_watch(self) -> None:
@@ -83,6 +86,10 @@ class KeeperService(Service):
             if why is not None:
                 keeper.crash(HoldfastError(why))
                 return
+
+    @Service.task
+    async def _check_stores(self) -> None:
+        await self._checker.run()
 
     def _stuck(self, now_s: float) -> str | None:
         keeper = self.keeper

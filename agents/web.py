@@ -25,7 +25,7 @@ from holdfast.core import queries
 from holdfast.core.codec import RowCodec
 from holdfast.core.processor import Processor
 from holdfast.core.queries import PageReply, Role, RowReply, RowsReply, Staleness, render
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, StoreError
 
 logger = logging.getLogger(__name__)
 
@@ -89,6 +89,8 @@ def build_application(settings: Settings, serving: Serving, metrics: Metrics, cl
             allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
             message = f"{request.method} {request.path[:200]}: {error.reason}{known}"
             return respond_refused(request, Refused(error.status, "malformed", message, headers=allowed))
+        except StoreError as error:  # closed meanwhile, or damaged: then its partition is being taken up anew
+            return respond_refused(request, Refused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS))
         except Exception:
             logger.exception("a request failed", extra={"path": request.path[:200]})
             return respond_refused(request, Refused(500, "failed", "the worker failed to answer; its log has the cause"))

@@ -143,6 +143,10 @@ class Settings:
     store_write_buffer_bytes: int = field(
         default=64 * MIB, metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB)
     )
+    store_check_interval_s: float = field(
+        default=0,
+        metadata=_doc("each store is compared with its changelog once in so long, slowly; 0 for never", low=0, high=31_536_000),
+    )
     cache_rows: int = field(default=200_000, metadata=_doc("decoded rows kept for each partition of a table", low=0, high=1_000_000_000))
 
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)

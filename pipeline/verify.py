@@ -164,23 +164,33 @@ def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
 # -- the live side
 
 
-def read_live(processor: Processor[Any, Any], settings: Settings) -> list[LivePartition]:
-    """Return the state that the changelog holds now, by partition: committed records only, the last of each key."""
+def read_live(processor: Processor[Any, Any], settings: Settings, upto: Mapping[int, int] | None = None) -> list[LivePartition]:
+    """Return the state that the changelog holds now, by partition: committed records only, the last of each key.
+
+    With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed after that, a compacted log
+    may not hold any more what it was: who compares such a state and finds it different looks again later.
+    """
     changelog = processor.changelog(settings.app)
     with TopicLog(settings, changelog) as log:
         spans = log.spans()
     with TopicReader(settings, changelog) as reader:
         return [
-            _live_partition(processor, changelog, partition, reader.messages(partition, span)) for partition, span in sorted(spans.items())
+            _live_partition(processor, changelog, partition, reader.messages(partition, span), (upto or {}).get(partition))
+            for partition, span in sorted(spans.items())
+            if upto is None or partition in upto
         ]
 
 
-def _live_partition(processor: Processor[Any, Any], changelog: str, partition: int, read: Iterator[list[Message]]) -> LivePartition:
+def _live_partition(
+    processor: Processor[Any, Any], changelog: str, partition: int, read: Iterator[list[Message]], upto: int | None
+) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     marker = Marker(NOTHING_APPLIED, -1, processor.version)
     open_records, objection = 0, None
     for messages in read:
         for message in messages:
+            if upto is not None and (message.offset() or 0) >= upto:
+                break
             key, value = message.key(), message.value()
             if key is None:
                 raise ChangelogError(
@@ -198,14 +208,14 @@ def _live_partition(processor: Processor[Any, Any], changelog: str, partition: i
                 else:
                     stored[key] = value
     where = f"{changelog} partition {partition}"
-    if objection is not None:
+    if objection is not None and upto is None:
         raise objection
-    if open_records:
+    if open_records and upto is None:
         raise ChangelogError(
             f"{where} ends with {open_records} records that no marker closes: it was written by something else; "
             f"`holdfast tables repair {processor.name}` shows what, and the ways on"
         )
-    if marker.version != processor.version:
+    if marker.version != processor.version and upto is None:
         raise ChangelogError(f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}")
     return LivePartition(partition=partition, marker=marker, stored=stored)
 
@@ -239,18 +249,20 @@ def first_difference(processor: Processor[Any, Any], settings: Settings, options
     stored = min(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
     key = text_key(stored)
     is_row = stored[:1] == ROW
-    changed_at = None
-    if is_row:
-        traced = replay(processor, settings, replace(alone, rows=False, transitions=True, of_key=key))
-        changed_at = _last_transition(traced)
+    changed_at = last_changed(processor, settings, alone, key) if is_row else None
     return Difference(
         partition=live.partition,
         kind="row" if is_row else "timer",
         key=key,
-        live=_shown(processor, stored, ours.get(stored)),
-        replayed=_shown(processor, stored, theirs.get(stored)),
+        live=shown(processor, stored, ours.get(stored)),
+        replayed=shown(processor, stored, theirs.get(stored)),
         changed_at=changed_at,
     )
+
+
+def last_changed(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, key: str) -> int | None:
+    """Return the source offset of the last transition of row *key* in the replay that *options* tell, None when it has none."""
+    return _last_transition(replay(processor, settings, replace(options, rows=False, transitions=True, of_key=key)))
 
 
 def _last_transition(traced: Replayed) -> int | None:
@@ -259,7 +271,7 @@ def _last_transition(traced: Replayed) -> int | None:
     return offsets[-1] if offsets else None
 
 
-def _shown(processor: Processor[Any, Any], stored: bytes, value: bytes | None) -> str | None:
+def shown(processor: Processor[Any, Any], stored: bytes, value: bytes | None) -> str | None:
     if value is None:
         return None
     if stored[:1] != ROW:

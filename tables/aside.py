@@ -26,6 +26,11 @@ def set_aside(path: Path, *, rotten: bool) -> Path:
     return aside
 
 
+def scratch_of(path: Path) -> Path:
+    """Return where a check of the store at *path* puts what its changelog says; a kill may leave it there."""
+    return path.with_name(f"{path.name}.checking")
+
+
 def rotten_stores(path: Path) -> list[Path]:
     """Return the rotten stores that were set aside for the one at *path*, the oldest first."""
     found = path.parent.glob(f"{path.name}.rotten-*")

@@ -81,6 +81,9 @@ class Partition:
             changelog_id=environment.changelog_ids.get(self.changelog, ""),
         )
         self._store = PartitionStore(environment.data_dir / processor.table / str(partition), stamp, environment.budget)
+        self._store.on_rotten = self._rotten
+        self.on_rotten: Callable[[Partition, str], None] = lambda part, cause: None
+        """Called from whichever thread finds out that the store is not to be believed; nothing is answered from it any more."""
         self._writer: ChangelogWriter | None = None
         self._lost = False
         self._folder: Folder[Any] | None = None
@@ -130,7 +133,7 @@ class Partition:
 
     @property
     def serving(self) -> bool:
-        return self._serving and self._store.readable and (self.role is Role.STANDBY or self._still_ours())
+        return self._serving and self._store.readable and self._store.rotten is None and (self.role is Role.STANDBY or self._still_ours())
 
     @serving.setter
     def serving(self, serving: bool) -> None:
@@ -291,6 +294,29 @@ class Partition:
         self.forget_torn()
         self._store.rebuild(cause)
         self._serving, self.current_ms = served, UNKNOWN
+
+    # -- rot
+
+    @property
+    def store_path(self) -> Path:
+        return self._store.path
+
+    @property
+    def rotten(self) -> str | None:
+        """Return why the store is not to be believed, None while it may be."""
+        return self._store.rotten
+
+    def condemn(self, cause: str) -> None:
+        """Answer nothing from the store any more: it is rebuilt when the partition is next taken up."""
+        self._store.condemn(cause)
+
+    def _rotten(self, cause: str) -> None:
+        self.on_rotten(self, cause)
+
+    def mend(self) -> None:
+        """Set a rotten store aside and begin an empty one. Call it while nobody folds."""
+        if (cause := self._store.rotten) is not None:
+            self.rebuild(cause)
 
     def touch(self, now_ms: int) -> None:
         """Note in the store when it was last abreast of its changelog, if that is known: a restore cut short has not been."""

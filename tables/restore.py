@@ -11,7 +11,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.errors import BrokerError
+from holdfast.errors import BrokerError, RottenStoreError
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import Place, by_place, only
@@ -88,7 +88,11 @@ class _Reader:
         self._ended = []
         found = by_place(drain(self.consumer, limit, timeout_s), self._only_topic, self._on_error)
         for place, messages in found.items():
-            self.parts[place].apply(messages, options)
+            part = self.parts[place]
+            try:
+                part.apply(messages, options)
+            except RottenStoreError as error:
+                self.rebuild(part, part.rotten or str(error))
         for part in self._ended:
             if part.misplaced is not None:
                 raise part.misplaced

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
@@ -15,7 +16,7 @@ import rocksdict as R
 
 from holdfast.core.codec import APPLIED, META, NOTHING_APPLIED, Marker, decode_marker, encode_marker, row_key, text_key
 from holdfast.errors import RottenStoreError, StateError, StoreError
-from holdfast.tables.aside import set_aside
+from holdfast.tables.aside import scratch_of, set_aside
 from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by
 
 logger = logging.getLogger(__name__)
@@ -41,7 +42,7 @@ _CHANGELOG = META + b"changelog"
 _TOUCHED = META + b"touched"
 _PIECES = META + b"pieces"
 _CLOSED = META + b"closed"
-"""There only between a store's closing in good order and its next opening."""
+"""The changelog offset of a store that was closed in good order, until it is opened again; an older version does not take it back then."""
 _ROTTEN = META + b"rotten"
 """Why the store is not to be believed, when somebody found out and could not set it aside at once."""
 
@@ -135,6 +136,7 @@ class PartitionStore:
         """Whether readers see a committed state; it stays so while a transaction is written in pieces, since they see the one before."""
 
     def _open(self) -> None:
+        shutil.rmtree(scratch_of(self.path), ignore_errors=True)
         if self.path.exists():
             cause = self._unfit()
             if cause is None and (cause := self._unsound()) is None:
@@ -186,10 +188,9 @@ class PartitionStore:
         try:
             found = cast("bytes | None", self._db.get(_ROTTEN))
             if found is None:
-                if self._db.get(_CLOSED) is None:
+                if self._db.get(_CLOSED) != b"%d" % self.changelog_next:
                     check_all(self._db)
-                else:
-                    self._db.delete(_CLOSED)
+                self._db.delete(_CLOSED)
                 return None
             self.rotten = found.decode()
         except Exception as error:
@@ -395,7 +396,7 @@ class PartitionStore:
         if self.rotten is None:
             try:
                 # As the writes before it: the note must never be on disk without them.
-                self._db.put(_CLOSED, b"1", write_opt=UNLOGGED if self._unlogged else LOGGED)
+                self._db.put(_CLOSED, b"%d" % self.changelog_next, write_opt=UNLOGGED if self._unlogged else LOGGED)
             except Exception as error:  # noqa: BLE001  all it can cost is a reading of the store at its next opening
                 logger.info("store %s: cannot note that it was closed: %s", self.path, error)
         self._shut()

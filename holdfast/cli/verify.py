@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Annotated
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -11,6 +13,13 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, note, show, show_json
 from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, assignments
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
+
+if TYPE_CHECKING:
+    from holdfast.clients.inspecting import StoreInspector
+    from holdfast.config import Settings
+    from holdfast.core.processor import Processor
+    from holdfast.core.queries import InspectReply
+    from holdfast.pipeline.replay import ReplayOptions
 
 app = typer.Typer(rich_markup_mode=None)
 
@@ -25,6 +34,12 @@ def verify(
     master: MasterOption = "local[*]",
     memory: MemoryOption = "1g",
     conf: ConfOption = None,
+    store: Annotated[
+        bool, typer.Option("--store", help="Compare what the workers serve as well: replay, changelog and store, at the store's offset.")
+    ] = False,
+    store_timeout_s: Annotated[
+        float, typer.Option(metavar="SECONDS", help="With --store: how long a worker may take to read a partition.")
+    ] = 600.0,
 ) -> None:
     from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.session import SparkOptions
@@ -38,6 +53,8 @@ def verify(
         lake=None if lake is None else absolute(lake),
         spark=SparkOptions(master=master, memory=memory, conf=assignments(conf), quick=True),
     )
+    if store:
+        return _of_stores(context, application.processor(name), application.settings, options, store_timeout_s)
     verdict = run(application.processor(name), application.settings, options)
     document = verdict.document()
     if output_of(context) is Output.JSON:
@@ -49,5 +66,46 @@ def verify(
                 note(f"partition {each.partition}: {each.explain()}")
         same = "equal" if verdict.equal else "DIFFERENT"
         note(f"{name}: {same} after {verdict.records} records on {verdict.engine}; live {verdict.live_digest}")
+    if not verdict.equal:
+        raise typer.Exit(1)
+
+
+@dataclass(frozen=True, slots=True)
+class _Stores:
+    """The workers' stores for `verify_store`, each call with the command's deadline."""
+
+    inspector: StoreInspector
+    timeout_s: float
+
+    def partitions(self, processor: Processor[Any, Any]) -> int:
+        return self.inspector.partitions(processor)
+
+    def digest(self, processor: Processor[Any, Any], partition: int) -> InspectReply:
+        return self.inspector.digest(processor, partition, self.timeout_s)
+
+    def stored(self, processor: Processor[Any, Any], found: InspectReply) -> Iterator[tuple[bytes, bytes]]:
+        return self.inspector.stored(processor, found)
+
+
+def _of_stores(
+    context: typer.Context, processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, timeout_s: float
+) -> None:
+    from holdfast.clients.inspecting import StoreInspector
+    from holdfast.pipeline.verify_store import verify_store
+
+    with StoreInspector(settings) as inspector:
+        verdict = verify_store(processor, settings, _Stores(inspector, timeout_s), options)
+    document = verdict.document()
+    if output_of(context) is Output.JSON:
+        show_json(document)
+    else:
+        shown = ("partition", "applied", "equal", "differs", "store_digest", "changelog_digest", "replayed_digest")
+        rows = [{**each, "differs": ",".join(each["differs"]) or None} for each in document["partitions"]]
+        show(rows, shown, Output.TABLE)
+        for each in verdict.partitions:
+            if each.cause is not None:
+                note(f"partition {each.partition}: {each.explain()}")
+        same = "replay, changelog and store are equal" if verdict.equal else "DIFFERENT"
+        note(f"{processor.name}: {same} after {verdict.records} records on {verdict.engine}; store {verdict.store_digest}")
     if not verdict.equal:
         raise typer.Exit(1)

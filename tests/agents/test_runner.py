@@ -437,9 +437,7 @@ def test_one_record_that_is_accepted_begins_the_count_of_refused_ones_anew() -> 
             if first % 20:
                 event = SimpleNamespace(value=Fetched(0, "events", 0, first, last=first + 9, size_bytes=10))
                 values = [b"x"] * 9 + [b"fine"]
-                event.value.records.take(
-                    [Message(topic="events", partition=0, offset=first + at, value=v, timestamp=(2, 1_000)) for at, v in enumerate(values)]
-                )
+                event.value.records.append(range(first, first + 10), [1_000] * 10, values, [None] * 10, None)
             runner.hand(event)
             await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
         assert (part.folder.applied, desk.held) == (59, {})

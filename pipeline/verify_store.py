@@ -1,0 +1,273 @@
+"""Verifying what is served: the replayed source, the changelog and the store that answers, all three as of the store's own position.
+
+`verify` alone compares a replay with the changelog, and so proves what a restore would give. What a worker answers comes from its RocksDB,
+which a disk, a bug or a hand may have changed since. Its digest is asked of the worker, through the web port that answers queries.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, Protocol
+
+from holdfast.config import Settings
+from holdfast.core.codec import NOTHING_APPLIED, ROW, combine_digests, text_key
+from holdfast.core.processor import Processor
+from holdfast.errors import HoldfastError
+from holdfast.pipeline.extent import Until
+from holdfast.pipeline.folding import Summary
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.verify import LivePartition, last_changed, read_live, shown
+
+LOOKS = 3
+"""How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have been compacted away."""
+STORE, CHANGELOG, REPLAY = "store", "changelog", "replay"
+
+
+class Served(Protocol):
+    """What a worker tells of the state it serves, see `holdfast.core.queries.InspectReply`."""
+
+    @property
+    def partition(self) -> int: ...
+    @property
+    def as_of_offset(self) -> int: ...
+    @property
+    def stream_ms(self) -> int: ...
+    @property
+    def changelog_next(self) -> int: ...
+    @property
+    def digest(self) -> str: ...
+
+
+class Stores(Protocol):
+    """Where served states are asked for: `holdfast.clients.inspecting` over the workers' web ports."""
+
+    def partitions(self, processor: Processor[Any, Any]) -> int: ...
+
+    def digest(self, processor: Processor[Any, Any], partition: int) -> Any: ...
+
+    def stored(self, processor: Processor[Any, Any], found: Any) -> Iterator[tuple[bytes, bytes]]: ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreDifference:
+    """The first key of a partition at which the three differ. *differs* are those that do: one of them, or all three.
+
+    Values are JSON for rows, a due time for timers, None where the key is missing.
+    """
+
+    partition: int
+    kind: str
+    key: str
+    store: str | None
+    changelog: str | None
+    replayed: str | None
+    differs: tuple[str, ...]
+    changed_at: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StorePartitionVerdict:
+    """Whether the three agree on one partition. *differs* names what does not agree with the other two, *cause* says it in words."""
+
+    partition: int
+    applied: int
+    store_digest: str
+    changelog_digest: str
+    replayed_digest: str
+    differs: tuple[str, ...] = ()
+    cause: str | None = None
+    difference: StoreDifference | None = None
+
+    @property
+    def equal(self) -> bool:
+        return self.cause is None
+
+    def explain(self) -> str:
+        """Return what differs, in words."""
+        found = self.difference
+        if found is None:
+            return self.cause or "equal"
+        where = f", last changed at source offset {found.changed_at}" if found.changed_at is not None else ""
+        values = f"store {found.store or 'none'}, changelog {found.changelog or 'none'}, replayed {found.replayed or 'none'}"
+        return f"{self.cause}: {values}{where}"
+
+    def document(self) -> dict[str, Any]:
+        """Return the verdict as JSON values."""
+        return {
+            "partition": self.partition,
+            "applied": self.applied,
+            "equal": self.equal,
+            "store_digest": self.store_digest,
+            "changelog_digest": self.changelog_digest,
+            "replayed_digest": self.replayed_digest,
+            "differs": list(self.differs),
+            "cause": self.cause,
+            "difference": None if self.difference is None else asdict(self.difference),
+        }
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreVerdict:
+    """Whether what is served is what the source makes it."""
+
+    processor: str
+    version: int
+    engine: str
+    records: int
+    partitions: tuple[StorePartitionVerdict, ...] = field(default_factory=tuple)
+
+    @property
+    def equal(self) -> bool:
+        return all(each.equal for each in self.partitions)
+
+    @property
+    def store_digest(self) -> str:
+        return combine_digests((each.partition, each.store_digest) for each in self.partitions)
+
+    def document(self) -> dict[str, Any]:
+        """Return the verdict as JSON values."""
+        return {
+            "processor": self.processor,
+            "version": self.version,
+            "engine": self.engine,
+            "records": self.records,
+            "equal": self.equal,
+            "store_digest": self.store_digest,
+            "partitions": [each.document() for each in self.partitions],
+        }
+
+
+def verify_store(processor: Processor[Any, Any], settings: Settings, stores: Stores, options: ReplayOptions | None = None) -> StoreVerdict:
+    """Compare what the owners of *processor*'s partitions serve with the changelog and with a replay, each at the store's own offset.
+
+    Workers may go on meanwhile. Raises a QueryError when a partition has no owner that answers.
+    """
+    asked = replace(options or ReplayOptions(), rows=False, transitions=False, of_key=None, partitions=None, out=None, allow_holes=True)
+    wanted: Iterable[int] = range(stores.partitions(processor))
+    done: dict[int, StorePartitionVerdict] = {}
+    records, engine = 0, ""
+    for look in range(LOOKS):
+        served = {each: stores.digest(processor, each) for each in wanted}
+        verdicts, read, engine = _look(processor, settings, stores, asked, served)
+        records += read if look == 0 else 0
+        done |= {each.partition: each for each in verdicts}
+        wanted = [each.partition for each in verdicts if each.differs == (CHANGELOG,)]
+        if not wanted:
+            break
+    partitions = tuple(done[each] for each in sorted(done))
+    return StoreVerdict(processor=processor.name, version=processor.version, engine=engine, records=records, partitions=partitions)
+
+
+def _look(
+    processor: Processor[Any, Any], settings: Settings, stores: Stores, options: ReplayOptions, served: Mapping[int, Served]
+) -> tuple[list[StorePartitionVerdict], int, str]:
+    changelog = {each.partition: each for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})}
+    until = Until(offsets={at: each.as_of_offset for at, each in served.items()})
+    asked = replace(options, until=until, partitions=tuple(sorted(served)))
+    replayed = replay(processor, settings, asked)
+    summaries = {each.partition: each for each in replayed.partitions}
+    verdicts = [_judge(processor, settings, stores, asked, served[at], changelog[at], summaries[at]) for at in sorted(served)]
+    return verdicts, replayed.records, replayed.engine
+
+
+def _judge(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    stores: Stores,
+    options: ReplayOptions,
+    served: Served,
+    changelog: LivePartition,
+    replayed: Summary,
+) -> StorePartitionVerdict:
+    verdict = StorePartitionVerdict(
+        partition=served.partition,
+        applied=served.as_of_offset,
+        store_digest=served.digest,
+        changelog_digest=changelog.digest,
+        replayed_digest=replayed.digest,
+    )
+    values = {STORE: served.digest, CHANGELOG: changelog.digest, REPLAY: replayed.digest}
+    differs = odd(values)
+    if differs:
+        verdict = replace(verdict, differs=differs, cause=f"{_said(differs)} differs")
+        try:
+            difference = _first(processor, settings, stores, options, served, changelog)
+        except HoldfastError as error:
+            return replace(verdict, cause=f"{verdict.cause}; its first key cannot be told ({error}): verify again")
+        return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs in {_said(differs)}", difference=difference)
+    if replayed.applied != served.as_of_offset:
+        why = f"the store is at offset {served.as_of_offset}, but the last source record up to there is {replayed.applied}"
+        return replace(verdict, differs=(STORE,), cause=why)
+    marker = changelog.marker
+    if marker.applied not in (served.as_of_offset, NOTHING_APPLIED):  # a marker that a later one replaced may be compacted away
+        why = f"the store is at offset {served.as_of_offset}, but before {served.changelog_next} its changelog is at {marker.applied}"
+        return replace(verdict, differs=(CHANGELOG,), cause=why)
+    if replayed.stream_ms != served.stream_ms:
+        return replace(verdict, differs=(STORE,), cause=f"the store's stream time is {served.stream_ms}, replayed {replayed.stream_ms}")
+    return verdict
+
+
+def odd(values: Mapping[str, object]) -> tuple[str, ...]:
+    """Return which of three values does not agree with the other two; all, when no two agree; none, when all do.
+
+    >>> odd({"store": 1, "changelog": 2, "replay": 2}), odd({"a": 1, "b": 2, "c": 3}), odd({"a": 1, "b": 1, "c": 1})
+    (('store',), ('a', 'b', 'c'), ())
+    """
+    found = list(values.values())
+    if all(each == found[0] for each in found):
+        return ()
+    alone = tuple(name for name, value in values.items() if found.count(value) == 1)
+    return alone or tuple(values)
+
+
+def _said(differs: Sequence[str]) -> str:
+    return f"the {differs[0]}" if len(differs) == 1 else "all three"
+
+
+def _first(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    stores: Stores,
+    options: ReplayOptions,
+    served: Served,
+    changelog: LivePartition,
+) -> StoreDifference:
+    """Return the first key, in key order, at which the three differ."""
+    alone = replace(options, partitions=(served.partition,), rows=True)
+    replayed = dict(replay(processor, settings, alone).state(served.partition))
+    stored, found = first_odd(stores.stored(processor, served), changelog.stored, replayed)
+    key, is_row = text_key(stored), stored[:1] == ROW
+    values = {name: shown(processor, stored, value) for name, value in found.items()}
+    return StoreDifference(
+        partition=served.partition,
+        kind="row" if is_row else "timer",
+        key=key,
+        store=values[STORE],
+        changelog=values[CHANGELOG],
+        replayed=values[REPLAY],
+        differs=odd(found),
+        changed_at=last_changed(processor, settings, alone, key) if is_row else None,
+    )
+
+
+def first_odd(
+    store: Iterable[tuple[bytes, bytes]], changelog: Mapping[bytes, bytes], replayed: Mapping[bytes, bytes]
+) -> tuple[bytes, dict[str, bytes | None]]:
+    """Return the first key at which the three differ, with its three values. *store* comes in key order and is read no further."""
+    others = iter(sorted(changelog.keys() | replayed.keys()))
+    following = next(others, None)
+    for key, value in store:
+        if following is not None and following < key:
+            found: dict[str, bytes | None] = {STORE: None, CHANGELOG: changelog.get(following), REPLAY: replayed.get(following)}
+            return following, found
+        found = {STORE: value, CHANGELOG: changelog.get(key), REPLAY: replayed.get(key)}
+        if odd(found):
+            return key, found
+        following = next(others, None)
+    while following is not None:
+        found = {STORE: None, CHANGELOG: changelog.get(following), REPLAY: replayed.get(following)}
+        if odd(found):
+            return following, found
+        following = next(others, None)
+    raise HoldfastError("the digests differ and the rows do not: the state was not the same any more")

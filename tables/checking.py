@@ -1,0 +1,150 @@
+"""Whether a store holds what its changelog says: found out beside folding, slowly, in bounded memory, and without a replay.
+
+The changelog is read once more into a scratch store beside the real one, as a restore would; then both are walked in key order. The state
+compared is one that was pinned: what changed since is left out, whatever a compaction has made of it.
+"""
+
+from __future__ import annotations
+
+import shutil
+import threading
+import time
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+import rocksdict as R
+from confluent_kafka import KafkaError, KafkaException, TopicPartition
+
+from holdfast.clock import system_clock
+from holdfast.core.codec import APPLIED, META, ROW, text_key
+from holdfast.errors import BrokerError
+from holdfast.tables.aside import scratch_of
+from holdfast.tables.partition import Partition
+from holdfast.tables.pins import Pinned, PinnedState, passing_by
+from holdfast.tables.restore import changelog_consumer, drain
+from holdfast.tables.store import UNLOGGED, Budget
+
+RECORDS_PER_S, BYTES_PER_S = 20_000, 16 << 20
+"""The rate at which the changelog is read again, whichever is reached first."""
+READ_RECORDS = 2_000
+SLICE_ROWS = 512
+REST = 3
+_LATER = META + b"later/"
+_FIRST = META + b"\xff"
+_WATERMARKS_TIMEOUT_S = 30.0
+_UNKNOWN, _LAST = -1, 1 << 62
+
+
+class Stopped(Exception):
+    """The check was told to stop, or the store went away: nothing is known."""
+
+
+def check(
+    part: Partition, state: PinnedState, client: Mapping[str, Any], name: str, budget: Budget, stop: threading.Event, stall_timeout_s: float
+) -> str | None:
+    """Return why the store behind *state* is rotten, naming the first key that differs, or None when it holds what its changelog says.
+
+    Blocks; closes *state*. Raises Stopped, StoreError when the store was closed, BrokerError when the changelog cannot be read.
+    """
+    path = scratch_of(part.store_path)
+    try:
+        shutil.rmtree(path, ignore_errors=True)
+        scratch = R.Rdict(str(path), budget.options())
+        try:
+            _read(part, state.changelog_next, scratch, client, name, stop, stall_timeout_s)
+            return _compare(state, scratch, stop)
+        finally:
+            scratch.close()
+    finally:
+        state.close()
+        shutil.rmtree(path, ignore_errors=True)
+
+
+def _read(
+    part: Partition, upto: int, scratch: R.Rdict, client: Mapping[str, Any], name: str, stop: threading.Event, stall_timeout_s: float
+) -> None:
+    """Bring *scratch* to what the changelog holds before *upto*, and note the keys that changed from there on."""
+    consumer = changelog_consumer(client, f"{name}-check", wait_ms=200)
+    try:
+        place = TopicPartition(part.changelog, part.partition)
+        low, _ = consumer.get_watermark_offsets(place, timeout=_WATERMARKS_TIMEOUT_S)
+        consumer.assign([TopicPartition(part.changelog, part.partition, low)])
+        progress_s, end = system_clock.monotonic_s(), _UNKNOWN
+        while True:
+            if stop.is_set():
+                raise Stopped
+            began_s, batch, records, size, reached = time.monotonic(), R.WriteBatch(raw_mode=True), 0, 0, -1
+            for message in drain(consumer, READ_RECORDS, 0.5):
+                error, offset = message.error(), message.offset() or 0
+                if error is None:
+                    key, value = message.key(), message.value()
+                    records, size, reached = records + 1, size + len(key or b"") + len(value or b""), offset
+                    if key is None or key == APPLIED:
+                        continue
+                    if offset >= upto:
+                        batch.put(_LATER + key, b"")
+                    elif value is None:
+                        batch.delete(key)
+                    else:
+                        batch.put(key, value)
+                elif error.code() == KafkaError._PARTITION_EOF:
+                    reached = max(reached, _LAST)
+                elif error.fatal() or not error.retriable():
+                    raise BrokerError(f"changelog {part.changelog} partition {part.partition}: {error.str()}")
+            scratch.write(batch, UNLOGGED)
+            if end == _UNKNOWN and reached >= upto - 1:
+                # Asked only now: a row whose older value was compacted away while it was looked for was written again before this end.
+                _, end = consumer.get_watermark_offsets(place, timeout=_WATERMARKS_TIMEOUT_S)
+            if reached == _LAST or (end != _UNKNOWN and reached >= end - 1):
+                return
+            if records:
+                progress_s = system_clock.monotonic_s()
+                stop.wait(max(0.0, max(records / RECORDS_PER_S, size / BYTES_PER_S) - (time.monotonic() - began_s)))
+            elif system_clock.monotonic_s() - progress_s > stall_timeout_s:
+                raise BrokerError(f"changelog {part.changelog} partition {part.partition}: nothing read for {stall_timeout_s:.0f} s")
+    except KafkaException as error:
+        raise BrokerError(f"changelog {part.changelog} partition {part.partition}: {error.args[0].str()}") from error
+    finally:
+        consumer.close()
+
+
+def _compare(state: PinnedState, scratch: R.Rdict, stop: threading.Event) -> str | None:
+    pinned = Pinned(scratch.iter(passing_by()))
+    try:
+        mine, theirs = _walk(state, stop), _walk(pinned, stop)
+        one, other = next(mine, None), next(theirs, None)
+        while one is not None or other is not None:
+            if one == other:
+                one, other = next(mine, None), next(theirs, None)
+                continue
+            key = min(each[0] for each in (one, other) if each is not None)
+            here = one[1] if one is not None and one[0] == key else None
+            there = other[1] if other is not None and other[0] == key else None
+            if here != there and _LATER + key not in scratch:
+                return _said(key, here, there)
+            one = next(mine, None) if here is not None else one
+            other = next(theirs, None) if there is not None else other
+        return None
+    finally:
+        pinned.close()
+
+
+def _walk(state: PinnedState | Pinned, stop: threading.Event) -> Iterator[tuple[bytes, bytes]]:
+    start = _FIRST
+    while True:
+        began_s = time.monotonic()
+        found = state.step(start, SLICE_ROWS)
+        if not found:
+            return
+        rest_s = REST * (time.monotonic() - began_s)
+        yield from found
+        start = found[-1][0] + b"\x00"
+        if stop.wait(rest_s):
+            raise Stopped
+
+
+def _said(key: bytes, here: bytes | None, there: bytes | None) -> str:
+    what = "row" if key[:1] == ROW else "timer"
+    if there is None:
+        return f"{what} {text_key(key)!r:.200} is not in its changelog"
+    return f"{what} {text_key(key)!r:.200} is {'missing' if here is None else 'not that of its changelog'}"
