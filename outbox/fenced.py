@@ -21,6 +21,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.harvest import BatchSize, Books, producer_name
 from holdfast.errors import BrokerError
 from holdfast.outbox.destinations import REFUSED_TOPIC
+from holdfast.outbox.foreign import ForeignMarks, delete_watching
 from holdfast.outbox.lane import Pending
 from holdfast.outbox.layouts import OutboxRow
 from holdfast.outbox.leading import lead_on
@@ -47,9 +48,10 @@ class FencedTerm:
         )
         self._refusals = Refusals(term, clock)
         self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
+        self._foreign = ForeignMarks(clock) if "leader_id" in term.desk.rows.layout.kinds else None
         self._publisher: Publisher | None = None
         self._ahead: Pending[list[OutboxRow]] | None = None
-        self._deleting: tuple[Pending[int], list[int]] | None = None
+        self._deleting: tuple[Pending[tuple[int, list[tuple[int, str]]]], list[int]] | None = None
 
     def run(self) -> None:
         """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
@@ -122,13 +124,34 @@ class FencedTerm:
                 self._hurry()
             rows, full = self._next()
             self._desk.look(rows)
+            if rows and self._is_watched(rows):
+                self._settle()
+                self._signals.sleep(self._settings.idle_poll_s)
+                continue
             if rows:
                 self._desk.busy()
                 self._harvest(rows, full)
+                self._stats.trouble.ends()
             else:
                 self._settle()
+                self._stats.trouble.ends()
                 self._desk.wait()
         self._settle()
+
+    def _is_watched(self, rows: Sequence[OutboxRow]) -> bool:
+        """Return whether somebody else is at work on the table, so that *rows* must be left to him for now."""
+        foreign = self._foreign
+        if foreign is None:
+            return False
+        foreign.look(rows)
+        if why := foreign.refusal:
+            self._ahead = None
+            self._stats.last_error = why
+            self._stats.trouble.strikes("foreign marks", why)
+            return True
+        if foreign.waits:
+            foreign.settled(self._desk.call(self._desk.rows.marks))
+        return False
 
     def _hurry(self) -> None:
         """Try again now what is held."""
@@ -243,7 +266,7 @@ class FencedTerm:
             stats.latency.observe(max(0, now_ms - created_ms) / 1000)
         ids = [row.id for row in rows]
         self._settle()
-        self._deleting = (self._desk.submit(self._desk.rows.delete, ids), ids)
+        self._deleting = (self._desk.submit(delete_watching, self._desk.rows, ids), ids)
 
     def _settle_deleted(self) -> None:
         """Take note of rows that are gone by now, so that the next progress record need not name them."""
@@ -255,8 +278,10 @@ class FencedTerm:
         if self._deleting is not None:
             deleting, ids = self._deleting
             self._deleting = None
-            deleting.result()
+            _, marks = deleting.result()
             self._books.deleted(ids)
+            if self._foreign is not None and self._foreign.others(marks):
+                self._foreign.moved()
 
     # -- what Kafka refuses
 

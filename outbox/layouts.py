@@ -29,7 +29,7 @@ Header = tuple[str, bytes | None]
 class OutboxRow(msgspec.Struct, frozen=True, gc=False):
     """One row that waits to be published. *id* orders rows; *bucket* says which shard owns it; *attempts* have failed so far.
 
-    *created_ms* is None where the layout has no time. A row with a *flaw* cannot be published as it lies there: set it aside with
+    *created_ms* is None where the layout has no time; *mark* is goharvest's, whose row it is among reapers. A row with a *flaw* cannot be published as it lies there: set it aside with
     the flaw as its reason.
     """
 
@@ -44,6 +44,7 @@ class OutboxRow(msgspec.Struct, frozen=True, gc=False):
     attempts: int
     created_ms: int | None
     flaw: str | None = None
+    mark: str | None = None
 
 
 class PreparedRecord(msgspec.Struct, frozen=True, kw_only=True, gc=False):
@@ -212,10 +213,10 @@ class GoharvestLayout(Layout):
 
     def selection(self, table: Table) -> list[ColumnElement[Any]]:
         names = ("id", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values")
-        return [*(table.c[name] for name in names), epoch_ms(table.c.create_time)]
+        return [*(table.c[name] for name in names), epoch_ms(table.c.create_time), table.c.leader_id]
 
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
-        id_, topic, key, value, names, values, created_ms, attempts = raw
+        id_, topic, key, value, names, values, created_ms, leader_id, attempts = raw
         flaw = None
         headers: list[Header] = []
         try:
@@ -229,7 +230,8 @@ class GoharvestLayout(Layout):
                 headers = [(str(name), None if each is None else each.encode()) for name, each in zip(names, values, strict=True)]
             else:
                 flaw = f"unequal number of header keys ({len(names)}) and values ({len(values)})"
-        return OutboxRow(id_, topic, _bytes(key), _bytes(value), headers, None, None, 0, attempts, created_ms, flaw)
+        mark = None if leader_id is None else str(leader_id)
+        return OutboxRow(id_, topic, _bytes(key), _bytes(value), headers, None, None, 0, attempts, created_ms, flaw, mark)
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms)

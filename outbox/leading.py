@@ -2,28 +2,32 @@
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable
 
 from confluent_kafka import KafkaException
 
-from holdfast.errors import FencedError, HoldfastError
+from holdfast.errors import FencedError, HoldfastError, OutboxDatabaseError
 from holdfast.outbox.lane import Abandoned
 from holdfast.outbox.publisher import Stopped
 from holdfast.outbox.refusals import BACKOFF_S
 from holdfast.outbox.shard import Term
 
-logger = logging.getLogger(__name__)
-
 LIMIT_BACKOFF_S = 5.0
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, OutboxDatabaseError):
+        return "database"
+    return "fenced" if isinstance(error, FencedError) else "broker"
 
 
 def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
     """Call *lead*, which leads until it is told to stop, again after each error: that costs a pause, never the term.
 
-    Pauses grow while nothing is published in between.
+    Pauses grow while nothing is published in between. The term tells `stats.trouble` when it works again.
     """
     signals, stats, backoff_s = term.signals, term.stats, BACKOFF_S
+    stats.trouble.who = producer
     while not signals.stopping():
         published = stats.published
         try:
@@ -34,7 +38,7 @@ def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
             stats.restarts += 1
             stats.fenced += isinstance(error, FencedError)
             stats.last_error = str(error)
-            logger.warning("outbox %s: beginning again: %s", producer, error, extra={"producer": producer})
+            stats.trouble.strikes(_kind(error), str(error))
         if stats.published > published:
             backoff_s = BACKOFF_S
         if not signals.stopping():

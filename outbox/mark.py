@@ -103,12 +103,14 @@ class MarkTerm:
             self._desk.look(rows)
             if not rows:
                 self._settle()
+                self._stats.trouble.ends()
                 self._desk.wait()
                 continue
             self._desk.busy()
             try:
                 self._harvest(rows, full)
                 self._refusals.ended()
+                self._stats.trouble.ends()
             finally:
                 self._stats.in_flight = 0
         if not self._signals.abandoned():

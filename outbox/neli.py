@@ -30,10 +30,12 @@ from holdfast.core.election import (
     RoleElection,
 )
 from holdfast.errors import BrokerError, HoldfastError, TopicError
+from holdfast.outbox.troubles import Trouble
 
 logger = logging.getLogger(__name__)
 
 POLL_S = 0.5
+LOOK_S = 5.0
 CLOSE_S = 10.0
 METADATA_S = 10.0
 
@@ -83,7 +85,8 @@ class Election:
         self._thread: threading.Thread | None = None
         self._consumer: Any = None
         self._producer: Any = None
-        self._told: KafkaError | None = None
+        self._trouble = Trouble(f"election {settings.group_id}", clock)
+        self._looked_s = 0.0
         self.error: HoldfastError | None = None
 
     # -- life
@@ -162,6 +165,19 @@ class Election:
             if beat is not None:
                 self._send(role, beat)
         self._producer.poll(0)
+        self._look_again()
+
+    def _look_again(self) -> None:
+        """While in trouble and with nothing to lead: ask whether the broker is back. Who stands by hears of nothing otherwise."""
+        now_s = self._clock.monotonic_s()
+        if not self._trouble.under_way or now_s < self._looked_s + LOOK_S or any(self.lease_s(role.role) for role in self.roles):
+            return
+        self._looked_s = now_s
+        try:
+            self._consumer.list_topics(self.settings.leader_topic, timeout=POLL_S)
+        except KafkaException:
+            return
+        self._trouble.ends()
 
     def _take(self, message: Message) -> None:
         error = message.error()
@@ -177,6 +193,8 @@ class Election:
             if error is not None:
                 self._warn(error)
                 role.unsent(beat.number, self._clock.monotonic_s())
+            else:
+                self._trouble.ends()
 
         try:
             self._producer.produce(self.settings.leader_topic, beat.encode(), partition=role.role, on_delivery=delivered)
@@ -187,12 +205,11 @@ class Election:
             role.unsent(beat.number, self._clock.monotonic_s())
 
     def _warn(self, error: KafkaError) -> None:
-        """Log an error once until another comes; raises what no waiting cures."""
+        """Tell of an error once, until the broker was heard of again; raises what no waiting cures."""
         if error.fatal():
             raise KafkaException(error)
-        if self._told is None or self._told.code() != error.code():
-            logger.warning("election %s: %s", self.settings.group_id, error.str(), extra={"group": self.settings.group_id})
-        self._told = error
+        self._looked_s = self._clock.monotonic_s()
+        self._trouble.strikes("broker", f"{error.str()}; check that the broker is reachable")
 
     def _act(self, events: Iterable[Event], deadline_s: float | None = None) -> None:
         revoked = []
@@ -201,7 +218,7 @@ class Election:
             fields = {"group": self.settings.group_id, "role": held.role, "epoch": held.epoch}
             match event:
                 case Acquired():
-                    self._told = None
+                    self._trouble.ends()
                     logger.info("leader of role %d in epoch %d", held.role, held.epoch, extra=fields)
                     self._handler.acquired(held)
                 case Fenced(reason=reason):

@@ -24,6 +24,8 @@ logger = logging.getLogger(__name__)
 BACKOFF_S = 0.1
 LIMIT_HOLDS = 100
 LIMIT_NOTING = 16
+TELL_S = 60.0
+"""Rows that are set aside are told of this often at WARNING, each of them at INFO."""
 """Topics that may be left out of a take; rows of further ones are held one by one."""
 HOLD_SHARE = 9.0
 """How much longer a topic that is refused is left alone than it took to deal with it: others keep nine tenths of their rate."""
@@ -50,6 +52,9 @@ class Refusals:
         self.blocked: dict[tuple[str, bytes | None], int] = {}
         """Topic and key of rows that failed in the batch at hand, and the first such row."""
         self._noting: list[Pending[int]] = []
+        self._told: set[str] = set()
+        """Topics whose refusal was logged and whose recovery was not yet."""
+        self._told_s, self._untold = -TELL_S, 0
 
     def lead(self) -> Held:
         """Take the shard's next epoch in the database; whoever led before can set nothing aside any more."""
@@ -124,15 +129,20 @@ class Refusals:
         self.settle()
         self._desk.call(self._desk.rows.set_aside, row, reason, held=self._held)
         self._stats.quarantined += 1
-        logger.warning(
-            "outbox %s: row %d for %s set aside after %d attempts: %s",
+        now_s = self._clock.monotonic_s()
+        is_told = now_s - self._told_s >= TELL_S
+        logger.log(
+            logging.WARNING if is_told else logging.INFO,
+            "outbox %s: row %d for %s set aside after %d attempts: %s%s",
             self._producer,
             row.id,
             row.topic,
             row.attempts,
             reason,
+            f" (and {self._untold} rows before it)" if is_told and self._untold else "",
             extra={"producer": self._producer, "row": row.id, "topic": row.topic},
         )
+        self._told_s, self._untold = (now_s, 0) if is_told else (self._told_s, self._untold + 1)
 
     def without_refused_topics(self, rows: Sequence[OutboxRow], destinations: Destinations) -> list[OutboxRow]:
         """Return *rows* but those of topics that nothing can be written to; these are held, and set aside in the end."""
@@ -141,6 +151,9 @@ class Refusals:
             why = destinations.refusal(topic)
             if why is None:
                 self._holds.pop(topic, None)
+                if topic in self._told:
+                    self._told.discard(topic)
+                    logger.warning("outbox %s: topic %s can be written to again", self._producer, topic)
             else:
                 refused[topic] = why
         self._stats.holds = set(self._holds)
@@ -162,6 +175,9 @@ class Refusals:
             return
         if hold is None:
             hold = self._holds[topic] = Hold(0, 0.0)
+            if topic not in self._told:
+                self._told.add(topic)
+                logger.warning("outbox %s: rows for topic %s are held back: %s", self._producer, topic, reason)
         hold.attempts += 1
         wait_s = min(settings.retry_s * 2 ** min(hold.attempts - 1, 30), settings.retry_limit_s)
         if hold.attempts >= settings.attempts and settings.poison is Poison.PASS:

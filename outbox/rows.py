@@ -191,6 +191,20 @@ class OutboxRows:
             conditions.append(topic.not_in([bindparam(f"topic_{index}", type_=topic.type) for index in range(topics)]))
         return conditions
 
+    def marks(self, ids: Collection[int] | None = None) -> list[tuple[int, str]]:
+        """Return id and mark of the rows that bear one, of *ids* or of the whole table; none where the layout has no marks."""
+        outbox = self.tables.outbox
+        if "leader_id" not in outbox.c:
+            return []
+        order, leader = outbox.c[self.layout.order], outbox.c.leader_id
+        found: list[Any] = []
+        for some in _parts(ids) if ids is not None else [None]:
+            statement = select(order, leader).where(leader.is_not(None)).order_by(order).limit(LIMIT_COUNTED)
+            if some is not None:
+                statement = statement.where(literal_column(f"{self._order} IN ({_listed(some)})"))
+            found += self.database.rows(self.database.text(statement))
+        return [(int(id_), str(mark)) for id_, mark in found]
+
     # --- what became of a row ------------------------------------------------------------------------------------------------
 
     def delete(self, ids: Collection[int]) -> int:

@@ -16,6 +16,7 @@ from holdfast.outbox.lane import Lane, Pending
 from holdfast.outbox.layouts import OutboxRow
 from holdfast.outbox.rows import OutboxRows
 from holdfast.outbox.settings import HarvestSettings
+from holdfast.outbox.troubles import Trouble
 from holdfast.outbox.wakeup import Wakeup
 
 LEAST_POLL_S = 0.005
@@ -65,6 +66,7 @@ class ShardStats:
     last_error: str = ""
     holds: set[str] = field(default_factory=set)
     """Topics that nothing can be written to now."""
+    trouble: Trouble = field(default_factory=lambda: Trouble("of this process"))
     latency: Latency = field(default_factory=Latency)
     """From a batch's first row being written to its being published."""
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from datetime import UTC, datetime
 from enum import StrEnum
 from typing import Annotated
@@ -14,7 +15,7 @@ from sqlalchemy.exc import SQLAlchemyError
 from sqlalchemy.pool import NullPool
 
 from holdfast.cli import outbox_harvest
-from holdfast.cli.context import output_of
+from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Output, Record, note, show
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, OutboxSchemaError
@@ -46,35 +47,56 @@ Database = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
-        envvar="HOLDFAST_OUTBOX_DATABASE",
-        show_envvar=True,
-        help="postgresql://user:password@host/name, mysql://…, sqlite:///file.",
+        help="postgresql://user:password@host/name, mysql://…, sqlite:///file; default: setting outbox_database (HOLDFAST_OUTBOX_DATABASE).",
     ),
 ]
-TableName = Annotated[str, typer.Option("--table", help="The outbox table; schema.table to name its schema.")]
-Chosen = Annotated[LayoutName, typer.Option("--layout", help="Whose columns the table has.")]
+TableName = Annotated[
+    str | None, typer.Option("--table", help="The outbox table, schema.table to name its schema; default: setting outbox_table.")
+]
+Chosen = Annotated[LayoutName | None, typer.Option("--layout", help="Whose columns the table has; default: setting outbox_layout.")]
 
 
-def _url(database: str | None) -> str:
-    if not database:
-        raise ConfigError("name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE, like postgresql://user:password@host/name")
-    return database
+@dataclass(frozen=True, slots=True)
+class _Outbox:
+    """The outbox that a command is about: what its options say, else the settings."""
+
+    database: str | None
+    table: str
+    layout: str
+
+    @property
+    def url(self) -> str:
+        if not self.database:
+            raise ConfigError(
+                "name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE (setting outbox_database), like "
+                "postgresql://user:password@host/name"
+            )
+        return self.database
+
+
+def _outbox(context: typer.Context, database: str | None, table: str | None, layout: LayoutName | None) -> _Outbox:
+    settings = settings_of(context)
+    return _Outbox(
+        database=settings.outbox_database if database is None else database,
+        table=settings.outbox_table if table is None else table,
+        layout=settings.outbox_layout if layout is None else layout.value,
+    )
 
 
 @contextlib.contextmanager
-def _rows(database: str | None, table: str, layout: LayoutName) -> Iterator[OutboxRows]:
-    with OutboxRows(_url(database), table=table, layout=layout.value) as rows:
+def _rows(outbox: _Outbox) -> Iterator[OutboxRows]:
+    with OutboxRows(outbox.url, table=outbox.table, layout=outbox.layout) as rows:
         try:
             yield rows
         except OutboxDatabaseError as error:
-            if found := _problems(_url(database), table, layout):
-                raise OutboxSchemaError(_advice(found, table, layout)) from error
+            if found := _problems(outbox):
+                raise OutboxSchemaError(_advice(found, outbox)) from error
             raise
 
 
-def _problems(url: str, table: str, layout: LayoutName) -> list[str]:
-    read = database_url(url)
-    tables = outbox_tables(layout.value, table, dialect=read.get_backend_name())
+def _problems(outbox: _Outbox) -> list[str]:
+    read = database_url(outbox.url)
+    tables = outbox_tables(outbox.layout, outbox.table, dialect=read.get_backend_name())
     try:
         with create_engine(read, poolclass=NullPool).connect() as connection:
             return problems(connection, tables)
@@ -84,8 +106,8 @@ def _problems(url: str, table: str, layout: LayoutName) -> list[str]:
         raise OutboxDatabaseError(f"{read.render_as_string(hide_password=True)}: {' '.join(str(error).split())}") from error
 
 
-def _advice(found: Sequence[str], table: str, layout: LayoutName) -> str:
-    return f"{'; '.join(found)}. `holdfast outbox init --layout {layout} --table {table}` makes what is missing"
+def _advice(found: Sequence[str], outbox: _Outbox) -> str:
+    return f"{'; '.join(found)}. `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` makes what is missing"
 
 
 @app.command(
@@ -93,43 +115,48 @@ def _advice(found: Sequence[str], table: str, layout: LayoutName) -> str:
     "statements; --remove takes away what this command made."
 )
 def init(
+    context: typer.Context,
     database: Database = None,
-    table: TableName = "outbox",
-    layout: Chosen = LayoutName.HOLDFAST,
+    table: TableName = None,
+    layout: Chosen = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
     dialect: Annotated[str | None, typer.Option(help=f"For --sql without a database: {', '.join(DIALECTS)}.")] = None,
     remove: Annotated[bool, typer.Option("--remove", help="Remove the tables; refused while rows wait or are set aside.")] = False,
 ) -> None:
     if dialect is not None and not sql:
         raise ConfigError("--dialect goes with --sql; otherwise the database says what it is")
+    outbox = _outbox(context, database, table, layout)
     if sql:
-        kind = dialect or database_url(_url(database)).get_backend_name()
-        print(migrate.sql(kind, layout=layout.value, table=table, down=remove), end="")
+        kind = dialect or database_url(outbox.url).get_backend_name()
+        print(migrate.sql(kind, layout=outbox.layout, table=outbox.table, down=remove), end="")
         return
-    (migrate.downgrade if remove else migrate.upgrade)(_url(database), layout=layout.value, table=table)
-    note(f"the outbox {table} is {'removed' if remove else 'ready'} (layout {layout})")
+    (migrate.downgrade if remove else migrate.upgrade)(outbox.url, layout=outbox.layout, table=outbox.table)
+    note(f"the outbox {outbox.table} is {'removed' if remove else 'ready'} (layout {outbox.layout})")
 
 
 @app.command(help="Check that the outbox is as its layout must be; exit code 1 when it is not.")
-def check(context: typer.Context, database: Database = None, table: TableName = "outbox", layout: Chosen = LayoutName.HOLDFAST) -> None:
-    found = _problems(_url(database), table, layout)
+def check(context: typer.Context, database: Database = None, table: TableName = None, layout: Chosen = None) -> None:
+    outbox = _outbox(context, database, table, layout)
+    found = _problems(outbox)
     show([{"problem": each} for each in found], ("problem",), output_of(context)) if found or output_of(context) is Output.JSON else None
     if found:
         raise OutboxSchemaError(
-            f"the outbox {table} has {len(found)} problem(s); `holdfast outbox init --layout {layout} --table {table}` mends most"
+            f"the outbox {outbox.table} has {len(found)} problem(s); `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` "
+            "makes what is missing"
         )
-    note(f"the outbox {table} is as the layout {layout} must be")
+    note(f"the outbox {outbox.table} is as the layout {outbox.layout} must be")
 
 
 @app.command(help="Show how many rows wait, how long the first has waited, how many fail or were set aside, and who leads each shard.")
-def status(context: typer.Context, database: Database = None, table: TableName = "outbox", layout: Chosen = LayoutName.HOLDFAST) -> None:
-    with _rows(database, table, layout) as rows:
+def status(context: typer.Context, database: Database = None, table: TableName = None, layout: Chosen = None) -> None:
+    outbox = _outbox(context, database, table, layout)
+    with _rows(outbox) as rows:
         found = rows.status()
     now_ms = system_clock.now_ms()
     age_ms = None if found.oldest_created_ms is None else max(0, now_ms - found.oldest_created_ms)
     record: Record = {
-        "table": table,
-        "layout": str(layout),
+        "table": outbox.table,
+        "layout": outbox.layout,
         "waiting": found.waiting,
         "oldest_id": found.oldest_id,
         "oldest_age_ms": age_ms,
@@ -150,17 +177,18 @@ def status(context: typer.Context, database: Database = None, table: TableName =
 def list_rows(
     context: typer.Context,
     database: Database = None,
-    table: TableName = "outbox",
-    layout: Chosen = LayoutName.HOLDFAST,
+    table: TableName = None,
+    layout: Chosen = None,
     limit: Annotated[int, typer.Option(min=1, max=LIMIT_LISTED, help="At most so many.")] = 1_000,
 ) -> None:
-    with _rows(database, table, layout) as rows:
+    outbox = _outbox(context, database, table, layout)
+    with _rows(outbox) as rows:
         found = rows.quarantined(limit)
     show(
         [_record(each) for each in found], ("id", "topic", "key", "attempts", "size_bytes", "quarantined_at", "reason"), output_of(context)
     )
     if not found:
-        note(f"nothing is set aside in {table}")
+        note(f"nothing is set aside in {outbox.table}")
     elif len(found) == limit:
         note(f"only the first {limit} are shown; see --limit")
 
@@ -171,10 +199,11 @@ def retry_rows(
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
     database: Database = None,
-    table: TableName = "outbox",
-    layout: Chosen = LayoutName.HOLDFAST,
+    table: TableName = None,
+    layout: Chosen = None,
 ) -> None:
-    with _rows(database, table, layout) as rows:
+    outbox = _outbox(context, database, table, layout)
+    with _rows(outbox) as rows:
         moved = rows.retry(_named(rows, ids, everything))
     show([{"action": "put back", "rows": moved}], ("action", "rows"), output_of(context))
 
@@ -186,10 +215,11 @@ def discard_rows(
     everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Delete them; else nothing is done.")] = False,
     database: Database = None,
-    table: TableName = "outbox",
-    layout: Chosen = LayoutName.HOLDFAST,
+    table: TableName = None,
+    layout: Chosen = None,
 ) -> None:
-    with _rows(database, table, layout) as rows:
+    outbox = _outbox(context, database, table, layout)
+    with _rows(outbox) as rows:
         named = _named(rows, ids, everything)
         count = rows.discard(named) if execute else len(named)
     show([{"action": "discarded" if execute else "would discard", "rows": count}], ("action", "rows"), output_of(context))

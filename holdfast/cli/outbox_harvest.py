@@ -11,7 +11,7 @@ from prometheus_client import CollectorRegistry, start_http_server
 
 from holdfast.agents.harvester import HarvesterPage
 from holdfast.cli.asked import Asked
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Record, note, show
 from holdfast.errors import BrokerError
 from holdfast.outbox.commands import Verb, tell
@@ -47,8 +47,8 @@ def harvest(
     given: dict[str, Any] = {"database": database, "name": name, "shards": shards, "table": table, "layout": layout, "strategy": strategy}
     more: dict[str, Any] = {"instance": instance, "interop": interop, "leader_topic": leader_topic, "group_id": group}
     settings = harvest_settings(settings_of(context), **given, **more)
-    if not logging.getLogger().handlers:
-        logging.basicConfig(level=logging.INFO, format="%(asctime)s %(levelname)s %(message)s")
+    if not globals_of(context).verbose:  # beginnings and ends of troubles are told whether or not they were asked for
+        logging.getLogger("holdfast.outbox").setLevel(logging.WARNING)
     stop = Asked()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     harvester = Harvester(settings)

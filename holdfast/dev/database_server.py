@@ -24,6 +24,7 @@ from holdfast.errors import DevBrokerError
 START_DEADLINE_S = 90.0  # for machines under load; a server that ends is noticed at once
 INIT_DEADLINE_S = 120.0
 STOP_GRACE_S = 10.0
+PASSWORD_FILE = "secret"
 _POLL_S = 0.05
 _LOG_LINES = 15
 
@@ -36,13 +37,16 @@ class DatabaseServer(ABC):
 
     kind: ClassVar[str]
     stop_signal: ClassVar[signal.Signals] = signal.SIGTERM
+    sets_password: ClassVar[bool] = True
+    """Whether each start gives the data its password anew."""
 
     def __init__(self, folder: Path | str | None = None, *, durable: bool = False) -> None:
-        self._given = None if folder is None else Path(folder).absolute()
         self._own: Path | None = None
+        self._given = None if folder is None else Path(folder).absolute()
         self.durable = durable
         self.port = 0
-        self.password = secrets.token_urlsafe(18)
+        self.password = self._kept_password() or secrets.token_urlsafe(18)
+        """That of its folder, where it lies in `secret`: what made the data must be known to whoever starts a server on them."""
         self._forker: ThreadPoolExecutor | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -79,6 +83,7 @@ class DatabaseServer(ABC):
             raise DevBrokerError(f"{self.kind} in {self.folder} runs already")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
+            self._settle_password()
             if not (self.folder / "data").exists():
                 self._initialise()
             if not self.port or not ports.is_free(self.port):
@@ -89,6 +94,28 @@ class DatabaseServer(ABC):
             self.stop(grace_s=0)
             raise
         return self
+
+    def _kept_password(self) -> str | None:
+        """Return the password that the data of a given folder were made with; None where there is none yet."""
+        if (folder := self._given or self._own) is None:
+            return None
+        with contextlib.suppress(FileNotFoundError):
+            return (folder / PASSWORD_FILE).read_text().strip() or None
+        return None
+
+    def _settle_password(self) -> None:
+        """Take the password that the data know, or leave the own one with data that are made now; only this user may read it."""
+        if kept := self._kept_password():
+            self.password = kept
+            return
+        if (self.folder / "data").exists() and not self.sets_password:
+            raise DevBrokerError(
+                f"{self.folder} has data of {self.kind} and no file {PASSWORD_FILE} with their password; remove the folder"
+            )
+        descriptor = os.open(self.folder / PASSWORD_FILE, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+        with os.fdopen(descriptor, "w") as file:
+            os.fchmod(descriptor, 0o600)
+            file.write(self.password)
 
     @abstractmethod
     def _initialise(self) -> None:

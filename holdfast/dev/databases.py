@@ -4,7 +4,7 @@
         engine = create_engine(postgres.url)
 
 Servers listen on loopback only, on a free port, with a password. They keep their data in their folder, end with the process that
-started them (on Linux, even by SIGKILL), and can be frozen, killed and started again to see what a client makes of it.
+started them (on Linux, even by SIGKILL; the password stays in the folder, in `secret`), and can be frozen, killed and started again to see what a client makes of it.
 """
 
 from __future__ import annotations
@@ -32,6 +32,7 @@ class Postgres(DatabaseServer):
 
     kind = "postgres"
     stop_signal = signal.SIGINT  # does not wait for clients to leave
+    sets_password = False
 
     def __init__(self, folder: Path | str | None = None, *, durable: bool = False, programs: Path | None = None) -> None:
         super().__init__(folder, durable=durable)

@@ -129,6 +129,32 @@ def test_no_database_is_a_setting_that_is_missing(run: Run, monkeypatch: pytest.
     assert (code, "name the database with --database URL or in HOLDFAST_OUTBOX_DATABASE" in told) == (2, True)
 
 
+@pytest.mark.parametrize("place", ["file", "set"])
+def test_the_database_of_the_settings_is_that_of_every_command(
+    outbox: FreshOutbox, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`harvest` heeded the file and `--set`; the others heeded the environment alone. What is set wins over the environment."""
+    monkeypatch.chdir(tmp_path)
+    said = {"outbox_database": outbox.url, "outbox_table": "messages", "outbox_layout": "goharvest"}
+    if place == "file":
+        monkeypatch.delenv("HOLDFAST_OUTBOX_DATABASE", raising=False)
+        (tmp_path / "holdfast.toml").write_text("[holdfast]\n" + "".join(f'{name} = "{value}"\n' for name, value in said.items()))
+    else:
+        monkeypatch.setenv("HOLDFAST_OUTBOX_DATABASE", "sqlite:////nowhere/else.db")
+    given = [each for name, value in said.items() for each in ("--set", f"{name}={value}")] if place == "set" else []
+    for arguments, told in (
+        (["init"], "the outbox messages is ready (layout goharvest)"),
+        (["check"], "the outbox messages is as the layout goharvest must be"),
+        (["status"], "messages  goharvest"),
+        (["quarantine", "list"], "nothing is set aside in messages"),
+        (["init", "--remove"], "the outbox messages is removed (layout goharvest)"),
+    ):
+        with pytest.raises(SystemExit) as ended:
+            main([*given, "outbox", *arguments])
+        captured = capsys.readouterr()
+        assert (ended.value.code or 0, told in captured.out + captured.err) == (0, True), captured
+
+
 @pytest.mark.parametrize("layout", ["holdfast", "goharvest", "debezium"])
 def test_the_statements_are_printed_for_who_runs_them_himself(run: Run, layout: str) -> None:
     code, told, _ = run("init", "--sql", "--dialect", "postgresql", "--layout", layout, "--table", "shop.outbox")

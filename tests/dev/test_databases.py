@@ -6,6 +6,7 @@ import contextlib
 import signal
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +14,7 @@ import pytest
 
 from holdfast.clock import system_clock
 from holdfast.dev import binaries, ports, processes
-from holdfast.dev.databases import DatabaseServer, Postgres
+from holdfast.dev.databases import DatabaseServer, MariaDB, MySQL, Postgres
 from holdfast.errors import DevBrokerError
 
 
@@ -90,6 +91,29 @@ def test_a_server_that_cannot_start_says_what_its_log_says_and_leaves_nothing(tm
     with pytest.raises(DevBrokerError, match=r"exited with 3: no room on the disk"):
         server.start()
     assert not folder.exists()
+
+
+@pytest.mark.parametrize("make", [Postgres, MariaDB, MySQL])
+def test_another_server_on_a_folder_has_the_password_that_its_data_know(make: type[DatabaseServer]) -> None:
+    """A second object drew a password of its own, and failed after its whole deadline."""
+    with tempfile.TemporaryDirectory() as folder:  # not pytest's, which the user that Postgres runs as may not enter
+        check_password_stays(make, Path(folder))
+
+
+def check_password_stays(make: type[DatabaseServer], folder: Path) -> None:
+    with make(folder) as first:
+        asked(first, "CREATE TABLE kept (id integer)")
+    second = make(folder)
+    assert second.password == first.password
+    assert (folder / "secret").stat().st_mode & 0o777 == 0o600
+    with second:
+        assert list(asked(second, "SELECT count(*) FROM kept")) == [(0,)]
+
+
+def test_data_whose_password_nobody_knows_are_told_at_once(tmp_path: Path) -> None:
+    (tmp_path / "data").mkdir()
+    with pytest.raises(DevBrokerError, match="no file secret with their password; remove the folder"):
+        Postgres(tmp_path).start()
 
 
 def test_a_distribution_without_postgres_is_given_the_fetched_one(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,48 @@
+"""Telling of troubles: one line at WARNING when one begins and one when it is over, however often it strikes in between."""
+
+from __future__ import annotations
+
+import logging
+
+from holdfast.clock import Clock, system_clock
+
+logger = logging.getLogger(__name__)
+
+FORGOTTEN_S = 300.0
+"""A trouble of which nothing was heard for so long, its end included, is told anew when it strikes again."""
+LIMIT_KINDS = 20
+
+
+class Trouble:
+    """What keeps somebody from his work, told once for each kind of it. For one thread at a time."""
+
+    def __init__(self, who: str, clock: Clock = system_clock) -> None:
+        self.who, self._clock = who, clock
+        self._kinds: set[str] = set()
+        self._began_s = self._last_s = 0.0
+
+    @property
+    def under_way(self) -> bool:
+        return bool(self._kinds)
+
+    def strikes(self, kind: str, reason: str) -> None:
+        """Tell of *reason*, unless its *kind* has been told of since the trouble began."""
+        now_s = self._clock.monotonic_s()
+        if self._kinds and now_s - self._last_s > FORGOTTEN_S:
+            self._kinds.clear()
+        if not self._kinds:
+            self._began_s = now_s
+        self._last_s = now_s
+        is_new = kind not in self._kinds and len(self._kinds) < LIMIT_KINDS
+        self._kinds.add(kind)
+        told = f"outbox {self.who}: {' '.join(reason.split())}"
+        if is_new:
+            logger.warning("%s; nothing is published until this is over, it is tried again by itself", told)
+        else:
+            logger.info("%s", told)
+
+    def ends(self) -> None:
+        """Tell that it is over, when there was one."""
+        if self._kinds:
+            self._kinds.clear()
+            logger.warning("outbox %s: the trouble is over after %.0f s", self.who, self._clock.monotonic_s() - self._began_s)

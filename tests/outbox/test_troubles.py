@@ -1,0 +1,126 @@
+"""What a harvester says by itself: one line when a trouble begins and one when it is over, also without -v."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from holdfast.dev.databases import Postgres
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.outbox.migrate import downgrade, upgrade
+from holdfast.outbox.troubles import FORGOTTEN_S, Trouble
+from tests.harness import ROOT, wait_for
+from tests.outbox.databases import FreshOutbox
+from tests.outbox.harvesting import PARTITIONS, Alone, Rig
+
+LONG_S = 60.0
+
+
+@pytest.fixture
+def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOutbox) -> Rig:
+    return Rig(broker, postgres_outbox, fresh_topic("events", partitions=PARTITIONS))
+
+
+@contextmanager
+def command(rig: Rig, folder: Path) -> Iterator[Path]:
+    """Run `holdfast outbox harvest`, and give the file with what it says on stderr."""
+    said = folder / "stderr"
+    options = ["--bootstrap", rig.broker.bootstrap, "--set", "outbox_heartbeat_timeout_s=2"]
+    wanted = ["--database", rig.outbox.url, "--table", rig.outbox.table, "--name", rig.name]
+    with said.open("wb") as out:
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "holdfast.cli", *options, "outbox", "harvest", *wanted],
+            cwd=folder,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            stderr=out,
+        )
+        try:
+            yield said
+        finally:
+            process.terminate()
+            process.wait(LONG_S)
+
+
+def lines(said: Path, part: str) -> list[str]:
+    return [line for line in said.read_text(errors="replace").splitlines() if part in line and "WARNING" in line]
+
+
+@pytest.mark.broker
+def test_the_command_says_when_its_database_is_away_and_when_it_is_back(rig: Rig, postgres: Postgres, tmp_path: Path) -> None:
+    rig.fill(10)
+    with command(rig, tmp_path) as said:
+        rig.wait_empty(deadline_s=LONG_S)
+        assert not lines(said, "outbox")
+        postgres.kill()
+        try:
+            wait_for("a word", lambda: lines(said, "nothing is published until this is over"), LONG_S, said.read_text)
+            wait_for("another attempt", lambda: "harvesting" in said.read_text(), LONG_S)
+        finally:
+            postgres.restart()
+        rig.fill(10)
+        rig.wait_empty(deadline_s=LONG_S)
+        wait_for("the end", lambda: lines(said, "the trouble is over"), LONG_S, said.read_text)
+    assert len(lines(said, "nothing is published until")) == 1, said.read_text()
+    assert len(lines(said, "the trouble is over")) == 1
+    assert rig.outbox.url.rpartition("/")[2] in lines(said, "nothing is published until")[0], "it names the database"
+
+
+@pytest.mark.broker
+def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) -> None:
+    downgrade(rig.outbox.url, table=rig.outbox.table)
+    with command(rig, tmp_path) as said:
+        wait_for("a word", lambda: lines(said, f"{rig.outbox.table}_lease"), LONG_S, said.read_text)
+        upgrade(rig.outbox.url, table=rig.outbox.table)
+        wait_for("the end", lambda: lines(said, "the trouble is over"), LONG_S, said.read_text)
+    assert len(lines(said, "nothing is published until")) == 1, said.read_text()
+
+
+@pytest.mark.broker
+def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+    topic = f"{rig.topic}-later"
+    rig.write([rig.record(number, topic=topic) for number in range(5)])
+    with Alone(rig.settings(attempts=1000, retry_limit_s=0.2)) as leader:
+        wait_for("some refusals", lambda: leader.stats.refused > 3, LONG_S)
+        rig.broker.create_topic(topic, partitions=PARTITIONS, exact=True)
+        rig.wait_empty()
+    told = [record.message for record in caplog.records if topic in record.message and record.levelname == "WARNING"]
+    assert [each.partition(": ")[2][:40] for each in told] == [
+        f"rows for topic {topic} are held back: "[:40],
+        f"topic {topic} can be written to again"[:40],
+    ]
+    rig.broker.delete_topics([topic])
+
+
+def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+    now_s = [0.0]
+
+    class Clock:
+        def monotonic_s(self) -> float:
+            return now_s[0]
+
+    made: Any = Clock()
+    trouble = Trouble("shop", made)
+    trouble.ends()
+    for kind in ("database", "database", "broker", "database", "broker"):
+        trouble.strikes(kind, f"the {kind}\nis away")
+        now_s[0] += 10
+    trouble.ends()
+    trouble.ends()
+    trouble.strikes("database", "again")
+    now_s[0] += FORGOTTEN_S + 1
+    trouble.strikes("database", "much later")
+    told = [record.message for record in caplog.records if record.levelname == "WARNING"]
+    assert [each.partition(";")[0] for each in told] == [
+        "outbox shop: the database is away",
+        "outbox shop: the broker is away",
+        "outbox shop: the trouble is over after 50 s",
+        "outbox shop: again",
+        "outbox shop: much later",
+    ]
