@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
+from holdfast.agents import descriptors
 from holdfast.agents.connections import connector
 from holdfast.clients.admin import Admin, require_topics, topic_names
 from holdfast.config import Settings
@@ -53,7 +54,13 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Clu
         transaction_timeout_s=settings.transaction_timeout_s,
         tombstones_kept_ms=min(int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs),
     )
-    return Cluster(environment, {processor.name: found.partitions(processor.source) or 0 for processor in processors})
+    partitions = {processor.name: found.partitions(processor.source) or 0 for processor in processors}
+    limit = descriptors.raised_limit()
+    if (
+        short := descriptors.shortage(limit, sum(partitions.values()), descriptors.connections_within(limit, settings.web_connections))
+    ) is not None:
+        logger.warning("%s", short)
+    return Cluster(environment, partitions)
 
 
 def _compression(settings: Settings) -> int:

@@ -111,6 +111,8 @@ class Metrics:
         self.fenced = 0
         self.loop_stall_s = Histogram(STALL_BOUNDS_S)
         self.queries: Counter[tuple[str, str, str]] = Counter()
+        self.web_refused: Counter[str] = Counter()
+        """Connections and requests that the web port did not take, by cause."""
         self._query_s: dict[str, Histogram] = {}
         self.pages: list[Collector] = []
         """What other parts of this worker count."""
@@ -162,6 +164,10 @@ class Metrics:
         for labels, count in self.queries.items():
             queries.add_metric(labels, count)
         yield queries
+        refused = CounterMetricFamily("holdfast_web_refused", "Connections and requests the web port did not take", labels=("cause",))
+        for cause, count in self.web_refused.items():
+            refused.add_metric((cause,), count)
+        yield refused
 
     def histograms(self) -> Iterator[Metric]:
         """Yield the times."""

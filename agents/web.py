@@ -8,16 +8,29 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Awaitable, Callable, Sequence
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from aiohttp import web
 from mode import Service
 
+from holdfast.agents import descriptors
 from holdfast.agents.metrics import Metrics, age_bound_ms, behind
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web_access import Access
 from holdfast.agents.web_inspections import InspectionPages
-from holdfast.agents.web_replies import Refused, Terms, keys_of, page_of, respond, respond_refused, terms_of, wants_msgpack, whole
+from holdfast.agents.web_port import Connection, Door, Limits, Runner, Troubles
+from holdfast.agents.web_replies import (
+    Refused,
+    Terms,
+    check_form,
+    keys_of,
+    page_of,
+    respond,
+    respond_refused,
+    terms_of,
+    wants_msgpack,
+    whole,
+)
 from holdfast.clients.web_tls import server_tls
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -34,7 +47,6 @@ T = TypeVar("T")
 LIMIT_IN_FLIGHT = 2_000
 RETRY_AFTER_MS = 200
 SHUTDOWN_S = 2.0
-KEEPALIVE_S = 75.0
 _FIRST_CHUNK = 16
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
@@ -48,26 +60,36 @@ class WebService(Service):
         self._settings = settings
         self._application = build_application(settings, serving, metrics, clock)
         self._watch_loop = metrics.watch_loop
-        self._runner: web.AppRunner | None = None
+        self._troubles = Troubles(metrics.web_refused, clock)
+        self._runner: Runner | None = None
+        self._door: Door | None = None
 
     async def on_start(self) -> None:
         settings = self._settings
         tls = server_tls(settings)
-        runner = web.AppRunner(self._application, access_log=None, keepalive_timeout=KEEPALIVE_S, shutdown_timeout=SHUTDOWN_S)
+        connections = descriptors.connections_within(descriptors.raised_limit(), settings.web_connections)
+        if connections < settings.web_connections:
+            logger.warning("the limit of open files leaves room for %d of web_connections=%d", connections, settings.web_connections)
+        runner = Runner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
         await runner.setup()
+        limits = Limits(connections=connections, per_peer=min(connections, settings.web_connections_per_peer))
+        door = Door(cast(Callable[[], Connection], runner.server), limits, tls, self._troubles)
         try:
-            await web.TCPSite(runner, settings.web_bind, settings.web_port, ssl_context=tls).start()
+            await door.open(settings.web_bind, settings.web_port)
         except OSError as error:
             await runner.cleanup()
             raise ConfigError(
                 f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set web_bind and web_port to a free place"
             ) from error
-        self._runner = runner
+        self._runner, self._door = runner, door
         self.add_future(self._watch_loop())
         logger.info("web port open", extra={"url": settings.advertised_url})
 
     async def on_stop(self) -> None:
         runner, self._runner = self._runner, None
+        door, self._door = self._door, None
+        if door is not None:
+            await door.close()
         if runner is not None:
             await runner.cleanup()
 
@@ -80,6 +102,7 @@ def build_application(settings: Settings, serving: Serving, metrics: Metrics, cl
     @web.middleware
     async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
         try:
+            check_form(request)
             access.check(request)
             return await handler(request)
         except Refused as refused:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
 
 import msgspec
-from aiohttp import web
+from aiohttp import ClientError, web
+from aiohttp.http_exceptions import HttpProcessingError
 from multidict import MultiMapping
 
 from holdfast.core import queries
@@ -100,6 +103,37 @@ def whole(text: str, name: str) -> int:
     return int(text)
 
 
+def check_form(request: web.Request) -> None:
+    """Refuse, before a byte of the body is read, what no endpoint takes: an encoded body, a body where none belongs, a path that is no text."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        message = f"the body is sent with Content-Encoding {encoding[:40]!r}; send it as it is"
+        raise Refused(415, "malformed", message, headers={"Accept-Encoding": "identity", "Connection": "close"})
+    if request.match_info.route.method != "POST" and request.body_exists:
+        raise Refused(413, "too_large", f"{request.method} {request.path[:200]} takes no body", headers={"Connection": "close"})
+    if (request.content_length or 0) > queries.LIMIT_BODY_BYTES:
+        raise _too_large()
+    if "%" in request.raw_path or not request.raw_path.isascii():
+        _check_text(request.raw_path)
+
+
+def _too_large() -> Refused:
+    message = f"the body is over {queries.LIMIT_BODY_BYTES} bytes; ask for fewer keys at a time"
+    return Refused(413, "too_large", message, headers={"Connection": "close"})
+
+
+def _check_text(path: str) -> None:
+    if (cut := _CUT_ESCAPE.search(path)) is not None:
+        raise malformed(f"{path[cut.start() : cut.start() + 3]!a} in the URL is no escape: write % as %25")
+    try:
+        unquote_to_bytes(path.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError as error:
+        raise malformed(f"the URL is not UTF-8 once its escapes are read: byte {error.object[error.start]:#04x}; keys are text") from None
+
+
+_CUT_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+
+
 async def keys_of(request: web.Request) -> Keys:
     """Read the body of a request for many rows."""
     keys = await _body(request, queries.decode_keys, queries.decode_keys_json)
@@ -147,8 +181,9 @@ async def _body(request: web.Request, decode: Callable[[bytes], B], decode_json:
     except TimeoutError:
         raise Refused(408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
     except web.HTTPRequestEntityTooLarge:
-        message = f"the body is over {queries.LIMIT_BODY_BYTES} bytes; ask for fewer keys at a time"
-        raise Refused(413, "too_large", message, headers={"Connection": "close"}) from None
+        raise _too_large() from None
+    except (web.RequestPayloadError, HttpProcessingError, ClientError, ConnectionError) as error:
+        raise Refused(400, "malformed", f"body: it broke off ({str(error)[:120]})", headers={"Connection": "close"}) from None
     try:
         return decode(body) if request.content_type == MSGPACK else decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -166,4 +201,7 @@ def respond(request: web.Request, body: Any, *, status: int = 200, headers: Mapp
 
 
 def respond_refused(request: web.Request, refused: Refused) -> web.Response:
-    return respond(request, refused.refusal, status=refused.status, headers=refused.headers)
+    response = respond(request, refused.refusal, status=refused.status, headers=refused.headers)
+    if request.body_exists and not request.content.is_eof():
+        response.force_close()  # the rest of the body is not read
+    return response

@@ -109,6 +109,14 @@ class Settings:
         default=None, metadata=_doc("URL under which other workers reach this one; default from bind address and port")
     )
     web_token: str | None = field(default=None, repr=False, metadata=_doc("shared secret asked of every query", secret=True))
+    web_token_networks: str = field(
+        default="127.0.0.0/8,::1/128,localhost",
+        metadata=_doc("to these hosts and networks the token also goes over plain http; to all others only over https that verifies"),
+    )
+    web_connections: int = field(default=1_000, metadata=_doc("most connections of the web port", low=1, high=60_000))
+    web_connections_per_peer: int = field(
+        default=500, metadata=_doc("most connections of the web port from one address, loopback too", low=1, high=60_000)
+    )
     web_tls_cert: Path | None = field(default=None, metadata=_doc("PEM certificate of the web port"))
     web_tls_key: Path | None = field(default=None, metadata=_doc("PEM key of the web port"))
     web_tls_ca: Path | None = field(default=None, metadata=_doc("PEM authorities of client certificates; turns mutual TLS on"))

@@ -4,15 +4,18 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import re
 import time
 from collections.abc import Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any, Protocol
+from urllib.parse import urlsplit
 
 import msgspec
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+from yarl import URL
 
 from holdfast.clients.log_tail import is_of_group
 from holdfast.clock import Clock, system_clock
@@ -25,6 +28,10 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.25
 _LEADER_WAIT_S = 0.05
 _SLACK_S = 0.2
+LIMIT_WORKERS = 10_000
+LIMIT_RECORD_BYTES = 1 << 20
+LIMIT_URL = 300
+LIMIT_PARTITIONS = 100_000
 
 
 class Workers:
@@ -37,15 +44,15 @@ class Workers:
     ('http://a', 'http://b', None, 2)
     """
 
-    __slots__ = ("_by_age", "_owners", "_partitions", "_standbys", "urls")
+    __slots__ = ("_by_age", "_claimants", "_partitions", "_standbys", "urls")
 
     def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
         # Ascending, so that what is written last into the maps is the newest claim.
         self._by_age = sorted(claims, key=lambda worker: (worker.generation, worker.at_ms, worker.url))
-        self._owners: dict[tuple[str, int, int], str] = {}
         self._standbys: dict[tuple[str, int, int], list[str]] = {}
         self._partitions: dict[tuple[str, int], int] = {}
         self.urls = frozenset(worker.url for worker in self._by_age)
+        self._claimants: dict[tuple[str, int, int], list[str]] = {}
         for worker in self._by_age:
             for table, held in worker.tables.items():
                 self._take(worker.url, table, held)
@@ -53,13 +60,18 @@ class Workers:
     def _take(self, url: str, table: str, held: TableClaims) -> None:
         self._partitions[table, held.version] = held.partitions
         for partition in held.active:
-            self._owners[table, held.version, partition] = url
+            self._claimants.setdefault((table, held.version, partition), []).insert(0, url)
         for partition in held.standby:
             self._standbys.setdefault((table, held.version, partition), []).insert(0, url)
 
     def owner(self, table: str, version: int, partition: int) -> str | None:
         """Return the URL of the worker with the newest claim on the partition."""
-        return self._owners.get((table, version, partition))
+        claimants = self._claimants.get((table, version, partition))
+        return claimants[0] if claimants else None
+
+    def claimants(self, table: str, version: int, partition: int) -> list[str]:
+        """Return the URLs of all workers that claim to own the partition, newest claim first: a claim may be old, or false."""
+        return self._claimants.get((table, version, partition), [])
 
     def standbys(self, table: str, version: int, partition: int) -> list[str]:
         """Return the URLs of the workers that keep a replica of the partition, newest claim first."""
@@ -72,6 +84,47 @@ class Workers:
     def versions(self, table: str) -> list[int]:
         """Return the versions of the table that workers serve."""
         return sorted(version for name, version in self._partitions if name == table)
+
+
+def read_claims(url: str, value: bytes) -> WorkerClaims:
+    """Return what a worker's record says, the key of which is *url*; raises ValueError for one that no worker writes."""
+    if len(value) > LIMIT_RECORD_BYTES:
+        raise ValueError(f"{len(value)} bytes, {LIMIT_RECORD_BYTES} are the limit")
+    try:
+        claims = decode_worker(value)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"it is unreadable: {error}") from None
+    if claims.url != url:
+        raise ValueError(f"its key is {url[:80]!a} and its URL {claims.url[:80]!a}")
+    _check_origin(url)
+    if not 0 <= claims.generation < 1 << 31:
+        raise ValueError(f"generation {claims.generation}")
+    for table, held in claims.tables.items():
+        if not 0 < held.partitions <= LIMIT_PARTITIONS:
+            raise ValueError(f"table {table[:80]!a} of {held.partitions} partitions")
+        if any(not 0 <= each < held.partitions for each in (*held.active, *held.standby)):
+            raise ValueError(f"table {table[:80]!a} has partitions 0 to {held.partitions - 1}, and others are claimed")
+    return claims
+
+
+def _check_origin(url: str) -> None:
+    """Refuse what is not the origin of a worker: http or https, host and port, nothing else.
+
+    >>> _check_origin("http://[::1]:6066")
+    >>> for url in ("http://a/b", "http://u:p@a:1", "file:///etc/passwd", "http://a:99999", "http://a b:1", "http://a\\r\\nb"):
+    ...     try: _check_origin(url)
+    ...     except ValueError: pass
+    ...     else: print(url)
+    """
+    parts = urlsplit(url)
+    if len(url) > LIMIT_URL or parts.scheme not in ("http", "https") or not parts.hostname or _UNFIT.search(url):
+        raise ValueError(f"{url[:80]!a} is no URL of a worker")
+    if parts.path or parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0:  # .port raises ValueError itself
+        raise ValueError(f"{url[:80]!a} is more than http(s)://host:port")
+    URL(url)
+
+
+_UNFIT = re.compile(r"[^\x21-\x7e]|[\\\"<>^`{|}]")
 
 
 class Directory(Protocol):
@@ -105,6 +158,8 @@ class WorkersTopic:
         self._admin: AdminClient | None = None
         self._next = 0
         self._claims: dict[str, WorkerClaims] = {}
+        self.ignored = 0
+        """How many records of the topic were none that a worker writes."""
         self.workers = Workers()
 
     async def refresh(self, timeout_s: float) -> None:
@@ -191,21 +246,29 @@ class WorkersTopic:
         error = message.error()
         if error is None:
             self._next = (message.offset() or 0) + 1
-            self._learn((message.key() or b"").decode(errors="replace"), message.value())
+            self._learn(message.key(), message.value())
         elif error.code() == KafkaError._PARTITION_EOF:
             # Compaction may have left nothing at the last offsets; the end is told by this alone.
             self._next = max(self._next, message.offset() or 0)
         elif error.fatal() or not (error.retriable() or is_of_group(error)):
             raise KafkaException(error)
 
-    def _learn(self, url: str, value: bytes | None) -> None:
-        if value is None:
-            self._claims.pop(url, None)
-            return
+    def _learn(self, key: str | bytes | None, value: str | bytes | None) -> None:
+        raw_key, raw = (key.encode() if isinstance(key, str) else key or b""), (value.encode() if isinstance(value, str) else value)
         try:
-            self._claims[url] = decode_worker(value)
-        except msgspec.DecodeError as error:
-            logger.warning("a record of the workers topic is unreadable", extra={"topic": self._topic, "worker": url, "cause": str(error)})
+            url = raw_key[: LIMIT_URL * 4].decode()
+            if raw is None:
+                self._claims.pop(url, None)
+                return
+            claims = read_claims(url, raw)
+            if url not in self._claims and len(self._claims) >= LIMIT_WORKERS:
+                raise ValueError(f"more than {LIMIT_WORKERS} workers")
+        except ValueError as error:  # of which DecodeError and UnicodeDecodeError are kinds
+            self.ignored += 1
+            if self.ignored & (self.ignored - 1) == 0:  # the 1st, 2nd, 4th, 8th
+                logger.warning("ignored %d records of %s, which no worker writes; the last: %.200s", self.ignored, self._topic, error)
+            return
+        self._claims[url] = claims
 
     def _failed(self, error: KafkaError) -> Workers:
         if error.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_PARTITION, KafkaError._UNKNOWN_TOPIC):
