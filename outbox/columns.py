@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, DateTime, Integer, LargeBinary, String, Text, Uuid
+from sqlalchemy import ARRAY, BigInteger, ColumnElement, DateTime, Integer, LargeBinary, String, Text, Uuid, cast
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -69,13 +69,13 @@ def _epoch_sqlite(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
 
 
 class JsonText(UserDefinedType[str]):
-    """A JSON column, or what stands in its place: read as its driver gives it, which `Database` tells not to parse JSON.
-
-    Kafka is given the text as the database prints it, so nothing may parse and print it again. Where the column holds bytes, it is given
-    these: a cast to text would make digits of them.
-    """
+    """A JSON column that is written and read as text: Kafka is given the text, so nothing may parse and print it again."""
 
     cache_ok = True
+
+    def column_expression(self, column: ColumnElement[Any]) -> ColumnElement[Any]:
+        """Read the column as text."""
+        return cast(column, Text().with_variant(mysql.CHAR(), *MYSQL))
 
 
 @compiles(JsonText, "postgresql")

@@ -227,7 +227,8 @@ class FencedTerm:
             if not part:
                 continue
             try:
-                self._commit(part, meanwhile)
+                count = self._commit(part, meanwhile)
+                todo.append(part[count:])
             except Refused as refused:
                 self._ahead = None  # taken before it was known that a key must wait
                 todo += reversed(self._isolated(part, refused))
@@ -235,15 +236,17 @@ class FencedTerm:
                     return
             meanwhile = None
 
-    def _commit(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None) -> None:
-        """Publish *rows* in one transaction, again when it comes to nothing for a reason that passes."""
+    def _commit(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None) -> int:
+        """Publish *rows* in one transaction, again when it comes to nothing for a reason that passes; return how many it took."""
         publisher = self._require_publisher()
-        for turn in range(ABORTS_IN_TURN + 1):
+        turn = 0
+        while True:
             self._settle_deleted()
             self._stats.in_flight = len(rows)
             try:
-                publisher.publish(rows, meanwhile)
-                break
+                count = publisher.publish(rows, meanwhile)
+                self._published(rows[:count])
+                return count
             except Aborted as error:
                 self._ahead = None
                 self._stats.aborted += 1
@@ -253,7 +256,7 @@ class FencedTerm:
                 self._signals.sleep(BACKOFF_S * 2**turn)
                 if self._signals.abandoned():
                     raise Stopped from error
-        self._published(rows)
+            turn += 1
 
     def _published(self, rows: Sequence[OutboxRow]) -> None:
         stats, now_ms = self._stats, self._clock.now_ms()

@@ -55,7 +55,7 @@ def least_bytes(row: OutboxRow) -> int:
 
 def most_bytes(row: OutboxRow, stamps_bytes: int) -> int:
     """Return the size that *row* has in a batch at most, with headers of *stamps_bytes* more."""
-    return _RECORD_MOST + payload_bytes(row) + _HEADER_MOST * (len(row.headers) + 3) + stamps_bytes
+    return _RECORD_MOST + payload_bytes(row) + _HEADER_MOST * (len(row.headers) + 4) + stamps_bytes
 
 
 class Rounds:
@@ -135,7 +135,7 @@ class TopicLimits:
         limit = self.fresh(row.topic)
         if limit is None or size <= limit:
             return None
-        return f"MSG_SIZE_TOO_LARGE: the record has {size} bytes, and topic {row.topic} takes {limit} ({CONFIG})"
+        return f"MSG_SIZE_TOO_LARGE: the record is too large: it has {size} bytes, and topic {row.topic} takes {limit} ({CONFIG})"
 
     def cut(self, topics: Iterable[str]) -> dict[str, int]:
         """Return how large a batch may be for those of *topics* that take less than the client would put into one."""

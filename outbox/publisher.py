@@ -33,6 +33,7 @@ SLICE_S = 0.5
 """Longest single wait inside the client: in between, whoever wants to stop is heard."""
 PROGRESS_RECORDS = 5_000
 LIMIT_MESSAGE_BYTES = 64 << 20
+LIMIT_ROUNDS = 64
 STAMP_BYTES = len(SEQUENCE_HEADER) + 20 + len(DIGEST) + 40
 
 
@@ -141,15 +142,20 @@ class Publisher:
 
     # -- publishing
 
-    def publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
-        """Publish *rows* in one transaction; *meanwhile* is called once they are on their way, before their commit is waited for.
+    def publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> int:
+        """Publish *rows* in one transaction, or the first of them where more would take it too long, and return how many.
+
+        *meanwhile* is called once they are on their way, before their commit is waited for.
 
         Raises Refused or Aborted when the transaction came to nothing and may be tried otherwise or again, FencedError when there is
         another leader, Stopped when told to stop, BrokerError when the outcome is not known in time. After any but the first two this
         publisher is of no use: a new one learns the outcome from the progress records.
         """
         books, producer = self.books, self._producer
-        destinations = self.destinations.of(rows)
+        destinations: Sequence[Destination] = self.destinations.of(rows)
+        cut = self._limits.cut({topic for topic, _ in destinations})
+        if cut:
+            rows, destinations = _of_few_rounds(rows, destinations, Rounds(cut, self._stamps_bytes))
         sequences, ahead = books.number(destinations)
         fixed = books.headers()
         self._failed.clear()
@@ -157,7 +163,7 @@ class Publisher:
             self._rest(len(rows))
             began_s = self._clock.monotonic_s()
             producer.begin_transaction()
-            self._produce(rows, destinations, sequences, fixed)
+            self._produce(rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None)
             for key, value in books.records([row.id for row in rows], ahead):
                 self._produce_progress(key, value)
             if meanwhile is not None:
@@ -171,6 +177,11 @@ class Publisher:
             self._give_up(error, rows, destinations)
         self._pace.ended(began_s, self._clock.monotonic_s(), records=len(rows))
         books.commit([row.id for row in rows], ahead)
+        return len(rows)
+
+    @property
+    def _stamps_bytes(self) -> int:
+        return sum(len(name) + len(value or b"") for name, value in self.books.headers()) + STAMP_BYTES
 
     def _rest(self, records: int) -> None:
         """Let the broker finish the transaction before."""
@@ -183,11 +194,10 @@ class Publisher:
         destinations: Sequence[Destination],
         sequences: Sequence[bytes],
         fixed: tuple[tuple[str, bytes | None], ...],
+        rounds: Rounds | None,
     ) -> None:
         produce, among = self._producer.produce, self.destinations.among()
         digest = RowDigests(fixed[0][1] or b"", fixed[1][1] or b"").header
-        cut = self._limits.cut({topic for topic, _ in destinations})
-        rounds = Rounds(cut, sum(len(name) + len(value or b"") for name, value in fixed) + STAMP_BYTES) if cut else None
         for index, (row, (topic, partition), sequence) in enumerate(zip(rows, destinations, sequences, strict=True)):
             if rounds is not None and rounds.ends_before(row, (topic, partition)):
                 self._flush()
@@ -270,6 +280,18 @@ class Publisher:
         """Drop the producer. An open transaction is left to the next leader's fence or to its timeout."""
         self._producer.purge()
         del self._producer, self.destinations
+
+
+def _of_few_rounds(
+    rows: Sequence[OutboxRow], destinations: Sequence[Destination], rounds: Rounds
+) -> tuple[Sequence[OutboxRow], Sequence[Destination]]:
+    """Return the first of *rows*, and where they go: as many as take few rounds, for a transaction must end before its timeout."""
+    ended = 0
+    for index, (row, destination) in enumerate(zip(rows, destinations, strict=True)):
+        ended += rounds.ends_before(row, destination)
+        if ended == LIMIT_ROUNDS:
+            return rows[:index], destinations[:index]
+    return rows, destinations
 
 
 def read_progress(client: Mapping[str, Any], topic: str, books: Books, *, stopping: Callable[[], bool], timeout_s: float) -> int:

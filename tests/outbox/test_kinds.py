@@ -223,7 +223,8 @@ def test_what_is_accepted_is_published_as_it_was_written_and_the_rest_is_refused
     if layout == "debezium":
         binary = {"postgres": "bytea", "sqlite": "blob"}.get(kind, "varbinary(255)")
         assert binary in accepted["payload"]
-        assert not {"bigint", "uuid", "integer", "int", "char(20)"} & set(accepted["aggregateid"])
+        assert not {"bigint", "uuid", "integer", "int"} & set(accepted["aggregateid"])
+        assert ("char(20)" in accepted["aggregateid"]) == (kind == "sqlite"), "only there it pads and trims nothing"
 
 
 @pytest.mark.broker

@@ -18,7 +18,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
 
 from holdfast.dev.databases import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox import limits
+from holdfast.outbox import limits, publisher
 from holdfast.outbox.layouts import OutboxRow
 from tests.harness import wait_for
 from tests.outbox.databases import FreshOutbox
@@ -108,7 +108,7 @@ def test_a_row_that_its_topic_cannot_take_costs_the_others_no_transaction(rig: R
         if poison == "pass":
             (aside,) = rows.quarantined(10)
             assert aside.row.attempts == 3
-            assert aside.reason.startswith("MSG_SIZE_TOO_LARGE: the record has 2000")
+            assert aside.reason.startswith("MSG_SIZE_TOO_LARGE: the record is too large: it has 2000")
             assert f"topic {rig.topic} takes 1048588 (max.message.bytes)" in aside.reason
 
 
@@ -124,6 +124,17 @@ def test_a_topic_that_takes_little_refuses_nothing(rig: Rig, fresh_topic: FreshT
     assert [record.number for record in rig.read() if record.key == b"key-3"] == list(range(3, 2_000, 10))
     assert len(rig.read()) == 2_000
     assert len(rig.read(topic=large)) == 100
+
+
+def test_a_transaction_of_many_rounds_is_cut_short(rig: Rig, fresh_topic: FreshTopic, strategy: str) -> None:
+    """One key, and a topic that takes two of its rows at a time: one transaction of all would outlast its timeout."""
+    rig.topic = fresh_topic("small", partitions=PARTITIONS, config={limits.CONFIG: "1000"})
+    rig.fill(400, keys=1, size=200)
+    with Alone(rig.settings(strategy=strategy), CLIENTS) as leader:
+        rig.wait_empty()
+        assert (Counted.aborts, leader.stats.refused, leader.stats.restarts) == (0, 0, 0)
+    assert [record.number for record in rig.read()] == list(range(400))
+    assert strategy == "mark" or leader.stats.batches > 400 / 2 / publisher.LIMIT_ROUNDS
 
 
 def test_a_limit_that_is_raised_lets_a_waiting_row_through(rig: Rig, fresh_topic: FreshTopic, strategy: str) -> None:

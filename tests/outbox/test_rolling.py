@@ -81,11 +81,11 @@ class Faulty(Producer):
         struck, self._struck = self._struck, False
         return super().poll(0 if struck else timeout)  # nothing is really full
 
-    def commit_transaction(self, *args: Any) -> None:
+    def flush(self, *args: Any) -> int:
         spoiled, self._spoiled = self._spoiled, False
         if spoiled:
             self.purge()
-        super().commit_transaction(*args)
+        return super().flush(*args)
 
 
 def _denied(answer: Answer, _: KafkaError | None, message: Message) -> None:

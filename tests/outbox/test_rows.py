@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import json
 import threading
 import uuid
 from concurrent.futures import ThreadPoolExecutor
@@ -324,7 +325,7 @@ def test_taking_reads_the_primary_key_and_no_more_rows_than_it_gives(postgres_ou
         ((sql, own),) = rows._takes.values()
         named: dict[str, Any] = own | {"limit_rows": 500, "now_ms": 0}
         ((plan,),) = rows.database.rows(f"EXPLAIN (ANALYZE, FORMAT JSON) {sql}", named)
-    scans = [node for node in nodes(plan[0]["Plan"]) if node.get("Relation Name") == outbox.table]
+    scans = [node for node in nodes(json.loads(plan)[0]["Plan"]) if node.get("Relation Name") == outbox.table]
     assert [(node["Node Type"], node["Actual Rows"]) for node in scans] == [("Index Scan", 500)]
 
 
