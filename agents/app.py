@@ -6,6 +6,7 @@ import gc
 import logging
 import os
 from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
 from typing import Any, cast
 
 import faust
@@ -125,7 +126,7 @@ class App(faust.App):
         await self.crash(error)
 
     async def on_first_start(self) -> None:
-        self.settings.data_dir.mkdir(parents=True, exist_ok=True)  # Faust makes only the last folder of the path
+        make_data_dir(self.settings.data_dir)  # Faust makes only the last folder of the path
         await super().on_first_start()
         quiet_the_collector()
 
@@ -143,6 +144,19 @@ class App(faust.App):
             if partition in topics.get(topic, ()):
                 return str(url)
         return None
+
+
+def make_data_dir(folder: Path) -> None:
+    """Make the folder of the stores, which only this account may enter; raises ConfigError where it cannot be."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True, mode=0o700)
+        found = folder.stat()
+        if found.st_uid == os.geteuid() and found.st_mode & 0o077:
+            folder.chmod(0o700)  # a volume's root may be another's; the stores' folders in it are ours
+    except FileExistsError:
+        raise ConfigError(f"data_dir is {folder}, which is a file: name a folder, where the worker keeps its stores") from None
+    except OSError as error:
+        raise ConfigError(f"data_dir is {folder}, which cannot be used: {error.strerror}; name a folder that this account owns") from error
 
 
 def quiet_the_collector() -> None:

@@ -26,6 +26,7 @@ RESTORE_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
 QUERY_BOUNDS_S = (0.0005, 0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 60.0)
 STALL_BOUNDS_S = (0.01, 0.025, 0.05, 0.1, 0.15, 0.25, 0.5, 1.0, 2.5, 5.0, 30.0)
 STALL_PROBE_S = 0.1
+WEB_CAUSES = ("accept", "connections", "handshake", "malformed", "peer", "slow")
 
 
 class Histogram:
@@ -111,7 +112,7 @@ class Metrics:
         self.fenced = 0
         self.loop_stall_s = Histogram(STALL_BOUNDS_S)
         self.queries: Counter[tuple[str, str, str]] = Counter()
-        self.web_refused: Counter[str] = Counter()
+        self.web_refused: Counter[str] = Counter(dict.fromkeys(WEB_CAUSES, 0))
         """Connections and requests that the web port did not take, by cause."""
         self._query_s: dict[str, Histogram] = {}
         self.pages: list[Collector] = []

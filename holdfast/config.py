@@ -370,6 +370,12 @@ def _check_web(settings: Settings) -> None:
             f"{settings._place('web_bind')} is {settings.web_bind}, which others can reach: set web_token (best by HOLDFAST_WEB_TOKEN_FILE) "
             "or mutual TLS (web_tls_cert, web_tls_key, web_tls_ca), or bind to 127.0.0.1"
         )
+    try:
+        hosts_and_networks(settings.web_token_networks)
+    except ValueError as error:
+        raise ConfigError(
+            f"{settings._place('web_token_networks')}: {error}; write hosts and networks separated by commas, like tables.internal,10.0.0.0/8"
+        ) from None
     if settings.web_url is not None:
         parts = urlsplit(settings.web_url)
         if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query or parts.fragment:
@@ -381,6 +387,24 @@ def _check_kafka(settings: Settings) -> None:
 
 
 _CHECKS: tuple[Callable[[Settings], None], ...] = (_check_ranges, _check_names, _check_times, _check_web, _check_kafka)
+
+
+def hosts_and_networks(text: str) -> tuple[frozenset[str], tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]]:
+    """Read a list of host names and networks; raises ValueError for what is neither.
+
+    >>> hosts_and_networks("Localhost, 10.0.0.0/8, ::1")
+    (frozenset({'localhost'}), (IPv4Network('10.0.0.0/8'), IPv6Network('::1/128')))
+    """
+    hosts, networks = set(), []
+    for name in _names(text):
+        if _HOST.fullmatch(name):
+            hosts.add(name.lower())
+        else:
+            networks.append(ipaddress.ip_network(name))
+    return frozenset(hosts), tuple(networks)
+
+
+_HOST = re.compile(r"(?=.*[A-Za-z_])[A-Za-z0-9_][A-Za-z0-9._-]{0,252}")
 
 
 def _is_wildcard(host: str) -> bool:

@@ -14,7 +14,7 @@ from sqlalchemy.exc import NoSuchModuleError
 from sqlalchemy.sql import ClauseElement
 
 from holdfast.errors import ConfigError, OutboxDatabaseError
-from holdfast.outbox.schema import database_url
+from holdfast.outbox.schema import database_url, shown
 
 CONNECT_TIMEOUT_S: Final = 10.0
 STATEMENT_TIMEOUT_S: Final = 30.0
@@ -60,7 +60,7 @@ class Database:
     @property
     def place(self) -> str:
         """The address without a password, for messages."""
-        return self.url.render_as_string(hide_password=True)
+        return shown(self.url)
 
     def connection(self) -> Any:
         """Return the open driver connection, opening one when there is none."""

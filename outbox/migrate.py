@@ -22,7 +22,7 @@ from holdfast.errors import OutboxDatabaseError, OutboxSchemaError
 from holdfast.outbox.columns import big_id, long_text
 from holdfast.outbox.kinds import type_problems
 from holdfast.outbox.layouts import Layout, layout_named
-from holdfast.outbox.schema import database_url, outbox_tables
+from holdfast.outbox.schema import database_url, outbox_tables, shown
 
 
 def version_table(table: str) -> tuple[str, str | None]:
@@ -64,7 +64,7 @@ def _config(table: str, **attributes: Any) -> Config:
 def _run(url: str | URL, layout: str | Layout, table: str, target: str) -> None:
     chosen, read = layout_named(layout), database_url(url)
     outbox_tables(chosen, table, dialect=read.get_backend_name())
-    place = read.render_as_string(hide_password=True)
+    place = shown(read)
     try:
         with create_engine(read, poolclass=NullPool).connect() as connection:
             _refuse_other_layout(connection, chosen, table)

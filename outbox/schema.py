@@ -22,6 +22,7 @@ from sqlalchemy.engine.url import URL
 from sqlalchemy.exc import ArgumentError
 
 from holdfast.errors import ConfigError, OutboxSchemaError
+from holdfast.kafka_properties import MASK
 from holdfast.outbox.columns import big_id, long_text
 from holdfast.outbox.kinds import narrower, type_problems
 from holdfast.outbox.layouts import Layout, layout_named
@@ -107,6 +108,31 @@ def outbox_tables(
     )
 
 
+_SECRETS = re.compile(r"(?i)((?:password|passwd|passfile|pwd|secret|token|ssl_?key_?password)=)[^&\s]*")
+
+
+def masked(url: str) -> str:
+    """Return a URL, however malformed, without what may be its password.
+
+    >>> masked("postgres//ada:PW@host/shop"), masked("postgresql://ada:P@:/W@host/shop"), masked("ada:PW@host")
+    ('postgres//ada:********@host/shop', 'postgresql://ada:********@host/shop', 'ada:********@host')
+    >>> masked("postgresql://host/shop?user=ada&password=PW&x=1"), masked("sqlite:///file.db")
+    ('postgresql://host/shop?user=ada&password=********&x=1', 'sqlite:///file.db')
+    """
+    head, at, rest = url.rpartition("@")
+    if at:
+        scheme, slashes, user = head.partition("//")
+        if not slashes:
+            scheme, user = "", head
+        name, colon, _ = user.partition(":")
+        url = f"{scheme}{slashes}{name}{colon}{MASK if colon else ''}@{rest}"
+    return masked_parameters(url)
+
+
+def masked_parameters(url: str) -> str:
+    return _SECRETS.sub(rf"\1{MASK}", url)
+
+
 def database_url(url: str | URL) -> URL:
     """Return *url* with the driver that holdfast uses where it names none; ConfigError for what is no URL of a known database.
 
@@ -115,12 +141,22 @@ def database_url(url: str | URL) -> URL:
     """
     try:
         read = make_url(url)
-    except (ArgumentError, ValueError) as error:
-        raise ConfigError(f"{str(url)!r} is no database URL; write one like postgresql://user:password@host/database") from error
+    except (ArgumentError, ValueError):
+        # Without the error itself, which repeats the URL.
+        raise ConfigError(f"{masked(str(url))!r} is no database URL; write one like postgresql://user:password@host/database") from None
     backend = {"postgres": "postgresql"}.get(read.get_backend_name(), read.get_backend_name())
     if backend not in DIALECTS:
         raise ConfigError(f"the outbox does not know the database {backend!r}; it knows {', '.join(DIALECTS)}")
     return read if "+" in read.drivername else read.set(drivername=f"{backend}+{DRIVERS[backend]}")
+
+
+def shown(url: URL) -> str:
+    """Return *url* for messages: without the password, be it in its place or a parameter.
+
+    >>> shown(make_url("postgresql://ada:PW@host/shop?password=PW&sslmode=disable"))
+    'postgresql://ada:***@host/shop?password=********&sslmode=disable'
+    """
+    return masked_parameters(url.render_as_string(hide_password=True))
 
 
 def problems(connection: Connection, tables: OutboxTables, *, only: Sequence[Table] | None = None) -> list[str]:

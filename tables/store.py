@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from operator import itemgetter
 from pathlib import Path
+from stat import S_ISDIR
 from typing import TypeVar, cast
 from weakref import WeakSet
 
@@ -53,6 +54,25 @@ _KEY = itemgetter(0)
 LOGGED, UNLOGGED = R.WriteOptions(), R.WriteOptions()
 """With RocksDB's write-ahead log and without."""
 UNLOGGED.disable_wal = True  # type: ignore[method-assign, assignment]
+
+
+PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
+
+
+def make_private(folder: Path) -> None:
+    """Keep other accounts out of a store: its folder, which files made later lie in too, and what lies there already.
+
+    RocksDB makes files as the umask says, and a process has only one: it is the folder that keeps them from others.
+    """
+    try:
+        for path in (folder.parent, folder, *folder.iterdir()):
+            mode = path.stat().st_mode
+            if mode & 0o077:
+                path.chmod(PRIVATE_FOLDER if S_ISDIR(mode) else PRIVATE_FILE)
+    except OSError as error:
+        raise StoreError(
+            f"cannot keep the store {folder} from other accounts: {error}; let the worker's account own the data folder"
+        ) from error
 
 
 class Stamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -138,12 +158,15 @@ class PartitionStore:
     def _open(self) -> None:
         shutil.rmtree(scratch_of(self.path), ignore_errors=True)
         if self.path.exists():
+            make_private(self.path)
             cause = self._unfit()
             if cause is None and (cause := self._unsound()) is None:
                 return
             self._set_aside(cause)
         try:
-            self.path.parent.mkdir(parents=True, exist_ok=True)
+            self.path.parent.mkdir(parents=True, exist_ok=True, mode=PRIVATE_FOLDER)
+            self.path.mkdir(mode=PRIVATE_FOLDER)  # before RocksDB does, which would ask the umask
+            make_private(self.path)
             self._db = R.Rdict(str(self.path), self._budget.options())
             self._db[_STAMP] = msgspec.msgpack.encode(self.stamp)
         except Exception as error:

@@ -22,7 +22,7 @@ from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, Outbo
 from holdfast.outbox import migrate
 from holdfast.outbox.layouts import LAYOUTS
 from holdfast.outbox.rows import OutboxRows, Quarantined
-from holdfast.outbox.schema import DIALECTS, database_url, outbox_tables, problems
+from holdfast.outbox.schema import DIALECTS, database_url, outbox_tables, problems, shown
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, check and look into the outbox of a service.")
 quarantine = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, retry and discard rows that Kafka would not have.")
@@ -103,7 +103,7 @@ def _problems(outbox: _Outbox) -> list[str]:
     except ModuleNotFoundError as error:
         raise ConfigError(f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
     except SQLAlchemyError as error:
-        raise OutboxDatabaseError(f"{read.render_as_string(hide_password=True)}: {' '.join(str(error).split())}") from error
+        raise OutboxDatabaseError(f"{shown(read)}: {' '.join(str(error).split())}") from error
 
 
 def _advice(found: Sequence[str], outbox: _Outbox) -> str:

@@ -15,7 +15,7 @@ import msgspec
 from yarl import URL
 
 from holdfast.clients.directory import Directory
-from holdfast.clients.web_tls import client_tls
+from holdfast.clients.web_tls import Token, client_tls
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
@@ -38,6 +38,8 @@ LIMIT_CONNECTIONS_PER_WORKER = 64
 KEEPALIVE_S = 30.0  # below the server's, so that it is seldom the server that closes an idle connection
 ATTEMPT_S = 2.0
 REFRESH_S = 2.0
+ASKED_LAST_S = 10.0
+LIMIT_FAILED = 1_000
 _LEAST_ATTEMPT_S = 0.25
 _LEAST_LEFT_S = 0.01
 _BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
@@ -62,14 +64,22 @@ class _Setback(Exception):
     """An attempt that brought no answer, and what to make of it.
 
     *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help. *cut*: it was short because the
-    deadline is near, so its silence says less than what stood in the way before.
+    deadline is near, so its silence says less than what stood in the way before. *busy*: a worker is there and says that it cannot answer yet, so that
+    older claims than its own are not worth a question.
     """
 
     def __init__(
-        self, error: HoldfastError, *, moved_to: str | None = None, at_once: bool = False, final: bool = False, cut: bool = False
+        self,
+        error: HoldfastError,
+        *,
+        moved_to: str | None = None,
+        at_once: bool = False,
+        final: bool = False,
+        cut: bool = False,
+        busy: bool = False,
     ) -> None:
         super().__init__(str(error))
-        self.error, self.moved_to, self.at_once, self.final, self.cut = error, moved_to, at_once, final, cut
+        self.error, self.moved_to, self.at_once, self.final, self.cut, self.busy = error, moved_to, at_once, final, cut, busy
 
 
 class Asker:
@@ -83,13 +93,14 @@ class Asker:
         self._settings, self._directory, self._clock = settings, directory, clock
         self._session: aiohttp.ClientSession | None = None
         self._tls: ssl.SSLContext | None = None
+        self._token = Token(settings)
+        self._failed: dict[str, float] = {}
+        """Until when (monotonic) a URL is asked last, since it did not answer: a claim may be old, or false."""
         self._refreshing = asyncio.Lock()
         self._refreshed = 0
 
     async def __aenter__(self) -> Self:
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
-        if self._settings.web_token is not None:
-            headers["Authorization"] = f"Bearer {self._settings.web_token}"
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
                 limit=LIMIT_CONNECTIONS, limit_per_host=LIMIT_CONNECTIONS_PER_WORKER, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=30
@@ -154,11 +165,19 @@ class Asker:
 
     def _candidates(self, question: Question) -> list[str]:
         workers, name, version = self._directory.workers, question.processor.name, question.processor.version
-        owner = workers.owner(name, version, question.partition)
-        urls = [] if owner is None else [owner]
+        urls = list(workers.claimants(name, version, question.partition))
         if question.staleness is not None:
-            urls += [url for url in workers.standbys(name, version, question.partition) if url != owner]
+            # An older claim is worth a question where only the owner may answer; where others may, the first of them is nearer the truth.
+            urls = urls[:1] + [url for url in self._standbys(question) if url not in urls] + urls[1:]
+        if self._failed and len(urls) > 1:
+            now_s = self._clock.monotonic_s()
+            urls.sort(key=lambda url: self._failed.get(url, now_s) > now_s)
         return urls
+
+    def _standbys(self, question: Question) -> list[str]:
+        if question.staleness is None:
+            return []
+        return self._directory.workers.standbys(question.processor.name, question.processor.version, question.partition)
 
     # -- asking
 
@@ -193,18 +212,38 @@ class Asker:
             NotReadyError(f"no worker of {self._settings.app} claims {question}: none is running, or a rebalance is under way")
         )
         urls, redirected = self._candidates(question), False
+        final: _Setback | None = None
+        all_final = True
         while urls:
             url = urls.pop(0)
             try:
-                return await self._attempt(url, question, decode, deadline_s)
+                reply = await self._attempt(url, question, decode, deadline_s)
             except _Setback as met:
                 setback = met
-            if setback.final or setback.at_once or self._left_s(deadline_s) <= 0:
+                if met.final:
+                    final = met
+                else:
+                    all_final = False
+                self._note_failure(url, met)
+            else:
+                self._failed.pop(url, None)
+                return reply
+            if setback.at_once or self._left_s(deadline_s) <= 0:
                 break
+            if setback.busy:
+                urls = [url for url in urls if url in self._standbys(question)]
             if setback.moved_to is not None and not redirected:
                 redirected = True
                 urls.insert(0, setback.moved_to)
-        return setback
+        # Who cannot be helped by asking again may be no worker at all: only where nobody else is known that is the last word.
+        return final if final is not None and all_final else setback
+
+    def _note_failure(self, url: str, met: _Setback) -> None:
+        if met.busy or met.at_once or met.cut:
+            return
+        if len(self._failed) > LIMIT_FAILED:
+            self._failed.clear()
+        self._failed[url] = self._clock.monotonic_s() + ASKED_LAST_S
 
     async def _attempt(self, url: str, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
         left_s = max(0.001, self._left_s(deadline_s))
@@ -215,15 +254,23 @@ class Asker:
             async with (
                 asyncio.timeout(attempt_s),
                 session.post(
-                    self._url(url, question, attempt_s), data=question.body, ssl=self._tls_for(url), allow_redirects=False
+                    self._url(url, question, attempt_s),
+                    data=question.body,
+                    headers=self._token.headers(url),
+                    ssl=self._tls_for(url),
+                    allow_redirects=False,
                 ) as response,
             ):
                 body = await response.read()
+        except AccessError as refused:
+            raise _Setback(refused, final=True) from None
         except TimeoutError:
             error = NotReadyError(f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or cut off")
             raise _Setback(error, cut=attempt_s < ATTEMPT_S) from None
         except aiohttp.ClientError as error:
             raise self._unreachable(url, question, error) from error
+        except ValueError as unfit:
+            raise _Setback(QueryError(f"{url} is no URL that can be asked for {question}: {unfit}")) from unfit
         if response.status == 200:
             return self._decoded(url, question, decode, body)
         raise self._refused(url, question, response, body)
@@ -287,9 +334,10 @@ class Asker:
                 return _Setback(
                     MovedError(f"{message}; the directory and the workers do not agree yet, ask again"),
                     moved_to=self._target(url, response),
+                    busy=True,
                 )
             case 503:
-                return _Setback(NotReadyError(message))
+                return _Setback(NotReadyError(message), busy=True)
             case 504:
                 return _Setback(OffsetTimeoutError(message), at_once=True)
             case 404:

@@ -149,6 +149,7 @@ class TableClient:
     ) -> dict[str, Answer[Any]]:
         """Return the answer for each of *keys*. Different answers may be from different moments; each says from which."""
         found, terms = self._table(table), Terms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        _check_keys(keys)
         if partition is None and isinstance(at_least, tuple) and found.processor.route is None:
             partition = at_least[0]
         if partition is not None:
@@ -222,6 +223,8 @@ class TableClient:
     # -- within
 
     def _table(self, table: Processor[Any, Any] | str) -> _Table[Any]:
+        if not isinstance(table, str | Processor):
+            raise QueryError(f"a table is a Processor or its name, not {type(table).__name__}")
         name = table if isinstance(table, str) else table.name
         found = self._tables.get(name)
         if found is None:
@@ -263,6 +266,14 @@ class TableClient:
                 answers[key] = answer(key, value)
             at += len(reply.values)
         return answers
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    if isinstance(keys, str):
+        raise QueryError(f"keys are a sequence of strings, not the single string {keys[:40]!r}: use get, or [key]")
+    for key in keys:
+        if not isinstance(key, str):
+            raise QueryError(f"a key is a string, not {type(key).__name__}: rows are kept by strings")
 
 
 def _chunk(keys: Sequence[str], at: int) -> list[str]:

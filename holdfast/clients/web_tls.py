@@ -2,13 +2,41 @@
 
 from __future__ import annotations
 
+import ipaddress
 import ssl
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from urllib.parse import urlsplit
 
-from holdfast.config import Settings
-from holdfast.errors import ConfigError
+from holdfast.config import Settings, hosts_and_networks
+from holdfast.errors import AccessError, ConfigError
+
+
+class Token:
+    """To whom `web_token` is sent: over https, which verifies the worker's name, or over plain http to what `web_token_networks` names.
+
+    Where the settings name certificates the fleet speaks TLS, and the token never goes without it, whatever a worker's record says.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._headers = {} if settings.web_token is None else {"Authorization": f"Bearer {settings.web_token}"}
+        self._tls_only = settings.web_tls_ca is not None or settings.web_tls_cert is not None
+        self._hosts, self._networks = hosts_and_networks(settings.web_token_networks)
+
+    def headers(self, url: str) -> Mapping[str, str]:
+        """Return the headers for a request to *url*; raises AccessError, with nothing sent, when the token must not go there."""
+        if not self._headers or url.startswith("https://") or (not self._tls_only and self._is_allowed(urlsplit(url).hostname or "")):
+            return self._headers
+        cure = "let the workers speak https" if self._tls_only else "let it speak https, or name its host or network in web_token_networks"
+        raise AccessError(f"web_token is not sent to {url[:100]} over plain http: {cure}")
+
+    def _is_allowed(self, host: str) -> bool:
+        try:
+            address = ipaddress.ip_address(host)
+        except ValueError:
+            return host.lower() in self._hosts
+        return any(address in network for network in self._networks)
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:

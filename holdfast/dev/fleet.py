@@ -14,6 +14,7 @@ from dataclasses import dataclass, field
 from types import TracebackType
 from typing import Any, Self
 
+import msgspec
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.clock import Clock, system_clock
@@ -165,6 +166,47 @@ class Fleet:
         if at % RESTART_EVERY_TICKS == RESTART_EVERY_TICKS - 1:
             yield from self._restart(self._random.choice(self._random.choice(self._members)), time_s)
 
+    # -- across processes
+
+    def saved(self) -> bytes:
+        """Return the fleet as it is, as JSON: reading it back makes data and runs nothing."""
+        clients = [client for members in self._members for client in members]
+        numbers = {id(client): number for number, client in enumerate(clients)}
+        places = {id(entry): number for number, entry in enumerate(self.entries)}
+        owners = [numbers[id(entry.owner)] for entry in self.entries]
+        state = _Saved(
+            plan=self.plan,
+            counts=self.counts,
+            instances=[client.instance_id for client in clients],
+            claims=[
+                (owner, entry.instance_id, entry.epoch, entry.offset, entry.refused)
+                for owner, entry in zip(owners, self.entries, strict=True)
+            ],
+            late=[(places[id(entry)], client_id, instance_id) for entry, client_id, instance_id in self._late],
+            tick=self._tick,
+            random=list(self._random.getstate()[1]),
+        )
+        return msgspec.json.encode(state)
+
+    @classmethod
+    def restored(cls, saved: bytes) -> Fleet:
+        """Return the fleet that `saved` told of; raises ConfigError for what is none."""
+        try:
+            state = msgspec.json.decode(saved, type=_Saved)
+            fleet = cls(state.plan, state.counts)
+            clients = [client for members in fleet._members for client in members]
+            for client, instance_id in zip(clients, state.instances, strict=True):
+                client.instance_id = instance_id
+            for entry, (owner, instance_id, epoch, offset, refused) in zip(fleet.entries, state.claims, strict=True):
+                entry.owner, entry.instance_id = clients[owner], instance_id
+                entry.epoch, entry.offset, entry.refused = epoch, offset, refused
+            fleet._late = [(fleet.entries[place], client_id, instance_id) for place, client_id, instance_id in state.late]
+            fleet._tick = state.tick
+            fleet._random.setstate((_RANDOM_FORMAT, tuple(state.random), None))
+        except (msgspec.DecodeError, ValueError, IndexError, TypeError) as error:
+            raise ConfigError(f"this is no saved fleet: {error}") from error
+        return fleet
+
     # -- incidents
 
     def _neighbour(self, number: int, entry: Entry) -> Client:
@@ -202,6 +244,20 @@ class Fleet:
         self.counts.heartbeats += 1
         owner = entry.owner
         return Heartbeat(time_s, owner.instance_id, owner.client_id, entry.group_id, entry.topic, entry.partition, entry.offset)
+
+
+_RANDOM_FORMAT = random.Random().getstate()[0]
+
+
+class _Saved(msgspec.Struct, frozen=True, kw_only=True):
+    plan: FleetPlan
+    counts: Counts
+    instances: list[str]
+    claims: list[tuple[int, str, int, int, int]]
+    """Of each claim the owner's number, instance, epoch, offset, refused frames."""
+    late: list[tuple[int, str, str]]
+    tick: int
+    random: list[int]
 
 
 class LiveFleet:

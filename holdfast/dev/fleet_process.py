@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import pickle
 import signal
 import subprocess
 import sys
@@ -22,8 +21,8 @@ CHECK_S = 1.0
 def start(fleet: Fleet, folder: Path, settings: Path, *, partitions: int) -> subprocess.Popen[bytes]:
     """Start a process in which *fleet*, which nobody else may use any more, goes on; it runs until it is ended."""
     fleet.plan = dataclasses.replace(fleet.plan, heartbeat_s=HEARTBEAT_S)
-    saved = folder / "fleet.pickle"
-    saved.write_bytes(pickle.dumps(fleet))
+    saved = folder / "fleet.json"
+    saved.write_bytes(fleet.saved())
     with (folder / "fleet.log").open("wb") as log:
         return subprocess.Popen(
             [sys.executable, "-P", "-m", __name__, str(settings), str(saved), str(partitions)],
@@ -39,7 +38,7 @@ def main(arguments: list[str]) -> None:
     """Let the saved fleet live until SIGTERM, or until the broker is gone."""
     settings_file, saved, partitions = arguments
     settings = load_settings(flags={}, env={}, file=Path(settings_file))
-    fleet = pickle.loads(Path(saved).read_bytes())
+    fleet = Fleet.restored(Path(saved).read_bytes())
     ended = Asked()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     with LiveFleet(settings, fleet, partitions=int(partitions), arrives=False) as live:

@@ -202,3 +202,19 @@ def test_the_capture_is_loaded_frame_by_frame_into_the_partitions_it_was_taken_f
     for place in range(PARTITIONS):
         assert [value.decode() for _, value in log[place]] == [each.value for each in recorded if each.partition == place]
     assert all(place_of(each.value.encode()) == each.partition for each in recorded)
+
+
+def test_a_saved_fleet_goes_on_as_it_would_have() -> None:
+    fleet = Fleet(FleetPlan(clients=16, claims=40, seed=3))
+    list(fleet.arrive(100))
+    for second in range(101, 130):
+        list(fleet.tick(second))
+    saved = fleet.saved()
+    assert saved.startswith(b"{"), "JSON, which runs nothing when it is read"
+    again = Fleet.restored(saved)
+    for second in range(130, 200):
+        assert list(again.tick(second)) == list(fleet.tick(second))
+    assert (again.counts, again.entries) == (fleet.counts, fleet.entries)
+    for damaged in (b"", b"\x80\x04.", b"{}", saved[:-5], saved.replace(b'"random":[', b'"random":[1,')):
+        with pytest.raises(ConfigError, match="no saved fleet"):
+            Fleet.restored(damaged)
