@@ -1,0 +1,31 @@
+"""The limit of open files, in processes that were started under a small one."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+
+PROGRAM = """
+import resource
+from holdfast.agents import descriptors
+print(descriptors.raised_limit(), resource.getrlimit(resource.RLIMIT_NOFILE)[0])
+"""
+
+
+def limits(ulimit: str) -> list[int]:
+    done = subprocess.run(
+        ["bash", "-c", f'ulimit {ulimit} && exec "{sys.executable}" -P -c "$0"', PROGRAM],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    return [int(word) for word in done.stdout.split()]
+
+
+def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
+    assert limits("-Hn 900 -Sn 256") == [900, 900]
+
+
+def test_a_hard_limit_is_taken_as_it_is() -> None:
+    assert limits("-n 256") == [256, 256]
