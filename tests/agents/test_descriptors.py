@@ -24,7 +24,7 @@ def limits(ulimit: str) -> list[int]:
 
 
 def test_the_soft_limit_is_raised_to_the_hard_one() -> None:
-    assert limits("-Hn 900 -Sn 256") == [900, 900]
+    assert limits("-Sn 256 && ulimit -Hn 900") == [900, 900]
 
 
 def test_a_hard_limit_is_taken_as_it_is() -> None:
