@@ -11,6 +11,7 @@ READY := $(VENV)/.ready
 JOBS ?= 1
 SCALE ?= 40
 SCHEDULES ?= 10000
+BUDGET ?= 5000
 SEED ?=
 ARGS ?=
 ROOMS := agents tables outbox pipeline
@@ -50,6 +51,11 @@ demo: $(READY) ## the whole of it on real parts in about two minutes (ARGS=--kee
 test: $(READY) ## all tests, on a real broker and Spark (JOBS=2 for two processes, ARGS='-k claims' for some)
 	@echo "== test"
 	@$(RUN)/python -P -m pytest -q -m "not slow" --durations=10 $(if $(filter-out 1,$(JOBS)),--numprocesses=$(JOBS) --dist=loadfile --no-loadscope-reorder) $(ARGS)
+
+.PHONY: fuzz
+fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 BUDGET=20000 inputs for each)
+	@echo "== fuzz"
+	@HOLDFAST_FUZZ_BUDGET=$(BUDGET) HOLDFAST_FUZZ_SEED=$(or $(SEED),1) $(RUN)/python -P -m pytest -q tests/fuzz $(ARGS)
 
 .PHONY: check
 check: $(READY) ## lint, format, types, import rules, packaging, documents

@@ -18,6 +18,7 @@ import msgspec
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clock import Clock, system_clock
+from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
 from holdfast.outbox.settings import HarvestSettings
 
@@ -71,8 +72,8 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
     last_error: str = ""
 
 
-read_command = msgspec.json.Decoder(Command).decode
-read_answer = msgspec.json.Decoder(Answer).decode
+read_command = careful(msgspec.json.Decoder(Command).decode)
+read_answer = careful(msgspec.json.Decoder(Answer).decode)
 
 
 def reader(settings: HarvestSettings) -> Consumer:

@@ -14,6 +14,7 @@ import msgspec
 
 from holdfast.core.assignors import NO_GENERATION, AssignorName, TopicPartition
 from holdfast.core.frames import check_id
+from holdfast.core.untrusted import UNFIT
 from holdfast.errors import AnnouncementError, FrameError
 
 GROUPS_TOPIC = "holdfast.groups"
@@ -129,7 +130,7 @@ def decode(value: bytes | None) -> Announcement:
         raise AnnouncementError(f"begins with {value[:1]!r}, not {FORMAT!r}: another format, or not ours", AnnouncementReason.FORMAT)
     try:
         found = _decoder.decode(memoryview(value)[1:])
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNFIT as error:
         raise AnnouncementError(f"no announcement: {error}", AnnouncementReason.SHAPE) from None
     check(found)
     return found

@@ -19,6 +19,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.rowtypes import is_plain
+from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ChangelogError, FoldError
 
 R = TypeVar("R")
@@ -57,7 +58,10 @@ def _utf8(key: str) -> bytes:
 
 def text_key(stored: bytes) -> str:
     """Return the key of a stored row or timer."""
-    return stored[1:].decode()
+    try:
+        return stored[1:].decode()
+    except UnicodeDecodeError as error:
+        raise ChangelogError(f"key {stored[:80]!r} is not text: no worker wrote it") from error
 
 
 def encode_due(at_ms: int) -> bytes:
@@ -67,6 +71,8 @@ def encode_due(at_ms: int) -> bytes:
 
 def decode_due(value: bytes) -> int:
     """Return when a stored timer is due, in ms."""
+    if len(value) != _DUE.size:
+        raise ChangelogError(f"a timer of {len(value)} bytes, it has {_DUE.size}: no worker wrote it")
     return int(_DUE.unpack(value)[0])
 
 
@@ -134,7 +140,7 @@ class RowCodec(Generic[R]):
             )
         try:
             row: R = self._decode(memoryview(value)[1:])
-        except msgspec.DecodeError as error:
+        except UNFIT as error:
             raise ChangelogError(f"row does not fit its type ({error}): raise the processor's version when the row changes") from error
         return row
 
@@ -167,7 +173,7 @@ def decode_marker(value: bytes) -> Marker:
     """Return the marker in *value*; raises ChangelogError for bytes that no holdfast worker of this format wrote."""
     try:
         marker = _decode_marker(value)
-    except msgspec.DecodeError as error:
+    except UNFIT as error:
         raise ChangelogError(f"position marker is malformed ({error}): this topic is not a changelog of holdfast") from error
     if marker.format != FORMAT[0]:
         raise ChangelogError(f"position marker of format {marker.format}, this version reads {FORMAT[0]}: upgrade the workers")

@@ -80,7 +80,7 @@ def _step(reader: Reader, size: int) -> int:
 
 def _partitions(reader: Reader, view: memoryview) -> Iterator[Answered]:
     for _ in range(reader.compact_array("topics")):
-        topic = (reader.compact("topic") or b"").decode()
+        topic = reader.compact_text("topic")
         for _ in range(reader.compact_array("partitions")):
             partition, code, high, stable, start = _ANSWERED.unpack_from(view, _step(reader, _ANSWERED.size))
             aborted = tuple(_aborted(reader, view))

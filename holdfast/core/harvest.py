@@ -15,6 +15,7 @@ import msgspec
 
 from holdfast.core.partitioners import murmur2
 from holdfast.core.sequences import NO_SEQUENCE, advance
+from holdfast.core.untrusted import UNFIT
 from holdfast.errors import DecodeError
 
 PRODUCER_HEADER, EPOCH_HEADER, SEQUENCE_HEADER = "holdfast-producer", "holdfast-epoch", "holdfast-sequence"
@@ -95,7 +96,7 @@ def decode_progress(key: bytes | None, value: bytes | None) -> RowsProgress | Se
             found = _sequences_decoder.decode(value)
         else:
             raise DecodeError(f"progress record {key!r}: the kind {kind!r} is not known; was it written by a newer version?")
-    except msgspec.DecodeError as error:
+    except UNFIT as error:
         raise DecodeError(f"progress record {key!r}: {error}") from error
     if found.version != VERSION:
         raise DecodeError(f"progress record {key!r} has version {found.version}, this is {VERSION}: do not go back to an older holdfast")
@@ -123,8 +124,10 @@ def unpack_ids(packed: Iterable[int]) -> list[int]:
     """Return the ids that `pack_ids` was given, ascending."""
     out: list[int] = []
     end = 0
-    pairs = iter(packed)
-    for gap, length in zip(pairs, pairs, strict=True):
+    numbers = list(packed)
+    if len(numbers) % 2:
+        raise DecodeError(f"packed ids of {len(numbers)} numbers: they come in pairs")
+    for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
         if gap < 0 or length < 1 or len(out) + length > 10_000_000:
             raise DecodeError(f"packed ids with gap {gap} and length {length}")
         out.extend(range(end + gap, end + gap + length))

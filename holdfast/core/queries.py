@@ -14,6 +14,8 @@ from typing import Any, Literal
 
 import msgspec
 
+from holdfast.core.untrusted import careful
+
 JSON, MSGPACK = "application/json", "application/msgpack"
 
 LIMIT_BODY_BYTES = 8 << 20
@@ -188,20 +190,20 @@ class WorkerClaims(msgspec.Struct, frozen=True, kw_only=True):
 
 encode = msgspec.msgpack.Encoder().encode
 encode_json = msgspec.json.Encoder(enc_hook=str).encode
-decode_keys = msgspec.msgpack.Decoder(Keys).decode
-decode_keys_json = msgspec.json.Decoder(Keys).decode
-decode_page = msgspec.msgpack.Decoder(Page).decode
-decode_page_json = msgspec.json.Decoder(Page).decode
-decode_inspect = msgspec.msgpack.Decoder(Inspect).decode
-decode_inspect_json = msgspec.json.Decoder(Inspect).decode
-decode_stored = msgspec.msgpack.Decoder(Stored).decode
-decode_stored_json = msgspec.json.Decoder(Stored).decode
-decode_inspect_reply = msgspec.msgpack.Decoder(InspectReply).decode
-decode_stored_reply = msgspec.msgpack.Decoder(StoredReply).decode
-decode_rows_reply = msgspec.msgpack.Decoder(RowsReply).decode
-decode_page_reply = msgspec.msgpack.Decoder(PageReply).decode
-decode_refusal = msgspec.msgpack.Decoder(Refusal).decode
-decode_worker = msgspec.json.Decoder(WorkerClaims).decode
+decode_keys = careful(msgspec.msgpack.Decoder(Keys).decode)
+decode_keys_json = careful(msgspec.json.Decoder(Keys).decode)
+decode_page = careful(msgspec.msgpack.Decoder(Page).decode)
+decode_page_json = careful(msgspec.json.Decoder(Page).decode)
+decode_inspect = careful(msgspec.msgpack.Decoder(Inspect).decode)
+decode_inspect_json = careful(msgspec.json.Decoder(Inspect).decode)
+decode_stored = careful(msgspec.msgpack.Decoder(Stored).decode)
+decode_stored_json = careful(msgspec.json.Decoder(Stored).decode)
+decode_inspect_reply = careful(msgspec.msgpack.Decoder(InspectReply).decode)
+decode_stored_reply = careful(msgspec.msgpack.Decoder(StoredReply).decode)
+decode_rows_reply = careful(msgspec.msgpack.Decoder(RowsReply).decode)
+decode_page_reply = careful(msgspec.msgpack.Decoder(PageReply).decode)
+decode_refusal = careful(msgspec.msgpack.Decoder(Refusal).decode)
+decode_worker = careful(msgspec.json.Decoder(WorkerClaims).decode)
 
 
 def readable_bytes(content: bytes) -> str:

@@ -13,6 +13,7 @@ from typing import NamedTuple, TypeAlias
 
 import msgspec
 
+from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError
 
 RANGES_TOPIC = "holdfast.ranges"
@@ -127,7 +128,7 @@ def decode_wish(value: bytes) -> Wish | None:
     """
     try:
         return _WISHES.decode(value)
-    except msgspec.MsgspecError:
+    except UNFIT:
         return None
 
 

@@ -16,6 +16,7 @@ from holdfast.core.partitioners import by_key
 from holdfast.core.processor import Emit
 from holdfast.core.rows import Rows
 from holdfast.core.stamps import LIMIT_NAME_BYTES
+from holdfast.core.untrusted import UNFIT, careful
 from holdfast.errors import DecodeError
 
 LIMIT_TEXT = 249
@@ -85,7 +86,7 @@ class Asked(msgspec.Struct, frozen=True):
 _decode = msgspec.json.Decoder(RegistryCommand).decode
 encode_command = msgspec.json.Encoder().encode
 encode_answer = msgspec.json.Encoder().encode
-decode_answer = msgspec.json.Decoder(RegistryAnswer).decode
+decode_answer = careful(msgspec.json.Decoder(RegistryAnswer).decode)
 
 
 def name_key(name: str) -> str:
@@ -97,7 +98,7 @@ def decode(value: bytes | None, partition: int) -> Asked:
     """Return the command in a record; for inputs ("value", "partition")."""
     try:
         command = _decode(value or b"")
-    except msgspec.DecodeError as error:
+    except UNFIT as error:
         raise DecodeError(f"no command of the registry: {error}") from None
     if not command.name or len(command.name.encode()) > LIMIT_NAME_BYTES or not command.name.isprintable():
         raise DecodeError(f"producer name {command.name[:80]!r}: use 1 to {LIMIT_NAME_BYTES} bytes of printable text")

@@ -17,6 +17,7 @@ import msgspec
 
 from holdfast.core.claims import RESET_INSTANCE, Claim, ClaimKey
 from holdfast.core.frames import ReleasingPartition
+from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ConfigError, DecodeError
 
 RESETS_TOPIC = "holdfast.resets"
@@ -81,7 +82,7 @@ def decode_decision(value: bytes | None) -> Decision:
         raise DecodeError(f"{len(value)} bytes, a decision has at most {LIMIT_DECISION_BYTES}")
     try:
         return _decoder.decode(value)
-    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+    except UNFIT as error:
         raise DecodeError(f"{value[:80]!r}: {error}") from None
 
 

@@ -114,7 +114,7 @@ def added(answer: bytes) -> list[tuple[Place, int]]:
     reader.int32("throttle time")
     out: list[tuple[Place, int]] = []
     for _ in range(reader.compact_array("topics")):
-        topic = (reader.compact("topic") or b"").decode()
+        topic = reader.compact_text("topic")
         for _ in range(reader.compact_array("partitions")):
             out.append(((topic, reader.int32("partition")), reader.int16("error code")))
             reader.tags("partition")
@@ -147,7 +147,7 @@ def produced(answer: bytes) -> list[Appended]:
     reader = Reader(answer)
     out: list[Appended] = []
     for _ in range(reader.compact_array("topics")):
-        topic = (reader.compact("topic") or b"").decode()
+        topic = reader.compact_text("topic")
         for _ in range(reader.compact_array("partitions")):
             place = (topic, reader.int32("partition"))
             out.append(Appended(place, reader.int16("error code"), reader.int64("offset")))

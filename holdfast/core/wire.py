@@ -167,6 +167,11 @@ class Reader:
         size = self.uvarint(what)
         return None if size == 0 else self.raw(size - 1, what)
 
+    def compact_text(self, what: str) -> str:
+        """Take a string with one more than its length as an unsigned varint; null is empty."""
+        at = self.at
+        return self._utf8(self.compact(what) or b"", what, at)
+
     def compact_array(self, what: str) -> int:
         """Take the count of a compact array, whose elements have a byte at least; null is empty."""
         at, count = self.at, max(0, self.uvarint(what) - 1)
