@@ -1,0 +1,81 @@
+"""The walk of a store beside its changelog: every difference is found, and what changed since the state was pinned is none."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import rocksdict as R
+
+from holdfast.core.codec import Marker, row_key, wake_key
+from holdfast.tables.checking import _LATER, Stopped, _compare
+from holdfast.tables.store import Budget, PartitionStore, Stamp
+
+BUDGET = Budget.of(4 << 20, 4 << 20)
+STAMP = Stamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
+Rows = dict[bytes, bytes]
+KEYS = [row_key(f"k{number:04d}") for number in range(1_500)]
+RIGHT: Rows = {**{key: b"v" + key for key in KEYS}, wake_key("k0001"): b"12345678"}
+
+
+def compared(folder: Path, store_rows: Rows, changelog_rows: Rows, later: frozenset[bytes] = frozenset()) -> str | None:
+    """Compare a store with what its changelog holds before the store's offset; *later* changed after it."""
+    store = PartitionStore(folder / "store", STAMP, BUDGET)
+    store.write(store_rows.items(), Marker(9, 90, 1), 10)
+    scratch = R.Rdict(str(folder / "scratch"), BUDGET.options())
+    try:
+        for key, value in changelog_rows.items():
+            scratch[key] = value
+        for key in later:
+            scratch[_LATER + key] = b""
+        state = store.pin()
+        store.write([(KEYS[5], b"of a later transaction"), (KEYS[6], None)], Marker(10, 100, 1), 20)
+        return _compare(state, scratch, threading.Event())
+    finally:
+        scratch.close()
+        store.close()
+
+
+def test_a_store_that_is_its_changelog_is_sound(tmp_path: Path) -> None:
+    assert compared(tmp_path, RIGHT, RIGHT) is None
+
+
+@pytest.mark.parametrize(
+    ("store", "said"),
+    [
+        ({**RIGHT, KEYS[700]: b"other"}, "row 'k0700' is not that of its changelog"),
+        ({key: value for key, value in RIGHT.items() if key != KEYS[0]}, "row 'k0000' is missing"),
+        ({key: value for key, value in RIGHT.items() if key != KEYS[-1]}, "row 'k1499' is missing"),
+        ({**RIGHT, row_key("z"): b"v"}, "row 'z' is not in its changelog"),
+        ({**RIGHT, wake_key("k0001"): b"87654321"}, "timer 'k0001' is not that of its changelog"),
+        ({}, "timer 'k0001' is missing"),
+        ({**RIGHT, KEYS[3]: b"one", KEYS[700]: b"two"}, "row 'k0003' is not that of its changelog"),
+    ],
+)
+def test_the_first_difference_is_named(tmp_path: Path, store: Rows, said: str) -> None:
+    assert compared(tmp_path, store, RIGHT) == said
+
+
+def test_rows_that_changed_since_are_left_out_whatever_a_compaction_made_of_them(tmp_path: Path) -> None:
+    compacted = {key: value for key, value in RIGHT.items() if key not in (KEYS[5], KEYS[6], KEYS[-1])}
+    assert compared(tmp_path, RIGHT, compacted, frozenset({KEYS[5], KEYS[6], KEYS[-1]})) is None
+
+
+def test_a_row_that_did_not_change_since_is_found_beside_those_that_did(tmp_path: Path) -> None:
+    compacted = {key: value for key, value in RIGHT.items() if key != KEYS[5]}
+    assert compared(tmp_path, {**RIGHT, KEYS[900]: b"other"}, compacted, frozenset({KEYS[5]})) == "row 'k0900' is not that of its changelog"
+
+
+def test_a_walk_that_is_told_to_stop_says_nothing_of_the_store(tmp_path: Path) -> None:
+    store = PartitionStore(tmp_path / "store", STAMP, BUDGET)
+    store.write(RIGHT.items(), Marker(9, 90, 1), 10)
+    scratch = R.Rdict(str(tmp_path / "scratch"), BUDGET.options())
+    for key, value in RIGHT.items():
+        scratch[key] = value
+    stop = threading.Event()
+    stop.set()
+    with pytest.raises(Stopped):
+        _compare(store.pin(), scratch, stop)
+    scratch.close()
+    store.close()
