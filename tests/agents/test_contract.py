@@ -1,6 +1,6 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface promises it.
 
-`agents/transport.py`, `agents/group_watch.py`, `agents/assignor.py` and `agents/recovery.py` override and touch private names; `tables/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
+`agents/transport.py`, `agents/fetcher.py`, `agents/group_watch.py`, `agents/assignor.py` and `agents/recovery.py` override and touch private names; `tables/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
 is pinned by its source: when one of these tests fails after an upgrade, read that function again, then the override, and only then
 renew the fingerprint (the failure prints it). The other tests pin the behaviour of traps that have bitten.
 """
@@ -118,6 +118,8 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     "aiokafka.client": {
         "AIOKafkaClient.send": "246b277687d7",
         "AIOKafkaClient.bootstrap": "198943b004e5",
+        "AIOKafkaClient.ready": "79d9637f40fc",
+        "AIOKafkaClient.set_topics": "9f9b55d6d899",
         "AIOKafkaClient.add_topic": "b054eda66291",
         "AIOKafkaClient.force_metadata_update": "cb7befef21c8",
         "AIOKafkaClient.coordinator_lookup": "19cc69fb75f8",
@@ -154,6 +156,7 @@ PRIVATE: dict[str, set[str]] = {
     "assignor.py": {"_compress", "_decompress", "_url"},
     "recovery.py": {"_fetcher", "_generation_id", "_recovery", "_set_recovery_ended", "_set_recovery_started", "_update_channels", "_wait"},
     "app.py": {"_on_partitions_revoked"},
+    "fetcher.py": {"_conns", "_limit", "_reader"},
 }
 """The private names of others that each module mentions."""
 
