@@ -10,9 +10,11 @@ from holdfast.outbox.settings import HarvestSettings, Strategy
 
 TIMEOUT_S = 15.0
 
-LEADER_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "600000"}
+UNPACKED = {"compression.type": "uncompressed"}
+"""A broker unpacks what comes compressed, and refuses what is then too large: nobody can stop a harvester by a batch that it cannot unpack."""
+LEADER_CONFIG = UNPACKED | {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "600000"}
 """Heartbeats are of no use to anybody who was not there."""
-PROGRESS_CONFIG = {
+PROGRESS_CONFIG = UNPACKED | {
     # The last record of each key is all that counts. Small segments: only closed ones are compacted, and a new leader reads the rest.
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),
@@ -22,9 +24,9 @@ PROGRESS_CONFIG = {
 }
 
 
-COMMANDS_CONFIG = {"cleanup.policy": "compact", "segment.ms": "3600000"}
+COMMANDS_CONFIG = UNPACKED | {"cleanup.policy": "compact", "segment.ms": "3600000"}
 """The last pause or resume holds for whoever comes later."""
-ANSWERS_CONFIG = {"cleanup.policy": "delete", "retention.ms": "3600000"}
+ANSWERS_CONFIG = UNPACKED | {"cleanup.policy": "delete", "retention.ms": "3600000"}
 
 
 def wanted(settings: HarvestSettings) -> dict[str, dict[str, str]]:

@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from holdfast.clients.admin import Admin
 from holdfast.clients.log_tail import is_of_group
-from holdfast.clients.topics import CreateTopic, Role, TopicSpec
+from holdfast.clients.topics import UNPACKED, CreateTopic, Role, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims import Claim, ClaimKey
@@ -55,7 +55,7 @@ class ResetLog:
             spec = TopicSpec(
                 name=self.topic,
                 partitions=1,
-                config={"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "LogAppendTime"} | safe,
+                config={"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "LogAppendTime"} | UNPACKED | safe,
                 replication_factor=self._settings.replication_factor,
                 role=Role.SOURCE,
             )

@@ -182,10 +182,13 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
     return list(specs.values())
 
 
+UNPACKED = {"compression.type": "uncompressed"}
+"""Of every topic that is holdfast's own. A broker unpacks what comes compressed and refuses what is then larger than max.message.bytes: so nobody
+can put a batch there that its readers cannot unpack."""
 _LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
 # Built anew from a log that has lost its beginning, a registry would give out epochs that others have had, and ranges begin again.
 _FOREVER = _LOG | {"retention.ms": "-1"}
-_CHANGELOG = {
+_CHANGELOG = UNPACKED | {
     "cleanup.policy": "compact",
     "message.timestamp.type": "LogAppendTime",
     "min.cleanable.dirty.ratio": "0.1",
@@ -194,13 +197,14 @@ _CHANGELOG = {
 }
 _WORKERS = _CHANGELOG
 _ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
-_QUARANTINE = _LOG | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
+_QUARANTINE = _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
 
 
 def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
     role = Role.COORDINATION if name == settings.coordination_topic else Role.SOURCE
     kept = name == settings.producers_topic or (settings.ranges and name == settings.ranges_topic)
-    return _spec(settings, name, role, partitions, _FOREVER if kept else _LOG)
+    own = kept or name in (settings.coordination_topic, settings.groups_topic, settings.ranges_topic)
+    return _spec(settings, name, role, partitions, (_FOREVER if kept else _LOG) | (UNPACKED if own else {}))
 
 
 def _spec(
@@ -227,13 +231,13 @@ def _spec(
     )
 
 
-_OURS = ("cleanup.policy", "message.timestamp.type", "min.insync.replicas")
+_OURS = ("cleanup.policy", "compression.type", "message.timestamp.type", "min.insync.replicas")
 ALTERABLE = {
     Role.CHANGELOG: (*_OURS, "max.message.bytes"),
     Role.WORKERS: _OURS,
-    Role.QUARANTINE: ("message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
-    Role.SOURCE: ("message.timestamp.type",),
-    Role.COORDINATION: ("message.timestamp.type",),
+    Role.QUARANTINE: ("compression.type", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
+    Role.SOURCE: ("compression.type", "message.timestamp.type"),  # the first only of those that are holdfast's own
+    Role.COORDINATION: ("compression.type", "message.timestamp.type"),
     Role.EMIT: (),
 }
 """What `plan(..., alter=True)` sets right on existing topics. Never what could delete a record that someone else wrote."""
@@ -309,6 +313,7 @@ def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
     yield from _check_partitions(spec, state)
     yield from _check_cleanup(spec, state)
     yield from _check_time(spec, state)
+    yield from _check_compression(spec, state)
     yield from _check_replicas(spec, state)
     wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
     if size is not None and int(size) < spec.takes_bytes:
@@ -365,6 +370,15 @@ def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
             f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
         )
         yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
+
+
+def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    wanted, found = spec.config.get("compression.type"), state.config.get("compression.type")
+    if wanted is not None and found not in (None, wanted):
+        message = (
+            f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and stop them"
+        )
+        yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
 
 
 def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:

@@ -19,6 +19,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 )
 
 from holdfast.clients.admin import Admin, _refuses, check_topics, create_topics, require_topics
+from holdfast.clients.reset_log import ResetLog
 from holdfast.clients.topics import AlterConfig, CreateTopic, Role, Severity, TopicSpec, TopicState, topic_names
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
@@ -124,7 +125,9 @@ def test_what_is_wrong_on_the_cluster_is_found_and_refused(settings: Settings, o
         (Severity.ERROR, orders.changelog(settings.app)),
         (Severity.ERROR, orders.changelog(settings.app)),
         (Severity.WARNING, orders.source),
+        (Severity.WARNING, orders.changelog(settings.app)),
     ]
+    assert "cannot unpack" in found[-1].message
     with pytest.raises(TopicError, match="has 3 partitions but its source") as refused:
         require_topics(settings, [orders])
     assert "cleanup.policy is delete" in str(refused.value)
@@ -136,11 +139,28 @@ def test_alter_sets_existing_topics_right(settings: Settings, orders: Processor[
     done = create_topics(settings, [orders], alter=True)
     assert [action for action in done if isinstance(action, AlterConfig)] == [
         AlterConfig(topic=orders.source, config={"message.timestamp.type": "LogAppendTime"}),
-        AlterConfig(topic=orders.changelog(settings.app), config={"cleanup.policy": "compact"}),
+        AlterConfig(topic=orders.changelog(settings.app), config={"cleanup.policy": "compact", "compression.type": "uncompressed"}),
     ]
     assert check_topics(settings, [orders]) == []
     kept = Admin(settings).cluster([orders.changelog(settings.app)]).topics[orders.changelog(settings.app)].overrides
     assert kept["retention.ms"] == "1000", "keys that were not asked for stay as they were"
+
+
+@pytest.mark.parametrize("codec", ["gzip", "zstd"])
+def test_a_broker_keeps_bombs_out_of_holdfasts_own_topics(
+    broker: SessionBroker, settings: Settings, orders: Processor[Any, Any], codec: str
+) -> None:
+    make(settings, settings.quarantine_topic, 1)  # of an older version
+    create_topics(settings, [orders], partitions=1, alter=True)
+    ResetLog(settings, topic=f"{settings.app}-resets").ensure()
+    own = [orders.changelog(settings.app), settings.quarantine_topic, settings.workers_topic, f"{settings.app}-resets"]
+    refused: dict[str, KafkaError | None] = {}
+    producer = Producer(broker.client_config(**{"compression.type": codec, "message.max.bytes": 100_000_000, "retries": 0}))
+    for topic in (*own, orders.source):
+        producer.produce(topic, bytes(20_000_000), key=b"k", on_delivery=lambda error, it: refused.update({it.topic() or "": error}))
+    assert producer.flush(DEADLINE_S) == 0
+    assert refused.pop(orders.source) is None, "a source is its users', and it fits: some KB"
+    assert {topic: error and error.code() for topic, error in refused.items()} == dict.fromkeys(own, KafkaError.MSG_SIZE_TOO_LARGE)
 
 
 def test_several_workers_may_create_at_the_same_time(settings: Settings, orders: Processor[Any, Any]) -> None:

@@ -109,6 +109,7 @@ def test_created_changelogs_are_compacted_in_append_time_and_sources_are_logs() 
     configs = {spec.role: spec.config for spec in specs(cluster(topic("orders", 6)))}
     assert configs[Role.CHANGELOG] == {
         "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
         "message.timestamp.type": "LogAppendTime",
         "min.cleanable.dirty.ratio": "0.1",
         "segment.ms": "3600000",
