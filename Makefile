@@ -6,6 +6,7 @@ SHELL := /bin/bash
 .DELETE_ON_ERROR:
 
 VENV := .venv
+TOOLS := $(VENV)/tools
 RUN := $(VENV)/bin
 READY := $(VENV)/.ready
 JOBS ?= 1
@@ -38,7 +39,7 @@ $(READY): requirements.lock pyproject.toml
 		echo "$(PYTHON) cannot make virtual environments: install its venv package (Debian and Ubuntu: apt install python3-venv)" >&2; exit 1; }
 	@echo "== .venv: $$("$(PYTHON)" -V), packages of requirements.lock (the first time takes some minutes)"
 	@$(RUN)/python -m pip --version >/dev/null 2>&1 || "$(PYTHON)" -m venv --clear $(VENV)
-	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --requirement requirements.lock
+	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --require-hashes --requirement requirements.lock
 	@$(RUN)/python -m pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 	@touch $@
 
@@ -57,8 +58,14 @@ fuzz: $(READY) ## every decoder of bytes from outside against any bytes (SEED=7 
 	@echo "== fuzz"
 	@HOLDFAST_FUZZ_BUDGET=$(BUDGET) HOLDFAST_FUZZ_SEED=$(or $(SEED),1) $(RUN)/python -P -m pytest -q tests/fuzz $(ARGS)
 
+# Tools that look at the packages from outside: in an environment of their own, and done without where they cannot be had.
+$(TOOLS)/.ready: requirements.lock
+	@"$(PYTHON)" -m venv --clear $(TOOLS)
+	@$(TOOLS)/bin/python -m pip install --quiet --disable-pip-version-check pip-audit pip-licenses uv
+	@touch $@
+
 .PHONY: check
-check: $(READY) ## lint, format, types, import rules, packaging, documents
+check: $(READY) ## lint, format, types, import rules, packaging, documents, known vulnerabilities
 	@echo "== ruff check"
 	@$(RUN)/ruff check .
 	@echo "== ruff format"
@@ -67,6 +74,8 @@ check: $(READY) ## lint, format, types, import rules, packaging, documents
 	@$(RUN)/mypy
 	@echo "== rooms and documents"
 	@$(RUN)/python -P -m pytest -q tests/test_imports.py tests/test_docs.py
+	@echo "== known vulnerabilities"
+	@$(MAKE) --silent $(TOOLS)/.ready 2>/dev/null && .ci/audit $(TOOLS)/bin/pip-audit || { [ -x $(TOOLS)/bin/pip-audit ] && exit 1; echo "not checked: pip-audit cannot be installed here"; }
 
 .PHONY: sim
 sim: $(READY) ## fleets of members under faults (SEED=7 SCHEDULES=10000), then random logs, cuts and crashes (SCALE=40); a SEED alone is just its schedules
@@ -89,10 +98,16 @@ bench: $(READY) ## benchmarks with their rivals, as ratios (takes long; wants a 
 		echo "== bench $$each"; PYTHONPATH=. $(RUN)/python -P -m bench.$$each $(ARGS) || exit 1; done
 
 .PHONY: lock
-lock: $(READY) ## write requirements.lock anew from what .venv holds
-	@{ sed -n '/^#/p' requirements.lock; \
-		$(RUN)/python -m pip freeze --exclude-editable --all | grep -vE '^pip=='; } > $(VENV)/requirements.lock
+lock: $(READY) $(TOOLS)/.ready ## write requirements.lock anew, with hashes, from what .venv holds; and docs/LICENSES.md
+	@$(RUN)/python -m pip freeze --exclude-editable --all | grep -vE '^pip==' > $(VENV)/requirements.in
+	@$(TOOLS)/bin/uv pip compile $(VENV)/requirements.in --quiet --universal --python-version 3.11 --no-deps --generate-hashes \
+		--no-annotate --no-header --no-emit-index-url --output-file $(VENV)/requirements.out
+	@{ sed -n '/^#/p' requirements.lock; cat $(VENV)/requirements.out; } > $(VENV)/requirements.lock
 	@mv $(VENV)/requirements.lock requirements.lock
+	@{ sed '/^|/,$$d' docs/LICENSES.md; \
+		$(TOOLS)/bin/pip-licenses --python=$(RUN)/python --from=mixed --format=markdown --order=name --with-system \
+			--ignore-packages holdfast pip; } > $(VENV)/LICENSES.md
+	@mv $(VENV)/LICENSES.md docs/LICENSES.md
 
 .PHONY: clean
 clean: ## remove what builds, tests and runs left here (not .venv)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -171,3 +172,19 @@ def test_the_wheel_renamed_zip_is_importable_as_spark_ships_it(wheel: Path, tmp_
     places, heavy = run(sys.executable, "-S", "-P", "-c", program, cwd=tmp_path).splitlines()
     assert all(each.startswith(f"{shipped}/") for each in places.split())
     assert heavy == "[]", "an executor needs msgspec only"
+
+
+def test_every_pinned_package_has_its_hashes_and_its_licence_on_the_page() -> None:
+    lock = (ROOT / "requirements.lock").read_text()
+    pinned = dict(re.findall(r"^([\w.\-]+)==(\S+)", lock, re.MULTILINE))
+    assert len(pinned) > 50
+    hashed = re.findall(r"^([\w.\-]+)==\S+(?: ;[^\n]*)? \\\n    --hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE)
+    assert set(hashed) == set(pinned), "written by `make lock`"
+    page = re.findall(r"^\| (\S+) +\| (\S+) +\| (\S.*?) +\|$", (ROOT / "docs" / "LICENSES.md").read_text(), re.MULTILINE)
+    licensed = {canonical(name): version for name, version, _ in page if name != "Name"}
+    assert licensed == {canonical(name): version for name, version in pinned.items()}, "written by `make lock`"
+    assert not [name for name, _, licence in page if licence == "UNKNOWN"]
+
+
+def canonical(name: str) -> str:
+    return re.sub(r"[-_.]+", "-", name).lower()
