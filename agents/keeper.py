@@ -101,7 +101,7 @@ class Keeper:
             self._pool,
             fetch_records=settings.fetch_records,
             fetch_bytes=settings.fetch_bytes,
-            queue_bytes=settings.fetch_bytes,
+            queue_bytes=2 * settings.fetch_bytes,
             unpacked_batch_bytes=settings.unpacked_batch_bytes,
             timeout_s=settings.request_timeout_s,
         )
