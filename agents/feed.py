@@ -222,15 +222,7 @@ class Feed:
         found = self.unreadable[place] = reader.unreadable(*place, error)
         source.stopped = True
         self._fetcher.restart(source, found.first)
-        logger.error(
-            "%s partition %d: offsets %d to %d cannot be read, and the partition stands before them: %s (%s, %d bytes)",
-            *place,
-            found.first,
-            found.last,
-            found.reason,
-            found.codec,
-            found.size_bytes,
-        )
+        logger.error("%s", found)
 
     def skip(self, place: Place, last: int) -> None:
         """Go on after offset *last* of a partition that stands before an unreadable batch."""

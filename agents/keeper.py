@@ -105,6 +105,7 @@ class Keeper:
             unpacked_batch_bytes=settings.unpacked_batch_bytes,
             timeout_s=settings.request_timeout_s,
         )
+        metrics.unreadable = lambda: len(self.feed.unreadable)
         self._why_unready = "starting: reading the cluster's topics"
         self.on_crash: Callable[[BaseException], Coroutine[Any, Any, None]] | None = None
         self.discard: Callable[[Any], None] = lambda message: None
@@ -416,6 +417,8 @@ class Keeper:
             return "broker unreachable"
         if self.held:
             return "; ".join(self.held.values())
+        if self.feed.unreadable:
+            return "; ".join(map(str, self.feed.unreadable.values()))
         lost = [held for held, owned in self._owned.items() if not owned.part.serving]
         return f"lost to a newer owner: {lost}" if lost else None
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -115,6 +115,8 @@ class Metrics:
         self.web_refused: Counter[str] = Counter(dict.fromkeys(WEB_CAUSES, 0))
         """Connections and requests that the web port did not take, by cause."""
         self._query_s: dict[str, Histogram] = {}
+        self.unreadable: Callable[[], int] = lambda: 0
+        """How many partitions stand before a batch that cannot be read."""
         self.pages: list[Collector] = []
         """What other parts of this worker count."""
 
@@ -206,6 +208,8 @@ class _Page(Collector):
             for partition in range(self._serving.partitions(table))
             if (replica := self._serving.lookup(table, partition)) is not None
         ]
+        about = "Partitions that stand before a batch which cannot be read; /health/ready names it"
+        yield GaugeMetricFamily("holdfast_unreadable_batches", about, value=self._metrics.unreadable())
         yield from self._group(replicas)
         yield from self._replicas(replicas)
         yield from book_families(replicas)

@@ -25,3 +25,10 @@ class Unreadable:
     producer_id: int
     producer_epoch: int
     at_ms: int
+
+    def __str__(self) -> str:
+        where = f"offset {self.first}" if self.first == self.last else f"offsets {self.first} to {self.last}"
+        return (
+            f"{self.topic} partition {self.partition} stands before {where}, which cannot be read: {self.reason} "
+            f"({self.codec}, {self.size_bytes} bytes)"
+        )

@@ -1,0 +1,46 @@
+"""A batch that nobody can unpack: its partition stands before it and says so, and everything else goes on."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.clients.tables_blocking import BlockingTableClient
+from tests.agents.test_bombs import BOMB_BYTES, send
+from tests.chaos.conftest import MakeApplication
+from tests.harness import wait_for
+
+pytestmark = pytest.mark.broker
+
+
+def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(application: MakeApplication) -> None:
+    shop = application(partitions=2)
+    counts = shop.processors[0]
+    producer = Producer(shop.broker.client_config())
+
+    def add(partition: int, key: str) -> None:
+        producer.produce(shop.source, f"add {key} 1".encode(), partition=partition)
+        assert producer.flush(30) == 0
+
+    add(0, "before")
+    send(shop.broker, shop.source, "zstd", [bytes(BOMB_BYTES)])
+    add(0, "behind")
+    worker = shop.worker().start()
+    worker.wait_said("partition 0 stands before offset 1, which cannot be read", 60)
+    for number in range(3):
+        add(1, f"beside-{number}")
+    wait_for("the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 2, 30, worker.tail)
+    status, told = worker.ask("/health/ready")
+    assert (status, json.loads(told)["cause"].partition(":")[0]) == (
+        503,
+        f"{shop.source} partition 0 stands before offset 1, which cannot be read",
+    )
+    assert worker.metric("holdfast_unreadable_batches") == {"": 1.0}
+    assert worker.applied()["counts", 0] == 0
+    with BlockingTableClient(shop.settings, [counts]) as tables:
+        assert tables.get(counts, "before", partition=0).value is not None, "what stands still still answers"
+        assert tables.get(counts, "behind", partition=0).value is None
+    assert len(worker.said("which cannot be read")) == 1, "once, however long it stands"
+    worker.stop()
