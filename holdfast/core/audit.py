@@ -165,11 +165,11 @@ def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None
         return Seen(None, key, None, offset)
     number = None
     if rules.number is not None:
-        value = next((value or b"" for name, value in reversed(headers) if name == rules.number), None)
-        if value is not None and value.isdigit() and len(value) <= 18:
-            number = int(value)
-        elif value is not None or stamp is not None:
-            told = "is missing" if value is None else f"{value[:40]!r} is not a number of ASCII digits below 10^18"
+        found = next((content or b"" for name, content in reversed(headers) if name == rules.number), None)
+        if found is not None and found.isdigit() and len(found) <= 18:
+            number = int(found)
+        elif found is not None or stamp is not None:
+            told = "is missing" if found is None else f"{found[:40]!r} is not a number of ASCII digits below 10^18"
             raise DecodeError(f"{rules.number} {told}, so the row's place among those of its key is not known")
     digested = Digested() if stamp is None else examine(stamp, partition, key, value, headers)
     if not digested.known and rules.partitions is not None and key is not None and (stamp is not None or number is not None):

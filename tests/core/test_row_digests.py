@@ -8,9 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.audit import Rules, decode
 from holdfast.core.partitioners import of_key
 from holdfast.core.processor import Headers
-from holdfast.core.row_digests import RowDigests, examine
+from holdfast.core.row_digests import Digested, RowDigests, examine
 from holdfast.core.stamps import DIGEST, PRODUCER, Stamp, stamp_headers
 
 CONTENT = st.one_of(st.none(), st.binary(max_size=6))
@@ -74,3 +75,12 @@ def test_a_digest_that_cannot_be_read_is_a_change(told: bytes | None) -> None:
 def test_the_last_of_two_digests_counts_as_of_two_stamps() -> None:
     sent = published(b"k", b"v", ((DIGEST, b"mine"), (PRODUCER, b"me")), partition=1, among=0)
     assert not examine(STAMP, 1, b"k", b"v", sent).changed
+
+
+def test_a_record_with_a_number_of_its_key_is_held_against_its_own_value() -> None:
+    rules = Rules(outbox="shop", number="n")
+    stamp = Stamp("shop-0", 2, 550)
+    headers = published(b"k", b"paid", (("n", b"7"),), partition=of_key(b"k", 4), among=4, stamp=stamp)
+    seen = decode(b"k", headers, 567, b"paid", of_key(b"k", 4), rules=rules)
+    assert (seen.number, seen.digested) == (7, Digested(known=True))
+    assert decode(b"k", headers, 567, b"owed", of_key(b"k", 4), rules=rules).digested.changed
