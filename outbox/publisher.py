@@ -31,6 +31,8 @@ FENCING = (
 )
 SLICE_S = 0.5
 """Longest single wait inside the client: in between, whoever wants to stop is heard."""
+FLUSH_S = 0.05
+"""How soon it is noticed that a record was not delivered: the client's flush goes on waiting for those behind it."""
 PROGRESS_RECORDS = 5_000
 LIMIT_MESSAGE_BYTES = 64 << 20
 LIMIT_ROUNDS = 64
@@ -86,6 +88,7 @@ class Publisher:
         self._progress, self._commit_timeout_s = progress, commit_timeout_s
         self._stopping, self._clock, self._pace = stopping, clock, Pace()
         self._failed: list[_Failed] = []
+        self._undelivered = False
         self._producer = make_producer(
             {
                 **client,
@@ -103,7 +106,10 @@ class Publisher:
         self.destinations = Destinations(self._producer, uses_buckets=uses_buckets, clock=clock)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
-        if error is not None and error.code() in REFUSED_RECORD:
+        if error is None:
+            return
+        self._undelivered = True
+        if error.code() in REFUSED_RECORD:
             destination = message.topic() or "", message.partition() or 0
             self._failed.append(_Failed(error, destination, message.key(), message.value()))
 
@@ -159,6 +165,7 @@ class Publisher:
         sequences, ahead = books.number(destinations)
         fixed = books.headers()
         self._failed.clear()
+        self._undelivered = False
         try:
             self._rest(len(rows))
             began_s = self._clock.monotonic_s()
@@ -220,11 +227,14 @@ class Publisher:
                     raise Refused(why, frozenset([(topic, partition)]), [index]) from error
 
     def _flush(self) -> None:
-        """Return when all that was produced is with the broker, or some was refused, or a commit will say what the matter is."""
+        """Return when all that was produced is with the broker, or some was not delivered, or a commit will say what the matter is.
+
+        One that was not delivered ends the transaction, and the client sends nothing more of it: there is nothing left to wait for.
+        """
         deadline_s = self._clock.monotonic_s() + self._commit_timeout_s
-        while self._clock.monotonic_s() < deadline_s and not self._failed:
+        while self._clock.monotonic_s() < deadline_s and not self._undelivered:
             try:
-                if not self._producer.flush(SLICE_S):
+                if not self._producer.flush(FLUSH_S):
                     return
             except (KafkaException, SystemError) as error:
                 # The client raises what ended its producer while it is calling back (a SystemError, now and then); the commit says it whole.
