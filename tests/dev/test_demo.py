@@ -118,7 +118,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert len(after) == 6
         assert len({client for _, client in after}) == 2, text
         assert re.search(r"All [\d,]+ letters were handled", " ".join(text.split()))
-        assert len(re.findall(r"^ +orders +\d +0 +\d+ +\d+ +1 +0  true +0$", text, re.MULTILINE)) == 4, text
+        assert len(re.findall(r"^ +orders +\d +0 +\d+ +\d+ +1 +0 +0  true +0$", text, re.MULTILINE)) == 4, text
         assert re.search(r"each order once, each customer's in order, not one that was rolled back", " ".join(text.split()))
         assert ESCAPE not in text
         assert [line for line in text.splitlines() if line != line.rstrip() or len(line) > 110] == []
