@@ -11,12 +11,12 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from holdfast.agents import descriptors
-from holdfast.agents.connections import connector
 from holdfast.clients.admin import Admin, require_topics, topic_names
 from holdfast.config import Settings
 from holdfast.core.compression import Compression
 from holdfast.core.processor import Processor
 from holdfast.errors import BrokerError, ConfigError
+from holdfast.kafka.connections import connector
 from holdfast.tables.partition import Environment
 from holdfast.tables.store import Budget
 

@@ -16,8 +16,6 @@ from typing import Any
 from confluent_kafka import Producer
 
 from holdfast.agents.cluster import Cluster, survey
-from holdfast.agents.connections import connector
-from holdfast.agents.feed import Feed, Fetched
 from holdfast.agents.membership import NO_TERM, Membership
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.runner import Runner
@@ -26,6 +24,8 @@ from holdfast.config import Settings
 from holdfast.core.pace import Trickle
 from holdfast.core.processor import Processor
 from holdfast.errors import FencedError, HoldfastError
+from holdfast.kafka.connections import connector
+from holdfast.kafka.feed import Feed, Fetched
 from holdfast.tables import lived
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import UNKNOWN, Partition

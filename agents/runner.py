@@ -9,11 +9,11 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from holdfast.agents.feed import Fetched
-from holdfast.agents.records import Record
 from holdfast.core.folding import Batch, Changes, Folder, Refused
 from holdfast.core.processor import Emit
 from holdfast.errors import FencedError, RottenStoreError
+from holdfast.kafka.feed import Fetched
+from holdfast.kafka.records import Record
 from holdfast.tables.changelog import TURN_S
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import Partition

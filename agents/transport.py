@@ -19,10 +19,10 @@ from aiokafka.structs import TopicPartition as AioTP
 from faust.transport.drivers import aiokafka as driver
 from faust.types import TP, ConsumerMessage
 
-from holdfast.agents.feed import Fetched
 from holdfast.agents.group_watch import watch_group
 from holdfast.agents.keeper import Keeper
 from holdfast.core.pace import FEW_RECORDS
+from holdfast.kafka.feed import Fetched
 
 logger = logging.getLogger(__name__)
 

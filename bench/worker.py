@@ -21,13 +21,13 @@ from rocksdict import WriteOptions
 
 from holdfast.agents.app import create_app
 from holdfast.agents.bookkeeper import books, dedupe
-from holdfast.agents.feed import Feed, Fetched
 from holdfast.agents.keeper import Keeper
 from holdfast.agents.metrics import PartitionMetrics
 from holdfast.agents.rationalizer import processors
 from holdfast.config import Settings, settings_from_environment
 from holdfast.core.processor import Processor
 from holdfast.core.rows import Rows
+from holdfast.kafka.feed import Feed, Fetched
 from holdfast.tables.partition import Partition
 
 RECORDS = int(os.environ.get("BENCH_RECORDS", "0"))

@@ -24,7 +24,7 @@ from holdfast.core import transaction_requests as wire
 from holdfast.core.sequences import advance
 from holdfast.core.transaction_requests import Appended, Identity, Place
 from holdfast.errors import BrokerError, FencedError
-from holdfast.tables.packed import Packed
+from holdfast.kafka.packed import Packed
 
 logger = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from typing import cast
 
 from confluent_kafka import Message
 
-from holdfast.agents.records import Records
 from holdfast.core.processor import Headers
+from holdfast.kafka.records import Records
 
 
 def take(records: Records, messages: Sequence[Message]) -> None:

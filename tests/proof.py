@@ -17,12 +17,12 @@ import msgspec
 import rocksdict
 from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, Message, TopicPartition
 
-from holdfast.agents.records import Records
 from holdfast.clock import system_clock
 from holdfast.core.codec import APPLIED, META, Marker, RowCodec, decode_marker, digest, row_key
 from holdfast.core.folding import Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.kafka.records import Records
 from tests.chaos.counting import EMIT_EVERY, Count
 from tests.columns import take
 from tests.harness import Application, Worker, end_transactions

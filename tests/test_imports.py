@@ -18,11 +18,12 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
-    "tables": frozenset({"core", "clock", "errors"}),
-    "outbox": frozenset({"core", "config", "clock", "errors"}),
-    "clients": frozenset({"core", "config", "clock", "errors", "outbox.writer"}),
-    "agents": frozenset({"tables", "outbox", "clients", "core", "config", "clock", "errors"}),
-    "pipeline": frozenset({"core", "config", "clock", "errors", "jars"}),
+    "kafka": frozenset({"core", "config", "clock", "errors"}),
+    "tables": frozenset({"kafka", "core", "clock", "errors"}),
+    "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
+    "clients": frozenset({"kafka", "core", "config", "clock", "errors", "outbox.writer"}),
+    "agents": frozenset({"tables", "outbox", "clients", "kafka", "core", "config", "clock", "errors"}),
+    "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars"}),
     "cli": None,
     "dev": None,
 }
@@ -34,12 +35,11 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),
+    "kafka": frozenset({"aiohttp", "aiokafka", "google_crc32c"}),
     "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
     "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
-    "agents": frozenset(
-        {"aiohttp", "aiokafka", "confluent_kafka", "faust", "google_crc32c", "mode", "msgspec", "multidict", "prometheus_client", "yarl"}
-    ),
+    "agents": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "faust", "mode", "msgspec", "multidict", "prometheus_client", "yarl"}),
     "pipeline": frozenset({"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
@@ -174,7 +174,7 @@ PLANTED = [
     ("core.claims", "__import__('time')", "core is pure"),
     ("core.claims", "from holdfast.clock import system_clock", "core may import errors of holdfast"),
     ("core.claims", "from holdfast import tables", "core may import errors of holdfast"),
-    ("tables.store", "from holdfast.config import Settings", "tables may import clock, core, errors of holdfast"),
+    ("tables.store", "from holdfast.config import Settings", "tables may import clock, core, errors, kafka of holdfast"),
     ("tables.store", "import faust", "not among the packages of tables"),
     ("outbox.harvester", "from holdfast.tables.store import PartitionStore", "outbox may import"),
     ("clients.tables", "from holdfast.outbox.neli import elect", "clients may import"),

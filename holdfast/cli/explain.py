@@ -271,7 +271,7 @@ def _show(found: Sequence[Seen], transactions: Transactions, records: bool, outp
 
 async def fetch_explanation(settings: Settings, topic: str, partition: int, offset: int, timeout_s: float) -> dict[str, Cell]:
     """Return all that is known of one offset: its batch, its record, and how its transaction ended."""
-    from holdfast.agents.raw_log import RawLog
+    from holdfast.kafka.raw_log import RawLog
 
     transactions, ahead = Transactions(), 0
     async with RawLog(settings, timeout_s=timeout_s) as log:

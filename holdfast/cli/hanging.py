@@ -19,7 +19,7 @@ from holdfast.core.lost_ends import EndsRow, LostEnd, OpenTransaction, OpenTrans
 from holdfast.errors import BrokerError, TopicError
 
 if TYPE_CHECKING:
-    from holdfast.agents.raw_log import RawLog
+    from holdfast.kafka.raw_log import RawLog
 
 Place = tuple[str, int]
 COLUMNS = ("topic", "partition", "offset", "producer_id", "epoch", "transactional_id", "decided", "decided_at")
@@ -110,7 +110,7 @@ def _record(lost: LostEnd) -> dict[str, Cell]:
 
 async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> list[LostEnd]:
     """Return what hangs; with *end* it has been ended where that could be, or BrokerError is raised."""
-    from holdfast.agents.raw_log import RawLog
+    from holdfast.kafka.raw_log import RawLog
 
     async with RawLog(settings) as raw:
         cluster = Hanging(settings, raw)

@@ -7,8 +7,6 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.agents.connections import connector
-from holdfast.agents.raw_log import RawLog
 from holdfast.clients.admin import Admin
 from holdfast.clients.group_broker import BrokerGroups
 from holdfast.config import Settings
@@ -17,6 +15,8 @@ from holdfast.core.folding import Changes
 from holdfast.core.processor import Processor
 from holdfast.core.strays import Audit, Findings, Mending
 from holdfast.errors import ChangelogError, ConfigError, GroupError
+from holdfast.kafka.connections import connector
+from holdfast.kafka.raw_log import RawLog
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.tables.changelog import ChangelogWriter

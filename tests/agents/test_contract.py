@@ -1,6 +1,7 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface promises it.
 
-`agents/transport.py`, `agents/fetcher.py`, `agents/group_watch.py`, `agents/assignor.py` and `agents/recovery.py` override and touch private names; `tables/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
+`agents/transport.py`, `holdfast/kafka/fetcher.py`, `agents/group_watch.py`, `agents/assignor.py` and `agents/recovery.py` override and
+touch private names; `holdfast/kafka/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
 is pinned by its source: when one of these tests fails after an upgrade, read that function again, then the override, and only then
 renew the fingerprint (the failure prints it). The other tests pin the behaviour of traps that have bitten.
 """
@@ -35,7 +36,7 @@ from mode import Service
 from holdfast.agents import assignor, recovery, transport
 from holdfast.agents.app import Boot
 
-ROOMS = Path(__file__).resolve().parents[2] / "agents"
+ROOT = Path(__file__).resolve().parents[2]
 
 FINGERPRINTS: dict[str, dict[str, str]] = {
     "faust.transport.drivers.aiokafka": {
@@ -137,7 +138,7 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
 }
 
 PRIVATE: dict[str, set[str]] = {
-    "transport.py": {
+    "agents/transport.py": {
         "_acked",
         "_acked_index",
         "_coordinator",
@@ -152,11 +153,19 @@ PRIVATE: dict[str, set[str]] = {
         "_thread",
         "_unacked_messages",
     },
-    "group_watch.py": {"_closing", "_coordination_task", "_push_error_to_user", "_send_req"},
-    "assignor.py": {"_compress", "_decompress", "_url"},
-    "recovery.py": {"_fetcher", "_generation_id", "_recovery", "_set_recovery_ended", "_set_recovery_started", "_update_channels", "_wait"},
-    "app.py": {"_on_partitions_revoked"},
-    "fetcher.py": {"_conns", "_limit", "_reader"},
+    "agents/group_watch.py": {"_closing", "_coordination_task", "_push_error_to_user", "_send_req"},
+    "agents/assignor.py": {"_compress", "_decompress", "_url"},
+    "agents/recovery.py": {
+        "_fetcher",
+        "_generation_id",
+        "_recovery",
+        "_set_recovery_ended",
+        "_set_recovery_started",
+        "_update_channels",
+        "_wait",
+    },
+    "agents/app.py": {"_on_partitions_revoked"},
+    "holdfast/kafka/fetcher.py": {"_conns", "_limit", "_reader"},
 }
 """The private names of others that each module mentions."""
 
@@ -209,7 +218,7 @@ def test_what_we_replace_or_count_on_is_as_it_was_read(module: str, name: str) -
 
 @pytest.mark.parametrize("file", PRIVATE)
 def test_every_private_name_of_others_is_listed_here(file: str) -> None:
-    tree = ast.parse((ROOMS / file).read_text(encoding="utf-8"))
+    tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     own |= {target.attr for target in _assigned(tree)}
     used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_private(node.attr)}
@@ -262,7 +271,7 @@ def test_mode_takes_a_timeout_for_a_stop() -> None:
         return (await service.wait_first(asyncio.Event().wait(), timeout=0.01)).stopped
 
     assert asyncio.run(waits())
-    assert "self._wait(lived.wait_for(" in (ROOMS / "recovery.py").read_text(encoding="utf-8")
+    assert "self._wait(lived.wait_for(" in (ROOT / "agents/recovery.py").read_text(encoding="utf-8")
 
 
 def test_a_commit_that_crosses_a_rebalance_is_not_recognised_by_its_text() -> None:

@@ -13,10 +13,11 @@ from aiohttp import web
 from faust.auth import GSSAPICredentials, OAuthCredentials, SASLCredentials, SSLCredentials
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 
-from holdfast.agents.credentials import OidcTokens, broker_credentials
+from holdfast.agents.credentials import broker_credentials
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError
+from holdfast.kafka.oidc import OidcTokens
 
 TLS = Path(__file__).parent.parent / "testdata" / "tls"
 CA = str(TLS / "ca.pem")

@@ -11,11 +11,11 @@ from typing import Any
 
 import pytest
 
-from holdfast.agents.feed import Fetched
 from holdfast.agents.runner import FEW_ROWS, Runner
 from holdfast.core.folding import STEP_RECORDS, Changes, Folder
 from holdfast.core.processor import Emit, Processor
 from holdfast.core.rows import Rows
+from holdfast.kafka.feed import Fetched
 from holdfast.pipeline.folding import DictStore
 from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
 

@@ -8,7 +8,7 @@ import time
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.agents.feed import HANDFUL
+from holdfast.kafka.feed import HANDFUL
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.faults import SMALL_STEP_RECORDS
 from tests.harness import Application, Worker, wait_for

@@ -8,9 +8,9 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.clients.tables_blocking import BlockingTableClient
-from tests.agents.test_bombs import BOMB_BYTES, send
 from tests.chaos.conftest import MakeApplication
 from tests.harness import wait_for
+from tests.kafka.test_bombs import BOMB_BYTES, send
 
 pytestmark = pytest.mark.broker
 

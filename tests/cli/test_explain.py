@@ -12,7 +12,6 @@ from typing import Any
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.agents.raw_log import RawLog
 from holdfast.cli.__main__ import main
 from holdfast.cli.explain import FIELDS, Transactions, read_segment
 from holdfast.config import Settings
@@ -22,6 +21,7 @@ from holdfast.core.record_batch import ControlType, Record, RecordBatch, encode_
 from holdfast.core.stamps import Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import TopicError
+from holdfast.kafka.raw_log import RawLog
 from tests.core.leading import empty_rows
 from tests.harness import wait_for_ends
 

@@ -12,13 +12,13 @@ import pytest
 from aiokafka.protocol.produce import ProduceRequest
 from confluent_kafka import Producer
 
-from holdfast.agents.raw_log import RawLog
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.record_batch import TRANSACTIONAL_BIT, Record, RecordBatch, batches, encode_batch
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
+from holdfast.kafka.raw_log import RawLog
 from tests.harness import wait_for_ends
 from tests.lost_markers import log_file, lose_markers
 from tests.proof import read_topic

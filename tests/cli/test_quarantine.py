@@ -14,7 +14,6 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from holdfast.agents.records import Records
 from holdfast.agents.runner import quarantine_record
 from holdfast.cli.__main__ import main
 from holdfast.clients.quarantine import Quarantine
@@ -22,6 +21,7 @@ from holdfast.config import Settings
 from holdfast.core.folding import Refused, Stage
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
+from holdfast.kafka.records import Records
 from tests.columns import take
 from tests.harness import wait_for_ends
 

@@ -11,7 +11,6 @@ from typing import TYPE_CHECKING, Any
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.agents.connections import connector
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.codec import APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
@@ -19,6 +18,7 @@ from holdfast.core.folding import Folder
 from holdfast.core.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
+from holdfast.kafka.connections import connector
 from holdfast.pipeline.folding import DictStore
 from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import ReplayOptions

@@ -13,7 +13,7 @@ from holdfast.core import transaction_requests as wire
 from holdfast.core.record_batch import RecordBatch, decode_batch
 from holdfast.core.transaction_requests import Place
 from holdfast.core.wire import Reader, put_compact, put_uvarint
-from holdfast.tables.packed import Packed
+from holdfast.kafka.packed import Packed
 
 LOG: Place = ("log", 0)
 OUT: Place = ("out", 1)

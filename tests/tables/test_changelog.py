@@ -10,7 +10,6 @@ from contextlib import asynccontextmanager
 import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
-from holdfast.agents.connections import connector
 from holdfast.config import Settings
 from holdfast.core import transaction_requests
 from holdfast.core.codec import APPLIED, Marker, encode_marker
@@ -20,6 +19,7 @@ from holdfast.core.processor import Emit
 from holdfast.core.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, FencedError
+from holdfast.kafka.connections import connector
 from holdfast.tables import transactions
 from holdfast.tables.changelog import BATCH_RECORDS, ROUND_BYTES, ChangelogWriter
 from holdfast.tables.transactions import UndeliverableError

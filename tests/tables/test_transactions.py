@@ -18,9 +18,9 @@ from holdfast.core.partitioners import by_key, murmur2
 from holdfast.core.processor import Emit
 from holdfast.core.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
+from holdfast.kafka.packed import Packed
 from holdfast.tables import changelog, transactions
 from holdfast.tables.changelog import ChangelogWriter, _place_of
-from holdfast.tables.packed import Packed
 from holdfast.tables.transactions import AbortableError, UndeliverableError, _first_refused
 from tests.tables.scripted import CONCURRENT, FENCED, LOADING, LOG, MOVED, NOT_LEADER, OUT, SEQUENCE, TOO_LARGE, Brokers, Fault
 

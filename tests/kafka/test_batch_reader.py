@@ -10,8 +10,6 @@ from collections.abc import Sequence
 import google_crc32c
 import pytest
 
-from holdfast.agents.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
-from holdfast.agents.records import Records
 from holdfast.core.compression import Compression
 from holdfast.core.record_batch import (
     HEADER_BYTES,
@@ -25,6 +23,8 @@ from holdfast.core.record_batch import (
     marker_batch,
 )
 from holdfast.errors import WireError
+from holdfast.kafka.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
+from holdfast.kafka.records import Records
 
 MIB = 1 << 20
 BOMB_BYTES = 100 * MIB

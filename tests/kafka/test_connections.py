@@ -7,9 +7,9 @@ import asyncio
 import pytest
 
 from holdfast.agents.cluster import _compression
-from holdfast.agents.connections import connector
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
+from holdfast.kafka.connections import connector
 
 
 def test_a_client_has_the_settings_servers_name_and_credentials() -> None:

@@ -7,8 +7,8 @@ from typing import Any
 
 from aiokafka.client import AIOKafkaClient
 
-from holdfast.agents.credentials import OidcTokens
 from holdfast.config import Settings
+from holdfast.kafka.oidc import OidcTokens
 
 
 def connector(settings: Settings, *, timeout_s: float) -> Callable[[], AIOKafkaClient]:

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Message
 
-from holdfast.agents.records import Record, Records
 from holdfast.core.processor import INPUTS, Headers
+from holdfast.kafka.records import Record, Records
 from tests.columns import take
 
 

@@ -15,11 +15,11 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from holdfast.agents.connections import connector
-from holdfast.agents.feed import Feed, Fetched
-from holdfast.agents.records import Records
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.kafka.connections import connector
+from holdfast.kafka.feed import Feed, Fetched
+from holdfast.kafka.records import Records
 from tests.columns import take
 
 pytestmark = pytest.mark.broker
@@ -101,8 +101,8 @@ def test_a_bomb_stops_its_partition_and_no_other_until_it_is_skipped(
 HUNGRY = """
 import asyncio, resource, sys
 from concurrent.futures import ThreadPoolExecutor
-from holdfast.agents.connections import connector
-from holdfast.agents.feed import Feed
+from holdfast.kafka.connections import connector
+from holdfast.kafka.feed import Feed
 from holdfast.config import Settings
 
 def peak_mib():

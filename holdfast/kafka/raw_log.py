@@ -16,12 +16,12 @@ from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
 from aiokafka.structs import TopicPartition
 
-from holdfast.agents.connections import connector
-from holdfast.agents.markers import EndTransaction, code_of
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.record_batch import BatchHeader, RecordBatch, batches, decode_header
 from holdfast.errors import BrokerError, TopicError, WireError
+from holdfast.kafka.connections import connector
+from holdfast.kafka.markers import EndTransaction, code_of
 
 T = TypeVar("T")
 

@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 
 from aiokafka.client import AIOKafkaClient
 
-from holdfast.agents.batch_reader import BatchReader
-from holdfast.agents.fetcher import Chunk, Fetcher, Source
-from holdfast.agents.records import Records
 from holdfast.core.compression import LIMIT_UNPACKED_BYTES
+from holdfast.core.fetch_requests import Place
 from holdfast.core.unreadable import Unreadable
 from holdfast.core.wire import WireReason
 from holdfast.errors import WireError
-from holdfast.tables.messages import Place
+from holdfast.kafka.batch_reader import BatchReader
+from holdfast.kafka.fetcher import Chunk, Fetcher, Source
+from holdfast.kafka.records import Records
 
 logger = logging.getLogger(__name__)
 

@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from holdfast.agents.feed import ATTEMPTS, Feed, Fetched
 from holdfast.core.fetch_requests import FETCH, Wanted, fetch_request, fetched, whole_batches
 from holdfast.core.record_batch import Record, RecordBatch, encode_batch
 from holdfast.core.wire import Reader, put_compact, put_uvarint
 from holdfast.errors import TopicError, WireError
-from holdfast.tables.packed import Packed
+from holdfast.kafka.feed import ATTEMPTS, Feed, Fetched
+from holdfast.kafka.packed import Packed
 
 DEADLINE_S = 60.0
 TOPIC = "events"
@@ -266,7 +266,7 @@ def test_a_topic_that_may_not_be_read_is_an_error(told_by: str) -> None:
 
 
 def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("holdfast.agents.fetcher.UNKNOWN_TOPIC_S", 0.5)
+    monkeypatch.setattr("holdfast.kafka.fetcher.UNKNOWN_TOPIC_S", 0.5)
 
     async def run() -> None:
         brokers = Brokers(0)
@@ -278,7 +278,7 @@ def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest
 
 
 def test_brokers_that_are_away_are_told_of_once_and_found_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
-    monkeypatch.setattr("holdfast.agents.fetcher.STALE_CLIENT_S", 0.5)
+    monkeypatch.setattr("holdfast.kafka.fetcher.STALE_CLIENT_S", 0.5)
 
     async def run() -> None:
         brokers = Brokers(0)

@@ -11,10 +11,10 @@ from itertools import count
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.agents.connections import connector
-from holdfast.agents.feed import HANDFUL, Feed
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.kafka.connections import connector
+from holdfast.kafka.feed import HANDFUL, Feed
 
 pytestmark = pytest.mark.broker
 
@@ -101,7 +101,7 @@ def test_a_fetch_ends_when_it_has_the_bytes_it_may_have(broker: SessionBroker, t
 def test_what_was_taken_for_an_older_assignment_does_not_come_out(
     broker: SessionBroker, topic: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("holdfast.agents.feed.HANDFUL", 1)
+    monkeypatch.setattr("holdfast.kafka.feed.HANDFUL", 1)
 
     async def run() -> None:
         async with reading(broker, topic, fetch_records=10_000) as feed:

@@ -23,7 +23,7 @@ from aiokafka.structs import TopicPartition
 from holdfast.clock import Clock, system_clock
 from holdfast.core.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Place, Wanted, fetch_request, fetched, whole_batches
 from holdfast.errors import BrokerError, HoldfastError, TopicError, WireError
-from holdfast.tables.packed import Packed
+from holdfast.kafka.packed import Packed
 
 logger = logging.getLogger(__name__)
 

@@ -18,7 +18,6 @@ import google_crc32c
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
 
-from holdfast.agents.records import Records
 from holdfast.core.compression import Compression, decompress
 from holdfast.core.record_batch import (
     COMPRESSION_BITS,
@@ -34,6 +33,7 @@ from holdfast.core.record_batch import (
 from holdfast.core.unreadable import Unreadable
 from holdfast.core.wire import Reader, WireReason
 from holdfast.errors import WireError
+from holdfast.kafka.records import Records
 
 INLINE_BYTES = 1 << 20
 """What unpacks to less is unpacked at once: some 2 ms of the event loop. For more a thread is asked."""
