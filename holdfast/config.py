@@ -147,6 +147,10 @@ class Settings:
         default=64 * MIB,
         metadata=_doc("largest batch of a source once unpacked; a partition stops before a larger one", low=MIB, high=GIB),
     )
+    unreadable: str = field(
+        default="halt",
+        metadata=_doc("a batch of a source that cannot be read stops its partition (halt), or is skipped and noted (quarantine)"),
+    )
     store_cache_bytes: int = field(default=64 * MIB, metadata=_doc("RocksDB block cache, shared by all stores", low=MIB, high=1024 * GIB))
     store_write_buffer_bytes: int = field(
         default=64 * MIB, metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB)
@@ -189,6 +193,11 @@ class Settings:
     def quarantine_topic(self) -> str:
         """Return the topic of records that could not be decoded or folded."""
         return f"{self.app}-quarantine"
+
+    @property
+    def skips_topic(self) -> str:
+        """Return the topic in which is written what of the sources is skipped."""
+        return f"{self.app}-skips"
 
     @property
     def workers_topic(self) -> str:
@@ -382,11 +391,16 @@ def _check_web(settings: Settings) -> None:
             raise ConfigError(f"{settings._place('web_url')} is {settings.web_url!r}; write http://host:port or https://host:port")
 
 
+def _check_unreadable(settings: Settings) -> None:
+    if settings.unreadable not in ("halt", "quarantine"):
+        raise ConfigError(f"{settings._place('unreadable')} is {settings.unreadable!r}; write halt or quarantine")
+
+
 def _check_kafka(settings: Settings) -> None:
     check_security(settings.kafka)
 
 
-_CHECKS: tuple[Callable[[Settings], None], ...] = (_check_ranges, _check_names, _check_times, _check_web, _check_kafka)
+_CHECKS: tuple[Callable[[Settings], None], ...] = (_check_ranges, _check_names, _check_times, _check_web, _check_unreadable, _check_kafka)
 
 
 def hosts_and_networks(text: str) -> tuple[frozenset[str], tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]]:

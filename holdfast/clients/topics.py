@@ -36,6 +36,7 @@ class Role(StrEnum):
     EMIT = "emit"
     QUARANTINE = "quarantine"
     WORKERS = "workers"
+    SKIPS = "skips"
 
 
 class Severity(StrEnum):
@@ -138,7 +139,7 @@ Processors = Sequence[Processor[Any, Any]]
 
 def topic_names(settings: Settings, processors: Processors) -> list[str]:
     """Return the names of every topic the application touches, sorted."""
-    names = {settings.quarantine_topic, settings.workers_topic}
+    names = {settings.quarantine_topic, settings.workers_topic, settings.skips_topic}
     for processor in processors:
         names |= {processor.source, processor.changelog(settings.app), *processor.emits}
     if settings.ranges:
@@ -179,6 +180,7 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
     count = cluster.partitions(quarantine) or widest or None
     specs[quarantine] = _spec(settings, quarantine, Role.QUARANTINE, count, _QUARANTINE)
     specs[workers] = _spec(settings, workers, Role.WORKERS, 1, _WORKERS)
+    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, Role.SKIPS, 1, _WORKERS)
     return list(specs.values())
 
 
@@ -235,6 +237,7 @@ _OURS = ("cleanup.policy", "compression.type", "message.timestamp.type", "min.in
 ALTERABLE = {
     Role.CHANGELOG: (*_OURS, "max.message.bytes"),
     Role.WORKERS: _OURS,
+    Role.SKIPS: _OURS,
     Role.QUARANTINE: ("compression.type", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
     Role.SOURCE: ("compression.type", "message.timestamp.type"),  # the first only of those that are holdfast's own
     Role.COORDINATION: ("compression.type", "message.timestamp.type"),
@@ -285,7 +288,12 @@ def check(specs: Sequence[TopicSpec], cluster: Cluster) -> list[Finding]:
 def check_processors(settings: Settings, processors: Processors) -> list[Finding]:
     """Return what is wrong with how processors are wired to topics, whatever the cluster looks like."""
     findings = []
-    taken = {settings.quarantine_topic, settings.workers_topic, *(processor.changelog(settings.app) for processor in processors)}
+    taken = {
+        settings.quarantine_topic,
+        settings.workers_topic,
+        settings.skips_topic,
+        *(processor.changelog(settings.app) for processor in processors),
+    }
     for processor in processors:
         if settings.coordination_topic in processor.emits:
             message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
@@ -308,6 +316,9 @@ def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
     state = cluster.topics.get(spec.name)
     if state is None:
         remedy = f"run `holdfast topics create{'' if spec.partitions else ' --partitions N'}`"
+        if spec.role is Role.SKIPS:  # an application made before there was one runs without it
+            yield _warning(spec.name, "does not exist: no batch that cannot be read can be skipped", remedy)
+            return
         yield _error(spec.name, f"does not exist ({spec.role})", remedy)
         return
     yield from _check_partitions(spec, state)
@@ -336,7 +347,7 @@ def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
     if spec.role is Role.EMIT and spec.source is not None and spec.partitions is not None and count < spec.partitions:
         message = f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into the partition it came by"
         yield _error(spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}")
-    if spec.role is Role.WORKERS and count != 1:
+    if spec.role in (Role.WORKERS, Role.SKIPS) and count != 1:
         yield _error(spec.name, f"has {count} partitions instead of 1", f"delete {spec.name} and run `holdfast topics create`")
     lost = [partition.partition for partition in state.partitions if partition.leader is None]
     if lost:
@@ -347,7 +358,7 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
     policy = state.config.get("cleanup.policy")
     if policy is None:
         return
-    if spec.role in (Role.CHANGELOG, Role.WORKERS) and policy != "compact":
+    if spec.role in (Role.CHANGELOG, Role.WORKERS, Role.SKIPS) and policy != "compact":
         message = f"cleanup.policy is {policy}: rows that do not change would be deleted in time and missing after a restore"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=compact"))
     if spec.role is Role.COORDINATION and "compact" in policy:

@@ -6,12 +6,14 @@ header of a record at once, and reads some bytes behind the end of what it was g
 
 from __future__ import annotations
 
+import contextlib
 from bisect import bisect_left
 from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain, islice
 from operator import lt
 from struct import Struct
+from struct import error as StructError
 from typing import Any
 
 import google_crc32c
@@ -30,6 +32,7 @@ from holdfast.core.record_batch import (
     decode_batch,
     decode_header,
 )
+from holdfast.core.skips import Ranges, behind
 from holdfast.core.unreadable import Unreadable
 from holdfast.core.wire import Reader, WireReason
 from holdfast.errors import WireError
@@ -46,7 +49,7 @@ RECORD_OVERHEAD_BYTES, LEAST_COST_BYTES = 8, 24
 PASSED_AT_ONCE = 500
 """So many batches that hold nothing for a consumer are passed before others of the event loop have their turn."""
 _SLACK_BYTES = 32
-_ATTRIBUTES_AT, _COUNT_AT = 21, 57
+_LENGTH_AT, _ATTRIBUTES_AT, _COUNT_AT = 8, 21, 57
 _INT16, _INT32 = Struct(">h"), Struct(">i")
 
 _offset, _timestamp = DefaultRecord.offset.__get__, DefaultRecord.timestamp.__get__
@@ -57,11 +60,14 @@ class BatchReader:
     """Reads *data*, whole batches as a leader gave them with *aborted*, from *position* on. `position` is the next offset to be read.
 
     `take` appends records; None of it waits. When a batch is large it is *packed* first: its bytes are to be unpacked elsewhere and handed
-    back to `unpacked`. A WireError ends the reading: `unreadable` then tells of the batch it stands before.
+    back to `unpacked`. A WireError ends the reading: `unreadable` then tells of the batch it stands before. All records before the one that
+    is corrupt are read, however many are taken at once: so every reader comes to the same offset. *skips* are offsets that are left out.
     """
 
-    def __init__(self, data: memoryview, aborted: Sequence[tuple[int, int]], position: int, *, limit_bytes: int) -> None:
-        self._data, self._at, self._limit_bytes = data, 0, limit_bytes
+    def __init__(
+        self, data: memoryview, aborted: Sequence[tuple[int, int]], position: int, *, limit_bytes: int, skips: Ranges = ()
+    ) -> None:
+        self._data, self._at, self._limit_bytes, self._skips = data, 0, limit_bytes, skips
         self._aborted, self._dropped = deque(sorted(aborted, key=lambda each: each[1])), set[int]()
         self.position = position
         self.header: BatchHeader | None = None
@@ -70,6 +76,7 @@ class BatchReader:
         self._pieces: Iterator[tuple[int, memoryview]] | None = None
         self._piece: Any = None
         self._left, self._made, self._least, self._each_bytes = 0, 0, 0, 0
+        self._corrupt: WireError | None = None
 
     @property
     def done(self) -> bool:
@@ -80,47 +87,78 @@ class BatchReader:
 
         Nothing is appended where batches hold nothing for a consumer, or while one is `packed`.
         """
-        if self.header is None:
-            self._open()
-        elif self._piece is None and self.packed is None:
-            self._next_piece()
-        if self._piece is None:
-            return 0
         try:
-            return self._take(records, min(limit, self._left))
+            if self.header is None:
+                self._open()
+            elif self._piece is None and self.packed is None:
+                self._next_piece()
+            return 0 if self._piece is None else self._take(records, min(limit, self._left))
         except WireError:
-            raise
-        except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
-            raise WireError(f"a record is corrupt: {error}", offset=self._at, reason=WireReason.LENGTH) from error
+            if self.header is None or not self._skips or not self._is_skipped(self.header):
+                raise
+            self._close()  # what is corrupt begins where the skip does
+            return 0
 
     def _take(self, records: Records, count: int) -> int:
         header = self.header
         assert header is not None
-        position = self.position
-        found: list[Any] = list(islice(self._piece, count))
+        if self._corrupt is not None:
+            raise self._corrupt
+        found = self._taken_apart(count)
         self._left -= count
-        if self._left == 0:
-            next(self._piece, None)  # looks for bytes behind the last record
-        offsets: Sequence[int]
-        first, last = found[0].offset, found[-1].offset
-        begin, self._made = header.base_offset + self._made, self._made + count
-        if header.records_count == header.last_offset_delta + 1 and first == begin and last == begin + count - 1:
-            offsets = range(begin, begin + count)
-        else:
-            offsets = list(map(_offset, found))
-            if first < header.base_offset + self._least or last > header.last_offset or not all(map(lt, offsets, offsets[1:])):
-                raise WireError(f"offsets {first} to {last} out of order", offset=self._at, reason=WireReason.ORDER)
-        self._least = last - header.base_offset + 1
-        if first < position:  # a fetch begins with the batch that holds the position
-            below = bisect_left(offsets, position)
+        offsets = self._offsets(header, found)
+        if len(offsets) < len(found):
+            found = found[: len(offsets)]
+        if not found:
+            assert self._corrupt is not None
+            raise self._corrupt
+        last = offsets[-1]
+        if offsets[0] < self.position:  # a fetch begins with the batch that holds the position
+            below = bisect_left(offsets, self.position)
             found, offsets = found[below:], offsets[below:]
+        if self._skips:
+            left = [at for at, offset in enumerate(offsets) if behind(self._skips, offset) == offset]
+            found, offsets = [found[at] for at in left], [offsets[at] for at in left]
         size = self._append(records, header, offsets, found) if found else 0
-        self.position = max(position, last + 1)
-        if self._left == 0:
+        self.position = max(self.position, last + 1)
+        if self._left == 0 and self._corrupt is None:
             self._piece = None
             if self._pieces is None:
                 self._close()
         return size
+
+    def _taken_apart(self, count: int) -> list[Any]:
+        """Return the next *count* records, or those before one that is `_corrupt` from here on."""
+        found: list[Any] = []
+        try:
+            found.extend(islice(self._piece, count))  # keeps what came before a failure
+            if count == self._left:
+                next(self._piece, None)  # looks for bytes behind the last record
+        except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
+            self._corrupt = WireError(f"a record is corrupt: {error}", offset=self._at, reason=WireReason.LENGTH)
+            if len(found) == count:
+                found.pop()  # so that the batch is not read whole before it is found corrupt
+        return found
+
+    def _offsets(self, header: BatchHeader, found: list[Any]) -> Sequence[int]:
+        """Return the offsets of records just taken apart, up to the first that is out of order."""
+        if not found:
+            return ()
+        count, first, last = len(found), found[0].offset, found[-1].offset
+        begin, self._made = header.base_offset + self._made, self._made + count
+        least, self._least = header.base_offset + self._least, last - header.base_offset + 1
+        if header.records_count == header.last_offset_delta + 1 and first == begin and last == begin + count - 1:
+            return range(begin, begin + count)
+        offsets = list(map(_offset, found))
+        if first >= least and last <= header.last_offset and all(map(lt, offsets, offsets[1:])):
+            return offsets
+        self._corrupt = WireError(f"offsets {first} to {last} out of order", offset=self._at, reason=WireReason.ORDER)
+        good = 0
+        for offset in offsets:
+            if not least <= offset <= header.last_offset:
+                break
+            good, least = good + 1, offset + 1
+        return offsets[:good]
 
     def _append(self, records: Records, header: BatchHeader, offsets: Sequence[int], found: list[Any]) -> int:
         count = len(found)
@@ -163,14 +201,21 @@ class BatchReader:
             if any(control_of(batch, record).type is ControlType.ABORT for record in batch.records):
                 self._dropped.discard(header.producer_id)
             return False
+        if self._skips and self._is_skipped(header):
+            return False
         return header.last_offset >= self.position and not (header.is_transactional and header.producer_id in self._dropped)
+
+    def _is_skipped(self, header: BatchHeader) -> bool:
+        """Return whether all that is left of a batch is skipped."""
+        return behind(self._skips, max(self.position, header.base_offset)) > header.last_offset
 
     def _pass(self, header: BatchHeader) -> None:
         self._at += header.size_bytes
         self.position = max(self.position, header.last_offset + 1)
 
     def _close(self) -> None:
-        header, self.header, self._piece, self._pieces = self.header, None, None, None
+        header, self.header, self._piece, self._pieces, self._left = self.header, None, None, None, 0
+        self._corrupt = None
         assert header is not None
         self._pass(header)
 
@@ -259,15 +304,16 @@ class BatchReader:
             except WireError:
                 header = None
         kind = error.reason.title().replace(" ", "") or "Corrupt"
-        first = max(self.position, 0)
+        first, last = max(self.position, 0), self._last_offset(header, error)
         if header is None:
             size = len(self._data) - self._at
-            return Unreadable(topic, partition, first, first, str(error), f"{kind}Error", "unknown", size, -1, -1, -1, -1)
+            return Unreadable(topic, partition, first, max(first, last), str(error), f"{kind}Error", "unknown", size, -1, -1, -1, -1)
+        first = max(first, header.base_offset)
         return Unreadable(
             topic,
             partition,
-            max(first, header.base_offset),
-            max(first, header.last_offset),
+            first,
+            max(first, last),
             str(error),
             f"{kind}Error",
             Compression(header.compression).name.lower(),
@@ -277,6 +323,17 @@ class BatchReader:
             header.producer_epoch,
             header.max_timestamp_ms,
         )
+
+    def _last_offset(self, header: BatchHeader | None, error: WireError) -> int:
+        """Return where the batch ends: before the next, whatever a header says that is damaged itself; -1 when nothing tells."""
+        if header is not None and error.reason != WireReason.CHECKSUM:
+            return header.last_offset
+        with contextlib.suppress(WireError, StructError):
+            (length,) = _INT32.unpack_from(self._data, self._at + _LENGTH_AT)
+            following = decode_header(self._data, self._at + _LENGTH_AT + _INT32.size + max(length, 0))
+            if following.base_offset > self.position:
+                return following.base_offset - 1
+        return header.last_offset if header is not None and header.records_count == header.last_offset_delta + 1 else -1
 
 
 def pieces(records: memoryview, count: int) -> Iterator[tuple[int, memoryview]]:

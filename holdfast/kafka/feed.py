@@ -13,6 +13,7 @@ from aiokafka.client import AIOKafkaClient
 
 from holdfast.core.compression import LIMIT_UNPACKED_BYTES
 from holdfast.core.fetch_requests import Place
+from holdfast.core.skips import Ranges, behind
 from holdfast.core.unreadable import Unreadable
 from holdfast.core.wire import WireReason
 from holdfast.errors import WireError
@@ -60,6 +61,7 @@ class _Reading:
     following: int
     position: int
     attempts: int = 0
+    skips: Ranges = ()
 
 
 class Feed:
@@ -94,17 +96,25 @@ class Feed:
         """Return whether the last word of every broker was none."""
         return self._fetcher.broker_down
 
-    async def assign(self, positions: Mapping[Place, int], advised: Mapping[Place, int] | None = None) -> None:
+    async def assign(
+        self,
+        positions: Mapping[Place, int],
+        advised: Mapping[Place, int] | None = None,
+        skips: Callable[[str, int], Ranges] = lambda topic, partition: (),
+    ) -> None:
         """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else.
 
-        *advised* are positions that no state depends on: one that the log no longer holds moves to the log's beginning.
+        *advised* are positions that no state depends on: one that the log no longer holds moves to the log's beginning. *skips* tells
+        what of a partition is left out, whether it can be read or not.
         """
         advised = advised or {}
         self._assigned += 1
         self._drop_current()
         self.unreadable.clear()
         sources = {place: Source(place, offset, advised=place in advised) for place, offset in {**positions, **advised}.items()}
-        self._readings = {place: _Reading(source, source.following, source.following) for place, source in sources.items()}
+        self._readings = {
+            place: _Reading(source, source.following, source.following, skips=skips(*place)) for place, source in sources.items()
+        }
         self._fetcher.assign(sources)
 
     async def fetch(self, epoch: int, wait_s: float) -> list[Fetched]:
@@ -166,8 +176,9 @@ class Feed:
 
     def _next_chunk(self) -> tuple[Chunk, BatchReader]:
         chunk = self._fetcher.chunks.popleft()
-        position = max(chunk.first, self._readings[chunk.source.place].position)
-        self._current = chunk, BatchReader(chunk.data, chunk.aborted, position, limit_bytes=self._unpacked_batch_bytes)
+        reading, limit_bytes = self._readings[chunk.source.place], self._unpacked_batch_bytes
+        position = max(chunk.first, reading.position)
+        self._current = chunk, BatchReader(chunk.data, chunk.aborted, position, limit_bytes=limit_bytes, skips=reading.skips)
         return self._current
 
     def _take(self, fetches: dict[Place, Fetched], epoch: int, chunk: Chunk, reader: BatchReader, limit: int) -> tuple[int, int]:
@@ -219,13 +230,18 @@ class Feed:
         if error.reason != WireReason.SIZE and reading.attempts < ATTEMPTS:
             self._fetcher.restart(source, reading.position, RETRY_S)
             return
-        found = self.unreadable[place] = reader.unreadable(*place, error)
+        found = reader.unreadable(*place, error)
+        if (position := behind(reading.skips, found.first)) > found.first:  # its header is no better than the rest of it
+            reading.position, reading.attempts = position, 0
+            self._fetcher.restart(source, position)
+            return
+        self.unreadable[place] = found
         source.stopped = True
         self._fetcher.restart(source, found.first)
         logger.error("%s", found)
 
     def skip(self, place: Place, last: int) -> None:
-        """Go on after offset *last* of a partition that stands before an unreadable batch."""
+        """Go on after offset *last* of a partition that stands before an unreadable batch: a skip was made of what is before."""
         found = self.unreadable.get(place)
         if found is None or last < found.first:
             return

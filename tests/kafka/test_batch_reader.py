@@ -22,6 +22,7 @@ from holdfast.core.record_batch import (
     encode_records,
     marker_batch,
 )
+from holdfast.core.skips import Ranges, behind, merged
 from holdfast.errors import WireError
 from holdfast.kafka.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
 from holdfast.kafka.records import Records
@@ -33,10 +34,16 @@ Row = tuple[int, int, bytes | None, bytes | None, tuple[tuple[str, bytes | None]
 
 
 def read(
-    data: bytes, position: int = 0, aborted: Sequence[tuple[int, int]] = (), *, limit: int = 1_000, limit_bytes: int = 64 * MIB
+    data: bytes,
+    position: int = 0,
+    aborted: Sequence[tuple[int, int]] = (),
+    *,
+    limit: int = 1_000,
+    limit_bytes: int = 64 * MIB,
+    skips: Ranges = (),
 ) -> tuple[list[Row], BatchReader]:
     """Return all rows that a consumer sees of *data*, and the reader at its end."""
-    reader, records = BatchReader(memoryview(data), aborted, position, limit_bytes=limit_bytes), Records()
+    reader, records = BatchReader(memoryview(data), aborted, position, limit_bytes=limit_bytes, skips=skips), Records()
     while not reader.done:
         before = len(records)
         reader.take(records, limit)
@@ -209,6 +216,67 @@ ONE = bytes([12, 0, 0, 0, 1, 1, 0])
 def test_records_that_lie_in_a_sound_batch_are_unreadable(records: bytes, count: int) -> None:
     with pytest.raises(WireError):
         read(lying(records, count, max(0, count - 1)))
+
+
+CORRUPT = {
+    "a record that lies": (b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in range(6)) + bytes([12, 0, 0, 12, 0x7E, 1, 0]), 7, 6),
+    "an offset that falls": (b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in (0, 1, 2, 3, 4, 5, 2, 3, 7)), 9, 6),
+    "bytes behind the last": (b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in range(7)) + b"\x00", 7, 6),
+}
+
+
+@pytest.mark.parametrize("what", CORRUPT)
+def test_however_many_are_taken_at_once_all_before_the_corrupt_record_are_read_and_no_more(what: str) -> None:
+    records, count, good = CORRUPT[what]
+    data = lying(records, count, count - 1)
+    for limit in range(1, 12):
+        reader, found = BatchReader(memoryview(data), (), 0, limit_bytes=MIB), Records()
+        refused: WireError | None = None
+        while refused is None:
+            try:
+                reader.take(found, limit)
+            except WireError as error:
+                refused = error
+        assert list(found.offsets) == list(range(good)), limit
+        unreadable = reader.unreadable("events", 0, refused)
+        assert (unreadable.first, unreadable.last) == (good, count - 1), limit
+        skips = ((unreadable.first, unreadable.last),)
+        rows, ended = read(data + encode_batch(batch_of(2, base=count)), limit=limit, skips=skips)
+        assert [row[0] for row in rows] == [*range(good), count, count + 1], limit
+        assert ended.position == count + 2
+
+
+def test_a_damaged_batch_ends_before_the_next_whatever_its_header_says() -> None:
+    first, following = encode_batch(batch_of(5, base=10)), encode_batch(batch_of(5, base=15))
+    for last in (0, 3, 9, 1 << 30):
+        damaged = bytearray(first)
+        struct.pack_into(">i", damaged, 23, last)
+        for rest, ends in ((following, 14), (b"", 10)):  # without the next, one offset at a time
+            reader = BatchReader(memoryview(bytes(damaged) + rest), (), 10, limit_bytes=MIB)
+            with pytest.raises(WireError) as refused:
+                reader.take(Records(), 100)
+            found = reader.unreadable("events", 0, refused.value)
+            assert (found.first, found.last) == (10, ends)
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_what_is_skipped_is_left_out_whether_it_can_be_read_or_not(seed: int) -> None:
+    data, aborted, rows, end = random_log(seed)
+    rng = random.Random(seed)
+    begins = [rng.randrange(end) for _ in range(rng.randrange(1, 6))] if end else []
+    skips = merged((first, first + rng.randrange(12)) for first in begins)
+    found, reader = read(data, 0, aborted, limit=rng.choice([1, 3, 1_000]), skips=skips)
+    assert found == [row for row in rows if behind(skips, row[0]) == row[0]]
+    assert reader.position >= read(data, 0, aborted)[1].position
+
+
+def test_a_batch_that_is_skipped_whole_is_not_even_unpacked() -> None:
+    bomb = encode_batch(batch_of(9, base=10, attributes=Compression.ZSTD, value=bytes(MIB)))
+    rest = encode_batch(batch_of(1, base=19))
+    assert [row[0] for row in read(bomb + rest, 10, limit_bytes=2 * MIB, skips=((10, 18),))[0]] == [19]
+    assert [row[0] for row in read(bomb + rest, 14, limit_bytes=2 * MIB, skips=((14, 18),))[0]] == [19]
+    with pytest.raises(WireError):
+        read(bomb + rest, 13, limit_bytes=2 * MIB, skips=((14, 18),))
 
 
 def test_a_sound_batch_made_by_hand_is_read() -> None:

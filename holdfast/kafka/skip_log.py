@@ -1,0 +1,93 @@
+"""`{app}-skips` as a reader finds it, whole: what of its sources an application skips."""
+
+from __future__ import annotations
+
+import logging
+from contextlib import closing
+from typing import cast
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.skips import Skips, decode_skip
+from holdfast.errors import BrokerError, DecodeError
+
+logger = logging.getLogger(__name__)
+
+PARTITION = 0
+_POLL_S = 0.25
+_LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+
+
+def read_skips(settings: Settings, *, timeout_s: float | None = None, clock: Clock = system_clock) -> Skips:
+    """Return every skip that was written down before this was called. Blocks; without the topic nothing is skipped.
+
+    What is committed counts, up to the log's end at the call: where a transaction is open before that, its end is waited for. BrokerError
+    when all of it takes longer than *timeout_s* (default: `request_timeout_s`).
+    """
+    topic, limit_s = settings.skips_topic, settings.request_timeout_s if timeout_s is None else timeout_s
+    deadline_s = clock.monotonic_s() + limit_s
+    try:
+        end = _end(settings, topic, limit_s)
+        return _read(settings, topic, end, deadline_s, clock) if end else Skips()
+    except KafkaException as error:
+        raise _failure(settings, str(error.args[0].str())) from error
+    except TimeoutError as error:
+        raise _failure(settings, f"it was not read to its end within {limit_s:g} s") from error
+
+
+def _failure(settings: Settings, why: str) -> BrokerError:
+    return BrokerError(
+        f"cannot read {settings.skips_topic} at {settings.bootstrap_servers}: {why}; without it nobody knows what is skipped; check the broker"
+    )
+
+
+def _end(settings: Settings, topic: str, timeout_s: float) -> int:
+    """Return where the log ends, open transactions included; 0 when there is no such topic."""
+    admin = AdminClient({"log_level": 4, **settings.client()})
+    found = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
+    if found is None or not found.partitions:
+        return 0
+    place = TopicPartition(topic, PARTITION)
+    asked = admin.list_offsets({place: _LATEST}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s)
+    return int(asked[place].result(timeout_s).offset)
+
+
+def _read(settings: Settings, topic: str, end: int, deadline_s: float, clock: Clock) -> Skips:
+    own: dict[str, str | int | bool] = {
+        "group.id": f"{settings.app}-skips-readers",  # never joined
+        "enable.auto.commit": False,
+        "enable.auto.offset.store": False,
+        "isolation.level": "read_committed",
+        "enable.partition.eof": True,
+        "auto.offset.reset": "earliest",
+        "fetch.wait.max.ms": 20,
+    }
+    skips = Skips()
+    with closing(Consumer(settings.consumer(**own), logger=logger)) as consumer:
+        consumer.assign([TopicPartition(topic, PARTITION, OFFSET_BEGINNING)])
+        while (left_s := deadline_s - clock.monotonic_s()) > 0:
+            message = consumer.poll(min(_POLL_S, left_s))
+            if message is None:
+                continue
+            offset, error = cast(int, message.offset()), message.error()
+            if error is None:
+                _take(skips, topic, offset, message.key(), message.value())
+            elif error.code() == KafkaError._PARTITION_EOF:
+                # Markers close the log, which are never delivered: so the end itself has to be told.
+                if offset >= end:
+                    return skips
+            elif error.fatal() or not (error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED):
+                raise KafkaException(error)
+    raise TimeoutError
+
+
+def _take(skips: Skips, topic: str, offset: int, key: bytes | None, value: bytes | None) -> None:
+    if value is None:
+        return  # nobody takes back what was skipped
+    try:
+        skips.add(decode_skip(key, value))
+    except DecodeError as error:
+        logger.warning("%s offset %d is ignored: %s", topic, offset, error)
