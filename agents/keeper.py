@@ -19,10 +19,12 @@ from holdfast.agents.cluster import Cluster, survey
 from holdfast.agents.membership import NO_TERM, Membership
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.runner import Runner
+from holdfast.agents.skipping import Skipping
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.pace import Trickle
 from holdfast.core.processor import Processor
+from holdfast.core.unreadable import Unreadable
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed, Fetched
@@ -87,7 +89,7 @@ class Keeper:
         self._interrupted = threading.Event()
         self._adopting: asyncio.Task[None] | None = None
         self._follower = Follower(settings.consumer(), settings.app)
-        self._announcer = Producer({**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000})
+        self.announcer = Producer({**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000})
         self._started_ms, self._announced, self._crashed = system_clock.now_ms(), False, False
         self._watches: set[asyncio.Task[None]] = set()
         self.long_folds = asyncio.Lock()
@@ -105,7 +107,8 @@ class Keeper:
             unpacked_batch_bytes=settings.unpacked_batch_bytes,
             timeout_s=settings.request_timeout_s,
         )
-        metrics.unreadable = lambda: len(self.feed.unreadable)
+        self.skipping = Skipping(self)
+        metrics.unreadable = lambda: list(self.feed.standing)
         self._why_unready = "starting: reading the cluster's topics"
         self.on_crash: Callable[[BaseException], Coroutine[Any, Any, None]] | None = None
         self.discard: Callable[[Any], None] = lambda message: None
@@ -208,6 +211,7 @@ class Keeper:
         records = await self.thread(restore, fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
         if self._interrupted.is_set():
             raise Interrupted
+        await self.skipping.refresh()
         await asyncio.gather(*(self.thread(self._activate, part) for part in fresh))
         for part in fresh:
             held = (part.processor.name, part.partition)
@@ -280,6 +284,11 @@ class Keeper:
             following = owned.part.applied + 1
             out[place] = min(out.get(place, following), following)
         return out
+
+    def owners(self, place: Place) -> list[Owned]:
+        """Return what this worker owns of the tables that fold a source partition."""
+        topic, number = place
+        return [owned for (name, each), owned in self._owned.items() if each == number and self.processors[name].source == topic]
 
     def opened(self) -> None:
         """Let records flow: state and positions agree."""
@@ -415,12 +424,14 @@ class Keeper:
             return "the group has not confirmed this worker for a session, or does not know it: another may own these partitions by now"
         if self.feed.broker_down:
             return "broker unreachable"
-        if self.held:
-            return "; ".join(self.held.values())
-        if self.feed.unreadable:
-            return "; ".join(map(str, self.feed.unreadable.values()))
+        if standing := [*self.held.values(), *map(self._told_of, self.feed.standing.values())]:
+            return "; ".join(standing)
         lost = [held for held, owned in self._owned.items() if not owned.part.serving]
         return f"lost to a newer owner: {lost}" if lost else None
+
+    def _told_of(self, found: Unreadable) -> str:
+        why = self.skipping.why.get((found.topic, found.partition))
+        return str(found) if why is None else f"{found}; it is not skipped: {why}"
 
     def holds(self) -> list[Partition]:
         """Return every partition held, active and standby, for metrics."""
@@ -468,8 +479,8 @@ class Keeper:
         )
 
     async def _tell(self, value: bytes | None) -> None:
-        self._announcer.produce(self.settings.workers_topic, value, self.url.encode(), 0)
-        left = await self.thread(self._announcer.flush, 10.0)
+        self.announcer.produce(self.settings.workers_topic, value, self.url.encode(), 0)
+        left = await self.thread(self.announcer.flush, 10.0)
         if left:
             logger.warning("could not announce %s in %s; queries will find it late", self.url, self.settings.workers_topic)
 

@@ -115,8 +115,10 @@ class Metrics:
         self.web_refused: Counter[str] = Counter(dict.fromkeys(WEB_CAUSES, 0))
         """Connections and requests that the web port did not take, by cause."""
         self._query_s: dict[str, Histogram] = {}
-        self.unreadable: Callable[[], int] = lambda: 0
-        """How many partitions stand before a batch that cannot be read."""
+        self.unreadable: Callable[[], Iterable[tuple[str, int]]] = lambda: ()
+        """Which partitions (topic, number) stand before a batch that cannot be read."""
+        self.skipped: Counter[tuple[str, int]] = Counter()
+        """Batches that this worker has skipped, by partition."""
         self.pages: list[Collector] = []
         """What other parts of this worker count."""
 
@@ -208,13 +210,25 @@ class _Page(Collector):
             for partition in range(self._serving.partitions(table))
             if (replica := self._serving.lookup(table, partition)) is not None
         ]
-        about = "Partitions that stand before a batch which cannot be read; /health/ready names it"
-        yield GaugeMetricFamily("holdfast_unreadable_batches", about, value=self._metrics.unreadable())
+        yield from self._unreadable(replicas)
         yield from self._group(replicas)
         yield from self._replicas(replicas)
         yield from book_families(replicas)
         yield from self._metrics.counters()
         yield from self._metrics.histograms()
+
+    def _unreadable(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
+        labels, about = ("topic", "partition"), "1 while a partition stands before a batch which cannot be read; /health/ready names it"
+        standing = GaugeMetricFamily("holdfast_unreadable_batches", about, labels=labels)
+        skipped = CounterMetricFamily("holdfast_skipped_batches", "Batches which cannot be read and were skipped", labels=labels)
+        unreadable, counts = set(self._metrics.unreadable()), self._metrics.skipped
+        read = {(replica.processor.source, replica.partition) for replica in replicas if replica.active}
+        for place in sorted(read | unreadable | set(counts)):
+            values = (place[0], str(place[1]))
+            standing.add_metric(values, int(place in unreadable))
+            skipped.add_metric(values, counts[place])
+        yield standing
+        yield skipped
 
     def _group(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
         """The names of kafka_exporter. Several tables may fold one topic: the group is where the slowest of them is."""

@@ -9,6 +9,7 @@ from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast.core.codec import Marker
 from holdfast.core.folding import Batch, Changes, Folder, Refused
 from holdfast.core.processor import Emit
 from holdfast.errors import FencedError, RottenStoreError
@@ -56,7 +57,7 @@ class Runner:
         self._keeper, self.part = keeper, part
         self._pending: deque[Any] = deque()
         self._counts = keeper.metrics.partition(part.processor.name, part.partition)
-        self.job: asyncio.Task[None] | None = None
+        self.job: asyncio.Task[Any] | None = None
         self._failed = False
         self._refused, self._poisoned, self._told = 0, "", ""
 
@@ -66,11 +67,45 @@ class Runner:
             self._keeper.void(event)
             return
         self._pending.append(event)
-        if self.job is None or self.job.done():
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._pending and (self.job is None or self.job.done()):
             self.job = asyncio.ensure_future(self._run())
 
     def idle(self) -> bool:
         return not self._pending and (self.job is None or self.job.done())
+
+    async def write_beside(self, records: list[Emit], epoch: int) -> str | None:
+        """Write *records* in a transaction that changes neither state nor position; return why not, None when they are durable.
+
+        UndeliverableError when a topic refuses one. Not while something is pending: a partition has one transaction at a time.
+        """
+        if not self.idle() or self._failed or self._poisoned:
+            return "records before it are not committed yet"
+        self.job = asyncio.ensure_future(self._write_beside(records, epoch))
+        self.job.add_done_callback(lambda job: self._go_on())
+        # The keeper waits for the job when the partition is revoked, whoever has asked for it.
+        return await asyncio.shield(self.job)
+
+    async def _write_beside(self, records: list[Emit], epoch: int) -> str | None:
+        part, keeper = self.part, self._keeper
+        if not keeper.owns(part, epoch):
+            return "the partition was revoked"
+        marker = Marker(part.folder.applied, part.folder.stream_ms, part.processor.version)
+        try:
+            await self._commit(Changes(marker=marker, records=0), records)
+        except FencedError as error:
+            keeper.lost(part, epoch, error)
+            return str(error)
+        except (UndeliverableError, RottenStoreError):
+            raise
+        except Exception as error:
+            self._failed = True
+            keeper.crash(error)
+            raise
+        keeper.progressed()
+        return None
 
     async def _run(self) -> None:
         try:
@@ -220,13 +255,15 @@ class Runner:
         if self._told != why:
             logger.error("%s", text)
             self._told = why
-        keeper.held[held] = text
+        keeper.held[held], place = text, (part.processor.source, part.partition)
+        keeper.feed.hold(place, True)
         try:
             while keeper.owns(part, epoch) and time.monotonic() < until_s:
                 keeper.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
                 await asyncio.sleep(HOLD_TICK_S)
             return keeper.owns(part, epoch)
         finally:
+            keeper.feed.hold(place, False)
             if not keeper.owns(part, epoch):
                 keeper.held.pop(held, None)
 

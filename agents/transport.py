@@ -148,7 +148,7 @@ class BatchConsumer(driver.Consumer):
         ordinary = {tp for tp in assigned if tp.topic not in keeper.sources and tp.topic not in logs}
         committed = await self._thread.call_thread(self._thread.committed_offsets, ordinary)
         self._delivered.clear()
-        await keeper.feed.assign(keeper.positions(), committed)
+        await keeper.feed.assign(keeper.positions(), committed, keeper.skipping.ranges)
 
     def stay_in_group(self) -> None:
         """Count as a live member, although nothing is fetched."""

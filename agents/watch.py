@@ -91,6 +91,10 @@ class KeeperService(Service):
     async def _check_stores(self) -> None:
         await self._checker.run()
 
+    @Service.task
+    async def _skip_unreadable(self) -> None:
+        await self.keeper.skipping.run()
+
     def _stuck(self, now_s: float) -> str | None:
         keeper = self.keeper
         idle_s = now_s - keeper.progress_s

@@ -29,9 +29,10 @@ RETRY_OF, RETRIED_TO = "holdfast-retry-of", "holdfast-retried-to"
 
 _POLL_S = 0.25
 _ANY = -1
-_NOTES = frozenset(
-    f"holdfast-{name}" for name in ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
-)
+_NAMES = ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
+_BATCH_NAMES = ("last", "codec", "size", "records", "producer")
+"""Of a batch that was skipped, which nobody could read."""
+_NOTES = frozenset(f"holdfast-{name}" for name in _NAMES + _BATCH_NAMES)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

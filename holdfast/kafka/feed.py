@@ -90,11 +90,17 @@ class Feed:
         self._current: tuple[Chunk, BatchReader] | None = None
         self.unreadable: dict[Place, Unreadable] = {}
         """Partitions that stand before a batch that cannot be read; all before it was fetched."""
+        self._met: dict[Place, Unreadable] = {}
 
     @property
     def broker_down(self) -> bool:
         """Return whether the last word of every broker was none."""
         return self._fetcher.broker_down
+
+    @property
+    def standing(self) -> Mapping[Place, Unreadable]:
+        """What was met that cannot be read, as far as nobody has come past it: after `assign` it is known before it is met again."""
+        return {place: met for place, met in self._met.items() if place in self._readings and self._readings[place].position <= met.first}
 
     async def assign(
         self,
@@ -235,10 +241,11 @@ class Feed:
             reading.position, reading.attempts = position, 0
             self._fetcher.restart(source, position)
             return
-        self.unreadable[place] = found
+        if found != self._met.get(place):
+            logger.error("%s", found)
+        self.unreadable[place] = self._met[place] = found
         source.stopped = True
         self._fetcher.restart(source, found.first)
-        logger.error("%s", found)
 
     def skip(self, place: Place, last: int) -> None:
         """Go on after offset *last* of a partition that stands before an unreadable batch: a skip was made of what is before."""
@@ -250,6 +257,13 @@ class Feed:
         reading.position, reading.attempts = last + 1, 0
         reading.source.stopped = False
         self._fetcher.restart(reading.source, last + 1)
+
+    def hold(self, place: Place, held: bool) -> None:
+        """Fetch no more of a partition, or go on: what it has taken and cannot get rid of must not fill what others share."""
+        reading = self._readings.get(place)
+        if reading is not None and place not in self.unreadable:
+            reading.source.stopped = held
+            self._fetcher.wake()
 
     # -- what brokers tell
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import time
 from contextlib import closing
 from typing import cast
 
@@ -17,7 +18,8 @@ from holdfast.errors import BrokerError, DecodeError
 logger = logging.getLogger(__name__)
 
 PARTITION = 0
-_POLL_S = 0.25
+_POLL_S, _RETRY_S = 0.25, 0.1
+_MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
@@ -30,7 +32,7 @@ def read_skips(settings: Settings, *, timeout_s: float | None = None, clock: Clo
     topic, limit_s = settings.skips_topic, settings.request_timeout_s if timeout_s is None else timeout_s
     deadline_s = clock.monotonic_s() + limit_s
     try:
-        end = _end(settings, topic, limit_s)
+        end = _end(settings, topic, deadline_s, clock)
         return _read(settings, topic, end, deadline_s, clock) if end else Skips()
     except KafkaException as error:
         raise _failure(settings, str(error.args[0].str())) from error
@@ -40,19 +42,30 @@ def read_skips(settings: Settings, *, timeout_s: float | None = None, clock: Clo
 
 def _failure(settings: Settings, why: str) -> BrokerError:
     return BrokerError(
-        f"cannot read {settings.skips_topic} at {settings.bootstrap_servers}: {why}; without it nobody knows what is skipped; check the broker"
+        f"cannot read {settings.skips_topic} at {settings.bootstrap_servers}: {why}; without it nobody knows what is skipped; check the broker, and what `holdfast acls` grants"
     )
 
 
-def _end(settings: Settings, topic: str, timeout_s: float) -> int:
+def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int:
     """Return where the log ends, open transactions included; 0 when there is no such topic."""
-    admin = AdminClient({"log_level": 4, **settings.client()})
-    found = admin.list_topics(topic, timeout=timeout_s).topics.get(topic)
-    if found is None or not found.partitions:
-        return 0
-    place = TopicPartition(topic, PARTITION)
-    asked = admin.list_offsets({place: _LATEST}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=timeout_s)
-    return int(asked[place].result(timeout_s).offset)
+    admin, place = AdminClient({"log_level": 4, **settings.client()}), TopicPartition(topic, PARTITION)
+    while True:
+        left_s = deadline_s - clock.monotonic_s()
+        if left_s <= 0:
+            raise TimeoutError
+        try:
+            found = admin.list_topics(topic, timeout=left_s).topics[topic]
+            if found.error is not None:
+                raise KafkaException(found.error)
+            asked = admin.list_offsets({place: _LATEST}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=left_s)
+            return int(asked[place].result(left_s).offset)
+        except KafkaException as error:
+            why: KafkaError = error.args[0]
+            if why.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
+                return 0
+            if not (why.retriable() or why.code() in _MOVING):
+                raise
+        time.sleep(_RETRY_S)
 
 
 def _read(settings: Settings, topic: str, end: int, deadline_s: float, clock: Clock) -> Skips:

@@ -11,10 +11,13 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, ConsumerGroupTopicPartitions, TopicPartition
 from confluent_kafka.admin import AdminClient
 
+from holdfast.clients.quarantine import Quarantine
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.kafka.skip_log import read_skips
 from tests.agents.fleet import Writer
 from tests.agents.jobs import KEEP, Done
 from tests.harness import Application, running, wait_for
+from tests.kafka.test_bombs import BOMB_BYTES, send
 from tests.proof import prove
 
 pytestmark = pytest.mark.broker
@@ -29,8 +32,8 @@ decode = msgspec.json.Decoder(Done).decode
 class Jobs(Application):
     """The counting application with the agent beside it."""
 
-    def __init__(self, broker: SessionBroker, folder: Path, *, instance_id: str = "") -> None:
-        super().__init__(broker, folder, partitions=PARTITIONS, module="tests.agents.jobs", instance_id=instance_id)
+    def __init__(self, broker: SessionBroker, folder: Path, *, instance_id: str = "", unreadable: str = "halt") -> None:
+        super().__init__(broker, folder, partitions=PARTITIONS, module="tests.agents.jobs", instance_id=instance_id, unreadable=unreadable)
         self.jobs, self.done = f"{self.name}-jobs", f"{self.name}-done"
         self._environment |= {"JOBS": self.jobs, "JOBS_DONE": self.done, "JOBS_RUN": "none"}
         self.create_topics()
@@ -168,3 +171,24 @@ def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> Non
     two.wait_noted(2 * PARTITIONS * count)
     check_at_least_once(two, 2 * count)
     prove(two, load.stop())
+
+
+def test_a_batch_of_theirs_that_cannot_be_read_is_skipped_and_noted_and_those_behind_it_are_done(
+    broker: SessionBroker, tmp_path: Path
+) -> None:
+    jobs = Jobs(broker, tmp_path, unreadable="quarantine")
+    with running(jobs):
+        jobs.write(1)
+        send(broker, jobs.jobs, "zstd", [bytes(BOMB_BYTES)])
+        jobs.write(1)
+        worker = jobs.worker().start()
+        jobs.wait_noted(2 * PARTITIONS)
+        jobs.wait_committed({0: 3, 1: 2, 2: 2})
+        assert read_skips(jobs.settings).of_topic(jobs.jobs) == {0: ((1, 1),)}
+        (noted,) = Quarantine(jobs.settings).records(lambda each: each.stage == "fetch")
+        assert (noted.place, noted.processor) == (f"{jobs.jobs}/0/1", jobs.name)
+        worker.kill()
+        jobs.write(1)
+        jobs.worker().start()
+        jobs.wait_noted(3 * PARTITIONS)
+        assert len(read_skips(jobs.settings)) == 1

@@ -82,6 +82,8 @@ class Desk:
         self.failures: list[BaseException] = []
         self.long_folds, self.owned, self.voided = asyncio.Lock(), True, 0
         self.quarantine_limit, self.held = 0, dict[tuple[str, int], str]()
+        self.resting = set[tuple[str, int]]()
+        self.feed = SimpleNamespace(hold=lambda place, held: self.resting.add(place) if held else self.resting.discard(place))
 
     def owns(self, part: object, epoch: int) -> bool:
         return self.owned
@@ -361,11 +363,12 @@ def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes
         await until(lambda: desk.held)
         assert "echo partition 0 stands still: topic echoes refused a record" in desk.held["echo", 0]
         assert "raise its max.message.bytes" in desk.held["echo", 0]
+        assert desk.resting == {("events", 0)}, "it fetches nothing that others would have to wait for"
         progress = desk.progress
         await until(lambda: desk.progress > progress)
         assert runner.job is not None
         await asyncio.wait_for(runner.job, 30)
-        assert (part.transactions, desk.acked, desk.failures, desk.held) == ([1], 1, [], {})
+        assert (part.transactions, desk.acked, desk.failures, desk.held, desk.resting) == ([1], 1, [], {}, set())
 
     asyncio.run(run())
 

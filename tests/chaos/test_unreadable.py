@@ -37,7 +37,8 @@ def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(app
         503,
         f"{shop.source} partition 0 stands before offset 1, which cannot be read",
     )
-    assert worker.metric("holdfast_unreadable_batches") == {"": 1.0}
+    standing = worker.metric("holdfast_unreadable_batches")
+    assert standing == {f'partition="{number}",topic="{shop.source}"': float(number == 0) for number in (0, 1)}
     assert worker.applied()["counts", 0] == 0
     with BlockingTableClient(shop.settings, [counts]) as tables:
         assert tables.get(counts, "before", partition=0).value is not None, "what stands still still answers"

@@ -1,0 +1,185 @@
+"""Past a batch that nobody can unpack: by setting or by an operator's word, once, noted, and the same for every table and every restart."""
+
+from __future__ import annotations
+
+import signal
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Message, Producer, TopicPartition
+
+from holdfast.clients.quarantine import Quarantine, Quarantined
+from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.core.skips import Skip, encode_skip
+from holdfast.kafka.skip_log import read_skips
+from tests.chaos.conftest import MakeApplication
+from tests.harness import Application, Worker, wait_for
+
+pytestmark = pytest.mark.broker
+
+MIB = 1 << 20
+SMALL: dict[str, Any] = {"unpacked_batch_bytes": MIB}
+HIDDEN = 150_000
+"""Sound records in one batch: more than a worker of SMALL unpacks, and less than one of the default does."""
+
+
+class Log:
+    """Writes to partition 0 of an application's source, a batch for each call."""
+
+    def __init__(self, shop: Application, **more: str) -> None:
+        self._shop, self.end = shop, 0
+        self._more = more
+
+    def add(self, key: str, count: int = 1) -> tuple[int, int]:
+        """Write *count* records that add one to *key*, in one batch; return their first and last offset."""
+        config = {
+            "compression.type": "zstd",
+            "linger.ms": 1_000,
+            "batch.num.messages": 1_000_000,
+            "queue.buffering.max.messages": 1_000_000,
+            "batch.size": 64 * MIB,
+            "message.max.bytes": 64 * MIB,
+        }
+        producer = Producer(self._shop.broker.client_config(**config, **self._more))
+        if self._more:
+            producer.init_transactions(30)
+            producer.begin_transaction()
+        for _ in range(count):
+            producer.produce(self._shop.source, f"add {key} 1".encode(), partition=0)
+        assert producer.flush(60) == 0
+        first, self.end = self.end, self.end + count
+        if self._more:
+            producer.commit_transaction(30)
+            self.end += 1
+        return first, first + count - 1
+
+
+def rows(shop: Application, *keys: str) -> list[int]:
+    counts = shop.processors[0]
+    with BlockingTableClient(shop.settings, [counts]) as tables:
+        found = [tables.get(counts, key, partition=0).value for key in keys]
+    return [0 if row is None else row.total for row in found]
+
+
+def noted(shop: Application) -> list[Quarantined]:
+    return Quarantine(shop.settings).records(lambda each: each.stage == "fetch")
+
+
+def told(shop: Application) -> list[Message]:
+    """Return every record of the application's skips as it was written."""
+
+    def messages() -> Iterator[Message]:
+        consumer = Consumer(
+            shop.broker.client_config(**{"group.id": "none", "enable.partition.eof": True, "isolation.level": "read_committed"})
+        )
+        consumer.assign([TopicPartition(shop.settings.skips_topic, 0, 0)])
+        while (message := consumer.poll(30)) is not None and message.error() is None:
+            yield message
+        consumer.close()
+
+    return list(messages())
+
+
+def until(shop: Application, worker: Worker, offset: int) -> None:
+    wanted = {(each.name, 0): offset for each in shop.processors}
+    wait_for(f"both tables at {offset}", lambda: worker.applied() == wanted, 60, worker.tail)
+
+
+@pytest.mark.parametrize("transactional", [False, True])
+def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(application: MakeApplication, transactional: bool) -> None:
+    shop = application(partitions=1, unreadable="quarantine", **SMALL)
+    log = Log(shop, **({"transactional.id": shop.name} if transactional else {}))
+    worker = shop.worker().start()
+    bad = [log.add("hidden", HIDDEN)]  # before any record was folded
+    _, last = log.add("seen")
+    until(shop, worker, last)
+    bad.append(log.add("hidden", HIDDEN))
+    bad.append(log.add("hidden", HIDDEN))
+    _, last = log.add("seen")
+    until(shop, worker, last)
+    bad.append(log.add("hidden", HIDDEN))  # at the end of the log
+    wait_for("the last to be skipped", lambda: len(worker.said("are skipped and noted")) == 4, 60, worker.tail)
+    assert rows(shop, "seen", "hidden") == [2, 0]
+    wait_for("it to be ready", lambda: worker.ready, 30, worker.tail)
+    wait_for("no lag", lambda: set(worker.metric("kafka_consumergroup_lag").values()) == {0.0}, 30, worker.tail)
+    assert sum(worker.metric("holdfast_skipped_batches_total").values()) == 4
+    assert worker.metric("holdfast_unreadable_batches") == {f'partition="0",topic="{shop.source}"': 0.0}
+    assert [(each.first, each.last, each.made) for each in read_skips(shop.settings).all()] == [(*each, True) for each in bad]
+    assert len(told(shop)) == 4, "each is written once"
+    names = sorted(each.name for each in shop.processors)
+    assert sorted((each.offset, each.processor, each.error) for each in noted(shop)) == [
+        (first, name, "TooLargeError") for first, _ in bad for name in names
+    ]
+    worker.kill()
+    # One that starts from nothing, and one that could read all of it, leave out the same.
+    able = shop.worker(unpacked_batch_bytes=64 * MIB, unreadable="halt").start()
+    _, last = log.add("seen")
+    until(shop, able, last)
+    assert rows(shop, "seen", "hidden") == [3, 0]
+    assert len(told(shop)) == 4
+    able.stop()
+
+
+def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: MakeApplication) -> None:
+    shop = application(partitions=1, **SMALL)
+    log = Log(shop)
+    log.add("seen")
+    bad = log.add("hidden", HIDDEN)
+    log.add("seen")
+    later = log.add("hidden", HIDDEN)
+    worker = shop.worker().start()
+    worker.wait_said(f"stands before offsets {bad[0]} to {bad[1]}, which cannot be read", 60)
+    producer = Producer(shop.broker.client_config())
+
+    def ask(first: int, last: int) -> None:
+        skip = Skip(topic=shop.source, partition=0, first=first, last=last, made=False, by="ada@desk")
+        producer.produce(shop.settings.skips_topic, encode_skip(skip), skip.key, partition=0)
+        assert producer.flush(30) == 0
+
+    ask(0, 0)  # of a record that can be read: nobody makes it
+    ask(bad[1], bad[1])  # one offset of the batch is as good as all
+    worker.wait_said(f"stands before offsets {later[0]} to {later[1]}, which cannot be read", 60)
+    assert rows(shop, "seen", "hidden") == [2, 0]
+    made = [each for each in read_skips(shop.settings).all() if each.made]
+    assert [(each.first, each.last) for each in made] == [bad]
+    assert made[0].by.startswith("ada@desk by http")
+    assert not worker.ready
+    assert worker.metric("holdfast_unreadable_batches") == {f'partition="0",topic="{shop.source}"': 1.0}
+    worker.stop()
+
+
+def test_what_a_table_has_folded_is_not_skipped_for_another(application: MakeApplication) -> None:
+    shop = application(partitions=1)
+    log = Log(shop)
+    _, last = log.add("read", HIDDEN)
+    able = shop.worker().start()
+    until(shop, able, last)
+    able.stop()
+    shop.remake_topic(shop.processors[1].changelog(shop.settings.app))
+    unable = shop.worker(unreadable="quarantine", **SMALL).share_data(able)
+    unable.start()
+    unable.wait_said("it is not skipped: table counts.* has folded up to offset", 90)
+    assert "has folded up to offset" in unable.ask("/health/ready")[1]
+    assert len(read_skips(shop.settings)) == 0
+    unable.stop()
+
+
+def test_workers_killed_at_any_time_skip_each_batch_once_and_lose_nothing(application: MakeApplication) -> None:
+    shop = application(partitions=1, unreadable="quarantine", **SMALL)
+    log, workers = Log(shop), [shop.worker(), shop.worker()]
+    bad, seen = [], 0
+    for round_ in range(5):
+        worker = workers[round_ % 2].start()
+        bad.append(log.add("hidden", HIDDEN))
+        log.add("seen")
+        seen += 1
+        worker.wait_said("stands before offsets" if round_ % 2 else "are skipped and noted", 60)
+        worker.signal(signal.SIGKILL)
+        worker.wait_exit(30)
+    _, last = log.add("seen")
+    worker = workers[1].start()
+    until(shop, worker, last)
+    assert rows(shop, "seen", "hidden") == [seen + 1, 0]
+    assert [(each.first, each.last) for each in read_skips(shop.settings).all()] == bad
+    worker.stop()

@@ -1,0 +1,85 @@
+"""The skips of an application as a reader finds them: whole, committed, and no topic means none."""
+
+from __future__ import annotations
+
+import threading
+import time
+import uuid
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.config import Settings
+from holdfast.core.skips import Skip, encode_skip
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import BrokerError
+from holdfast.kafka.skip_log import read_skips
+
+pytestmark = pytest.mark.broker
+
+
+def skip(first: int, *, made: bool = True) -> Skip:
+    return Skip(topic="orders", partition=0, first=first, last=first + 4, made=made)
+
+
+@pytest.fixture
+def settings(broker: SessionBroker) -> Settings:
+    return Settings(app=f"skips-{uuid.uuid4().hex[:8]}", kafka={name: str(value) for name, value in broker.config.items()})
+
+
+@pytest.fixture
+def topic(broker: SessionBroker, settings: Settings) -> str:
+    return broker.create_topic(settings.skips_topic, config={"cleanup.policy": "compact"}, exact=True)
+
+
+def write(producer: Producer, topic: str, *skips: Skip) -> None:
+    for each in skips:
+        producer.produce(topic, encode_skip(each), each.key, partition=0)
+    assert producer.flush(30) == 0
+
+
+def transactional(broker: SessionBroker) -> Producer:
+    producer = Producer(broker.client_config(**{"transactional.id": uuid.uuid4().hex}))
+    producer.init_transactions(30)
+    producer.begin_transaction()
+    return producer
+
+
+def test_without_its_topic_nothing_is_skipped(settings: Settings) -> None:
+    assert len(read_skips(settings)) == 0
+
+
+def test_an_empty_topic_is_read_at_once(settings: Settings, topic: str) -> None:
+    assert len(read_skips(settings)) == 0
+
+
+def test_what_is_committed_is_read_and_what_nobody_of_ours_wrote_is_ignored(
+    broker: SessionBroker, settings: Settings, topic: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    aborted, committed, plain = transactional(broker), transactional(broker), Producer(broker.client_config())
+    write(aborted, topic, skip(100))
+    aborted.abort_transaction(30)
+    plain.produce(topic, b"{", b"orders/0/9", partition=0)
+    plain.produce(topic, encode_skip(skip(200)), b"another key", partition=0)
+    plain.produce(topic, None, skip(10).key, partition=0)
+    write(committed, topic, skip(10), skip(15))
+    committed.commit_transaction(30)
+    write(plain, topic, skip(300, made=False), skip(10, made=False))
+    found = read_skips(settings)
+    assert found.of_topic("orders") == {0: ((10, 19),)}
+    assert found.asked("orders", 0, 302, 302) == skip(300, made=False)
+    assert len([record for record in caplog.records if "is ignored" in record.getMessage()]) == 2
+
+
+def test_a_skip_behind_an_open_transaction_is_waited_for(broker: SessionBroker, settings: Settings, topic: str) -> None:
+    hanging = transactional(broker)
+    write(hanging, topic, skip(100))
+    write(Producer(broker.client_config()), topic, skip(10))
+    with pytest.raises(BrokerError, match=r"not read to its end within 1 s"):
+        read_skips(settings, timeout_s=1)
+    ending = threading.Timer(1.0, hanging.abort_transaction)
+    ending.start()
+    began_s = time.monotonic()
+    assert read_skips(settings, timeout_s=30).of_topic("orders") == {0: ((10, 14),)}
+    assert time.monotonic() - began_s > 0.5
+    ending.join()
