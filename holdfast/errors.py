@@ -60,6 +60,10 @@ class TopicError(HoldfastError):
     """A topic is missing or laid out so that state on it would be wrong."""
 
 
+class OutOfRangeError(TopicError):
+    """An offset that is needed is not in its log any more."""
+
+
 class DecodeError(HoldfastError, ValueError):
     """The bytes of one record are not what the decoder expects."""
 
@@ -222,6 +226,10 @@ class SparkError(PipelineError):
 
 class LostRecordsError(PipelineError):
     """Records that are needed are not in the topic any more."""
+
+
+class UnreadableError(PipelineError):
+    """A batch of the source is corrupt, or unpacks to more than a limit, and is not skipped."""
 
 
 class LakeError(PipelineError):

@@ -108,13 +108,22 @@ def _ending(span: Span, end: int | None) -> Span:
     return span if end is None else Span(first=span.first, end=min(max(span.first, end), span.end))
 
 
-def extent_of_bronze(landed: Landed | None, until: Until | None, path: str, first_after: Mapping[int, int]) -> Extent:
-    """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms` where there is one."""
+def extent_of_bronze(landed: Landed | None, until: Until | None, path: str, first_after: Mapping[int, int], app: str) -> Extent:
+    """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms` where there is one.
+
+    What another application than *app* has skipped is missing.
+    """
     if landed is None:
         raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
     spans = {partition: Span(first=landed.begins.get(partition, 0), end=end) for partition, end in landed.end.items()}
     holes = [f"{path} partition {p} begins at offset {span.first}" for p, span in sorted(spans.items()) if span.first > 0]
     holes += [f"{path} partition {p} lacks offsets {a} to {b - 1}" for p, ranges in sorted(landed.lost.items()) for a, b in ranges]
+    if landed.app != app:
+        holes += [
+            f"{path} partition {p} lacks offsets {a} to {b}, which {landed.app} skips"
+            for p, ranges in sorted(landed.skipped.items())
+            for a, b in ranges
+        ]
     if until is not None and until.at_ms is not None:
         spans = {partition: _ending(span, first_after.get(partition)) for partition, span in spans.items()}
     return Extent(spans=cut(spans, until, path), holes=tuple(holes))

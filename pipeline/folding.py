@@ -9,8 +9,8 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
 from itertools import islice, pairwise
 from typing import Any, cast
 
@@ -20,6 +20,7 @@ import pyarrow as pa
 from holdfast.core.codec import META, NOTHING_APPLIED, ROW, WAKE, digest
 from holdfast.core.folding import Batch, Folder, Refused, Transition
 from holdfast.core.processor import Headers, Processor
+from holdfast.core.skips import Ranges, behind
 from holdfast.errors import OrderError
 
 TRANSACTION_RECORDS = 50_000
@@ -49,13 +50,15 @@ class Plan:
     """What to fold and what to tell of it.
 
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
-    of a row, or with *of_key* only those of one. Folding then goes record by record, about three times slower.
+    of a row, or with *of_key* only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
+    each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for its application.
     """
 
     processor: Processor[Any, Any]
     rows: bool = True
     transitions: bool = False
     of_key: str | None = None
+    skips: Mapping[int, Ranges] = field(default_factory=dict)
 
 
 class Summary(msgspec.Struct, frozen=True, kw_only=True):
@@ -155,6 +158,7 @@ class PartitionFold:
 
     def __init__(self, plan: Plan, partition: int, results: Results) -> None:
         self.partition, self._plan, self._results = partition, plan, results
+        self._skips = plan.skips.get(partition, ())
         self._store = DictStore()
         self._folder: Folder[Any] = Folder(plan.processor, self._store, trace=self._trace if plan.transitions else None)
         self._pending: list[Batch] = []
@@ -172,6 +176,10 @@ class PartitionFold:
         if batch.offsets[0] <= self._last:
             raise OrderError(f"partition {self.partition}: offset {batch.offsets[0]} came after {self._last}")
         self._last = batch.offsets[-1]
+        if self._skips:
+            batch = without(batch, self._skips)
+            if not batch.offsets:
+                return
         self._pending.append(batch)
         self._pending_records += len(batch.offsets)
         self._pending_bytes += size_bytes
@@ -221,6 +229,19 @@ class PartitionFold:
                 "value": values,
             }
             yield _result(columns, len(keys))
+
+
+def without(batch: Batch, skips: Ranges) -> Batch:
+    """Return the records of *batch* that are not skipped."""
+    offsets = batch.offsets
+    if all(last < offsets[0] or first > offsets[-1] for first, last in skips):
+        return batch
+    left = [at for at, offset in enumerate(offsets) if behind(skips, offset) == offset]
+
+    def of(column: Sequence[Any]) -> list[Any]:
+        return [column[at] for at in left]
+
+    return Batch(of(offsets), of(batch.times_ms), tuple(map(of, batch.columns)))
 
 
 def summary_batch(summary: Summary) -> pa.RecordBatch:

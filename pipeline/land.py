@@ -15,11 +15,14 @@ import threading
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import reduce
 from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.skips import Ranges
 from holdfast.errors import LakeError, LostRecordsError, SparkError
+from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.lake import (
     COLUMNS,
     FIRST_LINK,
@@ -33,7 +36,7 @@ from holdfast.pipeline.lake import (
     last_landed,
     share,
 )
-from holdfast.pipeline.on_spark import kafka_options
+from holdfast.pipeline.on_spark import kafka_records, parts
 from holdfast.pipeline.session import SparkOptions, open_session
 from holdfast.pipeline.spark_errors import explained
 from holdfast.pipeline.topic import Span, TopicLog
@@ -130,6 +133,7 @@ class Landing:
         self._vector: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._lost: dict[int, list[tuple[int, int]]] = {}
+        self._skips, self._noted = dict[int, Ranges](), dict[int, list[tuple[int, int]]]()
         self._link = FIRST_LINK
         self._rebuilt = False
         self._open()
@@ -162,7 +166,7 @@ class Landing:
 
     def _take(self, landed: Landed) -> None:
         self._vector, self._begins, self._lost = dict(landed.end), dict(landed.begins), dict(landed.lost)
-        self._link, self._rebuilt = landed.batch, False
+        self._link, self._rebuilt, self._noted = landed.batch, False, landed.skipped if landed.app == self._settings.app else {}
 
     def _history(self, limit: int) -> list[Commit]:
         with explained(self.path):
@@ -212,9 +216,12 @@ class Landing:
 
     def step(self, ends: dict[int, int]) -> Landed | None:
         """Write one commit on the way to *ends*; None when the table has reached them."""
+        self._skips = read_skips(self._settings).of_topic(self._log.topic)
         start, lost = self._start(ends)
         target = share(start, ends, self._options.max_records)
-        if all(target[partition] <= self._vector.get(partition, 0) for partition in target) and not self._rebuilt:
+        skipped = {partition: list(ranges) for partition, ranges in self._skips.items()}
+        is_there = all(target[partition] <= self._vector.get(partition, 0) for partition in target)
+        if is_there and not self._rebuilt and skipped == self._noted:
             return None
         landed = Landed(
             topic=self._log.topic,
@@ -225,6 +232,8 @@ class Landing:
             begins={partition: self._begins.get(partition, start[partition]) for partition in target},
             lost={partition: [*self._lost.get(partition, []), *lost.get(partition, [])] for partition in {*self._lost, *lost}},
             rebuilt=self._rebuilt,
+            app=self._settings.app,
+            skipped=skipped,
         )
         self._write(landed, start)
         self.report.commits += 1
@@ -285,8 +294,10 @@ class Landing:
         from pyspark.sql import functions as F
 
         spans = {partition: Span(first=start[partition], end=end[partition]) for partition in start}
-        reader = self._session.read.format("kafka").options(**kafka_options(self._settings, self._log.topic, spans))
-        return reader.load().select(
+        # Where all of it is skipped, nothing is read: a commit notes that.
+        found = list(parts(spans, self._skips)) or [{partition: Span(first=at, end=at) for partition, at in start.items()}]
+        reads = [kafka_records(self._session, self._settings, self._log.topic, each) for each in found]
+        return reduce(lambda one, other: one.union(other), reads).select(
             F.col("topic"),
             F.col("partition"),
             F.col("offset"),

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Mapping
-from functools import partial
+from collections.abc import Callable, Iterator, Mapping
+from functools import partial, reduce
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.config import Settings
+from holdfast.core.skips import Ranges, kept
 from holdfast.errors import LakeError, PipelineError
 from holdfast.pipeline.extent import Extent, Until, extent_of_bronze
 from holdfast.pipeline.folding import RESULT_DDL, Plan, columns_needed, fold_batches
@@ -44,15 +45,35 @@ def kafka_options(settings: Settings, topic: str, spans: Mapping[int, Span]) -> 
 
 def topic_records(
     session: SparkSession, settings: Settings, plan: Plan, extent: Extent, options: Mapping[str, str] | None = None
+) -> tuple[DataFrame, bool]:
+    """Return the records of the processor's source topic, and whether each partition is read whole: by one task, in offset order.
+
+    What is skipped is not even fetched: whatever lies between is read in parts, which are in no order.
+    """
+    columns, found = columns_needed(plan.processor), list(parts(extent.spans, plan.skips))
+    if not found:
+        return session.createDataFrame([], _ddl(columns)), True
+    more = {**(options or {}), **({} if "headers" in plan.processor.inputs else {"includeHeaders": "false"})}
+    reads = [kafka_records(session, settings, plan.processor.source, spans, more).select(*columns) for spans in found]
+    return reduce(lambda one, other: one.union(other), reads), len(reads) == 1
+
+
+def kafka_records(
+    session: SparkSession, settings: Settings, topic: str, spans: Mapping[int, Span], options: Mapping[str, str] | None = None
 ) -> DataFrame:
-    """Return the records of the processor's source topic. The connector gives one task per partition, in offset order."""
-    spans = {partition: span for partition, span in extent.spans.items() if span.first < span.end}
-    if not spans:
-        return session.createDataFrame([], _ddl(columns_needed(plan.processor)))
-    wanted = kafka_options(settings, plan.processor.source, spans) | dict(options or {})
-    if "headers" not in plan.processor.inputs:
-        wanted["includeHeaders"] = "false"
-    return session.read.format("kafka").options(**wanted).load().select(*columns_needed(plan.processor))
+    """Return what the connector reads of *spans*."""
+    return session.read.format("kafka").options(**kafka_options(settings, topic, spans) | dict(options or {})).load()
+
+
+def parts(spans: Mapping[int, Span], skips: Mapping[int, Ranges]) -> Iterator[dict[int, Span]]:
+    """Yield what is left of *spans* without *skips*, one part of each partition at a time; empty ones are left out.
+
+    >>> list(parts({0: Span(first=0, end=9), 1: Span(first=4, end=4)}, {0: ((2, 3), (8, 8))}))
+    [{0: Span(first=0, end=2)}, {0: Span(first=4, end=8)}]
+    """
+    left = {partition: kept(skips.get(partition, ()), span.first, span.end) for partition, span in spans.items()}
+    for number in range(max(map(len, left.values()), default=0)):
+        yield {partition: Span(first=each[number][0], end=each[number][1]) for partition, each in left.items() if number < len(each)}
 
 
 def _ddl(columns: list[str]) -> str:
@@ -71,12 +92,12 @@ class SparkBronze:
         with explained(path):
             history = DeltaTable.forPath(session, path).history(HISTORY_LIMIT).select("version", "operation", "userMetadata").collect()
         self.version: int = history[0][0]
-        self._landed = last_landed(path, (Commit(version=row[0], operation=row[1], metadata=row[2]) for row in history))
+        self.landed = last_landed(path, (Commit(version=row[0], operation=row[1], metadata=row[2]) for row in history))
 
     def _load(self) -> DataFrame:
         return self._session.read.format("delta").option("versionAsOf", self.version).load(self.path)
 
-    def extent(self, until: Until | None) -> Extent:
+    def extent(self, until: Until | None, app: str) -> Extent:
         """Return what of the table to read; see `extent_of_bronze`."""
         from pyspark.sql import functions as F
 
@@ -85,7 +106,7 @@ class SparkBronze:
             after = F.unix_micros("timestamp") >= (until.at_ms + 1) * 1000
             with explained(self.path):
                 later = {row[0]: row[1] for row in self._load().where(after).groupBy("partition").agg(F.min("offset")).collect()}
-        return extent_of_bronze(self._landed, until, self.path, later)
+        return extent_of_bronze(self.landed, until, self.path, later, app)
 
     def records(self, plan: Plan, extent: Extent) -> DataFrame:
         """Return the table's records in *extent*, in no order to rely on: Spark reads Delta files as they come."""

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
+from holdfast.core.skips import Ranges, kept
 from holdfast.errors import ConfigError
+from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline import local
 from holdfast.pipeline.extent import Extent, Until, check_whole, extent_of_bronze, extent_of_topic
 from holdfast.pipeline.folding import RESULT, Plan
-from holdfast.pipeline.lake import bronze_path
+from holdfast.pipeline.lake import Landed, bronze_path
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.results import Replayed, gather
 from holdfast.pipeline.session import SparkOptions, cores_of, open_session
@@ -34,7 +36,8 @@ class ReplayOptions:
 
     *source* "bronze" needs *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, of one
     row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
-    not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted.
+    not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips* None: what the application
+    skips of the source, by its topic, or for bronze by what the last landing noted.
     """
 
     engine: Engine = "auto"
@@ -48,6 +51,7 @@ class ReplayOptions:
     out: str | None = None
     format: Format = "parquet"
     allow_holes: bool = False
+    skips: Mapping[int, Ranges] | None = None
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -93,7 +97,11 @@ def replay(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
     """
     options = options or ReplayOptions()
     plan = Plan(processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key)
-    return _from_topic(plan, settings, options) if options.source == "topic" else _from_bronze(plan, options)
+    if options.source == "topic" and options.skips is None:
+        options = replace(options, skips=read_skips(settings).of_topic(processor.source))
+    if options.skips is not None:
+        plan = replace(plan, skips=options.skips)
+    return _from_topic(plan, settings, options) if options.source == "topic" else _from_bronze(plan, settings.app, options)
 
 
 def _from_topic(plan: Plan, settings: Settings, options: ReplayOptions) -> Replayed:
@@ -106,23 +114,23 @@ def _from_topic(plan: Plan, settings: Settings, options: ReplayOptions) -> Repla
     with open_session(options.spark) as session:
 
         def make(sort: bool) -> DataFrame:
-            records = on_spark.topic_records(session, settings, plan, extent)
-            return on_spark.fold_records(records, plan, sort=sort, partitions=len(extent.spans))
+            records, whole = on_spark.topic_records(session, settings, plan, extent)
+            return on_spark.fold_records(records, plan, sort=sort or not whole, partitions=len(extent.spans))
 
         return on_spark.run(session, plan, f"topic {plan.processor.source}", make, lambda results: _take(plan, options, extent, results))
 
 
-def _from_bronze(plan: Plan, options: ReplayOptions) -> Replayed:
+def _from_bronze(plan: Plan, app: str, options: ReplayOptions) -> Replayed:
     path = bronze_path(str(options.lake), plan.processor.source)
     if options.engine == "spark" and "://" in path and not path.startswith("file://"):
-        return _from_far_bronze(plan, options, path)
+        return _from_far_bronze(plan, app, options, path)
     files, landed = local.open_bronze(path)
     later = {} if options.until is None or options.until.at_ms is None else files.first_after(options.until.at_ms)
-    extent = _wanted(extent_of_bronze(landed, options.until, path, later), options)
+    extent, plan = _wanted(extent_of_bronze(landed, options.until, path, later, app), options), _noted(plan, app, options, landed)
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_bronze(plan, files, extent))
     if not options.spark.in_one_jvm:
-        return _from_far_bronze(plan, options, path)
+        return _from_far_bronze(plan, app, options, path)
     from holdfast.pipeline import on_spark
 
     with open_session(options.spark) as session:
@@ -136,19 +144,24 @@ def _from_bronze(plan: Plan, options: ReplayOptions) -> Replayed:
         )
 
 
-def _from_far_bronze(plan: Plan, options: ReplayOptions, path: str) -> Replayed:
+def _noted(plan: Plan, app: str, options: ReplayOptions, landed: Landed | None) -> Plan:
+    """Return the plan with what the last landing says is skipped, unless the options do."""
+    return plan if options.skips is not None or landed is None else replace(plan, skips=landed.skips(app))
+
+
+def _from_far_bronze(plan: Plan, app: str, options: ReplayOptions, path: str) -> Replayed:
     """Replay a table that the cluster reads itself: on object storage, or with executors on other machines."""
     from holdfast.pipeline import on_spark
 
     with open_session(options.spark) as session:
         table = on_spark.SparkBronze(session, path)
-        extent = _wanted(table.extent(options.until), options)
+        extent, noted = _wanted(table.extent(options.until, app), options), _noted(plan, app, options, table.landed)
         return on_spark.run(
             session,
-            plan,
+            noted,
             path,
-            lambda sort: on_spark.fold_records(table.records(plan, extent), plan, sort=True, partitions=len(extent.spans)),
-            lambda results: _take(plan, options, extent, results),
+            lambda sort: on_spark.fold_records(table.records(noted, extent), noted, sort=True, partitions=len(extent.spans)),
+            lambda results: _take(noted, options, extent, results),
         )
 
 
@@ -172,17 +185,37 @@ def _finish(plan: Plan, options: ReplayOptions, extent: Extent, engine: str, bat
         with Writer(options.out, options.format, plan) as writer:
             summaries = writer.write(batches, extent.spans)
     processor = plan.processor
-    return Replayed(processor=processor.name, version=processor.version, engine=engine, partitions=summaries, results=results)
+    return Replayed(
+        processor=processor.name,
+        version=processor.version,
+        engine=engine,
+        partitions=summaries,
+        results=results,
+        skipped=_skipped(plan, extent),
+    )
+
+
+def _skipped(plan: Plan, extent: Extent) -> int:
+    """Return how many offsets of *extent* are skipped."""
+    left = sum(end - first for p, span in extent.spans.items() for first, end in kept(plan.skips.get(p, ()), span.first, span.end))
+    return extent.offsets - left
 
 
 def _take(plan: Plan, options: ReplayOptions, extent: Extent, results: DataFrame) -> Replayed:
     """Return what a Spark job told: through the driver, or written by the executors and only summed up here."""
-    processor = plan.processor
+    processor, table = plan.processor, None
     if options.out is None:
         summaries, table = gather(_no_chunks(results.toArrow()), extent.spans)
-        return Replayed(processor=processor.name, version=processor.version, engine="spark", partitions=summaries, results=table)
-    summaries = written_by_spark(results, options.out, options.format, plan, extent.spans)
-    return Replayed(processor=processor.name, version=processor.version, engine="spark", partitions=summaries, results=None)
+    else:
+        summaries = written_by_spark(results, options.out, options.format, plan, extent.spans)
+    return Replayed(
+        processor=processor.name,
+        version=processor.version,
+        engine="spark",
+        partitions=summaries,
+        results=table,
+        skipped=_skipped(plan, extent),
+    )
 
 
 def _no_chunks(table: pa.Table) -> Iterator[pa.RecordBatch]:

@@ -59,6 +59,8 @@ class Replayed:
     engine: str
     partitions: tuple[Summary, ...]
     results: pa.Table | None
+    skipped: int = 0
+    """How many offsets of what was read are skipped, since nobody can read what lies there."""
 
     @property
     def digest(self) -> str:
@@ -82,6 +84,7 @@ class Replayed:
             "engine": self.engine,
             "digest": self.digest,
             "records": self.records,
+            "skipped": self.skipped,
             "partitions": [msgspec.to_builtins(each) for each in self.partitions],
         }
 

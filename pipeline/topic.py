@@ -2,22 +2,34 @@
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
+import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Coroutine, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
-from typing import Any, Self, cast
+from typing import Any, Self, TypeVar
 
-from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Message, TopicCollection, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.fetch_requests import Place
 from holdfast.core.folding import Batch
-from holdfast.errors import BrokerError, LostRecordsError, TopicError
+from holdfast.core.processor import Input
+from holdfast.core.skips import Ranges
+from holdfast.core.unreadable import Unreadable
+from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
+from holdfast.kafka.connections import connector
+from holdfast.kafka.feed import Feed
+from holdfast.kafka.records import Records
 
-FETCH_RECORDS = 20_000
-QUEUE_KIB = 64 << 10
+T = TypeVar("T")
+
+FETCH_RECORDS, FETCH_BYTES = 20_000, 8 << 20
+QUEUE_BYTES = 16 << 20
 POLL_S = 0.5
 RETRY_S = 0.1
 _MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
@@ -128,33 +140,20 @@ class TopicLog:
         return {place.partition: future.result(timeout_s + 5).offset for place, future in futures.items()}
 
 
-_INPUT: dict[str, Any] = {
-    "value": Message.value,
-    "key": Message.key,
-    "headers": lambda message: tuple(message.headers() or ()),
-    "offset": Message.offset,
-    "partition": Message.partition,
-}
-
-
 class TopicReader:
-    """Reads committed records of one topic, one partition after another, without a JVM. Close it, or use it as a context manager."""
+    """Reads committed records of one topic, one partition after another, as workers do: the same fetcher, limits and skips.
 
-    def __init__(self, settings: Settings, topic: str) -> None:
-        self.topic, self._stall_s = topic, settings.stall_timeout_s
-        own: dict[str, str | int | bool] = {
-            "group.id": f"{settings.app}-replay",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "fetch.queue.backoff.ms": 5,
-            "fetch.wait.max.ms": 100,
-            "queued.max.messages.kbytes": QUEUE_KIB,
-            "queued.min.messages": 100_000,
-        }
-        self._consumer = Consumer(settings.consumer(**own))
+    Its feed lives on an event loop in a thread of its own, which fetches ahead while records are folded. Close it, or use it as a context
+    manager.
+    """
+
+    def __init__(self, settings: Settings, topic: str, skips: Mapping[int, Ranges] | None = None) -> None:
+        self.topic, self._settings, self._skips = topic, settings, skips or {}
+        self._executor = ThreadPoolExecutor(1, thread_name_prefix="holdfast-unpack")
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._loop.run_forever, name="holdfast-reader", daemon=True)
+        self._thread.start()
+        self._feed: Feed | None = None
 
     def __enter__(self) -> Self:
         return self
@@ -163,66 +162,86 @@ class TopicReader:
         self.close()
 
     def close(self) -> None:
-        self._consumer.close()
+        """Close the connections and end the thread; once is enough."""
+        if self._loop.is_closed():
+            return
+        try:
+            if self._feed is not None:
+                self._wait(self._feed.close())
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join()
+            self._loop.close()
+            self._executor.shutdown()
 
-    def messages(self, partition: int, span: Span) -> Iterator[list[Message]]:
-        """Yield the records in *span*, in order. LostRecordsError when some were deleted before they came."""
+    def _wait(self, work: Coroutine[Any, Any, T]) -> T:
+        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+
+    async def _begin(self, place: Place, first: int) -> Feed:
+        settings = self._settings
+        if self._feed is None:
+            self._feed = Feed(
+                connector(settings, timeout_s=settings.request_timeout_s),
+                self._executor,
+                fetch_records=FETCH_RECORDS,
+                fetch_bytes=FETCH_BYTES,
+                queue_bytes=QUEUE_BYTES,
+                unpacked_batch_bytes=settings.unpacked_batch_bytes,
+                timeout_s=settings.request_timeout_s,
+                exact=True,
+            )
+        await self._feed.assign({place: first}, None, lambda _, partition: self._skips.get(partition, ()))
+        return self._feed
+
+    def records(self, partition: int, span: Span) -> Iterator[tuple[Records, int]]:
+        """Yield the records in *span*, in order, each lot with its size in bytes.
+
+        LostRecordsError when some were deleted before they came, UnreadableError for a batch that cannot be read and is not skipped,
+        BrokerError when nothing comes for `stall_timeout_s`.
+        """
         if span.first == span.end:
             return
-        where = f"{self.topic} partition {partition}"
-        with _as_broker_error(where):
-            self._consumer.assign([TopicPartition(self.topic, partition, span.first)])
-        heard_s = system_clock.monotonic_s()
-        while True:
-            found, ended = self._some(where, span)
-            if found:
-                yield found
-            if ended:
+        place = (self.topic, partition)
+        feed = self._wait(self._begin(place, span.first))
+        position, moved_s = span.first, system_clock.monotonic_s()
+        while position < span.end:
+            with _as_pipeline_error(place, span):
+                lots = self._wait(feed.fetch(0, POLL_S))
+            for each in lots:
+                if records := each.records.before(span.end):
+                    yield records, each.size_bytes * len(records) // len(each.records)
+            reached, now_s = feed.position(place), system_clock.monotonic_s()
+            if reached > position:
+                position, moved_s = reached, now_s
+            elif (found := feed.unreadable.get(place)) is not None:
+                if found.first < span.end:
+                    raise UnreadableError(_unreadable(found))
                 return
-            if found:
-                heard_s = system_clock.monotonic_s()
-            elif system_clock.monotonic_s() - heard_s > self._stall_s:
-                raise BrokerError(f"{where}: nothing read for {self._stall_s:.0f} s before offset {span.end}; check the brokers")
+            elif now_s - moved_s > self._settings.stall_timeout_s:
+                why = f"nothing read for {self._settings.stall_timeout_s:.0f} s before offset {span.end}"
+                raise BrokerError(f"{self.topic} partition {partition}: {why}; check the brokers")
 
-    def _some(self, where: str, span: Span) -> tuple[list[Message], bool]:
-        """Return what has come of *span*, and whether that was all of it."""
-        with _as_broker_error(where):
-            fetched: list[Message] = self._consumer.consume(FETCH_RECORDS, 0)
-            if not fetched:
-                first = self._consumer.poll(POLL_S)
-                fetched = [] if first is None else [first, *self._consumer.consume(FETCH_RECORDS - 1, 0)]
-        if not fetched:
-            return [], False
-        good: list[Message] = []
-        for message in fetched:
-            error = message.error()
-            if error is None:
-                good.append(message)
-            elif error.code() == KafkaError._PARTITION_EOF:
-                # Control records close a log of transactions: the offset before its end is never delivered, the end itself is told.
-                if cast(int, message.offset()) >= span.end:
-                    return self._before(good, span.end), True
-            elif error.code() in (KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE):
-                raise LostRecordsError(
-                    f"{where}: records from offset {span.first} on were deleted (retention, or the topic was made again); replay from bronze"
-                )
-            elif error.fatal() or not (error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED):
-                raise BrokerError(f"{where}: {error.str()}")
-        if not good:
-            return [], False
-        return self._before(good, span.end), cast(int, good[-1].offset()) + 1 >= span.end
-
-    @staticmethod
-    def _before(messages: list[Message], end: int) -> list[Message]:
-        if messages and cast(int, messages[-1].offset()) >= end:
-            return [message for message in messages if cast(int, message.offset()) < end]
-        return messages
-
-    def batches(self, partition: int, span: Span, inputs: Sequence[str]) -> Iterator[tuple[Batch, int]]:
+    def batches(self, partition: int, span: Span, inputs: Sequence[Input]) -> Iterator[tuple[Batch, int]]:
         """Yield the records in *span* as a folder takes them, each batch with its size in bytes."""
-        columns = [_INPUT[name] for name in inputs]
-        for messages in self.messages(partition, span):
-            offsets = [cast(int, message.offset()) for message in messages]
-            times_ms = [at_ms if kind else -1 for kind, at_ms in map(Message.timestamp, messages)]
-            size = sum(map(len, messages[::64])) * 64
-            yield Batch(offsets, times_ms, tuple(list(map(column, messages)) for column in columns)), size
+        for records, size_bytes in self.records(partition, span):
+            yield records.batch(partition, inputs), size_bytes
+
+
+def _unreadable(found: Unreadable) -> str:
+    where = f"offset {found.first}" if found.first == found.last else f"offsets {found.first} to {found.last}"
+    return (
+        f"{found.topic} partition {found.partition}: {where} cannot be read: {found.reason} ({found.codec}, {found.size_bytes} bytes). Where a "
+        f"worker has read it, raise unpacked_batch_bytes; else skip it for good: `holdfast quarantine skip {found.topic} {found.partition} "
+        f"{found.first}`"
+    )
+
+
+@contextlib.contextmanager
+def _as_pipeline_error(place: Place, span: Span) -> Iterator[None]:
+    try:
+        yield
+    except OutOfRangeError as error:
+        raise LostRecordsError(
+            f"{place[0]} partition {place[1]}: records from offset {span.first} on were deleted (retention, or the topic was made again); "
+            "replay from bronze"
+        ) from error

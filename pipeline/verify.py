@@ -6,8 +6,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
-from confluent_kafka import Message
-
 from holdfast.config import Settings
 from holdfast.core.codec import (
     APPLIED,
@@ -23,6 +21,8 @@ from holdfast.core.codec import (
 )
 from holdfast.core.processor import Processor
 from holdfast.errors import ChangelogError, TopicError
+from holdfast.kafka.records import Records
+from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.folding import TRANSITION, Summary, readable
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -104,6 +104,7 @@ class Verdict:
     engine: str
     records: int
     partitions: tuple[PartitionVerdict, ...] = field(default_factory=tuple)
+    skipped: int = 0
 
     @property
     def equal(self) -> bool:
@@ -124,6 +125,7 @@ class Verdict:
             "version": self.version,
             "engine": self.engine,
             "records": self.records,
+            "skipped": self.skipped,
             "equal": self.equal,
             "live_digest": self.live_digest,
             "replayed_digest": self.replayed_digest,
@@ -140,6 +142,7 @@ def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
     live = read_live(processor, settings)
     asked = replace(
         options or ReplayOptions(),
+        skips=read_skips(settings).of_topic(processor.source),  # after the state: a skip is written before what is behind it is folded
         until=Until(offsets={each.partition: each.marker.applied for each in live}),
         rows=False,
         transitions=False,
@@ -157,7 +160,12 @@ def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
         )
     verdicts = tuple(_judge(processor, settings, asked, each, by_partition[each.partition]) for each in live)
     return Verdict(
-        processor=processor.name, version=processor.version, engine=replayed.engine, records=replayed.records, partitions=verdicts
+        processor=processor.name,
+        version=processor.version,
+        engine=replayed.engine,
+        records=replayed.records,
+        partitions=verdicts,
+        skipped=replayed.skipped,
     )
 
 
@@ -175,27 +183,24 @@ def read_live(processor: Processor[Any, Any], settings: Settings, upto: Mapping[
         spans = log.spans()
     with TopicReader(settings, changelog) as reader:
         return [
-            _live_partition(processor, changelog, partition, reader.messages(partition, span), (upto or {}).get(partition))
+            _live_partition(processor, changelog, partition, reader.records(partition, span), (upto or {}).get(partition))
             for partition, span in sorted(spans.items())
             if upto is None or partition in upto
         ]
 
 
 def _live_partition(
-    processor: Processor[Any, Any], changelog: str, partition: int, read: Iterator[list[Message]], upto: int | None
+    processor: Processor[Any, Any], changelog: str, partition: int, read: Iterator[tuple[Records, int]], upto: int | None
 ) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     marker = Marker(NOTHING_APPLIED, -1, processor.version)
     open_records, objection = 0, None
-    for messages in read:
-        for message in messages:
-            if upto is not None and (message.offset() or 0) >= upto:
+    for records, _ in read:
+        for offset, key, value in zip(records.offsets, records.keys, records.values, strict=True):
+            if upto is not None and offset >= upto:
                 break
-            key, value = message.key(), message.value()
             if key is None:
-                raise ChangelogError(
-                    f"{changelog} partition {partition} offset {message.offset()}: a record without a key is not holdfast's"
-                )
+                raise ChangelogError(f"{changelog} partition {partition} offset {offset}: a record without a key is not holdfast's")
             if key == APPLIED:
                 try:
                     marker, open_records, objection = decode_marker(value or b""), 0, None

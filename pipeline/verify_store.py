@@ -14,6 +14,7 @@ from holdfast.config import Settings
 from holdfast.core.codec import NOTHING_APPLIED, ROW, combine_digests, text_key
 from holdfast.core.processor import Processor
 from holdfast.errors import HoldfastError
+from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.folding import Summary
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -164,7 +165,7 @@ def _look(
 ) -> tuple[list[StorePartitionVerdict], int, str]:
     changelog = {each.partition: each for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})}
     until = Until(offsets={at: each.as_of_offset for at, each in served.items()})
-    asked = replace(options, until=until, partitions=tuple(sorted(served)))
+    asked = replace(options, until=until, partitions=tuple(sorted(served)), skips=read_skips(settings).of_topic(processor.source))
     replayed = replay(processor, settings, asked)
     summaries = {each.partition: each for each in replayed.partitions}
     verdicts = [_judge(processor, settings, stores, asked, served[at], changelog[at], summaries[at]) for at in sorted(served)]

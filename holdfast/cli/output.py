@@ -44,6 +44,15 @@ def note(message: str) -> None:
     print(message, file=sys.stderr)
 
 
+def left_out(skipped: int) -> str:
+    """Return what to add to a count of records when offsets of their source are skipped.
+
+    >>> left_out(0), left_out(3)
+    ('', ' (3 offsets are skipped, see `holdfast quarantine skips`)')
+    """
+    return f" ({skipped} offsets are skipped, see `holdfast quarantine skips`)" if skipped else ""
+
+
 def text(cell: Cell) -> str:
     """Return what a table shows for *cell*.
 

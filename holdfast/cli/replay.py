@@ -9,7 +9,7 @@ import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
-from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.output import Output, left_out, note, show, show_json
 from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, assignments
 from holdfast.errors import ConfigError
 
@@ -92,6 +92,6 @@ def replay(
     else:
         partitions = replayed.document()["partitions"]
         show(partitions, ("partition", "applied", "records", "refused", "rows", "timers", "digest"), Output.TABLE)
-        note(f"{replayed.records} records on {replayed.engine}; digest of the table {replayed.digest}")
+        note(f"{replayed.records} records{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}")
     if out is not None:
         note(f"tables are in {options.out}")

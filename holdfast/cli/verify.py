@@ -10,7 +10,7 @@ import typer
 
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
-from holdfast.cli.output import Output, note, show, show_json
+from holdfast.cli.output import Output, left_out, note, show, show_json
 from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, assignments
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
 
@@ -65,7 +65,7 @@ def verify(
             if each.cause is not None:
                 note(f"partition {each.partition}: {each.explain()}")
         same = "equal" if verdict.equal else "DIFFERENT"
-        note(f"{name}: {same} after {verdict.records} records on {verdict.engine}; live {verdict.live_digest}")
+        note(f"{name}: {same} after {verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}; live {verdict.live_digest}")
     if not verdict.equal:
         raise typer.Exit(1)
 

@@ -81,10 +81,11 @@ class Feed:
         queue_bytes: int,
         unpacked_batch_bytes: int = LIMIT_UNPACKED_BYTES,
         timeout_s: float = 30.0,
+        exact: bool = False,
     ) -> None:
         self._executor, self._unpacked_batch_bytes = executor, unpacked_batch_bytes
         self._fetch_records, self._fetch_bytes = fetch_records, fetch_bytes
-        self._fetcher = Fetcher(connect, queue_bytes=queue_bytes, timeout_s=timeout_s)
+        self._fetcher = Fetcher(connect, queue_bytes=queue_bytes, timeout_s=timeout_s, exact=exact)
         self._readings: dict[Place, _Reading] = {}
         self._assigned = 0
         self._current: tuple[Chunk, BatchReader] | None = None
@@ -264,6 +265,10 @@ class Feed:
         if reading is not None and place not in self.unreadable:
             reading.source.stopped = held
             self._fetcher.wake()
+
+    def position(self, place: Place) -> int:
+        """Return the next offset to be read of a partition: all before it was taken, or holds nothing for a consumer."""
+        return self._readings[place].position
 
     # -- what brokers tell
 

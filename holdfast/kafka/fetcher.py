@@ -22,14 +22,15 @@ from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Place, Wanted, fetch_request, fetched, whole_batches
-from holdfast.errors import BrokerError, HoldfastError, TopicError, WireError
+from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
 from holdfast.kafka.packed import Packed
 
 logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS = 100
 FULL_WAIT_MS = 10
-"""How long a leader holds a request while a partition of its has no room: it gets room any moment, and there is one request at a time."""
+"""How long a leader holds a request while a partition of its has no room: it gets room any moment, and there is one request at a time. The
+same for who reads what is there already: at the end of one partition the next is waited for."""
 LEAST_SHARE_BYTES = 512 << 10
 LEAST_ROOM_BYTES = 64 << 10
 LARGEST_REQUEST_BYTES = 256 << 20
@@ -108,11 +109,19 @@ class _Call(Packed):
 class Fetcher:
     """Keeps `chunks` filled for the sources that were last given, up to *queue_bytes* and one batch of each leader.
 
-    Used from one event loop. `arrived` is set whenever there is something to take, or `failure` to raise.
+    With *exact* an offset that the log does not hold any more is always a failure, the beginning included. Used from one event loop. `arrived` is set whenever there is something to take, or `failure` to raise.
     """
 
-    def __init__(self, connect: Callable[[], AIOKafkaClient], *, queue_bytes: int, timeout_s: float, clock: Clock = system_clock) -> None:
-        self._connect, self._queue_bytes, self._timeout_s, self._clock = connect, queue_bytes, timeout_s, clock
+    def __init__(
+        self,
+        connect: Callable[[], AIOKafkaClient],
+        *,
+        queue_bytes: int,
+        timeout_s: float,
+        exact: bool = False,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._connect, self._queue_bytes, self._timeout_s, self._exact, self._clock = connect, queue_bytes, timeout_s, exact, clock
         self._client: Any = None
         self._sources: dict[Place, Source] = {}
         self._share_bytes = queue_bytes
@@ -194,7 +203,9 @@ class Fetcher:
                     await self._know_leaders()
                 with contextlib.suppress(TimeoutError):
                     unknown = any(self._leader(source) is None for source in self._sources.values())
-                    await asyncio.wait_for(self._changed.wait(), UNKNOWN_PAUSE_S if unknown else CHECK_EVERY_S)
+                    # Not wait_for, which forgets a cancellation that comes with what it waits for (python/cpython#86296): as in `close`.
+                    async with asyncio.timeout(UNKNOWN_PAUSE_S if unknown else CHECK_EVERY_S):
+                        await self._changed.wait()
         except Exception as error:
             logger.exception("fetching has ended")
             self._fail(HoldfastError(f"fetching has ended: {error!r}"))
@@ -211,7 +222,8 @@ class Fetcher:
             return True
         client = self._connect()
         try:
-            await asyncio.wait_for(client.bootstrap(), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                await client.bootstrap()
         except (KafkaError, TimeoutError, OSError) as error:
             self._down(f"{type(error).__name__}: {error}")
             await _closed(client)
@@ -232,10 +244,12 @@ class Fetcher:
     async def _know_leaders(self) -> None:
         client, sources = self._client, self._sources
         with contextlib.suppress(KafkaError, TimeoutError, OSError):
-            await asyncio.wait_for(client.set_topics({topic for topic, _ in sources}), self._timeout_s)
+            async with asyncio.timeout(self._timeout_s):
+                await client.set_topics({topic for topic, _ in sources})
             if self._stale or any(self._leader(source) is None for source in sources.values()):
                 self._stale = False
-                await asyncio.wait_for(client.force_metadata_update(), self._timeout_s)
+                async with asyncio.timeout(self._timeout_s):
+                    await client.force_metadata_update()
         if client is not self._client or sources is not self._sources:
             return
         for source in sources.values():
@@ -285,7 +299,8 @@ class Fetcher:
             wanted, full = self._wanted(node)
             if not wanted:
                 with contextlib.suppress(TimeoutError):
-                    await asyncio.wait_for(room.wait(), self._rest_s(node))
+                    async with asyncio.timeout(self._rest_s(node)):
+                        await room.wait()
                 continue
             try:
                 await self._ask(node, wanted, full)
@@ -330,7 +345,7 @@ class Fetcher:
         ordered = sorted(wanted, key=lambda source: topics[source.place[0]])  # by turns, also of topics
         body = fetch_request(
             [Wanted(source.place, source.following, wanted[source]) for source in ordered],
-            max_wait_ms=FULL_WAIT_MS if full else MAX_WAIT_MS,
+            max_wait_ms=FULL_WAIT_MS if full or self._exact else MAX_WAIT_MS,
             max_bytes=max_bytes,
         )
         asked = {source.place: (source, source.following) for source in ordered}
@@ -431,14 +446,14 @@ class Fetcher:
         source.resting_until_s = self._clock.monotonic_s() + source.pause_s
 
     def _out_of_range(self, source: Source) -> None:
-        if source.following == 0 or source.advised:
+        if not self._exact and (source.following == 0 or source.advised):
             if source.following:
                 logger.warning("%s: the committed offset is not in the log any more, reading from its beginning", source)
             self._rest(source)
             self._begin_again.append(source)
             return
         self._fail(
-            TopicError(
+            OutOfRangeError(
                 f"{source}: offset {source.following} is not in the log any more (retention, or the topic was made again): records "
                 f"between the state's position and the log's start are lost. Delete the table's changelog and stores to fold what is left"
             )

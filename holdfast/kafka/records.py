@@ -75,6 +75,13 @@ class Records:
         }
         return Batch(self.offsets, self.times_ms, tuple(columns[name]() for name in inputs))
 
+    def before(self, end: int) -> Records:
+        """Return those below offset *end*."""
+        count = bisect_left(self.offsets, end)
+        if count == len(self):
+            return self
+        return Records(self.offsets[:count], self.times_ms[:count], self.values[:count], self.keys[:count], self.headers[:count])
+
     def at(self, offset: int) -> Record:
         """Return the record at *offset*, which must be one of these."""
         at = bisect_left(self.offsets, offset)

@@ -13,6 +13,8 @@ from holdfast.clients.quarantine import Quarantine, Quarantined
 from holdfast.clients.tables_blocking import BlockingTableClient
 from holdfast.core.skips import Skip, encode_skip
 from holdfast.kafka.skip_log import read_skips
+from holdfast.pipeline.replay import ReplayOptions
+from holdfast.pipeline.verify import verify
 from tests.chaos.conftest import MakeApplication
 from tests.harness import Application, Worker, wait_for
 
@@ -20,7 +22,7 @@ pytestmark = pytest.mark.broker
 
 MIB = 1 << 20
 SMALL: dict[str, Any] = {"unpacked_batch_bytes": MIB}
-HIDDEN = 150_000
+HIDDEN = 70_000
 """Sound records in one batch: more than a worker of SMALL unpacks, and less than one of the default does."""
 
 
@@ -118,6 +120,9 @@ def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(applicat
     until(shop, able, last)
     assert rows(shop, "seen", "hidden") == [3, 0]
     assert len(told(shop)) == 4
+    for processor in shop.processors:
+        verdict = verify(processor, shop.settings, ReplayOptions(engine="local"))
+        assert (verdict.equal, verdict.records, verdict.skipped) == (True, 3, 4 * HIDDEN)
     able.stop()
 
 

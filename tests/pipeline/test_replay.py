@@ -107,7 +107,7 @@ def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSes
     path = write_bronze(lake, "t", LOG, shuffled=True)
     plan = Plan(processor=accounts("t"))
     table = on_spark.SparkBronze(spark, path)
-    extent = table.extent(None)
+    extent = table.extent(None, NO_KAFKA.app)
     attempts: list[bool] = []
 
     def make(sort: bool) -> Any:
@@ -129,7 +129,7 @@ def test_a_partition_split_over_tasks_is_noticed_and_sorted(spark: SparkSession,
 
     def make(sort: bool) -> Any:
         attempts.append(sort)
-        records = on_spark.topic_records(spark, settings, plan, extent, {"minPartitions": "6"})
+        records, _ = on_spark.topic_records(spark, settings, plan, extent, {"minPartitions": "6"})
         return on_spark.fold_records(records, plan, sort=sort, partitions=2)
 
     summaries, _ = on_spark.run(spark, plan, "topic", make, lambda results: gather(results.toArrow().to_batches(), extent.spans))
