@@ -7,12 +7,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+import hypothesis
 import pytest
 
 from holdfast.dev.databases import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
+
+# Hypothesis gives each example 200 ms by itself, which a loaded machine takes for nothing: how long an example may take is told by the test's own timeout.
+hypothesis.settings.register_profile("holdfast", deadline=None)
+hypothesis.settings.load_profile("holdfast")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -172,7 +172,7 @@ def problems(counts: Mapping[str, int], members: Sequence[Subscriber], parts: As
 
 
 @given(groups(equal=True), st.sampled_from([AssignorName.ROUND_ROBIN, AssignorName.STICKY]))
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(150))
 def test_with_equal_subscriptions_each_partition_has_one_member_and_loads_differ_by_one(
     group: tuple[dict[str, int], list[Subscriber]], name: AssignorName
 ) -> None:
@@ -180,7 +180,7 @@ def test_with_equal_subscriptions_each_partition_has_one_member_and_loads_differ
 
 
 @given(groups(equal=False), st.sampled_from([AssignorName.RANGE, AssignorName.ROUND_ROBIN, AssignorName.STICKY]))
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(150))
 def test_with_any_subscriptions_each_partition_has_one_member_that_wants_it(
     group: tuple[dict[str, int], list[Subscriber]], name: AssignorName
 ) -> None:
@@ -188,7 +188,7 @@ def test_with_any_subscriptions_each_partition_has_one_member_that_wants_it(
 
 
 @given(groups(equal=False) | groups(equal=True))
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(100))
 def test_a_result_owned_by_everybody_does_not_change_again(group: tuple[dict[str, int], list[Subscriber]]) -> None:
     """Stickiness: nothing moves when nothing changed, and a member that leaves moves nothing but its own part."""
     counts, members = group
@@ -203,7 +203,7 @@ def test_a_result_owned_by_everybody_does_not_change_again(group: tuple[dict[str
 
 
 @given(groups(equal=False) | groups(equal=True))
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(100))
 def test_cooperative_members_never_hold_what_another_still_owns(group: tuple[dict[str, int], list[Subscriber]]) -> None:
     """G2: in every round, what a member is told to add was given up by everybody in an earlier round; three rounds settle it."""
     counts, members = group

@@ -303,7 +303,7 @@ def stored(processor: Processor[Any, Any], records: list[Record], cuts: list[int
     return dict(store)
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(partition=st.integers(0, 2), cuts=st.lists(st.integers(0, 300), max_size=30))
 @pytest.mark.parametrize("processor", [GUARDED, COMPAT], ids=lambda each: each.name)
 def test_the_capture_gives_the_same_bytes_however_it_is_cut_into_transactions(

@@ -276,7 +276,7 @@ CHECKS: list[Check] = [
 
 
 @pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(150))
 @given(log=logs())
 def test_of_every_random_log_it_holds_that(check: Check, log: Log) -> None:
     check(log, fold_guarded)
@@ -358,7 +358,7 @@ class Moody:
     ids=lambda each: each.__name__,
 )
 def test_each_check_fires_on_a_fold_with_a_fault(check: Check, fault: Fold | type[Moody]) -> None:
-    @settings(max_examples=1000, phases=[Phase.generate], derandomize=True, database=None, deadline=None)
+    @settings(max_examples=1000, phases=[Phase.generate], derandomize=True, database=None)
     @given(log=logs())
     def search(log: Log) -> None:
         check(log, fault() if isinstance(fault, type) else fault)

@@ -355,7 +355,7 @@ class Elections(RuleBasedStateMachine):
 
 
 TestElections = Elections.TestCase
-TestElections.settings = hypothesis_settings(max_examples=60, stateful_step_count=40, deadline=None)
+TestElections.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
 
 
 def test_every_phase_can_be_reached_and_left() -> None:

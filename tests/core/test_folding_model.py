@@ -414,7 +414,6 @@ def model_state(naive: Naive) -> dict[bytes, bytes]:
 machine_settings = settings(
     max_examples=scaled(120),
     stateful_step_count=25,
-    deadline=None,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 FoldedAnyway.TestCase.settings = machine_settings

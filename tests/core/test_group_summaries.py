@@ -112,7 +112,7 @@ def whole_and_sound(group: Group) -> list[str]:
 
 
 @given(histories(), st.integers(0, 20))
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(150))
 def test_whoever_starts_anywhere_agrees_with_everybody_once_a_summary_has_counted(history: list[tuple[Step, int]], start: int) -> None:
     full, _ = replayed(history, 0)
     late, learned = replayed(history, start)

@@ -195,7 +195,7 @@ def violations(seed: int, steps: int) -> list[str]:
 
 
 @given(st.integers(0, 1 << 32))
-@settings(max_examples=scaled(100), deadline=None)
+@settings(max_examples=scaled(100))
 def test_no_two_members_ever_hold_a_partition_and_everybody_arrives(seed: int) -> None:
     assert not violations(seed, 60)
 

@@ -487,11 +487,10 @@ class OverlayAgainstADict(RuleBasedStateMachine):
         assert self.journaled.next_wake_ms <= min(self.now[1].values(), default=NEVER)
 
 
-OverlayAgainstADict.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=30, deadline=None)
+OverlayAgainstADict.TestCase.settings = settings(max_examples=scaled(100), stateful_step_count=30)
 TestOverlay = OverlayAgainstADict.TestCase
 
 
-@settings(deadline=None)
 @given(store=st.dictionaries(keys, st.integers(0, 9)), overlay=st.dictionaries(keys, st.none() | st.integers(0, 9)), prefix=keys)
 def test_a_prefix_scan_is_a_filter_of_all_rows(store: dict[str, int], overlay: dict[str, int | None], prefix: str) -> None:
     rows = rows_over(DictStore({row_key(key): CODEC.encode(Total(count)) for key, count in store.items()}))

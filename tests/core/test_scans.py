@@ -42,7 +42,7 @@ _steps = st.lists(
 )
 
 
-@settings(max_examples=scaled(150), deadline=None)
+@settings(max_examples=scaled(150))
 @given(steps=_steps, held=st.dictionaries(_keys, st.integers(0, 9), max_size=5), few=st.sampled_from([1, 3, 512]), journaled=st.booleans())
 def test_a_scan_gives_what_sorting_all_changes_gives(steps: list[tuple[str, str]], held: dict[str, int], few: int, journaled: bool) -> None:
     with pytest.MonkeyPatch.context() as patch:

@@ -164,13 +164,13 @@ def against_the_model(steps: list[Step], new: Callable[[int], Tracker] = Tracker
         assert tracker.position == position
 
 
-@settings(max_examples=300, deadline=None)
+@settings(max_examples=300)
 @given(STEPS)
 def test_a_tracker_holds_what_an_entry_for_each_offset_would(steps: list[Step]) -> None:
     against_the_model(steps)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=150)
 @given(STEPS)
 def test_small_blocks_hold_the_same(steps: list[Step]) -> None:
     with pytest.MonkeyPatch.context() as patch:

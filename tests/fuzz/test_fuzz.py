@@ -54,7 +54,6 @@ def test_a_decoder_takes_any_bytes(target: Target) -> None:
     @seed(SEED)
     @settings(
         max_examples=BUDGET,
-        deadline=None,
         database=None,
         phases=[Phase.generate, Phase.shrink],
         suppress_health_check=list(HealthCheck),

@@ -34,7 +34,7 @@ from tests.pipeline.lakes import cut, record_batch
 
 PROCESSOR = accounts()
 BUDGET = Budget.of(1 << 20, 1 << 20)
-RELAXED = settings(max_examples=25, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
 def replayed(batches: Iterable[pa.RecordBatch], partitions: Iterable[int], plan: Plan | None = None) -> Replayed:

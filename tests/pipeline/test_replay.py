@@ -48,7 +48,7 @@ def dense(log: Log) -> dict[int, list[Record]]:
 
 
 ROUNDS = hypothesis_settings(
-    max_examples=2, deadline=None, phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=2, phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
 )
 
 
