@@ -378,5 +378,5 @@ def _size_of_value(value: bytes | None) -> int:
 
 
 def _size_of_row(row: tuple[str, bytes]) -> int:
-    # The key is counted in characters, which are up to 4 bytes; for a limit of memory that is near enough.
-    return len(row[0]) + len(row[1]) + 16
+    key = row[0]
+    return (len(key) if key.isascii() else len(key.encode("utf-8", "surrogatepass"))) + len(row[1]) + 16

@@ -19,7 +19,7 @@ from holdfast.clients.web_tls import Token, client_tls
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
-from holdfast.core.queries import MSGPACK, Refusal, Reply, Staleness, decode_refusal
+from holdfast.core.queries import LIMIT_REPLY_BYTES, MSGPACK, Refusal, Reply, Staleness, decode_refusal
 from holdfast.errors import (
     AccessError,
     BrokerError,
@@ -40,6 +40,11 @@ ATTEMPT_S = 2.0
 REFRESH_S = 2.0
 ASKED_LAST_S = 10.0
 LIMIT_FAILED = 1_000
+LIMIT_READ_BYTES = 2 * LIMIT_REPLY_BYTES
+"""What is read of a reply at most. Workers stop at `LIMIT_REPLY_BYTES` of rows; keys, and the form that holds them, are not more than that again."""
+LIMIT_TOLD = 1_000
+"""Characters of a refusal that an error repeats."""
+LIMIT_HEADERS, LIMIT_HEADER_BYTES = 64, 8 << 10
 _LEAST_ATTEMPT_S = 0.25
 _LEAST_LEFT_S = 0.01
 _BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
@@ -82,6 +87,24 @@ class _Setback(Exception):
         self.error, self.moved_to, self.at_once, self.final, self.cut, self.busy = error, moved_to, at_once, final, cut, busy
 
 
+class _TooLong(Exception):
+    """More came than a worker ever sends."""
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole body, or raise _TooLong before more than `LIMIT_READ_BYTES` of it are held. What is left unread ends its connection."""
+    if (response.content_length or 0) > LIMIT_READ_BYTES:
+        raise _TooLong
+    pieces: list[bytes] = []
+    size_bytes = 0
+    async for piece in response.content.iter_any():
+        size_bytes += len(piece)
+        if size_bytes > LIMIT_READ_BYTES:
+            raise _TooLong
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
 class Asker:
     """Asks workers over pooled connections, and asks the directory when they are not where they were.
 
@@ -108,7 +131,10 @@ class Asker:
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None),
             cookie_jar=aiohttp.DummyCookieJar(),
-            auto_decompress=False,
+            auto_decompress=False,  # no worker compresses; what does is not inflated but refused as what cannot be read
+            max_headers=LIMIT_HEADERS,
+            max_line_size=LIMIT_HEADER_BYTES,
+            max_field_size=LIMIT_HEADER_BYTES,
         )
         return self
 
@@ -261,9 +287,12 @@ class Asker:
                     allow_redirects=False,
                 ) as response,
             ):
-                body = await response.read()
+                body = await _read(response)
         except AccessError as refused:
             raise _Setback(refused, final=True) from None
+        except _TooLong:
+            message = f"{url} answered for {question} more than {LIMIT_READ_BYTES} bytes, which no worker does: is it one?"
+            raise _Setback(QueryError(message), final=True) from None
         except TimeoutError:
             error = NotReadyError(f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or cut off")
             raise _Setback(error, cut=attempt_s < ATTEMPT_S) from None
@@ -328,7 +357,7 @@ class Asker:
             refusal = decode_refusal(body)
         except msgspec.DecodeError:
             refusal = Refusal(error="failed", message=f"HTTP {response.status} {response.reason}")
-        message = f"{url}: {refusal.message}"
+        message = f"{url}: {refusal.message[:LIMIT_TOLD]}"
         match response.status:
             case 421:
                 return _Setback(

@@ -10,7 +10,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 
@@ -61,13 +61,13 @@ class RowsReply(Reply, frozen=True, kw_only=True):
     Fewer than asked for, and at least one, when the rest would not fit `LIMIT_REPLY_BYTES`: ask for the rest again.
     """
 
-    values: list[bytes | None]
+    values: Annotated[list[bytes | None], msgspec.Meta(max_length=LIMIT_KEYS)]
 
 
 class PageReply(Reply, frozen=True, kw_only=True):
     """Rows in the order of their keys' UTF-8 bytes. *after* continues the scan; None when there is no more."""
 
-    rows: list[tuple[str, bytes]]
+    rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
     after: str | None
 
 
@@ -112,7 +112,7 @@ class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Tr
 class StoredReply(Reply, frozen=True, kw_only=True):
     """Stored keys and values. *after* continues; None when there is no more."""
 
-    rows: list[tuple[bytes, bytes]]
+    rows: Annotated[list[tuple[bytes, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
     after: bytes | None
 
 
