@@ -29,6 +29,7 @@ RETRY_OF, RETRIED_TO = "holdfast-retry-of", "holdfast-retried-to"
 
 _POLL_S = 0.25
 _ANY = -1
+_LIMIT_DIGITS = 20
 _NAMES = ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
 _BATCH_NAMES = ("last", "codec", "size", "records", "producer")
 """Of a batch that was skipped, which nobody could read."""
@@ -88,24 +89,30 @@ def read_record(message: Message) -> Quarantined | None:
     def text(name: str) -> str:
         return notes[f"holdfast-{name}"].decode(errors="replace")
 
+    def number(name: str, least: int = 0, limit: int = 1 << 63) -> int:
+        found = int(text(name)) if len(notes[f"holdfast-{name}"]) <= _LIMIT_DIGITS else limit
+        if not least <= found < limit:
+            raise ValueError(f"{name} is {found}")
+        return found
+
     try:
         truncated = notes.get("holdfast-truncated")
         key = notes.get("holdfast-key")
         return Quarantined(
             topic=text("topic"),
-            partition=int(text("partition")),
-            offset=int(text("offset")),
+            partition=number("partition", limit=1 << 31),
+            offset=number("offset"),
             processor=text("processor"),
             stage=text("stage"),
             error=text("error"),
             reason=text("reason"),
-            appended_ms=int(text("at-ms")),
+            appended_ms=number("at-ms", least=-(1 << 63)),
             at_ms=message.timestamp()[1],
             key=key,
             value=message.value() if truncated is None else None,
             headers=tuple(headers),
-            size_bytes=len(message.value() or b"") if truncated is None else int(truncated),
-            truncated_bytes=None if truncated is None else int(truncated),
+            size_bytes=len(message.value() or b"") if truncated is None else number("truncated"),
+            truncated_bytes=None if truncated is None else number("truncated"),
             # The worker keeps no more of a key than this where it cannot keep the whole record.
             key_cut=key is not None and len(key) == KEY_CUT_BYTES,
         )

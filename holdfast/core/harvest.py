@@ -22,6 +22,10 @@ PRODUCER_HEADER, EPOCH_HEADER, SEQUENCE_HEADER = "holdfast-producer", "holdfast-
 VERSION = 1
 BUCKETS = 256
 LIMIT_CACHED_KEYS = 1 << 16
+LIMIT_IDS = 1_000_000
+"""What one progress record may name: ten times the rows that the largest transaction has."""
+LIMIT_ALL_IDS = 4 * LIMIT_IDS
+"""What those of all producers may name together; some 300 MB while they are looked at."""
 
 Destination = tuple[str, int]
 Header = tuple[str, bytes | None]
@@ -128,8 +132,8 @@ def unpack_ids(packed: Iterable[int]) -> list[int]:
     if len(numbers) % 2:
         raise DecodeError(f"packed ids of {len(numbers)} numbers: they come in pairs")
     for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
-        if gap < 0 or length < 1 or len(out) + length > 10_000_000:
-            raise DecodeError(f"packed ids with gap {gap} and length {length}")
+        if gap < 0 or length < 1 or len(out) + length > LIMIT_IDS:
+            raise DecodeError(f"packed ids with gap {gap} and length {length}: a progress record names {LIMIT_IDS} rows at most")
         out.extend(range(end + gap, end + gap + length))
         end += gap + length
     return out
@@ -148,6 +152,7 @@ class Books:
         self.published: set[int] = set()
         self._partitions: dict[str, set[int]] = {}
         self._rows: dict[str, list[int]] = {}
+        self._packed = 0
 
     def restore(self, key: bytes | None, value: bytes | None) -> None:
         """Take in one progress record, in log order. Rows of every producer count, sequences only of this one.
@@ -156,7 +161,10 @@ class Books:
         """
         found = decode_progress(key, value)
         if isinstance(found, RowsProgress):
+            self._packed += len(found.rows) - len(self._rows.get(found.producer, ()))
             self._rows[found.producer] = found.rows
+            if self._packed > 2 * LIMIT_ALL_IDS:
+                raise _too_many()
         if found is None or found.producer != self.producer:
             return
         self.epoch = max(self.epoch, found.epoch)
@@ -165,9 +173,14 @@ class Books:
                 self._note((found.topic, partition), sequence)
 
     def begin(self) -> None:
-        """All progress records are in: a new term begins, in the next epoch."""
-        self.published = {each for packed in self._rows.values() for each in unpack_ids(packed)}
+        """All progress records are in: a new term begins, in the next epoch. DecodeError when they name more rows than there can be."""
+        self.published = set()
+        for packed in self._rows.values():
+            self.published.update(unpack_ids(packed))
+            if len(self.published) > LIMIT_ALL_IDS:
+                raise _too_many()
         self._rows.clear()
+        self._packed = 0
         self.epoch += 1
 
     def _note(self, destination: Destination, sequence: int) -> None:
@@ -220,6 +233,12 @@ class Books:
     def deleted(self, ids: Iterable[int]) -> None:
         """These rows are known to be gone from the table."""
         self.published.difference_update(ids)
+
+
+def _too_many() -> DecodeError:
+    return DecodeError(
+        f"progress records name more than {LIMIT_ALL_IDS} published rows, which no harvesters leave: who else may write the progress topic?"
+    )
 
 
 class Partitioning:

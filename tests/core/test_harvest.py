@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import msgspec
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.harvest import (
+    LIMIT_ALL_IDS,
+    LIMIT_IDS,
     BatchSize,
     Books,
     Partitioning,
@@ -137,6 +140,34 @@ def test_what_is_no_progress_is_refused(key: bytes | None, value: bytes, why: st
 def test_packed_ids_that_cannot_be_are_refused(packed: list[int]) -> None:
     with pytest.raises(DecodeError):
         unpack_ids(packed)
+
+
+def test_a_record_names_no_more_rows_than_any_harvester_leaves() -> None:
+    assert len(unpack_ids([7, LIMIT_IDS])) == LIMIT_IDS
+    for packed in ([7, LIMIT_IDS + 1], [0, LIMIT_IDS, 0, 1], [0, 1 << 70]):
+        with pytest.raises(DecodeError, match=f"{LIMIT_IDS} rows at most"):
+            unpack_ids(packed)
+
+
+def test_all_producers_together_name_no_more_rows_than_fit_the_memory() -> None:
+    def told(producer: str, rows: list[int]) -> tuple[bytes, bytes]:
+        return rows_key(producer), msgspec.json.encode(RowsProgress(1, producer, 1, rows))
+
+    books = Books("o-0")
+    for number in range(LIMIT_ALL_IDS // LIMIT_IDS + 1):
+        books.restore(*told(f"o-{number}", [number * LIMIT_IDS, LIMIT_IDS]))
+    with pytest.raises(DecodeError, match="which no harvesters leave"):
+        books.begin()
+    books, gaps = Books("o-0"), [1, 1] * 500_000
+    for number in range(LIMIT_ALL_IDS // 500_000):
+        books.restore(*told(f"o-{number}", gaps))
+    with pytest.raises(DecodeError, match="which no harvesters leave"):
+        books.restore(*told("o-x", gaps))
+    books = Books("o-0")
+    for _ in range(LIMIT_ALL_IDS // 500_000 + 1):
+        books.restore(*told("o-1", gaps))  # the last record of a producer counts, and no other
+    books.begin()
+    assert len(books.published) == 500_000
 
 
 def test_a_tombstone_says_nothing() -> None:

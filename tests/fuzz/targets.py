@@ -52,7 +52,7 @@ class Total(msgspec.Struct, frozen=True):
     marks: tuple[int, ...] = ()
 
 
-def _two(decode: Callable[[bytes, bytes], Any]) -> Callable[[bytes], Any]:
+def two(decode: Callable[[bytes, bytes], Any]) -> Callable[[bytes], Any]:
     """Return a decoder of key and value, which stand one behind the other with the length of the key before them."""
 
     def both(data: bytes) -> Any:
@@ -62,11 +62,11 @@ def _two(decode: Callable[[bytes, bytes], Any]) -> Callable[[bytes], Any]:
     return both
 
 
-def _pair(key: bytes, value: bytes) -> bytes:
+def pair(key: bytes, value: bytes) -> bytes:
     return len(key).to_bytes(2, "big") + key + value
 
 
-def _batch(kind: Compression = Compression.NONE, *, attributes: int = 0) -> bytes:
+def batch_bytes(kind: Compression = Compression.NONE, *, attributes: int = 0) -> bytes:
     records = tuple(Record(at, b"key%d" % at, b"value" * at, (("name", b"x"), ("none", None))) for at in range(3))
     return encode_batch(
         RecordBatch(
@@ -81,7 +81,7 @@ def _batch(kind: Compression = Compression.NONE, *, attributes: int = 0) -> byte
     )
 
 
-def _headers(data: bytes) -> tuple[tuple[str, bytes | None], ...]:
+def headers_of(data: bytes) -> tuple[tuple[str, bytes | None], ...]:
     """Return headers made of any bytes: name, length and value, again and again."""
     out: list[tuple[str, bytes | None]] = []
     names = (*stamps.NAMES, stamps.DIGEST, "other")
@@ -93,11 +93,11 @@ def _headers(data: bytes) -> tuple[tuple[str, bytes | None], ...]:
     return tuple(out)
 
 
-def _stamped(*fields: tuple[int, bytes]) -> bytes:
+def stamped(*fields: tuple[int, bytes]) -> bytes:
     return b"".join(bytes([name, len(value)]) + value for name, value in fields)
 
 
-def _crc_right(data: bytes) -> bytes:
+def crc_right(data: bytes) -> bytes:
     """Return a batch whose checksum fits, so that what is behind it is read."""
     if len(data) < 61:
         return data
@@ -109,14 +109,14 @@ def _crc_right(data: bytes) -> bytes:
 
 def _strays(data: bytes) -> Any:
     audit = Audit(1)
-    for _, _, batch in batches(_crc_right(data), limit_bytes=LIMIT_UNPACKED_BYTES):
+    for _, _, batch in batches(crc_right(data), limit_bytes=LIMIT_UNPACKED_BYTES):
         audit.add(batch)
     return audit.findings().mend().puts
 
 
 def _progress(key: bytes, value: bytes) -> Any:
     found = harvest.decode_progress(key, value)
-    if isinstance(found, harvest.RowsProgress) and sum(map(abs, found.rows)) < 10_000:  # it has a limit of its own, of ten million rows
+    if isinstance(found, harvest.RowsProgress) and sum(map(abs, found.rows)) < 10_000:  # it has a limit of its own, of a million rows
         return harvest.unpack_ids(found.rows)
     return found
 
@@ -229,11 +229,11 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         name="outbox progress",
-        decode=_two(_progress),
+        decode=two(_progress),
         seeds=(
-            _pair(harvest.rows_key("orders-3"), _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [10, 3, 7, 1]))),
-            _pair(harvest.sequences_key("o", "t"), _JSON(harvest.SequencesProgress(harvest.VERSION, "o", 7, "t", [(0, 5)]))),
-            _pair(harvest.rows_key("orders-3"), _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [1, 10**12]))),
+            pair(harvest.rows_key("orders-3"), _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [10, 3, 7, 1]))),
+            pair(harvest.sequences_key("o", "t"), _JSON(harvest.SequencesProgress(harvest.VERSION, "o", 7, "t", [(0, 5)]))),
+            pair(harvest.rows_key("orders-3"), _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [1, 10**12]))),
         ),
     ),
     Target(name="leaders of an outbox", decode=Beat.decode, seeds=(b"7%a%n%1%3%", b"7%a%n%1%4%120")),
@@ -244,13 +244,13 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         name="producer stamps",
-        decode=lambda data: stamps.read_stamp(_headers(data)),
-        seeds=(_stamped((0, b"billing"), (1, b"7"), (2, b"1041")),),
+        decode=lambda data: stamps.read_stamp(headers_of(data)),
+        seeds=(stamped((0, b"billing"), (1, b"7"), (2, b"1041")),),
     ),
     Target(
         name="producer books",
-        decode=lambda data: books.decode(_headers(data), 3),
-        seeds=(_stamped((0, b"billing"), (1, b"7"), (2, b"1041")), _stamped((4, b"d"), (0, b"b"), (1, b"7"), (2, b"1"))),
+        decode=lambda data: books.decode(headers_of(data), 3),
+        seeds=(stamped((0, b"billing"), (1, b"7"), (2, b"1041")), stamped((4, b"d"), (0, b"b"), (1, b"7"), (2, b"1"))),
     ),
     Target(name="position markers", decode=decode_marker, seeds=(encode_marker(Marker(41, 99, 1)),), encode=encode_marker),
     Target(name="timers", decode=decode_due, seeds=(encode_due(1_700_000_000_000),), encode=encode_due),
@@ -261,7 +261,12 @@ TARGETS: tuple[Target, ...] = (
         seeds=(RowCodec[Total](Total).encode(Total(3, "x", (1, 2))),),
         encode=RowCodec[Total](Total).encode,
     ),
-    Target(name="strays of a changelog", decode=_strays, seeds=(_batch(), _batch(attributes=0x10), _batch(attributes=0x30)), unpacks=True),
+    Target(
+        name="strays of a changelog",
+        decode=_strays,
+        seeds=(batch_bytes(), batch_bytes(attributes=0x10), batch_bytes(attributes=0x30)),
+        unpacks=True,
+    ),
     Target(
         name="announced workers",
         decode=lambda data: Workers([queries.decode_worker(data)]).urls,
@@ -283,13 +288,13 @@ TARGETS: tuple[Target, ...] = (
     Target(
         name="record batches",
         decode=lambda data: decode_batch(data, limit_bytes=LIMIT_UNPACKED_BYTES),
-        seeds=tuple(_batch(kind) for kind in Compression),
+        seeds=tuple(batch_bytes(kind) for kind in Compression),
         unpacks=True,
     ),
     Target(
         name="record batches with a good checksum",
-        decode=lambda data: decode_batch(_crc_right(data), limit_bytes=LIMIT_UNPACKED_BYTES),
-        seeds=tuple(_batch(kind) for kind in Compression),
+        decode=lambda data: decode_batch(crc_right(data), limit_bytes=LIMIT_UNPACKED_BYTES),
+        seeds=tuple(batch_bytes(kind) for kind in Compression),
         unpacks=True,
     ),
     *(
@@ -302,8 +307,8 @@ TARGETS: tuple[Target, ...] = (
         for kind in Compression
         if kind is not Compression.NONE
     ),
-    Target(name="__transaction_state", decode=_two(decode_transaction), seeds=(_pair(_ID, _TRANSACTION), _pair(_ID, _FLEXIBLE))),
-    Target(name="__consumer_offsets", decode=_two(decode_group), seeds=(_pair(_OFFSET_KEY, _OFFSET), _pair(_GROUP_KEY, _GROUP))),
+    Target(name="__transaction_state", decode=two(decode_transaction), seeds=(pair(_ID, _TRANSACTION), pair(_ID, _FLEXIBLE))),
+    Target(name="__consumer_offsets", decode=two(decode_group), seeds=(pair(_OFFSET_KEY, _OFFSET), pair(_GROUP_KEY, _GROUP))),
     Target(
         name="requests of producers",
         decode=decode_request,
@@ -317,4 +322,4 @@ TARGETS: tuple[Target, ...] = (
     Target(name="answers: fetched", decode=fetches.fetched, seeds=(bytes(11) + b"\x02\x02t\x02" + bytes(40) + b"\0\0\0",)),
 )
 
-__all__ = ["LIMIT_UNPACKED_BYTES", "TARGETS", "Target"]
+__all__ = ["LIMIT_UNPACKED_BYTES", "TARGETS", "Target", "batch_bytes", "crc_right", "headers_of", "pair", "stamped", "two"]

@@ -14,6 +14,7 @@ import pytest
 from hypothesis import HealthCheck, Phase, given, seed, settings
 
 from tests.fuzz.mutating import inputs
+from tests.fuzz.records import ANSWERS, WHOLE_RECORDS
 from tests.fuzz.targets import LIMIT_UNPACKED_BYTES, TARGETS, Target
 
 BUDGET = int(os.environ.get("HOLDFAST_FUZZ_BUDGET", "60"))
@@ -43,10 +44,14 @@ def judge(target: Target, data: bytes) -> None:
     assert used <= allowed, f"{target.name}: {used} bytes for {len(data)} of input, {data[:200]!r}"
     assert spent_s <= LIMIT_CPU_S, f"{target.name}: {spent_s:.2f} s for {data[:200]!r}"
     if good and target.encode is not None:
-        assert target.decode(target.encode(found)) == found, f"{target.name}: {found!r} does not come back"
+        try:
+            written = target.encode(found)
+        except target.errors:
+            return  # what others wrote is read as leniently as they read it, and not written again
+        assert target.decode(written) == found, f"{target.name}: {found!r} does not come back"
 
 
-@pytest.mark.parametrize("target", TARGETS, ids=lambda target: target.name)
+@pytest.mark.parametrize("target", [*TARGETS, *WHOLE_RECORDS, *ANSWERS], ids=lambda target: target.name)
 def test_a_decoder_takes_any_bytes(target: Target) -> None:
     for each in target.seeds:
         judge(target, each)
