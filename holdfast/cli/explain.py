@@ -1,4 +1,7 @@
-"""`holdfast explain`: record batches as they lie in a log, with producers, sequences, transactions and control records."""
+"""`holdfast explain`: record batches as they lie in a log, with producers, sequences, transactions and control records.
+
+A batch that cannot be read is shown by what its header claims, and the exit code is 1.
+"""
 
 from __future__ import annotations
 
@@ -6,203 +9,78 @@ import asyncio
 import json
 import mmap
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
-from datetime import UTC, datetime
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
-import msgspec
 import typer
 
 from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.explain_cells import (
+    COLUMNS,
+    FIELDS,
+    UNREADABLE,
+    Seen,
+    Transactions,
+    batch_cells,
+    broker_cells,
+    record_cells,
+)
 from holdfast.cli.output import Cell, Output, note, show, show_json
+from holdfast.clients.batch_at import BatchAt, Reading, batch_at
 from holdfast.config import Settings
-from holdfast.core.broker_logs import OFFSETS_TOPIC, TRANSACTION_TOPIC, decode_group, decode_transaction
-from holdfast.core.record_batch import (
-    HEADER_BYTES,
-    BatchFields,
-    BatchHeader,
-    ControlType,
-    Record,
-    RecordBatch,
-    control_of,
-    decode_header,
-    read_batch,
-)
-from holdfast.core.stamps import read_stamp
+from holdfast.core.compression import LIMIT_UNPACKED_BYTES
+from holdfast.core.record_batch import HEADER_BYTES, BatchHeader, decode_header, read_batch
+from holdfast.core.unreadable import Unreadable
 from holdfast.errors import ConfigError, DecodeError, TopicError, WireError
+from holdfast.kafka.raw_log import RawLog
 
-COLUMNS = (
-    *("offset", "last_offset", "time", "records", "bytes", "compression"),
-    *("producer_id", "epoch", "sequence", "last_sequence", "kind", "transaction"),
-)
-FIELDS = (*COLUMNS, "position", "leader_epoch", "coordinator_epoch", "crc32c", "log_append_time")
-"""What every batch has in JSON; None where it does not apply."""
+__all__ = ["FIELDS", "Transactions", "app", "read_segment"]
 
 LIMIT_BATCHES = 1_000
 LIMIT_AHEAD = 10_000
-SHOWN_BYTES = 200
+CONTROL_BYTES = 1 << 20
 
 app = typer.Typer(rich_markup_mode=None, help="Show record batches as they lie in the log.")
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """One batch and where it begins in its file; None for one that was fetched."""
-
-    position: int | None
-    header: BatchHeader
-    batch: RecordBatch
-
-
-class Transactions:
-    """How the transactions of a log end: markers by producer, in the order of the log."""
-
-    def __init__(self) -> None:
-        self._markers: dict[int, list[tuple[int, ControlType]]] = {}
-
-    def add(self, batch: RecordBatch) -> None:
-        """Take in a batch; only markers count."""
-        for _, kind, _ in markers_of(batch):
-            self._markers.setdefault(batch.producer_id, []).append((batch.base_offset, kind))
-
-    def outcome(self, batch: BatchFields) -> tuple[str, int | None]:
-        """Return how the transaction that *batch* belongs to ended, and the offset of its marker; open when there is none."""
-        for offset, kind in self._markers.get(batch.producer_id, ()):
-            if offset > batch.last_offset:
-                return ("committed" if kind is ControlType.COMMIT else "aborted"), offset
-        return "open", None
-
-
-def markers_of(batch: RecordBatch) -> Iterator[tuple[Record, ControlType, int | None]]:
-    """Yield the ends of transactions in a batch, each with its coordinator's epoch."""
-    if batch.is_control:
-        for record in batch.records:
-            control = control_of(batch, record)
-            if control.type in (ControlType.COMMIT, ControlType.ABORT):
-                yield record, control.type, control.coordinator_epoch
-
-
-# -- what is shown
-
-
-def _at(at_ms: int) -> str | None:
-    """Return a time in UTC as people read it.
-
-    >>> _at(1_520_810_318_475), _at(-1)
-    ('2018-03-11T23:18:38.475Z', None)
-    """
-    if at_ms < 0:
-        return None
-    try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-    except (ValueError, OverflowError, OSError):
-        return f"@{at_ms}"
-
-
-def kind_of(batch: RecordBatch) -> tuple[str, int | None]:
-    """Return what a batch is, and the coordinator's epoch for a marker: data, transactional, commit, abort or another control record."""
-    if not batch.is_control:
-        return ("transactional" if batch.is_transactional else "data"), None
-    if not batch.records:
-        return "control, cleaned", None
-    control = control_of(batch, batch.records[0])
-    return control.type.name.lower().replace("_", "-"), control.coordinator_epoch
-
-
-def batch_cells(seen: Seen, transactions: Transactions) -> dict[str, Cell]:
-    """Return one batch as a line of the result."""
-    header, batch = seen.header, seen.batch
-    kind, coordinator_epoch = kind_of(batch)
-    ending: str | None = None
-    if kind == "transactional":
-        outcome, marker = transactions.outcome(batch)
-        ending = outcome if marker is None else f"{outcome} at {marker}"
-    known = batch.producer_id >= 0
-    return {
-        "offset": batch.base_offset,
-        "last_offset": batch.last_offset,
-        "time": _at(batch.max_timestamp_ms),
-        "records": len(batch.records),
-        "bytes": header.size_bytes,
-        "compression": batch.compression.name.lower(),
-        "producer_id": batch.producer_id if known else None,
-        "epoch": batch.producer_epoch if known else None,
-        "sequence": batch.base_sequence if batch.base_sequence >= 0 else None,
-        "last_sequence": batch.last_sequence if batch.base_sequence >= 0 else None,
-        "kind": kind,
-        "transaction": ending,
-        "position": seen.position,
-        "leader_epoch": batch.partition_leader_epoch,
-        "coordinator_epoch": coordinator_epoch,
-        "crc32c": f"{header.crc32c:08x}",
-        "log_append_time": batch.is_log_append_time,
-    }
-
-
-def _shown(data: bytes | None) -> str | None:
-    """Return bytes as people read them: text where it is text, else hex; long ones cut.
-
-    >>> _shown(b"abc"), _shown(b"\\xff\\x00"), _shown(None)
-    ('abc', '0xff00', None)
-    """
-    if data is None:
-        return None
-    rest = f"... ({len(data)} bytes)" if len(data) > SHOWN_BYTES else ""
-    try:
-        text = data[:SHOWN_BYTES].decode() if not rest else data[:SHOWN_BYTES].decode(errors="ignore")
-        if text.isprintable():
-            return text + rest
-    except UnicodeDecodeError:
-        pass
-    return f"0x{data[:SHOWN_BYTES].hex()}{rest}"
-
-
-def record_cells(batch: RecordBatch, record: Record) -> dict[str, Cell]:
-    """Return one record as part of the result; *sequence* is the broker's, *stamp* holdfast's own."""
-    sequence = None if batch.base_sequence < 0 else batch.base_sequence + record.offset_delta & 0x7FFFFFFF
-    try:
-        found = read_stamp(record.headers)
-        stamp: Cell = None if found is None else {"producer": found.producer, "epoch": found.epoch, "sequence": found.sequence}
-    except DecodeError as error:
-        stamp = f"broken: {error}"
-    return {
-        "offset": batch.base_offset + record.offset_delta,
-        "time": _at(batch.timestamp_ms(record)),
-        "sequence": sequence,
-        "key": _shown(record.key),
-        "value": _shown(record.value),
-        "headers": [f"{name}={_shown(value)}" for name, value in record.headers],
-        "stamp": stamp,
-    }
-
-
-def broker_cells(topic: str, record: Record) -> dict[str, Cell]:
-    """Return what a record of one of the broker's own logs says; nothing for others."""
-    if topic not in (TRANSACTION_TOPIC, OFFSETS_TOPIC):
-        return {}
-    try:
-        found: Any = decode_transaction(record.key, record.value) if topic == TRANSACTION_TOPIC else decode_group(record.key, record.value)
-    except WireError as error:
-        return {"says": f"unknown: {error}"}
-    return {"says": {name: msgspec.to_builtins(getattr(found, name)) for name in found.__struct_fields__}}
 
 
 # -- a segment file
 
 
-def read_segment(data: bytes | memoryview, *, first: int = 0) -> Iterator[Seen]:
-    """Yield the batches of a segment that hold offsets from *first* on. A segment may end in zeros, as brokers allocate them ahead."""
+def read_segment(data: bytes | memoryview, *, first: int = 0, records: bool = True) -> Iterator[Seen]:
+    """Yield the batches of a segment that hold offsets from *first* on. A segment may end in zeros, as brokers allocate them ahead.
+
+    Without *records* only control batches bring theirs; the others are read, to see whether they can be, and let go.
+    """
     at, size = 0, len(data)
     while size - at >= HEADER_BYTES:
         if not any(data[at : at + 17]):
             return  # allocated, not written
         header = decode_header(data, at)
+        if header.size_bytes > size - at:
+            break
         if header.last_offset >= first or header.is_control:
-            yield Seen(at, *read_batch(data, at))
+            yield _seen(data, at, header, records=records)
         at += header.size_bytes
     if at < size and any(data[at:]):
         raise WireError(f"a batch is cut short: {size - at} bytes at the end of the file", offset=at)
+
+
+def _seen(data: bytes | memoryview, at: int, header: BatchHeader, *, records: bool) -> Seen:
+    try:
+        if header.is_control:
+            return Seen(at, *read_batch(data, at, limit_bytes=CONTROL_BYTES))
+        if records:
+            return Seen(at, *read_batch(data, at))
+    except WireError as error:
+        return Seen(at, header, None, _bare(error))
+    reading = Reading(memoryview(data)[at : at + header.size_bytes], header.base_offset, limit_bytes=LIMIT_UNPACKED_BYTES)
+    reading.run()
+    return Seen(at, header, None, None if reading.error is None else _bare(reading.error, at))
+
+
+def _bare(error: WireError, at: int = 0) -> WireError:
+    """Return *error* as one of a file in which its bytes begin at *at*, and without the frames that hold on to them."""
+    return WireError(str(error).partition(": ")[2], offset=at + error.offset, reason=error.reason)
 
 
 def _explain_segment(path: Path, first: int, limit: int, records: bool, output: Output) -> None:
@@ -223,18 +101,13 @@ def _explain_segment(path: Path, first: int, limit: int, records: bool, output: 
 
 
 def _show_segment(view: memoryview, first: int, limit: int, records: bool, output: Output) -> None:
-    """Show a segment in two passes: how a transaction ends stands behind it. What lies before a broken batch is shown all the same."""
-    transactions, broken = Transactions(), None
-    try:
-        for seen in read_segment(view, first=first):
-            transactions.add(seen.batch)
-    except WireError as error:
-        broken = error
+    """Show a segment in two passes: how a transaction ends stands behind it. What lies before a broken header is shown all the same."""
+    transactions = Transactions()
     found: list[Seen] = []
-    more = False
+    more, broken = False, _markers(view, transactions)
     try:
-        for seen in read_segment(view, first=first):
-            if seen.batch.last_offset < first:
+        for seen in read_segment(view, first=first, records=records):
+            if seen.header.last_offset < first:
                 continue
             if len(found) == limit:
                 more = True
@@ -244,81 +117,131 @@ def _show_segment(view: memoryview, first: int, limit: int, records: bool, outpu
         pass  # the same as in the first pass, told below
     _show(found, transactions, records, output)
     if more:
-        note(f"there are more than {limit} batches: go on with --from {found[-1].batch.last_offset + 1}, or set --limit")
-    if broken is not None and not more:
-        raise broken
+        note(f"there are more than {limit} batches: go on with --from {found[-1].header.last_offset + 1}, or set --limit")
+    unreadable = next((seen.error for seen in found if seen.error is not None), None if more else broken)
+    if unreadable is not None:
+        raise unreadable
+
+
+def _markers(view: memoryview, transactions: Transactions) -> WireError | None:
+    """Take in the markers of a segment; return what ends it before its end."""
+    at = 0
+    try:
+        while len(view) - at >= HEADER_BYTES and any(view[at : at + 17]):
+            header = decode_header(view, at)
+            if header.is_control and (seen := _seen(view, at, header, records=False)).batch is not None:
+                transactions.add(seen.batch)
+            at += header.size_bytes
+    except WireError as error:
+        return _bare(error)
+    if at < len(view) and any(view[at:]):
+        return WireError(f"a batch is cut short: {len(view) - at} bytes at the end of the file", offset=at)
+    return None
 
 
 def _show(found: Sequence[Seen], transactions: Transactions, records: bool, output: Output) -> None:
     lines = [batch_cells(seen, transactions) for seen in found]
     if output is Output.JSON:
         if records:
-            lines = [
-                {**line, "content": [record_cells(seen.batch, each) for each in seen.batch.records]}
-                for line, seen in zip(lines, found, strict=True)
-            ]
+            lines = [{**line, "content": _content(seen)} for line, seen in zip(lines, found, strict=True)]
         show_json(lines)
         return
     show(lines, COLUMNS, output)
     if records:
         print()
-        content = [record_cells(seen.batch, each) for seen in found if not seen.batch.is_control for each in seen.batch.records]
+        content = [line for seen in found if not seen.header.is_control for line in _content(seen)]
         show(content, ("offset", "time", "sequence", "key", "value", "headers"), output)
+
+
+def _content(seen: Seen) -> list[dict[str, Cell]]:
+    return [] if seen.batch is None else [record_cells(seen.header, each) for each in seen.batch.records]
 
 
 # -- an offset of a topic
 
 
-async def fetch_explanation(settings: Settings, topic: str, partition: int, offset: int, timeout_s: float) -> dict[str, Cell]:
-    """Return all that is known of one offset: its batch, its record, and how its transaction ended."""
-    from holdfast.kafka.raw_log import RawLog
-
-    transactions, ahead = Transactions(), 0
+async def fetch_explanation(
+    settings: Settings, topic: str, partition: int, offset: int, timeout_s: float
+) -> tuple[dict[str, Cell], Unreadable | None]:
+    """Return all that is known of one offset: its batch, its record, and how its transaction ended; and what cannot be read, if it is that."""
     async with RawLog(settings, timeout_s=timeout_s) as log:
-        fetched = await log.fetch(topic, partition, offset)
-        held: Seen | None = None
-        async for header, batch in log.batches(topic, partition, offset):
-            if held is None:
-                held = Seen(None, header, batch)
-            transactions.add(batch)
-            ahead += 1
-            if (
-                not held.batch.is_transactional
-                or held.batch.is_control
-                or transactions.outcome(held.batch)[1] is not None
-                or ahead >= LIMIT_AHEAD
-            ):
-                break
-    if held is None or held.batch.base_offset > offset:
-        after = "" if held is None else f"; the next batch begins at {held.batch.base_offset}"
-        raise TopicError(
-            f"{topic} partition {partition}: offset {offset} is not in the log (it holds {fetched.log_start} to "
-            f"{fetched.high_watermark - 1}), or compaction has removed it{after}"
-        )
-    line = batch_cells(held, transactions)
-    if line["transaction"] == "open" and ahead >= LIMIT_AHEAD:
-        line["transaction"] = f"not ended within {LIMIT_AHEAD} batches"
-    record = next((each for each in held.batch.records if held.batch.base_offset + each.offset_delta == offset), None)
-    del line["position"]
+        # As much as a worker unpacks, but never more than a tool may take.
+        limit_bytes = min(LIMIT_UNPACKED_BYTES, settings.unpacked_batch_bytes)
+        held = await batch_at(log, topic, partition, offset, limit_bytes=limit_bytes)
+        line, control = await _batch_line(log, topic, partition, held)
+    fetched, found = held.fetched, held.unreadable
+    readable = found is None or held.record is not None
+    record = (
+        None if held.record is None or held.header is None else record_cells(held.header, held.record) | broker_cells(topic, held.record)
+    )
     return {
         "topic": topic,
         "partition": partition,
         "asked": offset,
-        "committed_readers": _committed(line["transaction"], held.batch, offset, fetched.last_stable),
+        "committed_readers": _committed(line, offset, fetched.last_stable, control=control, readable=readable),
+        "unreadable": None
+        if found is None
+        else {"first": found.first, "last": found.last, "error": found.error, "reason": found.reason, "records_before": held.records},
         "batch": line,
-        "record": None if record is None or held.batch.is_control else {**record_cells(held.batch, record), **broker_cells(topic, record)},
+        "record": record,
         "log_start": fetched.log_start,
         "last_stable_offset": fetched.last_stable,
         "high_watermark": fetched.high_watermark,
-    }
+    }, None if readable else found
 
 
-def _committed(ending: Cell, batch: RecordBatch, offset: int, last_stable: int) -> str:
+async def _batch_line(log: RawLog, topic: str, partition: int, held: BatchAt) -> tuple[dict[str, Cell], bool]:
+    """Return what a batch says, and whether it is a control batch."""
+    header = held.header
+    if header is None:
+        return _fragment(held.data), False
+    seen = Seen(None, header, None, held.error)
+    if header.is_control and held.error is None:
+        seen = _seen(held.data, 0, header, records=True)
+    transactions, unsure = Transactions(), ""
+    if header.is_transactional and not header.is_control:
+        unsure = await _find_end(log, topic, partition, header, transactions)
+    line = batch_cells(seen, transactions)
+    if unsure:
+        line["transaction"] = unsure
+    del line["position"]
+    return line, header.is_control
+
+
+def _fragment(data: memoryview) -> dict[str, Cell]:
+    """Return what can be said of a batch without a header of its format."""
+    version = data[16] if len(data) > 16 else None
+    return {"kind": UNREADABLE, "offset": int.from_bytes(data[:8], "big", signed=True) if len(data) >= 8 else None, "format": version}
+
+
+async def _find_end(log: RawLog, topic: str, partition: int, header: BatchHeader, transactions: Transactions) -> str:
+    """Look for the marker behind a batch; return why it is not known whether there is one, else nothing."""
+    ahead = 0
+    try:
+        async for following, data in log.raw_batches(topic, partition, header.last_offset + 1):
+            if following.is_control:
+                transactions.add(read_batch(data, limit_bytes=CONTROL_BYTES)[1])
+                if transactions.outcome(header)[1] is not None:
+                    return ""
+            ahead += 1
+            if ahead >= LIMIT_AHEAD:
+                return f"not ended within {LIMIT_AHEAD} batches"
+    except TopicError:
+        return ""  # nothing is behind it yet
+    except WireError as error:
+        return f"unknown: {ahead + 1} batches on, {error}"
+    return ""
+
+
+def _committed(line: dict[str, Cell], offset: int, last_stable: int, *, control: bool, readable: bool) -> str:
     """Return what readers of committed records make of an offset."""
-    if batch.is_control:
+    ending = line.get("transaction")
+    if control and readable:
         return "pass over it"
     if isinstance(ending, str) and ending.startswith("aborted"):
         return "never see it"
+    if not readable:
+        return "cannot read it"
     return "see it" if offset < last_stable else "wait for an open transaction"
 
 
@@ -342,7 +265,10 @@ def _one_line(cell: Cell) -> Cell:
 # -- the command
 
 
-@app.command(help="Show the batches of a segment file (--segment FILE), or everything known about one offset (TOPIC PARTITION OFFSET).")
+@app.command(
+    help="Show the batches of a segment file (--segment FILE), or everything known about one offset (TOPIC PARTITION OFFSET). Of a batch that "
+    "cannot be read it shows what the header claims, and why; the exit code is then 1."
+)
 def explain(
     context: typer.Context,
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
@@ -362,4 +288,7 @@ def explain(
         return
     if topic is None or partition is None or offset is None:
         raise ConfigError("name an offset as TOPIC PARTITION OFFSET, or a file with --segment FILE")
-    _show_explanation(asyncio.run(fetch_explanation(settings_of(context), topic, partition, offset, timeout)), output)
+    found, unreadable = asyncio.run(fetch_explanation(settings_of(context), topic, partition, offset, timeout))
+    _show_explanation(found, output)
+    if unreadable is not None:
+        raise DecodeError(f"{topic} partition {partition}: offset {offset} cannot be read: {unreadable.reason}")

@@ -189,7 +189,8 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
         if left > 16 and data[at + 16] != MAGIC:
             raise _old_format(data[at + 16], at)
         raise WireError(f"the header of a batch takes {HEADER_BYTES} bytes, {left} are left", offset=at, reason=WireReason.TRUNCATED)
-    offset, length, leader, magic, crc, attributes, last, base_ms, max_ms, pid, epoch, sequence, count = _HEADER.unpack_from(data, at)
+    fields = _HEADER.unpack_from(data, at)
+    _, length, _, magic, _, attributes, last, *_, count = fields
     if magic != MAGIC:
         raise _old_format(magic, at)
     if length < HEADER_BYTES - OVERHEAD_BYTES:
@@ -200,6 +201,18 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
         raise WireError(
             f"compression {attributes & COMPRESSION_BITS} is none that exists", offset=at + CRC_FROM, reason=WireReason.COMPRESSION
         )
+    return _header(fields)
+
+
+def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
+    """Return what the header of the batch at *at* says, however it contradicts itself; None when it is cut short or of an older format."""
+    if len(data) - at < HEADER_BYTES or data[at + 16] != MAGIC:
+        return None
+    return _header(_HEADER.unpack_from(data, at))
+
+
+def _header(fields: tuple[int, ...]) -> BatchHeader:
+    offset, length, leader, _, crc, attributes, last, base_ms, max_ms, pid, epoch, sequence, count = fields
     return BatchHeader(
         base_offset=offset,
         partition_leader_epoch=leader,

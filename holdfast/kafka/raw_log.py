@@ -7,7 +7,7 @@ that may have to be written there by hand: the end of a transaction that the bro
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self, TypeVar
@@ -18,7 +18,7 @@ from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.record_batch import BatchHeader, RecordBatch, batches, decode_header
+from holdfast.core.record_batch import HEADER_BYTES, BatchHeader, RecordBatch, decode_header, read_batch
 from holdfast.errors import BrokerError, TopicError, WireError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.markers import EndTransaction, code_of
@@ -168,16 +168,23 @@ class RawLog:
         self, topic: str, partition: int, offset: int, *, until: int | None = None
     ) -> AsyncIterator[tuple[BatchHeader, RecordBatch]]:
         """Yield whole batches from the one that holds *offset* on, up to the high watermark or *until* (exclusive)."""
+        async for _, data in self.raw_batches(topic, partition, offset, until=until):
+            yield read_batch(data)
+
+    async def raw_batches(
+        self, topic: str, partition: int, offset: int, *, until: int | None = None
+    ) -> AsyncIterator[tuple[BatchHeader, memoryview]]:
+        """Yield the header and the bytes of each of `batches`: of them only the headers are read."""
         size = FETCH_BYTES
         while until is None or offset < until:
             fetched = await self.fetch(topic, partition, offset, max_bytes=size)
             found = False
-            for _, header, batch in batches(fetched.data):
-                if batch.last_offset < offset:
+            for header, data in _split(memoryview(fetched.data)):
+                if header.last_offset < offset:
                     continue  # a fetch begins with the batch that holds the offset, or with what compaction left before it
                 found = True
-                offset = batch.last_offset + 1
-                yield header, batch
+                offset = header.last_offset + 1
+                yield header, data
                 if until is not None and offset >= until:
                     return
             if found:
@@ -187,6 +194,18 @@ class RawLog:
             size = min(LIMIT_BATCH_BYTES, max(2 * size, decode_header(fetched.data).size_bytes))
             if size == LIMIT_BATCH_BYTES:
                 raise WireError(f"{topic} partition {partition}: a batch at offset {offset} of more than {size} bytes", offset=0)
+
+
+def _split(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
+    """Yield the whole batches of a fetch; the last may be cut short, as brokers cut responses, and is left out."""
+    at = 0
+    while len(data) - at >= HEADER_BYTES:
+        header = decode_header(data, at)
+        end = at + header.size_bytes
+        if end > len(data):
+            return
+        yield header, data[at:end]
+        at = end
 
 
 def _refusal(topic: str, partition: int, what: str, code: int) -> BrokerError:

@@ -4,6 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import json
+import subprocess
+import sys
+import tracemalloc
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -14,7 +17,9 @@ from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
 from holdfast.cli.explain import FIELDS, Transactions, read_segment
+from holdfast.clients.batch_at import Reading
 from holdfast.config import Settings
+from holdfast.core.compression import Compression
 from holdfast.core.producer_state import Append, EndMarker, LeaderRow, Origin
 from holdfast.core.producers import lead, log_of, producer_of
 from holdfast.core.record_batch import ControlType, Record, RecordBatch, encode_batch, marker_batch
@@ -23,6 +28,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import TopicError
 from holdfast.kafka.raw_log import RawLog
 from tests.core.leading import empty_rows
+from tests.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
 from tests.harness import wait_for_ends
 
 DEADLINE_S = 30.0
@@ -173,6 +179,7 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
     seen = list(read_segment(data))
     for each in seen:
         batch = each.batch
+        assert batch is not None
         if batch.is_control:
             lead(
                 rows,
@@ -200,7 +207,7 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
                 ),
             )
     log = log_of(rows)
-    assert log.first_undecided == seen[-1].batch.base_offset, "the open transaction holds committed readers back"
+    assert log.first_undecided == seen[-1].header.base_offset, "the open transaction holds committed readers back"
     assert [row.first_offset for _, row in rows.scan("a/")] == [6], "one aborted transaction, from its first record"
 
     async def stable() -> int:
@@ -208,7 +215,7 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
             return (await raw.fetch(written.topic, 0, 0)).last_stable
 
     assert asyncio.run(stable()) == log.first_undecided
-    entry = producer_of(rows, seen[0].batch.producer_id)
+    entry = producer_of(rows, seen[0].header.producer_id)
     assert entry is not None
     assert (entry.last_sequence, entry.epoch) == (1, 0)
 
@@ -250,7 +257,7 @@ def test_all_batches_of_a_partition_are_read_over_as_many_fetches_as_it_takes(wr
         async with RawLog(written.settings) as log:
             return [batch.base_offset async for _, batch in log.batches(written.topic, 0, first, until=until)]
 
-    everything = [each.batch.base_offset for each in read_segment(written.segment.read_bytes())]
+    everything = [each.header.base_offset for each in read_segment(written.segment.read_bytes())]
     assert asyncio.run(offsets(0, None)) == everything
     assert asyncio.run(offsets(3, 6)) == everything[1:3]
 
@@ -262,6 +269,113 @@ def test_all_batches_of_a_partition_are_read_over_as_many_fetches_as_it_takes(wr
     assert 0 < least < most
     with pytest.raises(TopicError, match="is not in the log"):
         asyncio.run(offsets(10_000, None))
+
+
+# -- what cannot be read
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize("codec", CODECS)
+def test_a_bomb_is_explained_by_its_header(broker: SessionBroker, run: Run, codec: str) -> None:
+    topic = bombs_topic(broker)
+    send(broker, topic, codec, [b"before"])
+    send(broker, topic, codec, [bytes(BOMB_BYTES)])
+    code, out, err = run(topic, "0", "1", "--bootstrap", broker.bootstrap, "-o", "json")
+    found = json.loads(out)
+    assert code == 1
+    assert f"{topic} partition 0: offset 1 cannot be read" in err
+    assert f"more than {64 * MIB} bytes" in err
+    assert len(err.splitlines()) == 1
+    assert (found["unreadable"]["first"], found["unreadable"]["last"], found["unreadable"]["error"]) == (1, 1, "TooLargeError")
+    batch = found["batch"]
+    assert (batch["kind"], batch["offset"], batch["last_offset"], batch["records"], batch["compression"]) == ("unreadable", 1, 1, 1, codec)
+    assert (batch["transactional"], batch["control"], batch["time"] is None, batch["base_time"] is None) == (False, False, False, False)
+    assert 0 < batch["bytes"] < 20 * MIB
+    assert (found["record"], found["committed_readers"]) == (None, "cannot read it")
+    code, out, _ = run(topic, "0", "1", "--bootstrap", broker.bootstrap)
+    shown = dict(line.split(None, 1) for line in out.splitlines()[1:])
+    assert (code, shown["batch.kind"], shown["batch.compression"], shown["unreadable.error"]) == (1, "unreadable", codec, "TooLargeError")
+    assert explained(run, topic, "0", "0", "--bootstrap", broker.bootstrap)["record"]["value"] == "before"
+
+
+@pytest.mark.broker
+@pytest.mark.parametrize(
+    ("change", "checksum", "error", "last"),
+    [(spoil, False, "ChecksumError", 4), (lie, True, "LengthError", 4), (break_header, True, "CompressionError", 4)],
+)
+def test_a_damaged_batch_is_explained_by_what_its_header_claims(
+    broker: SessionBroker, run: Run, change: Callable[[bytearray], None], checksum: bool, error: str, last: int
+) -> None:
+    topic = broker.create_topic("damaged")
+    for values in ([b"0", b"1"], [b"2", b"3", b"4"], [b"5"]):
+        send(broker, topic, "none", values, linger_ms=LINGER_MS)
+    damage(broker, topic, 2, change, checksum=checksum)
+    for asked in (2, 3):
+        code, out, err = run(topic, "0", str(asked), "--bootstrap", broker.bootstrap, "-o", "json")
+        found = json.loads(out)
+        assert (code, "cannot be read" in err) == (1, True), err
+        assert (found["unreadable"]["error"], found["unreadable"]["last"], found["record"]) == (error, last, None)
+        assert (found["batch"]["offset"], found["batch"]["last_offset"], found["batch"]["records"]) == (2, 4, 3)
+        assert found["batch"]["compression"] == ("unknown (7)" if change is break_header else "none")
+    for readable, value in ((1, "1"), (5, "5")):
+        assert explained(run, topic, "0", str(readable), "--bootstrap", broker.bootstrap)["record"]["value"] == value
+
+
+@pytest.mark.broker
+def test_how_a_transaction_ended_is_found_behind_a_batch_that_cannot_be_read(broker: SessionBroker, run: Run) -> None:
+    topic = bombs_topic(broker)
+    producer = producer_to(broker, topic, **{"transactional.id": topic, "compression.type": "zstd", "message.max.bytes": 1_000_000_000})
+    producer.init_transactions(DEADLINE_S)
+    producer.begin_transaction()
+    for value in (b"good", bytes(BOMB_BYTES)):
+        producer.produce(topic, value, partition=0)
+        assert producer.flush(DEADLINE_S) == 0
+    producer.abort_transaction(DEADLINE_S)
+    wait_for_ends(Settings(kafka=broker.client_config()), topic)
+    good = explained(run, topic, "0", "0", "--bootstrap", broker.bootstrap)
+    assert (good["record"]["value"], good["batch"]["transaction"]) == ("good", "aborted at 2")
+    code, out, _ = run(topic, "0", "1", "--bootstrap", broker.bootstrap, "-o", "json")
+    found = json.loads(out)
+    assert (code, found["batch"]["transaction"], found["batch"]["kind"]) == (1, "aborted at 2", "unreadable")
+    assert (found["batch"]["transactional"], found["committed_readers"]) == (True, "never see it")
+
+
+MEASURED = """
+import resource, sys
+from holdfast.cli.__main__ import main
+before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
+try:
+    main(sys.argv[1:])
+except SystemExit as left:
+    code = left.code
+print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - before, file=sys.stderr)
+"""
+
+
+@pytest.mark.broker
+def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker) -> None:
+    topic = bombs_topic(broker)
+    send(broker, topic, "gzip", [bytes(900_000_000)])
+    command = [sys.executable, "-P", "-c", MEASURED, "explain", topic, "0", "0", "--bootstrap", broker.bootstrap]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    code, grown_mib = (int(each) for each in done.stderr.splitlines()[-1].split())
+    assert code == 1, done.stderr
+    assert grown_mib < 3 * 64 + 64, done.stderr
+
+
+def test_a_batch_of_many_small_records_is_never_held_whole() -> None:
+    small = [Record(offset_delta=each) for each in range(200_000)]
+    data = memoryview(encode_batch(RecordBatch(attributes=Compression.ZSTD, last_offset_delta=199_999, records=tuple(small))))
+    del small
+    tracemalloc.start()
+    try:
+        reading = Reading(data, 150_000, limit_bytes=64 * MIB)
+        reading.run()
+        peak = tracemalloc.get_traced_memory()[1]
+    finally:
+        tracemalloc.stop()
+    assert (reading.count, reading.error) == (200_000, None)
+    assert peak < 8 * MIB, "2 MB unpacked; as records they would be 30"
 
 
 # -- without a broker
@@ -276,13 +390,22 @@ def batch(offset: int, **more: Any) -> RecordBatch:
     return RecordBatch(base_offset=offset, max_timestamp_ms=0, base_timestamp_ms=0, records=(Record(value=b"v"),), **more)
 
 
-def test_a_broken_batch_is_told_with_its_byte_after_what_lies_before_it(tmp_path: Path, run: Run) -> None:
+def test_a_broken_batch_is_told_with_its_byte_and_those_around_it_are_shown(tmp_path: Path, run: Run) -> None:
     spoiled = bytearray(encode_batch(batch(1)))
     spoiled[-1] ^= 1
     path = write(tmp_path / "s.log", batch(0), bytes(spoiled), batch(2))
     code, out, err = run("--segment", path)
-    assert (code, [line.split()[0] for line in out.splitlines()]) == (1, ["OFFSET", "0"])
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (1, ["OFFSET", "0", "1", "2"])
+    assert [line.split()[-2] for line in out.splitlines()[1:]] == ["data", "unreadable", "data"]
     assert f"at byte {len(spoiled) + 17}: checksum" in err
+    code, out, _ = run("--segment", path, "--records", "-o", "json")
+    assert [(each["error"] is None, len(each["content"])) for each in json.loads(out)] == [(True, 1), (False, 0), (True, 1)]
+    broken = bytearray(encode_batch(batch(1)))
+    broken[8:12] = b"\xff" * 4
+    path = write(tmp_path / "header.log", batch(0), bytes(broken), batch(2))
+    code, out, err = run("--segment", path)
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (1, ["OFFSET", "0"]), "nobody knows where the next one begins"
+    assert "a batch of length -1" in err
     path = write(tmp_path / "cut.log", batch(0), encode_batch(batch(1))[:30])
     code, out, err = run("--segment", path)
     assert (code, len(out.splitlines()), "cut short" in err) == (1, 2, True)
