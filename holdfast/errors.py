@@ -29,6 +29,7 @@ HoldfastError
 │   ├── NoSuchTableError     no processor of that name in this application
 │   └── AccessError          the endpoint asks for a token or certificate that was not given
 ├── QuarantineError          a refused record cannot be found, or cannot be tried again
+├── SkipError                what an operator asks to be skipped of a source cannot be, or need not
 ├── OutboxError              the outbox could not do what was asked
 │   ├── OutboxRecordError    a record cannot be written as it is given; nothing was written
 │   ├── OutboxSchemaError    the outbox's tables are missing or not of the layout that was named
@@ -182,6 +183,10 @@ class AccessError(QueryError):
 
 class QuarantineError(HoldfastError):
     """A refused record cannot be found, or cannot be tried again."""
+
+
+class SkipError(HoldfastError):
+    """What an operator asks to be skipped of a source cannot be, or need not: it can be read, or is skipped already."""
 
 
 class OutboxError(HoldfastError):

@@ -1,4 +1,4 @@
-"""`holdfast quarantine`: what was set aside and why, and how to try it again."""
+"""`holdfast quarantine`: what was set aside and why, and how to try it again; what cannot be read and is skipped."""
 
 from __future__ import annotations
 
@@ -13,10 +13,16 @@ import typer
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json
-from holdfast.clients.quarantine import TIMEOUT_S, Quarantine, Quarantined
+from holdfast.cli.quarantine_skips import register_skips
+from holdfast.clients.quarantine import TIMEOUT_S, Quarantine, Quarantined, SkippedBatch, cannot_retry
 from holdfast.errors import ConfigError, QuarantineError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, show and retry records that could not be decoded or folded.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, show and retry records that could not be decoded or folded; skip what cannot be read.",
+)
+register_skips(app)
 
 LIMIT_SHOWN = 400
 LIMIT_REASON = 80
@@ -45,7 +51,7 @@ def list_records(
     records = quarantine.records(lambda record: _matches(record, processor, topic), limit=limit)
     shown = [record for record in records if not still_open or record.retried_to is None]
     output = output_of(context)
-    columns = ("coordinates", "stage", "error", "reason", "key", "size_bytes", "quarantined_at", "retried_to")
+    columns = ("coordinates", "last", "stage", "error", "reason", "key", "size_bytes", "quarantined_at", "retried_to")
     show([_record(record) if output is Output.JSON else _for_people(record) for record in shown], columns, output)
     if not shown:
         note(f"nothing is set aside in {quarantine.topic}")
@@ -101,6 +107,9 @@ def retry(
         raise ConfigError("name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows what there is")
     application, quarantine = _open(context, timeout)
     chosen = _choose(quarantine, coordinates, processor, topic)
+    skipped = next((record for record in chosen if coordinates and record.batch is not None), None)
+    if skipped is not None and skipped.batch is not None:
+        raise QuarantineError(f"{skipped.coordinates}: {cannot_retry(skipped.batch)}")
     plan = [(record, _objection(record, chosen, application, again=again, shared=shared)) for record in chosen]
     sendable = [record for record, objection in plan if objection is None]
     sent: dict[str, str] = {}
@@ -145,6 +154,8 @@ def _unknown(coordinates: Collection[str], quarantine: Quarantine) -> Quarantine
 
 def _objection(record: Quarantined, chosen: Sequence[Quarantined], application: Application, *, again: bool, shared: bool) -> str | None:
     """Return why a record should stay where it is, None when nothing speaks against sending it."""
+    if record.batch is not None:
+        return cannot_retry(record.batch)
     if record.retried_to is not None and not again:
         return f"retried before as {record.retried_to}; --again sends another copy"
     refused_by = {each.processor for each in chosen if each.place == record.place}
@@ -164,6 +175,7 @@ def _record(record: Quarantined) -> dict[str, Cell]:
         "topic": record.topic,
         "partition": record.partition,
         "offset": record.offset,
+        "last": None if record.batch is None else record.batch.last,
         "stage": record.stage,
         "error": record.error,
         "reason": record.reason,
@@ -173,6 +185,16 @@ def _record(record: Quarantined) -> dict[str, Cell]:
         "appended_at_ms": record.appended_ms,
         "quarantined_at_ms": record.at_ms,
         "retried_to": record.retried_to,
+        "batch": None if record.batch is None else _batch(record.batch),
+    }
+
+
+def _batch(batch: SkippedBatch) -> dict[str, Cell]:
+    return {
+        "codec": batch.codec,
+        "size_bytes": batch.size_bytes,
+        "records": None if batch.records_count < 0 else batch.records_count,
+        "producer": batch.producer,
     }
 
 
@@ -196,6 +218,8 @@ def _whole_for_people(record: Quarantined) -> dict[str, Cell]:
     shown = {name: cell for name, cell in _whole(record).items() if not name.endswith(("_base64", "_at_ms"))}
     headers: dict[str, Cell] = {name: _text(value, LIMIT_SHOWN) for name, value in record.headers}
     value: Cell = f"({record.truncated_bytes} bytes, too large to be kept)" if record.truncated_bytes is not None else shown["value"]
+    if record.batch is not None:
+        value = "(a batch that cannot be read)"
     return {**shown, "value": value, "headers": headers, "appended_at": _at(record.appended_ms), "quarantined_at": _at(record.at_ms)}
 
 

@@ -2,6 +2,8 @@
 
 The quarantine topic holds one record for each refusal, written in the transaction of its batch. A retry adds a note to it: the same
 key, no value, and the header `holdfast-retried-to`. So the topic tells by itself what is still open.
+
+A batch that could not be read and was skipped is noted there too, once for each processor, at the stage `fetch`: nobody can try it again.
 """
 
 from __future__ import annotations
@@ -30,16 +32,34 @@ RETRY_OF, RETRIED_TO = "holdfast-retry-of", "holdfast-retried-to"
 _POLL_S = 0.25
 _ANY = -1
 _LIMIT_DIGITS = 20
-_NAMES = ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
-_BATCH_NAMES = ("last", "codec", "size", "records", "producer")
-"""Of a batch that was skipped, which nobody could read."""
-_NOTES = frozenset(f"holdfast-{name}" for name in _NAMES + _BATCH_NAMES)
+FETCH = "fetch"
+"""The stage of a batch that could not be read."""
+_STAGE = "holdfast-stage"
+_NOTES = frozenset(
+    f"holdfast-{name}" for name in ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
+)
+_BATCH_NOTES = frozenset(f"holdfast-{name}" for name in ("last", "codec", "size", "records", "producer"))
+"""Only of the stage `fetch`: a record may have a header of such a name, the stamp of an outbox for one, and a batch has none of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedBatch:
+    """What the header of a skipped batch told: its *last* offset, how it is packed, its size as it lies there, and "id/epoch" of its producer.
+
+    *records_count* is what it claims, -1 where it tells nothing.
+    """
+
+    last: int
+    codec: str
+    size_bytes: int
+    records_count: int
+    producer: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Quarantined:
     """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says that it was too large to copy.
-    *size_bytes* is the size of its value in its topic.
+    *size_bytes* is the size of its value in its topic. With *batch* it is not one record but a batch that was skipped, from *offset* on.
 
     *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to* names the last copy that was
     sent for another try, as topic/partition/offset.
@@ -61,6 +81,7 @@ class Quarantined:
     truncated_bytes: int | None = None
     key_cut: bool = False
     retried_to: str | None = None
+    batch: SkippedBatch | None = None
 
     @property
     def place(self) -> str:
@@ -81,8 +102,10 @@ def read_record(message: Message) -> Quarantined | None:
     """Return the quarantined record in a message of the quarantine topic, None for one that holds none."""
     headers = _headers(message)
     notes: dict[str, bytes] = {}
+    stage = next((value for name, value in reversed(headers) if name == _STAGE), None)
+    named = _NOTES | _BATCH_NOTES if stage == FETCH.encode() else _NOTES
     # The worker appended its notes; a record's own header of the same name is further up and stays the record's.
-    while headers and headers[-1][0] in _NOTES and headers[-1][0] not in notes:
+    while headers and headers[-1][0] in named and headers[-1][0] not in notes:
         name, value = headers.pop()
         notes[name] = value or b""
 
@@ -98,6 +121,8 @@ def read_record(message: Message) -> Quarantined | None:
     try:
         truncated = notes.get("holdfast-truncated")
         key = notes.get("holdfast-key")
+        batch = _batch(text, number) if text("stage") == FETCH else None
+        whole = truncated is None and batch is None
         return Quarantined(
             topic=text("topic"),
             partition=number("partition", limit=1 << 31),
@@ -109,15 +134,31 @@ def read_record(message: Message) -> Quarantined | None:
             appended_ms=number("at-ms", least=-(1 << 63)),
             at_ms=message.timestamp()[1],
             key=key,
-            value=message.value() if truncated is None else None,
+            value=message.value() if whole else None,
             headers=tuple(headers),
-            size_bytes=len(message.value() or b"") if truncated is None else number("truncated"),
+            size_bytes=batch.size_bytes if batch else len(message.value() or b"") if truncated is None else number("truncated"),
             truncated_bytes=None if truncated is None else number("truncated"),
             # The worker keeps no more of a key than this where it cannot keep the whole record.
             key_cut=key is not None and len(key) == KEY_CUT_BYTES,
+            batch=batch,
         )
     except (KeyError, ValueError):
         return None
+
+
+def _batch(text: Callable[[str], str], number: Callable[[str, int], int]) -> SkippedBatch:
+    return SkippedBatch(
+        last=number("last", 0),
+        codec=text("codec"),
+        size_bytes=number("size", 0),
+        records_count=number("records", -1),
+        producer=text("producer"),
+    )
+
+
+def cannot_retry(batch: SkippedBatch) -> str:
+    """Return why a skipped batch is not sent again."""
+    return f"a batch that cannot be read ({batch.codec}, {batch.size_bytes} bytes) was skipped; there is nothing to send again"
 
 
 class Quarantine:
@@ -161,6 +202,8 @@ class Quarantine:
     def retry(self, records: Iterable[Quarantined]) -> Iterator[tuple[Quarantined, str]]:
         """Send each record to its partition again and yield it with the copy's place, once the copy is in the log and noted.
 
+        QuarantineError, and nothing is sent, when one of them is a batch that was skipped.
+
         Records that several processors refused at one place are sent once. If this ends between copy and note, the record looks open
         although it was sent: it is sent at least once.
 
@@ -168,6 +211,8 @@ class Quarantine:
         """
         by_place: dict[str, list[Quarantined]] = {}
         for record in records:
+            if record.batch is not None:
+                raise QuarantineError(f"{record.coordinates}: {cannot_retry(record.batch)}")
             by_place.setdefault(record.place, []).append(record)
         overrides: dict[str, str | int | bool] = {
             "enable.idempotence": True,

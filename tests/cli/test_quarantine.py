@@ -15,10 +15,12 @@ from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from holdfast.agents.runner import quarantine_record
+from holdfast.agents.skipping import trace
 from holdfast.cli.__main__ import main
 from holdfast.clients.quarantine import Quarantine
 from holdfast.config import Settings
 from holdfast.core.folding import Refused, Stage
+from holdfast.core.unreadable import Unreadable
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
 from holdfast.kafka.records import Records
@@ -92,6 +94,16 @@ class Shop:
             self._producer.commit_transaction(DEADLINE_S)
         wait_for_ends(Settings(kafka=self.broker.client_config()), self.quarantine)
         return f"{self.source}/{partition}/{offset}/{processor}"
+
+    def set_batch_aside(self, first: int, last: int, processor: str = "totals") -> str:
+        """Note a batch of partition 0 that was skipped, as the worker does."""
+        found = Unreadable(self.source, 0, first, last, "the records unpack to more", "TooLargeError", "zstd", 6_439, -1, 17, 3, 1_000)
+        record = trace(self.quarantine, processor, found)
+        self._producer.begin_transaction()
+        self._producer.produce(self.quarantine, key=record.key, value=record.value, headers=list(record.headers))
+        self._producer.commit_transaction(DEADLINE_S)
+        wait_for_ends(Settings(kafka=self.broker.client_config()), self.quarantine)
+        return f"{self.source}/0/{first}/{processor}"
 
     def read(self, partition: int, offset: int) -> Message:
         consumer = Consumer(self.broker.client_config(**{"group.id": self.app, "auto.offset.reset": "error"}))
@@ -293,6 +305,45 @@ def test_a_record_that_a_neighbour_has_taken_is_not_sent_to_it_twice(shared_shop
     assert shop.end(1) == 2, "refused by both, sent once"
     run(shop, "retry", alone, "--execute", "--shared")
     assert shop.end(0) == 2
+
+
+def test_a_skipped_batch_is_listed_and_shown_as_one(shop: Shop, run: Run) -> None:
+    name = shop.set_batch_aside(5, 9)
+    (record,) = listed(run, shop)
+    assert (record["coordinates"], record["offset"], record["last"], record["stage"]) == (name, 5, 9, "fetch")
+    assert record["batch"] == {"codec": "zstd", "size_bytes": 6_439, "records": None, "producer": "17/3"}
+    assert (record["size_bytes"], record["key"], record["truncated"], record["appended_at_ms"]) == (6_439, None, False, 1_000)
+    code, out, _ = run(shop, "list")
+    lines = [line.split() for line in out.splitlines()]
+    assert (code, lines[0][:4], lines[1][:4]) == (0, ["COORDINATES", "LAST", "STAGE", "ERROR"], [name, "9", "fetch", "TooLargeError"])
+    code, out, _ = run(shop, "show", name)
+    shown = dict(line.split(None, 1) for line in out.splitlines()[1:])
+    assert code == 0
+    assert (shown["value"], shown["last"], shown["headers"]) == ("(a batch that cannot be read)", "9", "-")
+    assert shown["batch"] == "codec=zstd,size_bytes=6439,records=-,producer=17/3"
+
+
+def test_a_skipped_batch_is_not_sent_again(shop: Shop, run: Run) -> None:
+    name, good = shop.set_batch_aside(5, 9), shop.set_aside(1, shop.send(1, b"bad"))
+    for arguments in ((name,), (name, good), (name, "--again", "--shared")):
+        code, out, err = run(shop, "retry", *arguments, "--execute")
+        assert (code, out, len(err.splitlines())) == (1, "", 1), err
+        assert f"{name}: a batch that cannot be read (zstd, 6439 bytes) was skipped; there is nothing to send again" in err
+    code, out, _ = run(shop, "retry", "--all", "--execute", "-o", "json")
+    done = {each["coordinates"]: each for each in json.loads(out)}
+    assert (code, done[name]["action"], done[good]["action"]) == (0, "kept", "sent")
+    assert "nothing to send again" in done[name]["why"]
+    assert (shop.end(0), shop.end(1)) == (0, 2)
+    quarantine = Quarantine(Settings(app=shop.app, kafka={"bootstrap.servers": shop.broker.bootstrap}))
+    with pytest.raises(QuarantineError, match="nothing to send again"):
+        list(quarantine.retry(quarantine.records(lambda record: True)))
+
+
+def test_a_record_keeps_headers_that_are_named_as_notes_of_a_batch_are(shop: Shop, run: Run) -> None:
+    headers = [("holdfast-epoch", b"3"), ("holdfast-size", b"xl"), ("holdfast-producer", b"billing")]
+    name = shop.set_aside(1, shop.send(1, b"bad", headers=headers))
+    run(shop, "retry", name, "--execute")
+    assert shop.read(1, 1).headers() == [*headers, ("holdfast-retry-of", name.encode())]
 
 
 @pytest.mark.parametrize("arguments", [(), ("--all", "orders/0/1")])

@@ -1,0 +1,129 @@
+"""`holdfast quarantine skip | skips`: what of a source cannot be read and is left out."""
+
+from __future__ import annotations
+
+import asyncio
+import getpass
+import os
+import socket
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from holdfast.cli.application import load_application
+from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.output import Cell, Output, note, show, show_json, utc
+
+if TYPE_CHECKING:
+    from holdfast.clients.skipping import Plan, Skipping
+    from holdfast.core.skips import Skip
+
+TIMEOUT_S = 30.0
+LIMIT_REASON = 80
+COLUMNS = ("topic", "partition", "first", "last", "state", "error", "reason", "by", "at")
+
+Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+
+
+def register_skips(app: typer.Typer) -> None:
+    """Add the commands to `holdfast quarantine`."""
+    app.command(
+        "skip",
+        help="Ask the workers to go on behind a batch of a source that cannot be read. Without --execute only shows what would be skipped. "
+        "What is skipped is left out by every table, version and replay of the application, for good.",
+    )(skip)
+    app.command("skips", help="List what of the application's sources is skipped, and what was asked for and no worker has met yet.")(skips)
+
+
+def _open(context: typer.Context, timeout_s: float) -> Skipping:
+    from holdfast.clients.skipping import Skipping
+
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    return Skipping(application.settings, (each.source for each in application.processors), timeout_s=timeout_s)
+
+
+def skip(
+    context: typer.Context,
+    topic: Annotated[str, typer.Argument(metavar="TOPIC")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
+    offset: Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Where the partition stands: the offset that readiness names.")],
+    execute: Annotated[bool, typer.Option("--execute", help="Ask for it; else nothing is done.")] = False,
+    timeout: Timeout = TIMEOUT_S,
+) -> None:
+    skipping = _open(context, timeout)
+    plan = asyncio.run(skipping.plan(topic, partition, offset, skipping.skips()))
+    asked = skipping.ask(plan, by=_person()) if execute else None
+    _tell(plan, asked, output_of(context))
+
+
+def _person() -> str:
+    try:
+        name = getpass.getuser()
+    except (KeyError, OSError):  # a container's user may have no name
+        name = str(os.getuid())
+    return f"{name}@{socket.gethostname()}"
+
+
+def _tell(plan: Plan, asked: Skip | None, output: Output) -> None:
+    batch = plan.batch
+    cells: dict[str, Cell] = {
+        "topic": batch.topic,
+        "partition": batch.partition,
+        "first": batch.first,
+        "last": batch.last,
+        "error": batch.error,
+        "reason": batch.reason,
+        "codec": batch.codec,
+        "size_bytes": batch.size_bytes,
+        "records": batch.records_count,
+        "records_before": plan.before,
+        "producer": None if batch.producer_id < 0 else f"{batch.producer_id}/{batch.producer_epoch}",
+        "action": "would ask" if asked is None else "asked",
+        "by": None if asked is None else asked.by,
+    }
+    if output is Output.JSON:
+        show_json(cells)
+    else:
+        show([{"name": name.replace("_", "-"), "value": cell} for name, cell in cells.items()], ("name", "value"), output)
+    if plan.asked is not None:
+        note(f"{plan.asked.by or 'somebody'} asked for it {_when(plan.asked)}, and no worker has met it yet: does one own the partition?")
+    if asked is None:
+        note("nothing was asked for; add --execute to have it skipped, for good and by every replay")
+        return
+    note(
+        "a worker that stands before it goes on within some seconds: its readiness says so no more, `holdfast quarantine skips` shows it as "
+        "made, and `holdfast quarantine list` what was left out"
+    )
+
+
+def _when(skip: Skip) -> str:
+    from holdfast.clients.skipping import when
+
+    return when(skip.at_ms)
+
+
+def skips(context: typer.Context, timeout: Timeout = TIMEOUT_S) -> None:
+    skipping = _open(context, timeout)
+    found = skipping.skips().all()
+    output = output_of(context)
+    show([_record(each, output) for each in found], COLUMNS, output)
+    if not found:
+        note(f"nothing is skipped: {skipping.topic} is empty")
+
+
+def _record(skip: Skip, output: Output) -> dict[str, Cell]:
+    reason = " ".join(skip.reason.split())
+    short = reason if len(reason) <= LIMIT_REASON else reason[: LIMIT_REASON - 1] + "…"
+    cells: dict[str, Cell] = {
+        "topic": skip.topic,
+        "partition": skip.partition,
+        "first": skip.first,
+        "last": skip.last,
+        "state": "made" if skip.made else "asked",
+        "error": skip.error,
+        "reason": skip.reason if output is Output.JSON else short,
+        "by": skip.by,
+        "at_ms": skip.at_ms,
+    }
+    return cells if output is Output.JSON else {**cells, "at": utc(skip.at_ms // 1000) if skip.at_ms >= 0 else None}
