@@ -179,8 +179,8 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
     quarantine, workers = settings.quarantine_topic, settings.workers_topic
     count = cluster.partitions(quarantine) or widest or None
     specs[quarantine] = _spec(settings, quarantine, Role.QUARANTINE, count, _QUARANTINE)
-    specs[workers] = _spec(settings, workers, Role.WORKERS, 1, _WORKERS)
-    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, Role.SKIPS, 1, _WORKERS)
+    specs[workers] = _spec(settings, workers, Role.WORKERS, 1, _LATEST)
+    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, Role.SKIPS, 1, _LATEST)
     return list(specs.values())
 
 
@@ -197,7 +197,8 @@ _CHANGELOG = UNPACKED | {
     "segment.ms": str(HOUR_MS),
     "delete.retention.ms": str(DAY_MS),
 }
-_WORKERS = _CHANGELOG
+_LATEST = _CHANGELOG
+"""Of what is worth its last record for each key: who serves what, and what is skipped."""
 _ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
 _QUARANTINE = _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
 
@@ -359,8 +360,10 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
     if policy is None:
         return
     if spec.role in (Role.CHANGELOG, Role.WORKERS, Role.SKIPS) and policy != "compact":
-        message = f"cleanup.policy is {policy}: rows that do not change would be deleted in time and missing after a restore"
-        yield _error(spec.name, message, _alter(spec, "cleanup.policy=compact"))
+        lost = "rows that do not change would be deleted in time and missing after a restore"
+        if spec.role is Role.SKIPS:
+            lost = "skips would be deleted in time, and what they leave out would stop its partition, or be read, again"
+        yield _error(spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact"))
     if spec.role is Role.COORDINATION and "compact" in policy:
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))

@@ -123,6 +123,7 @@ def test_list_shows_what_there_is_and_what_is_missing(shop: Shop) -> None:
         ("emit", False, None),
         ("quarantine", False, None),
         ("workers", False, None),
+        ("skips", False, None),
     }
     shop.run("create", "-A", "shop", "--partitions", "2")
     rows = {row["role"]: row for row in shop.json("list")}
@@ -131,7 +132,8 @@ def test_list_shows_what_there_is_and_what_is_missing(shop: Shop) -> None:
     assert [*rows["changelog"]] == ["topic", "role", "exists", "partition_count", "replication_factor", "configs"]
     table = shop.run("list", "-A", "shop").stdout.splitlines()
     assert table[0].split() == ["TOPIC", "ROLE", "PARTITION-COUNT", "REPLICATION-FACTOR", "CONFIGS"]
-    assert [line.split()[1:4] for line in table[1:] if line.startswith(f"{shop.app}-workers")] == [["workers", "1", "1"]]
+    for role in ("workers", "skips"):
+        assert [line.split()[1:4] for line in table[1:] if line.startswith(f"{shop.app}-{role}")] == [[role, "1", "1"]]
 
 
 def test_list_all_shows_the_topics_of_others_too(make_shop: MakeShop) -> None:
@@ -150,7 +152,7 @@ def test_describe_shows_each_partition_with_kafkas_columns(shop: Shop) -> None:
     lines = done.stdout.splitlines()
     assert lines[0].split() == ["TOPIC", "PARTITION", "LEADER", "REPLICAS", "ISR", "LOG-START-OFFSET", "LOG-END-OFFSET"]
     assert [line.split() for line in lines[1:]] == [[f"{shop.app}-orders", str(partition), "1", "1", "1", "0", "0"] for partition in (0, 1)]
-    assert len(shop.json("describe")) == 2 + 2 + 2 + 2 + 1, "without names, every topic of the application"
+    assert len(shop.json("describe")) == 2 + 2 + 2 + 2 + 1 + 1, "without names, every topic of the application"
     absent = shop.run("describe", "-A", "shop", "absent")
     assert (absent.returncode, absent.stdout) == (1, "")
     assert "topic absent does not exist" in absent.stderr

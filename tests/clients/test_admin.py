@@ -72,6 +72,7 @@ def test_an_application_is_created_from_nothing_and_then_nothing_is_wrong(settin
         orders.emits[0],
         settings.quarantine_topic,
         settings.workers_topic,
+        settings.skips_topic,
     ]
     assert check_topics(settings, [orders]) == []
     assert require_topics(settings, [orders]) == []
@@ -153,7 +154,8 @@ def test_a_broker_keeps_bombs_out_of_holdfasts_own_topics(
     make(settings, settings.quarantine_topic, 1)  # of an older version
     create_topics(settings, [orders], partitions=1, alter=True)
     ResetLog(settings, topic=f"{settings.app}-resets").ensure()
-    own = [orders.changelog(settings.app), settings.quarantine_topic, settings.workers_topic, f"{settings.app}-resets"]
+    own = [orders.changelog(settings.app), settings.quarantine_topic, settings.workers_topic, settings.skips_topic]
+    own.append(f"{settings.app}-resets")
     refused: dict[str, KafkaError | None] = {}
     producer = Producer(broker.client_config(**{"compression.type": codec, "message.max.bytes": 100_000_000, "retries": 0}))
     for topic in (*own, orders.source):

@@ -93,7 +93,7 @@ def specs(
     return specs_for(settings, processors or (TOTALS,), state, partitions=partitions)
 
 
-def test_an_application_needs_sources_changelogs_emits_quarantine_and_workers() -> None:
+def test_an_application_needs_sources_changelogs_emits_quarantine_workers_and_skips() -> None:
     found = {spec.name: (spec.role, spec.partitions) for spec in specs(cluster(topic("orders", 6)))}
     assert found == {
         "orders": (Role.SOURCE, 6),
@@ -101,6 +101,7 @@ def test_an_application_needs_sources_changelogs_emits_quarantine_and_workers() 
         "big-customers": (Role.EMIT, 6),
         "shop-quarantine": (Role.QUARANTINE, 6),
         "shop-workers": (Role.WORKERS, 1),
+        "shop-skips": (Role.SKIPS, 1),
     }
     assert sorted(found) == topic_names(SETTINGS, (TOTALS,))
 
@@ -139,7 +140,7 @@ def test_what_one_processor_emits_and_another_reads_is_a_source_and_listed_once(
     chained = processor("ranks", "big-customers")
     found = {spec.name: spec.role for spec in specs(cluster(), TOTALS, chained, partitions=2)}
     assert found["big-customers"] is Role.SOURCE
-    assert len(found) == 6
+    assert len(found) == 7
 
 
 def test_the_plan_creates_what_is_missing_sources_first() -> None:
@@ -150,6 +151,7 @@ def test_the_plan_creates_what_is_missing_sources_first() -> None:
         "big-customers",
         "shop-quarantine",
         "shop-workers",
+        "shop-skips",
     ]
 
 
@@ -180,6 +182,7 @@ def world(**changes: TopicState) -> Cluster:
         "emit": topic("big-customers", 2),
         "quarantine": topic("shop-quarantine", 4, GOOD, max_message_bytes="4194352"),
         "workers": topic("shop-workers", 1, COMPACTED),
+        "skips": topic("shop-skips", 1, COMPACTED),
     }
     return cluster(*(states | changes).values())
 
@@ -230,6 +233,8 @@ CHANGELOG = "shop-totals.v1-changelog"
         ("quarantine", topic("shop-quarantine", 4, GOOD), WARNING, "without their value", "max.message.bytes=4194352"),
         ("workers", topic("shop-workers", 2, COMPACTED), ERROR, "has 2 partitions instead of 1", "delete shop-workers"),
         ("workers", topic("shop-workers", 1, GOOD), ERROR, "cleanup.policy is delete", "--alter"),
+        ("skips", topic("shop-skips", 2, COMPACTED), ERROR, "has 2 partitions instead of 1", "delete shop-skips"),
+        ("skips", topic("shop-skips", 1, GOOD), ERROR, "what they leave out would stop its partition", "--alter"),
     ],
 )
 def test_a_topic_that_does_not_fit_is_found_with_a_remedy(
@@ -250,6 +255,14 @@ def test_a_missing_topic_is_an_error(role: str) -> None:
     assert (finding.severity, finding.topic, finding.remedy) == (ERROR, name, "run `holdfast topics create`")
 
 
+def test_an_application_of_before_there_were_skips_is_warned_that_it_can_make_none() -> None:
+    full = world()
+    older = replace(full, topics={key: value for key, value in full.topics.items() if key != "shop-skips"})
+    (finding,) = findings(older)
+    assert (finding.severity, finding.topic, finding.remedy) == (WARNING, "shop-skips", "run `holdfast topics create`")
+    assert [action.spec.name for action in plan(specs(older), older) if isinstance(action, CreateTopic)] == ["shop-skips"]
+
+
 def test_a_missing_source_asks_for_a_partition_count_and_hides_nothing_else() -> None:
     full = world()
     found = findings(replace(full, topics={key: value for key, value in full.topics.items() if key != "orders"}))
@@ -259,7 +272,7 @@ def test_a_missing_source_asks_for_a_partition_count_and_hides_nothing_else() ->
 def test_replicas_below_the_wanted_number_are_a_warning_for_each_topic() -> None:
     found = findings(world(), replace(SETTINGS, replication_factor=2))
     assert {finding.severity for finding in found} == {WARNING}
-    assert len(found) == 5
+    assert len(found) == 6
     assert all("has 1 replica(s) instead of 2" in finding.message for finding in found)
 
 
@@ -285,6 +298,7 @@ def test_a_compacted_coordination_topic_is_an_error() -> None:
         topic("shop-claims.v1-changelog", 4, COMPACTED),
         topic("shop-quarantine", 4, GOOD, max_message_bytes="4194352"),
         topic("shop-workers", 1, COMPACTED),
+        topic("shop-skips", 1, COMPACTED),
     )
     (finding,) = findings(state, SETTINGS, claims)
     assert finding.severity is ERROR
@@ -351,7 +365,7 @@ def test_emitting_to_the_coordination_topic_is_refused() -> None:
     assert "hang" in finding.message
 
 
-@pytest.mark.parametrize("name", ["shop-quarantine", "shop-workers", "shop-totals.v1-changelog"])
+@pytest.mark.parametrize("name", ["shop-quarantine", "shop-workers", "shop-skips", "shop-totals.v1-changelog"])
 def test_a_processor_must_leave_holdfasts_own_topics_alone(name: str) -> None:
     for wrong in (processor("totals", name), processor("totals", emits=(name,))):
         assert [finding.topic for finding in check_processors(SETTINGS, (wrong,))] == [name]
