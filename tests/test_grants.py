@@ -22,6 +22,7 @@ from holdfast.clients.claim_consumer import ClaimConsumer
 from holdfast.clients.claim_log import CAPABILITY_HEADER
 from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, worker_grants
 from holdfast.clients.group_admin import GroupAdmin
+from holdfast.clients.skipping import Skipping
 from holdfast.clients.tables_blocking import BlockingTableClient
 from holdfast.clients.topics import AlterConfig
 from holdfast.config import Settings
@@ -41,6 +42,7 @@ from tests.secured import Guarded, environment
 
 pytestmark = pytest.mark.broker
 
+MIB = 1 << 20
 POSITIVE_S, LEAST_S = 60.0, 8.0
 """How long a job may take that has all it needs, and how long one is watched at least that has not."""
 
@@ -67,9 +69,9 @@ MakeJob = Callable[[Guarded, Path], Job]
 
 
 def worker_job(guarded: Guarded, folder: Path) -> Job:
-    """A worker folds records, emits, quarantines one, tells where it is, and restores on an empty disk."""
+    """A worker folds records, emits, quarantines one, skips what it cannot read, tells where it is, and restores on an empty disk."""
     broker = SessionBroker(config=guarded.root())
-    application = Application(broker, folder, partitions=1)
+    application = Application(broker, folder, partitions=1, unreadable="quarantine", unpacked_batch_bytes=MIB)
     grants = worker_grants(application.settings, application.processors)
     counts = application.processors[0]
 
@@ -82,20 +84,31 @@ def worker_job(guarded: Guarded, folder: Path) -> Job:
         for value in (*(b"add ada %d" % number for number in range(20)), b"raise ada 1"):
             producer.produce(application.source, value, partition=0)
         assert producer.flush(POSITIVE_S) == 0
+        send_bomb(guarded, application.source)
+        producer.produce(application.source, b"add ada 22", partition=0)
+        assert producer.flush(POSITIVE_S) == 0
         with running(application):
             for _ in range(2):
                 worker = application.worker()
                 worker._environment |= environment(kafka)
                 worker.start().wait_ready(patience_s)
-                application.wait_applied({0: 20}, patience_s)
+                application.wait_applied({0: 22}, patience_s)
                 with BlockingTableClient(application.settings, [counts]) as tables:
-                    assert seen(tables.get(counts, "ada", partition=0, at_least=(0, 20), timeout_s=patience_s)) == 20
+                    assert seen(tables.get(counts, "ada", partition=0, at_least=(0, 22), timeout_s=patience_s)) == 21
                 worker.kill()
                 application.workers.clear()
         assert committed(guarded, application.out) > 0
         assert committed(guarded, application.settings.quarantine_topic) > 0
+        assert committed(guarded, application.settings.skips_topic) > 0
 
     return Job(grants, work)
+
+
+def send_bomb(guarded: Guarded, topic: str) -> None:
+    """Write a record that unpacks to more than MIB."""
+    producer = Producer({**guarded.root(), "compression.type": "zstd", "message.max.bytes": 10 * MIB})
+    producer.produce(topic, bytes(2 * MIB), partition=0)
+    assert producer.flush(POSITIVE_S) == 0
 
 
 def reader_job(guarded: Guarded, folder: Path) -> Job:
@@ -191,7 +204,7 @@ def commits(consumer: Consumer, place: TopicPartition) -> bool:
 
 
 def administrator_job(guarded: Guarded, folder: Path) -> Job:
-    """An administrator makes an application's topics, mends one, and moves a claim group and a consumer group."""
+    """An administrator makes an application's topics, mends one, has a batch skipped, and moves a claim group and a consumer group."""
     broker, run = SessionBroker(config=guarded.root()), uuid.uuid4().hex[:8]
     coordination = broker.create_topic("marshal", config={"message.timestamp.type": "LogAppendTime"})
     orders, resets = broker.create_topic("orders"), f"resets-{run}"
@@ -205,19 +218,25 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
         wait_for("a coordinator", partial(commits, consumer, TopicPartition(orders, 0, 1)), POSITIVE_S)
 
     def settings(kafka: Mapping[str, str]) -> Settings:
-        return Settings(app=application.name, kafka=dict(kafka), coordination_topic=coordination, request_timeout_s=10)
+        return Settings(
+            app=application.name, kafka=dict(kafka), coordination_topic=coordination, request_timeout_s=10, unpacked_batch_bytes=MIB
+        )
 
     grants = administrator_grants(settings({}), application.processors, {consumers: [orders]}, resets_topic=resets)
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
         admin, mine = Admin(settings(kafka), timeout_s=patience_s, connect_timeout_s=patience_s), settings(kafka)
         made = {*application.processors[0].emits, application.source, *(p.changelog(application.name) for p in application.processors)}
-        made |= {mine.quarantine_topic, mine.workers_topic}
+        made |= {mine.quarantine_topic, mine.workers_topic, mine.skips_topic}
         broker.delete_topics([*made, resets])
         wait_for("the topics to be gone", lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=10).topics}), POSITIVE_S)
         create_topics(mine, application.processors, partitions=1, admin=admin)
         assert not check_topics(mine, application.processors, admin=admin)
         admin.apply([AlterConfig(topic=name, config={"retention.ms": "-1"}) for name in sorted(made)])
+        send_bomb(guarded, application.source)
+        skipping = Skipping(mine, [application.source], timeout_s=patience_s)
+        skipping.ask(asyncio.run(skipping.plan(application.source, 0, 0, skipping.skips())), by="ada")
+        assert [each.by for each in skipping.skips().all()] == ["ada"]
         now_s, place = int(time.time()), coordination_partition(orders, 1)
         for frame in (ClaimingPartition(now_s, "i1", "c1", run, orders, 0), ReleasingPartition(now_s, "i1", "c1", run, orders, 0, 1)):
             producer.produce(coordination, encode(frame), partition=place, headers=[CAPABILITY_HEADER])

@@ -21,10 +21,16 @@ NAMES = ("app", "processors")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Application:
-    """The processors of one application and the settings they run under."""
+    """The processors of one application and the settings they run under. *agent_topics* are those that its ordinary agents read too."""
 
     settings: Settings
     processors: tuple[Processor[Any, Any], ...]
+    agent_topics: tuple[str, ...] = ()
+
+    @property
+    def read_topics(self) -> list[str]:
+        """Return what the workers of this application read."""
+        return sorted({*self.agent_topics, *(processor.source for processor in self.processors)})
 
     def processor(self, name: str) -> Processor[Any, Any]:
         """Return the processor of this name; ConfigError with its neighbours when there is none."""
@@ -47,9 +53,10 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     module_name, _, attribute = place.partition(":")
     module = _import(module_name)
     found = _attribute(module, attribute)
-    own = getattr(found, "settings", None)
+    own, agent_topics = getattr(found, "settings", None), tuple[str, ...]()
     if isinstance(own, Settings):
         settings = merge(settings, own)
+        agent_topics = tuple(sorted({topic for agent in found.agents.values() for topic in agent.get_topic_names()}))  # type: ignore[attr-defined]
         found = found.processors  # type: ignore[attr-defined]  # what carries settings is an app
     elif not isinstance(found, Sequence | Mapping) and isinstance(found, Callable):  # type: ignore[arg-type]
         found = found(settings)  # type: ignore[operator]
@@ -58,7 +65,7 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         raise ConfigError(f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors")
     if len({processor.name for processor in processors}) < len(processors):
         raise ConfigError(f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}")
-    return Application(settings=settings, processors=processors)
+    return Application(settings=settings, processors=processors, agent_topics=agent_topics)
 
 
 def merge(settings: Settings, own: Settings) -> Settings:

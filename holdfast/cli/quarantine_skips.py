@@ -40,7 +40,7 @@ def _open(context: typer.Context, timeout_s: float) -> Skipping:
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
-    return Skipping(application.settings, (each.source for each in application.processors), timeout_s=timeout_s)
+    return Skipping(application.settings, application.read_topics, timeout_s=timeout_s)
 
 
 def skip(

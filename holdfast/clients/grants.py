@@ -26,6 +26,7 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
             out += topic_grants(topic, "its folds emit to it", WRITE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
     out += topic_grants(settings.workers_topic, "workers announce what they serve", WRITE)
+    out += topic_grants(settings.skips_topic, "what cannot be read is skipped there first, and left out by whoever comes next", READ, WRITE)
     for topic in topic_names(settings, processors):
         out += topic_grants(topic, "its configuration is checked at start", DESCRIBE_CONFIGS)
     out.append(Grant(Resource.GROUP, settings.app, READ, "the group that shares out partitions"))
@@ -57,13 +58,19 @@ def claim_client_grants(
 def administrator_grants(
     settings: Settings, processors: Processors, groups: Mapping[str, Iterable[str]] | None = None, *, resets_topic: str = RESETS_TOPIC
 ) -> list[Grant]:
-    """Return what `holdfast topics create | check` and `holdfast groups` need.
+    """Return what `holdfast topics create | check`, `holdfast groups` and `holdfast quarantine skip` need.
 
     *groups* are Kafka's consumer groups, and claim groups that consumed before they claimed, each with its topics.
     """
+    sources = {processor.source for processor in processors} - {settings.coordination_topic}
     out: list[Grant] = []
     for topic in topic_names(settings, processors):
-        out += topic_grants(topic, "makes, checks and alters it", CREATE, DESCRIBE, ALTER_CONFIGS)
+        out += topic_grants(topic, "makes, checks and alters it", CREATE, ALTER_CONFIGS)
+        if topic not in {*sources, settings.coordination_topic, settings.skips_topic}:  # to read them implies it
+            out += topic_grants(topic, "makes, checks and alters it", DESCRIBE)
+    for topic in sources:
+        out += topic_grants(topic, "looks at a batch that cannot be read", READ)
+    out += topic_grants(settings.skips_topic, "asks for such a batch to be skipped", READ, WRITE)
     out += topic_grants(settings.coordination_topic, "reads claims; pauses and resets groups", READ, WRITE, DESCRIBE_CONFIGS)
     out += topic_grants(resets_topic, "decides resets", READ, WRITE, CREATE, DESCRIBE_CONFIGS)
     for group, topics in (groups or {}).items():

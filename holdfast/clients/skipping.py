@@ -37,7 +37,7 @@ class Plan:
 
 
 class Skipping:
-    """The skips of one application, whose processors read *sources*. Every call ends within a few times *timeout_s*."""
+    """The skips of one application, whose processors and ordinary agents read *sources*. Every call ends within a few times *timeout_s*."""
 
     def __init__(self, settings: Settings, sources: Iterable[str], *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock) -> None:
         self._settings, self._sources, self._timeout_s, self._clock = settings, sorted(set(sources)), timeout_s, clock

@@ -45,17 +45,28 @@ def build():
 """
 
 
+AGENT = """
+app = build()
+
+@app.agent(app.topic("mails", "letters", value_type=bytes))
+async def send(stream):
+    async for _ in stream:
+        pass
+"""
+
+
 @pytest.fixture
 def shop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
     """Give a folder with a user's module, as the current one."""
     (tmp_path / "shop.py").write_text(MODULE + "processors = made\n")
     (tmp_path / "shop_app.py").write_text(MODULE + "app = build()\n")
+    (tmp_path / "shop_agents.py").write_text(MODULE + AGENT)
     (tmp_path / "shop_bare.py").write_text("x = 1\n")
     (tmp_path / "shop_broken.py").write_text("import surely_not_installed\n")
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [entry for entry in sys.path if entry])
     yield tmp_path
-    for name in ("shop", "shop_app", "shop_bare", "shop_broken"):
+    for name in ("shop", "shop_app", "shop_agents", "shop_bare", "shop_broken"):
         sys.modules.pop(name, None)
 
 
@@ -68,6 +79,11 @@ def test_a_list_a_function_and_the_default_name_are_found(shop: Path) -> None:
     assert names("shop:both", settings) == ["totals", "returns"]
     assert names("shop:made", settings) == ["made"]
     assert names("shop", settings) == ["made"], "`processors` when there is no `app`"
+
+
+def test_the_topics_of_ordinary_agents_are_known_too(shop: Path) -> None:
+    assert load_application("shop_agents", Settings()).read_topics == ["letters", "mails", "orders", "returned"]
+    assert load_application("shop:both", Settings()).read_topics == ["orders", "returned"]
 
 
 def test_a_function_is_given_the_settings(shop: Path) -> None:

@@ -1,0 +1,68 @@
+"""What an operator's command finds in a batch is what the worker that stands before it makes of it."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from holdfast.clients.quarantine import Quarantine
+from holdfast.clients.skipping import Skipping
+from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.errors import SkipError
+from tests.chaos.conftest import MakeApplication
+from tests.damage import MIB, damage, send
+from tests.harness import wait_for
+
+pytestmark = pytest.mark.broker
+
+LINGER_MS = 10_000
+
+
+def lie_in_the_third(batch: bytearray) -> None:
+    """Have the third record claim to be longer than what there is."""
+    size = 1 + batch[61] // 2
+    batch[61 + 2 * size] = 0x7E
+
+
+def is_made(skipping: Skipping, last: int) -> bool:
+    return any(each.made and each.last == last for each in skipping.skips().all())
+
+
+def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: MakeApplication) -> None:
+    shop = application(partitions=1, unpacked_batch_bytes=MIB)
+    counts = shop.processors[0]
+    skipping = Skipping(replace(shop.settings, unpacked_batch_bytes=MIB), [shop.source])
+    seen = [b"add seen 1"] * 4
+    send(shop.broker, shop.source, "none", seen, linger_ms=LINGER_MS)
+    send(shop.broker, shop.source, "zstd", [bytes(2 * MIB)])
+    send(shop.broker, shop.source, "none", seen, linger_ms=LINGER_MS)
+    damage(shop.broker, shop.source, 0, lie_in_the_third, checksum=True)
+    worker = shop.worker().start()
+    for first, last, error in ((2, 3, "LengthError"), (4, 4, "TooLargeError")):
+        where = f"offset {first}" if first == last else f"offsets {first} to {last}"
+        worker.wait_said(f"stands before {where}, which cannot be read", 60)
+        plan = asyncio.run(skipping.plan(shop.source, 0, first, skipping.skips()))
+        assert (plan.batch.first, plan.batch.last, plan.batch.error) == (first, last, error)
+        skipping.ask(plan, by="ada@desk")
+        wait_for("the skip to be made", partial(is_made, skipping, last), 60, worker.tail)
+    wait_for("all to be folded", lambda: worker.applied() == {(each.name, 0): 8 for each in shop.processors}, 60, worker.tail)
+    wait_for("it to be ready", lambda: worker.ready, 60, worker.tail)
+    with BlockingTableClient(shop.settings, [counts]) as tables:
+        row = tables.get(counts, "seen", partition=0).value
+    assert row is not None
+    assert row.total == 2 + 4
+    assert [(each.first, each.last, each.made, each.by.startswith("ada@desk by http")) for each in skipping.skips().all()] == [
+        (2, 3, True, True),
+        (4, 4, True, True),
+    ], "the worker's record has replaced the wish, under the same key"
+    noted = [each for each in Quarantine(shop.settings).records(lambda each: each.processor == counts.name) if each.batch is not None]
+    assert [(each.offset, each.batch and each.batch.last, each.batch and each.batch.codec) for each in noted] == [
+        (2, 3, "none"),
+        (4, 4, "zstd"),
+    ]
+    with pytest.raises(SkipError, match="skipped already"):
+        asyncio.run(skipping.plan(shop.source, 0, 2, skipping.skips()))
+    worker.stop()
