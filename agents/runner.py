@@ -39,6 +39,7 @@ FEW_ROWS = 500
 """So many are written to RocksDB in a ms or two, right here: to wake a thread for it takes longer than the few of a live transaction do."""
 HOLD_S, HOLD_TICK_S = 5.0, 0.1
 """How long a partition whose record a topic refuses waits before it tries again, and how soon it sees that it was revoked."""
+NOT_YET = "records before it are not committed yet"
 MISSING = name_of(UNKNOWN_TOPIC)
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
 """How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
@@ -81,8 +82,10 @@ class Runner:
 
         UndeliverableError when a topic refuses one. Not while something is pending: a partition has one transaction at a time.
         """
-        if not self.idle() or self._failed or self._poisoned:
-            return "records before it are not committed yet"
+        if self._poisoned:
+            return self._poisoned
+        if not self.idle() or self._failed:
+            return NOT_YET
         self.job = asyncio.ensure_future(self._write_beside(records, epoch))
         self.job.add_done_callback(lambda job: self._go_on())
         # The keeper waits for the job when the partition is revoked, whoever has asked for it.

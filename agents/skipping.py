@@ -9,8 +9,10 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from contextlib import suppress
 from typing import TYPE_CHECKING, Any
 
+from holdfast.agents.runner import NOT_YET
 from holdfast.clock import system_clock
 from holdfast.core.fetch_requests import Place
 from holdfast.core.processor import Emit
@@ -26,9 +28,10 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.25
-ASK_EVERY_S = 3.0
+ASK_EVERY_S = 2.0
 """How often what operators ask for is read while a partition stands."""
+AGAIN_S = 0.05
+"""How soon to look again whether the records before it are committed."""
 STAGE = "fetch"
 
 
@@ -50,22 +53,23 @@ class Skipping:
 
     async def run(self) -> None:
         """Get partitions past what they stand before, until cancelled."""
-        keeper, clock = self._keeper, system_clock
-        asked_s = float("-inf")
+        keeper, clock, asked_s = self._keeper, system_clock, float("-inf")
         while True:
-            await asyncio.sleep(TICK_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await keeper.feed.met.wait()
+            keeper.feed.met.clear()
             if not keeper.feed.unreadable or not keeper.open:
                 self.why.clear()
                 continue
             try:
-                if clock.monotonic_s() - asked_s > ASK_EVERY_S:
+                if clock.monotonic_s() - asked_s >= ASK_EVERY_S:
                     await self.refresh()
                     asked_s = clock.monotonic_s()
                 for place, found in list(keeper.feed.unreadable.items()):
                     await self._consider(place, found)
             except Exception as error:  # noqa: BLE001  a broker that is away: the partition stands, and the next turn tries again
                 logger.warning("what stands before an unreadable batch could not go on: %s", error)
-                await asyncio.sleep(ASK_EVERY_S)
 
     async def _consider(self, place: Place, found: Unreadable) -> None:
         keeper, epoch = self._keeper, self._keeper.epoch
@@ -88,7 +92,9 @@ class Skipping:
             at_ms=system_clock.now_ms(),
         )
         why = self._objection(found, owned) or await self._write(skip, found, owned, epoch)
-        if why is not None:
+        if why is NOT_YET:
+            asyncio.get_running_loop().call_later(AGAIN_S, keeper.feed.met.set)
+        elif why is not None:
             self._tell(place, found, why)
         elif keeper.feed.unreadable.get(place) is found and keeper.epoch == epoch:
             self._skips.add(skip)

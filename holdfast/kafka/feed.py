@@ -92,6 +92,8 @@ class Feed:
         self.unreadable: dict[Place, Unreadable] = {}
         """Partitions that stand before a batch that cannot be read; all before it was fetched."""
         self._met: dict[Place, Unreadable] = {}
+        self.met = asyncio.Event()
+        """Set when one more is met; who waits for it clears it."""
 
     @property
     def broker_down(self) -> bool:
@@ -245,6 +247,7 @@ class Feed:
         if found != self._met.get(place):
             logger.error("%s", found)
         self.unreadable[place] = self._met[place] = found
+        self.met.set()
         source.stopped = True
         self._fetcher.restart(source, found.first)
 
