@@ -28,6 +28,7 @@ from holdfast.core.unreadable import Unreadable
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed, Fetched
+from holdfast.kafka.records import Records
 from holdfast.tables import lived
 from holdfast.tables.messages import Place
 from holdfast.tables.partition import UNKNOWN, Partition
@@ -356,7 +357,8 @@ class Keeper:
 
     def taken(self, fetched: Fetched) -> None:
         """Count records handed to agents; the feed pauses while too many bytes are not yet committed."""
-        self._inflight_bytes += fetched.size_bytes * self._readers[fetched.topic]
+        fetched.readers = self._readers[fetched.topic]
+        self._inflight_bytes += fetched.size_bytes * fetched.readers
         if self._inflight_bytes >= self.settings.inflight_bytes:
             self.room.clear()
 
@@ -366,6 +368,9 @@ class Keeper:
 
     def _released(self, fetched: Fetched) -> None:
         self.progressed()
+        fetched.readers -= 1
+        if not fetched.readers:
+            fetched.records = Records()  # Faust keeps the last event of each stream until there is another
         if fetched.epoch == self.epoch:
             self._inflight_bytes -= fetched.size_bytes
             if self._inflight_bytes < self.settings.inflight_bytes:

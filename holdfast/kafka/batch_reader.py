@@ -125,7 +125,16 @@ class BatchReader:
             self._piece = None
             if self._pieces is None:
                 self._close()
+            elif self._made == header.records_count:
+                self._finish()
         return size
+
+    def _finish(self) -> None:
+        """Let go of a large batch with its last record: what it unpacked to is not kept until somebody reads on."""
+        try:
+            self._next_piece()
+        except WireError as error:
+            self._corrupt = error  # told when it is read on
 
     def _taken_apart(self, count: int) -> list[Any]:
         """Return the next *count* records, or those before one that is `_corrupt` from here on."""
@@ -268,6 +277,8 @@ class BatchReader:
 
     def _next_piece(self) -> None:
         assert self._pieces is not None
+        if self._corrupt is not None:
+            raise self._corrupt
         count, records = next(self._pieces, (0, memoryview(b"")))
         if count:
             self._take_apart(count, records)

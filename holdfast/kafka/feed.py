@@ -37,6 +37,7 @@ class Fetched:
     """Records of one partition as one fetch brought them. *first* is the position before it: nothing between it and the records exists.
 
     Those of a topic that ordinary agents read are handed on *singly*. *broker_time* tells whose clock the last of them has its time from.
+    *readers* counts the processors that have them in hand; after the last the records are let go.
     """
 
     epoch: int
@@ -48,6 +49,7 @@ class Fetched:
     broker_time: bool = False
     last: int = -1
     size_bytes: int = 0
+    readers: int = 0
 
     def __len__(self) -> int:
         return len(self.records)
