@@ -7,6 +7,7 @@ holdfast's own folder, plain counts that do not are taken beside it.
 
 from __future__ import annotations
 
+import re
 from collections import Counter, defaultdict
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -29,6 +30,7 @@ from tests.harness import Application, Worker, end_transactions
 
 READ_DEADLINE_S = 60.0
 CUT = 777
+_ADD = re.compile(rb"add (k[0-9]+) [0-9]{1,18}")
 
 State = dict[bytes, bytes]
 
@@ -148,13 +150,15 @@ def sha(state: State) -> str:
 class Proof:
     """Everything an application read and wrote, read once, and the checks on it. Each check fails with what differs."""
 
-    def __init__(self, application: Application) -> None:
+    def __init__(self, application: Application, *, noted: str = "") -> None:
         self.application = application
         broker, settings = application.broker, application.settings
         self.source = read_topic(broker, application.source)
         self.changelogs = {each.name: read_topic(broker, each.changelog(settings.app)) for each in application.processors}
         self.emitted = read_topic(broker, application.out)
         self.quarantined = read_topic(broker, settings.quarantine_topic)
+        if noted:
+            self.quarantined = {number: _noted(noted, messages) for number, messages in self.quarantined.items()}
         self.outcomes = {
             (processor.name, number): model(processor, number, messages)
             for processor in application.processors
@@ -184,7 +188,7 @@ class Proof:
         """Per key, `seen` is how often the source says to add: counted here without holdfast's folder."""
         codec: RowCodec[Count] = RowCodec(Count)
         for number, messages in self.source.items():
-            added = Counter(value.split()[1].decode() for message in messages if (value := message.value() or b"").startswith(b"add k"))
+            added = Counter(found[1].decode() for message in messages if (found := _ADD.fullmatch(message.value() or b"")))
             state, _ = logged_state(self.changelogs["counts"][number])
             seen = {key: codec.decode(value).seen for key, value in state.items() if key.startswith(row_key("k"))}
             assert seen == {row_key(key): count for key, count in added.items()}, f"counts of partition {number} are wrong"
@@ -226,6 +230,11 @@ class Proof:
         assert sha(state) == sha(logged), f"{worker.name}: store of {place}: {difference(logged, state)}"
 
 
+def _noted(header: str, messages: Sequence[Message]) -> list[Message]:
+    """Return what workers wrote: they note the processor, by *header*, whatever others a record has; what is forged lacks it."""
+    return [message for message in messages if header in dict(message.headers() or ())]
+
+
 def difference(wanted: State, found: State) -> str:
     """Return how two states differ, in short."""
     keys = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
@@ -244,7 +253,13 @@ def first_difference(wanted: Sequence[object], found: Sequence[object]) -> str:
 
 
 def prove(
-    application: Application, acked: int | None = None, *, from_source: bool = False, lost_ends: bool = False, deadline_s: float = 90.0
+    application: Application,
+    acked: int | None = None,
+    *,
+    from_source: bool = False,
+    lost_ends: bool = False,
+    noted: str = "",
+    deadline_s: float = 90.0,
 ) -> Proof:
     """Wait until all of the source is folded, stop the workers politely, and prove everything, their own stores included.
 
@@ -252,6 +267,8 @@ def prove(
     written again, since the position went with the changelog; only the state is proven.
 
     With *lost_ends* an only broker has died, and what it left open of topics that no worker reads is ended, as docs/operating.md tells.
+
+    With *noted* the quarantine holds what others wrote, and only what has this header is looked at.
     """
     ends = last_offsets(read_topic(application.broker, application.source))
     owners = application.wait_applied(ends, deadline_s)
@@ -259,7 +276,7 @@ def prove(
         worker.stop()
     if lost_ends:
         end_transactions(application.broker.bootstrap)
-    proof = Proof(application)
+    proof = Proof(application, noted=noted)
     if from_source:
         proof.check_changelogs()
         proof.check_counts()

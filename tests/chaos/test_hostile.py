@@ -1,0 +1,76 @@
+"""A producer that means harm writes to every topic it may, beside kills and changes of workers: nothing is lost or doubled, nobody stops."""
+
+from __future__ import annotations
+
+import os
+import subprocess
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.dev import leash
+from tests.chaos.conftest import MakeApplication
+from tests.chaos.hostile import HOSTILE
+from tests.chaos.test_bombs import resident_bytes
+from tests.chaos.test_rebalances import wait_settled
+from tests.harness import ROOT, Application, wait_for
+from tests.proof import prove, read_topic
+
+PARTITIONS = 4
+MIB = 1 << 20
+LIMIT_GROWTH_BYTES = 424 * MIB
+"""What docs/operating.md, "Memory", allows beside an idle worker and its stores (tests/chaos/test_bombs.py)."""
+NOTE = "holdfast-processor"
+
+
+@contextmanager
+def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[bytes]]:
+    """Run the hostile producer beside what is done within; it must have written something and ended well."""
+    arguments = [app.broker.bootstrap, app.name, app.source, app.out, *map(str, (app.partitions, seed, rounds))]
+    process = subprocess.Popen(
+        [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable, "-P", "-m", "tests.chaos.hostile", *arguments],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        cwd=ROOT,
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+    )
+    try:
+        yield process
+        out, _ = process.communicate(timeout=120)
+        assert process.returncode == 0, "the hostile producer failed"
+        assert int(out) > 0
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait(10)
+
+
+def prove_beside_harm(app: Application, acked: int) -> None:
+    """Prove the tables, that the load is all there, and that what is forged is told from what is not."""
+    idle_or_more = max(resident_bytes(worker, "VmHWM") for worker in app.live)
+    assert idle_or_more < 130 * MIB + LIMIT_GROWTH_BYTES, f"a worker took {idle_or_more >> 20} MiB"
+    counts = app.processors[0]
+    with BlockingTableClient(app.settings, [counts]) as tables:
+        assert tables.get(counts, "k1", partition=1, timeout_s=30).value is not None, "forged workers hide the true one"
+    source = [message for messages in read_topic(app.broker, app.source).values() for message in messages]
+    loaded = [message for message in source if message.key() is not None and HOSTILE not in dict(message.headers() or ())]
+    assert len(loaded) == acked, "the load is not in the source as it was written"
+    assert len(source) > acked
+    prove(app, noted=NOTE, deadline_s=120)
+
+
+def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeApplication) -> None:
+    app = application(partitions=PARTITIONS)
+    fleet = [app.worker().start(), app.worker().start()]
+    load = app.load(rate=1_000, limit=8_000, seed=91)
+    with harm(app, seed=91, rounds=20) as producer:
+        wait_settled(app)
+        wait_for("the hostile producer's end", lambda: producer.poll() is not None, 120, app.tails)
+        fleet[0].kill()
+        wait_settled(app)
+        fleet[0].start()
+    acked = load.wait()
+    wait_settled(app)
+    assert all(worker.running for worker in fleet), app.tails()
+    prove_beside_harm(app, acked)
