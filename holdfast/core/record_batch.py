@@ -241,21 +241,7 @@ def decode_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LI
 def read_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES) -> tuple[BatchHeader, RecordBatch]:
     """Return header and batch at *at*; the next batch begins `header.size_bytes` later."""
     header = decode_header(data, at)
-    end = at + header.size_bytes
-    if end > len(data):
-        raise WireError(f"a batch of {header.size_bytes} bytes, {len(data) - at} are left", offset=at + 8, reason=WireReason.TRUNCATED)
-    body = bytes(data[at + CRC_FROM : end])
-    if (found := int(google_crc32c.value(body))) != header.crc32c:
-        raise WireError(f"checksum {found:08x}, the batch says {header.crc32c:08x}", offset=at + 17, reason=WireReason.CHECKSUM)
-    packed = body[HEADER_BYTES - CRC_FROM :]
-    kind, base = header.compression, at + HEADER_BYTES
-    unpacked = decompress(kind, packed, limit_bytes=limit_bytes, base=base)
-    try:
-        records = tuple(_records(Reader(unpacked, base=0 if kind else base), header))
-    except WireError as error:
-        if not kind:
-            raise
-        raise WireError(f"unpacked, {error}", offset=base, reason=error.reason) from None  # no byte of *data* to point at
+    records = tuple(_records_of(data, at, header, limit_bytes))
     batch = RecordBatch(
         base_offset=header.base_offset,
         partition_leader_epoch=header.partition_leader_epoch,
@@ -269,6 +255,32 @@ def read_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMI
         records=records,
     )
     return header, batch
+
+
+def check_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES) -> BatchHeader:
+    """Return the header of the batch at *at*; WireError where `read_batch` raises it. No record is kept."""
+    header = decode_header(data, at)
+    for _ in _records_of(data, at, header, limit_bytes):
+        pass
+    return header
+
+
+def _records_of(data: bytes | memoryview, at: int, header: BatchHeader, limit_bytes: int) -> Iterator[Record]:
+    end = at + header.size_bytes
+    if end > len(data):
+        raise WireError(f"a batch of {header.size_bytes} bytes, {len(data) - at} are left", offset=at + 8, reason=WireReason.TRUNCATED)
+    body = bytes(data[at + CRC_FROM : end])
+    if (found := int(google_crc32c.value(body))) != header.crc32c:
+        raise WireError(f"checksum {found:08x}, the batch says {header.crc32c:08x}", offset=at + 17, reason=WireReason.CHECKSUM)
+    packed = body[HEADER_BYTES - CRC_FROM :]
+    kind, base = header.compression, at + HEADER_BYTES
+    unpacked = decompress(kind, packed, limit_bytes=limit_bytes, base=base)
+    try:
+        yield from _records(Reader(unpacked, base=0 if kind else base), header)
+    except WireError as error:
+        if not kind:
+            raise
+        raise WireError(f"unpacked, {error}", offset=base, reason=error.reason) from None  # no byte of *data* to point at
 
 
 def _records(reader: Reader, header: BatchHeader) -> Iterator[Record]:

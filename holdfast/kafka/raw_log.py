@@ -75,7 +75,7 @@ class RawLog:
         """
         code, fetched = await self._fetch(topic, partition, offset, committed, max_bytes)
         if code == OFFSET_OUT_OF_RANGE:
-            start, end = await self._bounds(topic, partition)
+            start, end = await self.bounds(topic, partition)
             raise TopicError(f"{topic} partition {partition}: offset {offset} is not in the log, which holds {start} to {end - 1}")
         if code != 0:
             raise _refusal(topic, partition, "the fetch", code)
@@ -157,7 +157,7 @@ class RawLog:
         )
         return int(code), fetched
 
-    async def _bounds(self, topic: str, partition: int) -> tuple[int, int]:
+    async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
         """Return the first offset of a partition and the one after its last: what a leader tells with any fetch, even a refused one."""
         _, fetched = await self._fetch(topic, partition, 0, False, FETCH_BYTES)
         if fetched.log_start > 0:

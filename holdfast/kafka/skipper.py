@@ -1,0 +1,260 @@
+"""How a librdkafka consumer gets past a batch that it cannot read, and past nothing else.
+
+A consumer of librdkafka stands for ever before a batch that it cannot unpack or take apart. In a log by which members speak to each other
+such a batch holds nothing that any of them could read, so all of them pass it alike: what is passed follows from the log alone.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.unreadable import Unreadable
+
+if TYPE_CHECKING:
+    from holdfast.kafka.batch_look import Look
+
+logger = logging.getLogger(__name__)
+
+Place = tuple[str, int]
+
+REFUSALS = frozenset(
+    (
+        KafkaError._BAD_COMPRESSION,
+        KafkaError._BAD_MSG,
+        KafkaError._UNDERFLOW,
+        KafkaError.INVALID_MSG,
+        KafkaError.INVALID_MSG_SIZE,
+        KafkaError.MSG_SIZE_TOO_LARGE,
+    )
+)
+"""Codes by which librdkafka says that it cannot read what it was given."""
+STANDS_S = 1.0
+"""A partition that has records and gives none for so long is looked at; twice as long after each look that finds nothing."""
+STANDS_AGAIN_S = 0.1
+"""The same behind a batch that was passed: where one is, there are often more."""
+LIMIT_STANDS_S = 60.0
+WATCH_S = 0.1
+INSIST_TIMES = 3
+"""What a consumer has refused or not given so often counts, even if we can read it."""
+STOP_S = 2.0
+TOLD_ONE_BY_ONE = 10
+CURE = (
+    "such batches of compressed records are refused by the broker where compression.type=uncompressed: run `holdfast topics create --alter`"
+)
+
+
+@dataclass(slots=True)
+class _Standing:
+    """Where one partition is read: *next* is the offset that is waited for, since *since_s*."""
+
+    next: int
+    since_s: float
+    patience_s: float = STANDS_S
+    times: int = 0
+    refused: str | None = None
+    strays: bool = False
+    """Whether the consumer has gone elsewhere: what it gives until it is sent back is not of this place."""
+
+    def moved(self, offset: int, now_s: float) -> None:
+        self.next, self.since_s, self.patience_s, self.times, self.refused = offset, now_s, STANDS_S, 0, None
+
+
+class Skipper:
+    """Sifts what a consumer polls: tells its partitions' positions by it, and takes them past batches that cannot be read.
+
+    Used from the consumer's thread, but for `close`; it never waits for the broker, which is asked by a thread of its own. With *skips*
+    False nothing is passed: *stands* is told of each batch once.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        config: Mapping[str, Any],
+        *,
+        skips: bool = True,
+        stands: Callable[[Unreadable], None] | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        """*config* is that of the consumer, without callbacks."""
+        self._settings, self._config, self._clock = settings, config, clock
+        self._committed = config.get("isolation.level", "read_committed") == "read_committed"
+        self._skips, self._stands = skips, stands
+        self._places: dict[Place, _Standing] = {}
+        self._told: dict[Place, int] = {}
+        self._look: Look | None = None
+        self._watch_s = 0.0
+        self.skipped = 0
+        """Batches that were passed."""
+
+    def begin(self, topic: str, partition: int, offset: int) -> None:
+        """Note that reading of a partition begins at *offset*; below 0 it is not known before the first record, or the end, is told."""
+        self._places[topic, partition] = _Standing(offset, self._clock.monotonic_s())
+
+    def forget(self, topic: str, partition: int) -> None:
+        """Note that a partition is not read any more."""
+        self._places.pop((topic, partition), None)
+        self._told.pop((topic, partition), None)
+
+    def close(self) -> None:
+        """End a look that is under way."""
+        look, self._look = self._look, None
+        if look is not None:
+            look.stop(STOP_S)
+
+    # -- what was polled
+
+    def sift(self, consumer: Consumer, messages: Sequence[Message]) -> list[Message]:
+        """Return *messages* without those that only tell of a batch that cannot be read. Call it also when there are none."""
+        out = []
+        for message in messages:
+            error = message.error()
+            place, offset = (message.topic() or "", message.partition() or 0), message.offset()
+            if (standing := self._places.get(place)) is not None and standing.strays:
+                continue
+            if error is None:
+                if self._is_in_place(consumer, place, offset or 0):
+                    out.append(message)
+            elif error.code() in REFUSALS:
+                self.refused(place, -1 if offset is None else offset, error.str())
+            else:
+                if error.code() == KafkaError._PARTITION_EOF and offset is not None:
+                    self.reached(place, offset)
+                out.append(message)
+        self.look(consumer)
+        return out
+
+    def reached(self, place: Place, offset: int) -> None:
+        """Note that *offset* is the next one of a partition."""
+        standing = self._places.get(place)
+        if standing is not None and offset > standing.next:
+            standing.moved(offset, self._clock.monotonic_s())
+
+    def _is_in_place(self, consumer: Consumer, place: Place, offset: int) -> bool:
+        """Return whether a record may have its offset. Brokers do not check those within a batch.
+
+        One far off would end the reading early; librdkafka goes on behind it, where nothing is, and begins anew with the whole log.
+        """
+        standing = self._places.get(place)
+        if standing is None:
+            return True
+        if offset > standing.next >= 0:
+            end = _end_of(consumer, place)
+            if 0 <= end <= offset:
+                self.refused(place, standing.next, f"a record says that its offset is {offset}, the log ends at {end}")
+                standing.strays = True
+                return False
+        standing.moved(offset + 1, self._clock.monotonic_s())
+        return True
+
+    def refused(self, place: Place, offset: int, why: str) -> None:
+        """Note that the consumer cannot read the batch at *offset* (-1 if it does not say), and why."""
+        standing = self._places.get(place)
+        if standing is None:
+            if offset < 0:
+                return
+            standing = self._places[place] = _Standing(offset, self._clock.monotonic_s())
+        if 0 <= offset < standing.next:  # said before what has been passed since, or of a batch whose beginning has been read
+            standing.patience_s = 0.0
+            return
+        standing.next = max(standing.next, offset)
+        standing.times += 1
+        standing.refused = why
+
+    # -- what is standing still
+
+    def look(self, consumer: Consumer) -> None:
+        """See what was found, and look at the next partition that stands still, if any."""
+        if self._look is not None:
+            if not self._look.over:
+                return
+            look, self._look = self._look, None
+            self._judge(consumer, look)
+        now_s = self._clock.monotonic_s()
+        if now_s < self._watch_s:
+            return
+        self._watch_s = now_s + WATCH_S
+        for place, standing in self._places.items():
+            if self._told.get(place) != standing.next and self._is_stuck(consumer, place, standing, now_s):
+                self._begin_look(place, standing, now_s)
+                return
+
+    @staticmethod
+    def _is_stuck(consumer: Consumer, place: Place, standing: _Standing, now_s: float) -> bool:
+        if standing.refused is not None:
+            return True
+        if standing.next < 0 or now_s < standing.since_s + standing.patience_s:
+            return False
+        return _end_of(consumer, place) > standing.next
+
+    def _begin_look(self, place: Place, standing: _Standing, now_s: float) -> None:
+        from holdfast.kafka.batch_look import Look  # aiokafka takes a while to load
+
+        if standing.refused is None:
+            standing.times += 1
+        self._look = Look(
+            self._settings,
+            self._config,
+            place,
+            standing.next,
+            refused=standing.refused,
+            insists=standing.times >= INSIST_TIMES,
+            committed=self._committed,
+            clock=self._clock,
+        )
+        standing.refused, standing.since_s = None, now_s
+        standing.patience_s = min(LIMIT_STANDS_S, max(STANDS_S, 2 * standing.patience_s))
+        self._look.start()
+
+    def _judge(self, consumer: Consumer, look: Look) -> None:
+        standing = self._places.get(look.place)
+        if standing is None or standing.next != look.at:
+            return
+        if not look.found:
+            if standing.strays and self._seek(consumer, look.place, standing.next):
+                standing.strays = False
+            return
+        if not self._skips:
+            self._told[look.place] = standing.next
+            if self._stands is not None:
+                self._stands(look.found[0])
+            return
+        behind = look.found[-1].last + 1
+        if not self._seek(consumer, look.place, behind):
+            standing.patience_s = 0.0
+            return
+        standing.moved(behind, self._clock.monotonic_s())
+        standing.patience_s, standing.strays = STANDS_AGAIN_S, False
+        for found in look.found:
+            self.skipped += 1
+            if _is_told(self.skipped):
+                logger.warning("%s; all readers of this log pass it by alike; %s", found, CURE)
+
+    @staticmethod
+    def _seek(consumer: Consumer, place: Place, offset: int) -> bool:
+        try:
+            consumer.seek(TopicPartition(*place, offset))
+        except KafkaException as error:  # it is just being assigned, or not any more: looked at again if need be
+            logger.info("%s partition %d: cannot go to offset %d yet: %s", *place, offset, error.args[0].str())
+            return False
+        return True
+
+
+def _end_of(consumer: Consumer, place: Place) -> int:
+    """Return the end of a partition as the last answer told it; below 0 before the first."""
+    try:
+        _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
+    except KafkaException:  # it is not read (any more)
+        return -1
+    return int(end)
+
+
+def _is_told(count: int) -> bool:
+    """Return whether to tell of the *count*th time: who writes one such batch may write thousands."""
+    return count <= TOLD_ONE_BY_ONE or count & (count - 1) == 0
