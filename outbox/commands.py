@@ -10,7 +10,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from enum import StrEnum
 from typing import Any
 
@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from holdfast.clock import Clock, system_clock
 from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.skipper import Skipper
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
@@ -76,10 +77,11 @@ read_command = careful(msgspec.json.Decoder(Command).decode)
 read_answer = careful(msgspec.json.Decoder(Answer).decode)
 
 
-def reader(settings: HarvestSettings) -> Consumer:
-    """Return a consumer for commands and answers."""
-    return Consumer(
-        {
+class Reader:
+    """A consumer of commands and answers, which passes what nobody can read."""
+
+    def __init__(self, settings: HarvestSettings) -> None:
+        config = {
             **settings.kafka.consumer(),
             "group.id": f"{settings.name}-commands",  # never joined, never committed to
             "enable.auto.commit": False,
@@ -89,17 +91,35 @@ def reader(settings: HarvestSettings) -> Consumer:
             # An open transaction of a stranger must not hide what is said: nobody writes transactionally here by rule.
             "isolation.level": "read_uncommitted",
         }
-    )
+        self.consumer = Consumer(config)
+        self._skipper = Skipper(settings.kafka, config)
+
+    def begin(self, offsets: Mapping[str, int]) -> None:
+        """Read the only partition of each topic from its offset on."""
+        self.consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in offsets.items()])
+        for topic, offset in offsets.items():
+            self._skipper.begin(topic, 0, offset)
+
+    def poll(self, timeout_s: float) -> Message | None:
+        """Return what comes next within *timeout_s*, if anything."""
+        message = self.consumer.poll(timeout_s)
+        came = self._skipper.sift(self.consumer, [] if message is None else [message])
+        return came[0] if came else None
+
+    def close(self) -> None:
+        """Let go of the broker."""
+        self._skipper.close()
+        self.consumer.close()
 
 
-def _reader_of_new_answers(settings: HarvestSettings) -> Consumer:
-    consumer = reader(settings)
+def _reader_of_new_answers(settings: HarvestSettings) -> Reader:
+    reader = Reader(settings)
     try:
-        consumer.assign([TopicPartition(settings.answers_topic, 0, end_of(consumer, settings.answers_topic))])
+        reader.begin({settings.answers_topic: end_of(reader.consumer, settings.answers_topic)})
     except BaseException:
-        consumer.close()
+        reader.close()
         raise
-    return consumer
+    return reader
 
 
 def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
@@ -126,7 +146,7 @@ def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: 
     try:
         if settings.answers_topic not in producer.list_topics(timeout=timeout_s).topics:
             raise TopicError(f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run here")
-        consumer = _reader_of_new_answers(settings)
+        reader = _reader_of_new_answers(settings)
     except KafkaException as error:
         raise BrokerError(f"topic {settings.answers_topic}: {error.args[0].str()}; check that the broker is reachable") from error
     try:
@@ -144,19 +164,19 @@ def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: 
             producer.produce(settings.commands_topic, None, key)
             producer.flush(timeout_s)
         answers: dict[int, Answer] = {}
-        for answer in _answers(consumer, clock, clock.monotonic_s() + timeout_s):
+        for answer in _answers(reader, clock, clock.monotonic_s() + timeout_s):
             if answer.id == command.id:
                 answers.setdefault(answer.shard, answer)
                 if len(answers) == settings.shards:
                     break
         return [answers[shard] for shard in sorted(answers)]
     finally:
-        consumer.close()
+        reader.close()
 
 
-def _answers(consumer: Any, clock: Clock, until_s: float) -> Iterator[Answer]:
+def _answers(reader: Reader, clock: Clock, until_s: float) -> Iterator[Answer]:
     while clock.monotonic_s() < until_s:
-        message = consumer.poll(POLL_S)
+        message = reader.poll(POLL_S)
         if message is None or message.error() is not None:
             continue
         try:

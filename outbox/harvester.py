@@ -83,7 +83,7 @@ class Harvester:
         """*hear* is given each command in place of `obey`, which it calls itself."""
         self.settings, self._clock = settings, clock
         self._make_rows, self._clients = make_rows, clients or {}
-        self.election = Election(settings.election(), self, clock=clock)
+        self.election = Election(settings.election(), self, kafka=settings.kafka, clock=clock)
         self.stats = [ShardStats(shard) for shard in range(settings.shards)]
         self._leaders: dict[int, _Leader] = {}
         self._lock = threading.Lock()

@@ -16,6 +16,7 @@ from typing import Any, Protocol, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
 from holdfast.core.election import (
     LIMIT_DRAIN,
     Acquired,
@@ -30,6 +31,7 @@ from holdfast.core.election import (
     RoleElection,
 )
 from holdfast.errors import BrokerError, HoldfastError, TopicError
+from holdfast.kafka.skipper import Skipper
 from holdfast.outbox.troubles import Trouble
 
 logger = logging.getLogger(__name__)
@@ -57,18 +59,23 @@ class Handler(Protocol):
 
 
 class Election:
-    """One process's part in the election of all roles. Use it as a context manager, or call `start` and `stop`."""
+    """One process's part in the election of all roles. Use it as a context manager, or call `start` and `stop`.
+
+    With *kafka*, of which the settings' consumer and producer are made, it passes what cannot be read of the leader topic.
+    """
 
     def __init__(
         self,
         settings: ElectionSettings,
         handler: Handler,
         *,
+        kafka: Settings | None = None,
         clock: Clock = system_clock,
         make_consumer: Callable[[dict[str, Any]], Any] = Consumer,
         make_producer: Callable[[dict[str, Any]], Any] = Producer,
     ) -> None:
         self.settings, self._handler, self._clock = settings, handler, clock
+        self.skipper = None if kafka is None else Skipper(kafka, self._consumer_config(), in_group=True, clock=clock)
         self._make_consumer, self._make_producer = make_consumer, make_producer
         self.nonce = secrets.token_hex(8)
         self.roles = [
@@ -157,7 +164,8 @@ class Election:
         wakes = [at_s for role in self.roles if (at_s := role.wake_at_s()) is not None]
         timeout_s = max(0.0, min([POLL_S, *(at_s - now_s for at_s in wakes)]))
         first = self._consumer.poll(timeout_s)
-        for message in [first, *self._consumer.consume(LIMIT_DRAIN - 1, 0)] if first is not None else []:
+        came = [] if first is None else [first, *self._consumer.consume(LIMIT_DRAIN - 1, 0)]
+        for message in came if self.skipper is None else self.skipper.sift(self._consumer, came):
             self._take(message)
         for role in self.roles:
             events, beat = role.tick(self._clock.monotonic_s(), self._clock.now_ms() * 1_000_000)
@@ -237,6 +245,8 @@ class Election:
         for each in partitions:
             end = self._end(consumer, each)
             placed.append(TopicPartition(each.topic, each.partition, end))
+            if self.skipper is not None:
+                self.skipper.begin(each.topic, each.partition, end)
             if each.partition < len(self.roles):
                 role = self.roles[each.partition]
                 now_s = self._clock.monotonic_s()
@@ -266,6 +276,9 @@ class Election:
 
     def _give_back(self, partitions: Sequence[TopicPartition], deadline_s: float) -> None:
         now_s = self._clock.monotonic_s()
+        if self.skipper is not None:
+            for each in partitions:
+                self.skipper.forget(each.topic, each.partition)
         mine = [self.roles[each.partition] for each in partitions if each.partition < len(self.roles)]
         self._act([event for role in mine for event in role.revoked(now_s)], deadline_s)
 
@@ -313,6 +326,8 @@ class Election:
     def _close_clients(self) -> None:
         """Leave the group. A client that hangs is left behind after a while: the process must be able to end."""
         consumer, producer = self._consumer, self._producer
+        if self.skipper is not None:
+            self.skipper.close()
 
         def close() -> None:
             try:

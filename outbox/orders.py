@@ -19,7 +19,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
-from holdfast.outbox.commands import END_S, POLL_S, Answer, Command, Verb, end_of, read_answer, read_command, reader
+from holdfast.outbox.commands import END_S, POLL_S, Answer, Command, Reader, Verb, end_of, read_answer, read_command
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
@@ -96,7 +96,7 @@ class Follower(threading.Thread):
         self._settings, self._desk, self._hear, self._clock = settings, desk, hear, clock
         self._orders = Orders(settings.shards)
         self._ended = threading.Event()
-        self._consumer: Any = None
+        self._reader: Reader | None = None
         self._producer: Any = None
         self._at: dict[str, int] = {}
         """How far each topic has been read."""
@@ -109,17 +109,17 @@ class Follower(threading.Thread):
         """Connect; raises BrokerError when the cluster cannot be asked."""
         settings = self._settings
         commands, answers = settings.commands_topic, settings.answers_topic
-        self._consumer = reader(settings)
+        self._reader = reader = Reader(settings)
         try:
-            end = end_of(self._consumer, answers, self._clock)
+            end = end_of(reader.consumer, answers, self._clock)
             since = TopicPartition(answers, 0, self._clock.now_ms() - HISTORY_MS)
-            (found,) = self._consumer.offsets_for_times([since], timeout=END_S)
+            (found,) = reader.consumer.offsets_for_times([since], timeout=END_S)
             begin = found.offset if found.error is None and found.offset >= 0 else end
             self._at = {commands: 0, answers: begin}
-            self._history = end_of(self._consumer, commands, self._clock), []
-            self._consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in self._at.items()])
+            self._history = end_of(reader.consumer, commands, self._clock), []
+            reader.begin(self._at)
         except KafkaException as error:
-            self._consumer.close()
+            reader.close()
             raise BrokerError(f"topic {commands}: {error.args[0].str()}; check that the broker is reachable") from error
         self._producer = Producer({**settings.kafka.producer(), "message.timeout.ms": 10_000, "enable.idempotence": True})
         self.start()
@@ -136,31 +136,33 @@ class Follower(threading.Thread):
         return self._ended.is_set()
 
     def run(self) -> None:
+        assert self._reader is not None
         try:
             if self._read_to(self._settings.commands_topic, self._history[0], None):
                 self._relive()
                 self._desk.caught_up()
             wait_s = POLL_S
             while not self._ended.is_set():
-                self._take(self._consumer.poll(wait_s))
+                self._take(self._reader.poll(wait_s))
                 wait_s = SOON_S if self._answer_all() else POLL_S
         except Exception as error:
             if not self._ended.is_set():  # a harvester that is deaf would publish through a pause, or never begin
                 logger.exception("outbox %s: its commands are not heard any more", self._settings.name)
                 self._desk.failed(HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}"))
         finally:
-            self._consumer.close()
+            self._reader.close()
             self._producer.flush(POLL_S)
 
     # -- hearing
 
     def _read_to(self, topic: str, end: int, timeout_s: float | None) -> bool:
         """Read on until *topic* has been read to *end*; return whether it has."""
+        assert self._reader is not None
         until_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
         while self._at[topic] < end:
             if self._ended.is_set() or (until_s is not None and self._clock.monotonic_s() > until_s):
                 return False
-            self._take(self._consumer.poll(POLL_S))
+            self._take(self._reader.poll(POLL_S))
         return True
 
     def _take(self, message: Message | None) -> None:
@@ -227,8 +229,9 @@ class Follower(threading.Thread):
         if not due:
             return later
         answers = self._settings.answers_topic
+        assert self._reader is not None
         try:
-            _, end = self._consumer.get_watermark_offsets(TopicPartition(answers, 0), timeout=END_S)
+            _, end = self._reader.consumer.get_watermark_offsets(TopicPartition(answers, 0), timeout=END_S)
         except KafkaException as error:
             logger.warning("outbox %s: cannot answer yet: %s", self._settings.name, error.args[0].str())
             return False

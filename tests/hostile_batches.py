@@ -11,13 +11,15 @@ from aiokafka.protocol.produce import ProduceRequest
 from aiokafka.structs import TopicPartition
 from confluent_kafka import Producer
 
-from holdfast.core.record_batch import CRC_FROM, Record, RecordBatch, encode_batch
+from holdfast.core.record_batch import CRC_FROM, HEADER_BYTES, Record, RecordBatch, encode_batch
 from holdfast.core.wire import put_varlong
 from holdfast.dev.fixtures import SessionBroker
 
 DEADLINE_S = 120.0
 BOMB_BYTES = 120_000_000
 """More than librdkafka unpacks of zstd, 100 MB; some KB on the wire."""
+KEY = b"k"
+"""Compacted topics take no record without one."""
 ROOM = {"compression.type": "producer"}
 """A topic that was made before holdfast asked for compression.type=uncompressed."""
 
@@ -38,7 +40,7 @@ def send(
 
 def send_bomb(broker: SessionBroker, topic: str, *, partition: int = 0, codec: str = "zstd") -> None:
     """Write a record of a few KB that unpacks to 120 MB."""
-    send(broker, topic, [bytes(BOMB_BYTES)], partition=partition, codec=codec)
+    send(broker, topic, [bytes(BOMB_BYTES)], partition=partition, codec=codec, key=KEY)
 
 
 def _varint(number: int) -> bytes:
@@ -52,29 +54,22 @@ def _framed(body: bytes) -> bytes:
 
 
 def corrupt_batch(count: int = 1, *, wrong: int = 0) -> bytes:
-    """Return a batch of *count* records of which number *wrong* has a key of -5 bytes; its checksum is right."""
+    """Return a batch of *count* records of which number *wrong* has a value of -5 bytes; its checksum is right."""
     records = b"".join(
-        _framed(b"\x00" + _varint(0) + _varint(number) + _varint(-5 if number == wrong else -1) + _framed(b"v%d" % number) + _varint(0))
+        _framed(b"\x00" + _varint(0) + _varint(number) + _framed(KEY) + (_varint(-5) if number == wrong else _framed(b"v")) + _varint(0))
         for number in range(count)
     )
-    whole = encode_batch(
-        RecordBatch(base_timestamp_ms=0, max_timestamp_ms=0, last_offset_delta=count - 1, records=tuple(Record(n) for n in range(count)))
-    )
-    return _sealed(whole[: len(whole) - _records_bytes(count)] + records)
+    return _sealed(_header(count) + records)
 
 
-def misplaced_batch(value: bytes, offset_delta: int = 1_000, key: bytes | None = None) -> bytes:
+def misplaced_batch(value: bytes, offset_delta: int = 1_000) -> bytes:
     """Return a batch of one record that says that it lies *offset_delta* behind where it lies."""
-    whole = encode_batch(RecordBatch(base_timestamp_ms=0, max_timestamp_ms=0, records=(Record(),)))
-    told = _varint(-1) if key is None else _framed(key)
-    body = b"\x00" + _varint(0) + _varint(offset_delta) + told + _framed(value) + _varint(0)
-    return _sealed(whole[: len(whole) - _records_bytes(1)] + _framed(body))
+    return _sealed(_header(1) + _framed(b"\x00" + _varint(0) + _varint(offset_delta) + _framed(KEY) + _framed(value) + _varint(0)))
 
 
-def _records_bytes(count: int) -> int:
-    from holdfast.core.record_batch import encode_records
-
-    return len(encode_records(tuple(Record(number) for number in range(count)), count - 1))
+def _header(count: int) -> bytes:
+    records = tuple(Record(number) for number in range(count))
+    return encode_batch(RecordBatch(base_timestamp_ms=0, max_timestamp_ms=0, last_offset_delta=count - 1, records=records))[:HEADER_BYTES]
 
 
 def _sealed(batch: bytes) -> bytes:
@@ -101,3 +96,10 @@ def send_raw(broker: SessionBroker, topic: str, batch: bytes, *, partition: int 
             await client.close()
 
     asyncio.run(produce())
+
+
+def send_hostile(broker: SessionBroker, topic: str, *, partition: int = 0) -> None:
+    """Write a bomb, a corrupt batch of two records, and a record that lies about its offset: four offsets."""
+    send_bomb(broker, topic, partition=partition)
+    send_raw(broker, topic, corrupt_batch(2), partition=partition)
+    send_raw(broker, topic, misplaced_batch(b"forged"), partition=partition)

@@ -9,8 +9,8 @@ import typer
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Record, note, show
-from holdfast.clients.admin import Admin, check_topics, create_topics
-from holdfast.clients.topics import Action, Cluster, CreateTopic, Finding, Severity, check_processors, plan, specs_for, topic_names
+from holdfast.clients.admin import Admin, check_topics, create_topics, plan_topics
+from holdfast.clients.topics import Action, Cluster, CreateTopic, Finding, Severity, check_processors, specs_for, topic_names
 from holdfast.errors import TopicError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, create, check and describe the topics of an application.")
@@ -67,8 +67,7 @@ def create(
     if wrong:
         raise TopicError("; ".join(f"topic {finding.topic}: {finding.message}: {finding.remedy}" for finding in wrong))
     if dry_run:
-        cluster = admin.cluster(topic_names(settings, processors))
-        actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
+        actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
     else:
         actions = create_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
     show(
@@ -117,7 +116,7 @@ def check_command(
     strict: Annotated[bool, typer.Option("--strict", help="Warnings count as errors.")] = False,
 ) -> None:
     application, admin = _open(context)
-    findings = check_topics(application.settings, application.processors, admin=admin)
+    findings = check_topics(application.settings, application.processors, beside=True, admin=admin)
     records: list[Record] = [
         {"severity": finding.severity.value, "topic": finding.topic, "message": finding.message, "remedy": finding.remedy}
         for finding in findings

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
 from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -33,15 +34,17 @@ from holdfast.clients.topics import (
     Severity,
     TopicSpec,
     TopicState,
+    beside_names,
     check,
     check_processors,
     plan,
+    specs_beside,
     specs_for,
     topic_names,
 )
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.errors import BrokerError, ConfigError, TopicError
+from holdfast.errors import BrokerError, ConfigError, HoldfastError, TopicError
 
 __all__ = [
     "Admin",
@@ -360,19 +363,46 @@ def _topic(topic: Any, entries: Mapping[str, Any]) -> TopicState:
 def create_topics(
     settings: Settings, processors: Processors, *, partitions: int | None = None, alter: bool = False, admin: Admin | None = None
 ) -> list[Action]:
-    """Create the topics of an application that are missing, wait until they can be used, and return what was done."""
+    """Create the topics of an application that are missing, wait until they can be used, and return what was done.
+
+    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
+    """
     admin = admin or Admin(settings)
-    cluster = admin.cluster(topic_names(settings, processors))
-    actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
+    actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
     admin.apply(actions)
     return actions
 
 
-def check_topics(settings: Settings, processors: Processors, *, admin: Admin | None = None) -> list[Finding]:
-    """Return what is wrong with the topics of an application, errors first."""
-    cluster = (admin or Admin(settings)).cluster(topic_names(settings, processors))
-    wiring = check_processors(settings, processors)
-    return [*wiring, *check(specs_for(settings, processors, cluster), cluster)]
+def plan_topics(settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin) -> list[Action]:
+    """Return what `create_topics` would do."""
+    cluster = admin.cluster(topic_names(settings, processors))
+    actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
+    if alter:
+        beside = _beside(settings, processors, admin)
+        actions += plan(specs_beside(settings, beside), beside, alter=True)
+    return actions
+
+
+def _beside(settings: Settings, processors: Processors, admin: Admin) -> Cluster:
+    """Return holdfast's own topics that are not the application's, as far as this principal may look at them."""
+    known = set(topic_names(settings, processors)) - {f"{settings.producers_topic}.answers"}  # a registry's emits are ours as well
+    topics: dict[str, TopicState] = {}
+    for name in beside_names(settings):
+        if name not in known:
+            with suppress(HoldfastError):
+                topics |= admin.cluster([name]).topics
+    return Cluster(brokers=(), topics=topics)
+
+
+def check_topics(settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None) -> list[Finding]:
+    """Return what is wrong with the topics of an application, errors first; with *beside* also of holdfast's own beside them."""
+    admin = admin or Admin(settings)
+    cluster = admin.cluster(topic_names(settings, processors))
+    findings = [*check_processors(settings, processors), *check(specs_for(settings, processors, cluster), cluster)]
+    if beside:
+        others = _beside(settings, processors, admin)
+        findings += check(specs_beside(settings, others), others)
+    return findings
 
 
 def require_topics(settings: Settings, processors: Processors, *, admin: Admin | None = None) -> list[Finding]:

@@ -144,6 +144,7 @@ class Engine(Taking):
         self._log.open(wanted.topics, options.request_timeout_s)
         overrides: dict[str, str | int | bool] = {"group.id": wanted.group_id, "isolation.level": "read_committed"}
         self._feed = (LaneFeed if options.lanes else Feed)(
+            settings,
             settings.consumer(**overrides),
             self.queue,
             self._feed_settings,

@@ -18,6 +18,9 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from holdfast.clients.claim_logging import Quiet, impatient
 from holdfast.clients.claim_queue import Fetched, FetchQueue, Lease
 from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.unreadable import Unreadable
+from holdfast.kafka.skipper import REFUSALS, Skipper
 
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)
@@ -60,6 +63,7 @@ class Feed:
 
     def __init__(
         self,
+        kafka: Settings,
         config: Mapping[str, Any],
         queue: FetchQueue,
         settings: FeedSettings,
@@ -87,9 +91,12 @@ class Feed:
             "fetch.wait.max.ms": 100,
             "queued.min.messages": 100_000,
             "queued.max.messages.kbytes": per_partition >> 10,
-            "error_cb": self._on_error,
-            "on_commit": self._on_commit,
         }
+        self._watcher = Skipper(kafka, self._config, stands=self._stands, clock=clock)
+        self.unreadable: dict[Place, Unreadable] = {}
+        """Where reading stands before a batch that cannot be read."""
+        self._told: dict[Place, int] = {}
+        self._config |= {"error_cb": self._on_error, "on_commit": self._on_commit}
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
         self._stopping, self._called = threading.Event(), threading.Event()
@@ -151,9 +158,10 @@ class Feed:
                     continue
                 if not self._room(consumer):
                     continue
+                self._watcher.look(consumer)
                 first = consumer.poll(self._settings.fetch_poll_s)
                 if first is not None:
-                    self._sort([first, *consumer.consume(self._settings.batch_messages - 1, 0)])
+                    self._sort(consumer, [first, *consumer.consume(self._settings.batch_messages - 1, 0)])
             self._obey(consumer)
             consumer.unassign()
             self._finish_commits(consumer)
@@ -163,6 +171,7 @@ class Feed:
             for lease in self._leases.values():
                 lease.open = False
             self._consumer = None
+            self._watcher.close()
             consumer.close()
 
     def _places(self) -> Collection[Place]:
@@ -194,12 +203,14 @@ class Feed:
             consumer.incremental_unassign([TopicPartition(*place)])
         self._leases[place] = lease
         consumer.incremental_assign([TopicPartition(*place, lease.next_offset)])
+        self._watch(place, lease.next_offset)
 
     def _unassign(self, consumer: Consumer, lease: Lease) -> None:
         place = (lease.topic, lease.partition)
         if self._leases.get(place) is lease:
             del self._leases[place]
             consumer.incremental_unassign([TopicPartition(*place)])
+            self._watch(place, None)
 
     def _commit(self, consumer: Consumer, offsets: list[TopicPartition]) -> None:
         self._committing += 1
@@ -232,9 +243,41 @@ class Feed:
             logger.warning("claimed partitions: %s", text)
         self.last_error = text
 
+    # -- what cannot be read
+
+    def _watch(self, place: Place, offset: int | None) -> None:
+        """Note where reading of a partition begins; None: it has ended."""
+        self.unreadable.pop(place, None)
+        if offset is None:
+            self._watcher.forget(*place)
+        else:
+            self._watcher.begin(*place, offset)
+
+    def _stands(self, found: Unreadable) -> None:
+        place = (found.topic, found.partition)
+        self.unreadable[place] = found
+        if self._told.get(place) == found.first:  # a claim that stands still is given back, and perhaps won again
+            return
+        self._told[place] = found.first
+        logger.error(
+            "%s; other partitions go on. To have the group begin behind it: holdfast groups reset-offsets %s --to-offset %d "
+            "--topic %s:%d --execute",
+            found,
+            self._config["group.id"],
+            found.last + 1,
+            *place,
+        )
+
+    def _in_place(self, consumer: Consumer, place: Place, messages: list[Message]) -> list[Message]:
+        """Return those of *messages* whose offsets can be true, and note how far they reach."""
+        messages = self._watcher.in_place(consumer, place, messages)
+        if self.unreadable and messages:
+            self.unreadable.pop(place, None)
+        return messages
+
     # -- sorting what came
 
-    def _sort(self, messages: list[Message]) -> None:
+    def _sort(self, consumer: Consumer, messages: list[Message]) -> None:
         """Put *messages* into batches by partition, each in offset order, and those into the queue."""
         self.last_error = None
         assigned = self._places()
@@ -252,7 +295,10 @@ class Feed:
                     by_place[place].append(message)  # type: ignore[index]
                 except KeyError:
                     by_place[place] = [message]  # type: ignore[index]
-        batches = [batch for place, found in by_place.items() for batch in self._batches(place, found)]
+        batches = []
+        for place, found in by_place.items():
+            if in_place := self._in_place(consumer, place, found):
+                batches += self._batches(place, in_place)
         # The end of a log comes after all that is before it.
         batches += [each for each in ends if self._moves(each)]
         if batches:
@@ -282,12 +328,18 @@ class Feed:
         return True
 
     def _judge(self, message: Message, error: KafkaError, ends: list[Fetched]) -> None:
-        leases = self._readers((message.topic() or "", message.partition() or 0))
+        place = (message.topic() or "", message.partition() or 0)
+        leases = self._readers(place)
+        if self._watcher.strays(place):
+            return
         if error.code() == KafkaError._PARTITION_EOF:
             end = message.offset() or 0
+            self._watcher.reached(place, end)
             ends += [Fetched(lease, [], end, end, True, 0) for lease in leases]
         elif error.fatal():
             raise KafkaException(error)
+        elif error.code() in REFUSALS:
+            self._watcher.refused(place, -1 if message.offset() is None else message.offset() or 0, error.str())
         elif error.code() in _HOPELESS and leases:
             for lease in leases:
                 self._failed(lease, error.str())

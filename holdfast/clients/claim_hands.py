@@ -127,5 +127,5 @@ class Hands:
         return self._engine.member_settings.instance_id
 
     def counters(self) -> dict[str, Any]:
-        """Return numbers for a metrics page: what is queued, what could not be decoded, what Kafka's own book refused."""
+        """Return numbers for a metrics page: what is queued, what could not be decoded or read, what Kafka's own book refused."""
         return self._engine.counters()

@@ -71,6 +71,7 @@ class LaneFeed(Feed):
         if not stream.lanes:
             if stream.position is not None:
                 consumer.incremental_unassign([TopicPartition(*place)])
+            self._watch(place, None)
             del self._streams[place]
 
     def _room(self, consumer: Consumer) -> bool:
@@ -85,6 +86,7 @@ class LaneFeed(Feed):
                 consumer.incremental_unassign([TopicPartition(*place)])
             if step.seek is not None:
                 consumer.incremental_assign([TopicPartition(*place, step.seek)])
+            self._watch(place, step.seek)
             stream.position = step.seek
         if any(stream.position is not None for stream in self._streams.values()):
             return True

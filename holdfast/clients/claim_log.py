@@ -28,6 +28,7 @@ from holdfast.clients.log_tail import Tail, following, is_of_group
 from holdfast.config import Settings
 from holdfast.core.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)
@@ -75,6 +76,7 @@ class CoordinationLog:
         self._compression, self._send_timeout_s, self._follow_wait_ms = compression, send_timeout_s, follow_wait_ms
         self._headers: list[tuple[str, str | bytes | None]] = [] if interop else [CAPABILITY_HEADER]
         self._reader: Consumer | None = None
+        self._skipper: Skipper | None = None
         self._writer: Producer | None = None
         self._bursts: Bursts | None = None
         self._acks: deque[Ack] = deque()
@@ -94,6 +96,7 @@ class CoordinationLog:
         """
         config = impatient(following(self._settings, "claims-reader", self._follow_wait_ms))
         self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)
+        self._skipper = Skipper(self._settings, config)
         self.partitions = self._count(timeout_s)
         self.follow(topics)
         writing: dict[str, str | int | bool] = {
@@ -137,10 +140,13 @@ class CoordinationLog:
     def follow_partitions(self, partitions: AbstractSet[int]) -> None:
         """Read these coordination partitions too."""
         assert self._reader is not None
+        assert self._skipper is not None
         added = partitions - self.reading
         if added:
             # From 0, and from the first there is where that is gone (auto.offset.reset): asking for the beginning takes half a second.
             self._reader.incremental_assign([TopicPartition(self._topic, number, 0) for number in sorted(added)])
+            for number in added:
+                self._skipper.begin(self._topic, number, 0)
             self.reading |= added
             self._tails |= {number: Tail(self._topic, number, 0) for number in added}
 
@@ -149,6 +155,8 @@ class CoordinationLog:
         writer, self._writer = self._writer, None
         bursts, self._bursts = self._bursts, None
         reader, self._reader = self._reader, None
+        if self._skipper is not None:
+            self._skipper.close()
         unsent = 0
         if writer is not None and bursts is not None:
             unsent = bursts.close(timeout_s)
@@ -171,14 +179,13 @@ class CoordinationLog:
 
         Raises TopicError when the topic is gone or must not be read, BrokerError on what no waiting mends.
         """
-        reader = self._reader
+        reader, skipper = self._reader, self._skipper
         assert reader is not None
+        assert skipper is not None
         first = reader.poll(timeout_s)
-        if first is None:
-            self._look_for_ends(reader)
-            return []
+        came = [] if first is None else [first, *reader.consume(READ_RECORDS - 1, 0)]
         out = []
-        for message in (first, *reader.consume(READ_RECORDS - 1, 0)):
+        for message in skipper.sift(reader, came):
             error = message.error()
             if error is None:
                 kind, at_ms = message.timestamp()
@@ -195,6 +202,11 @@ class CoordinationLog:
                         tail.read(record.offset)
         self._look_for_ends(reader)
         return out
+
+    @property
+    def skipped(self) -> int:
+        """Return how many batches were passed that nobody can read."""
+        return 0 if self._skipper is None else self._skipper.skipped
 
     def _look_for_ends(self, reader: Consumer) -> None:
         for partition in [number for number, tail in self._tails.items() if tail.look(reader)]:

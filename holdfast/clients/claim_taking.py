@@ -236,6 +236,8 @@ class Taking:
             "undecodable_frames": self.undecodable,
             "undelivered_messages": self.undelivered,
             "kafka_commits_failed": 0 if self._feed is None else self._feed.commits_failed,
+            "skipped_batches": self._log.skipped,
+            "unreadable_partitions": 0 if self._feed is None else len(self._feed.unreadable),
         }
 
     def _live(self) -> Member:

@@ -22,6 +22,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.queries import TableClaims, WorkerClaims, decode_worker
 from holdfast.errors import BrokerError
+from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
@@ -155,6 +156,7 @@ class WorkersTopic:
         self._topic = settings.workers_topic
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-workers-topic")
         self._consumer: Consumer | None = None
+        self._skipper: Skipper | None = None
         self._admin: AdminClient | None = None
         self._next = 0
         self._claims: dict[str, WorkerClaims] = {}
@@ -174,6 +176,9 @@ class WorkersTopic:
 
     def _close(self) -> None:
         consumer, self._consumer, self._admin = self._consumer, None, None
+        skipper, self._skipper = self._skipper, None
+        if skipper is not None:
+            skipper.close()
         if consumer is not None:
             consumer.close()
 
@@ -186,8 +191,9 @@ class WorkersTopic:
                 consumer = self._opened(deadline_s)
             while self._next < end:
                 message = consumer.poll(min(_POLL_S, self._left_s(deadline_s)))
-                if message is not None:
-                    self._take(message)
+                assert self._skipper is not None
+                for each in self._skipper.sift(consumer, [] if message is None else [message]):
+                    self._take(each)
         except KafkaException as error:
             return self._failed(error.args[0])
         return Workers(self._claims.values())
@@ -202,7 +208,8 @@ class WorkersTopic:
                 "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide who holds what
                 "fetch.queue.backoff.ms": 5,
             }
-            consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
+            config = self._settings.consumer(**overrides)
+            consumer = Consumer(config, logger=logger)
             try:
                 # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
                 listed = consumer.list_topics(self._topic, timeout=self._left_s(deadline_s)).topics[self._topic]
@@ -212,6 +219,8 @@ class WorkersTopic:
             except BaseException:
                 consumer.close()
                 raise
+            self._skipper = Skipper(self._settings, config, clock=self._clock)
+            self._skipper.begin(self._topic, 0, 0)
             self._consumer, self._next, self._claims = consumer, 0, {}
         return self._consumer
 

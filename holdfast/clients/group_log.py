@@ -15,6 +15,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
@@ -62,6 +63,7 @@ class GroupLog:
         self._settings, self._topic, self._group_id, self._clock = settings, topic, group_id, clock
         self._timeout_s, self._unsent_s, self._follow_wait_ms = timeout_s, unsent_s, follow_wait_ms
         self._reader: Consumer | None = None
+        self._skipper: Skipper | None = None
         self._writer: Producer | None = None
         self._bursts: Bursts | None = None
         self._partition = 0
@@ -81,6 +83,8 @@ class GroupLog:
         self._partition = coordinator_partition(self._group_id, count)
         found = self._since(self._reader, since_ms)
         self._reader.assign([found])  # the log's end, where nothing was said since then
+        self._skipper = Skipper(self._settings, reads, clock=self._clock)
+        self._skipper.begin(self._topic, self._partition, found.offset)
         self._tail = Tail(self._topic, self._partition, found.offset)
         writing: dict[str, str | int | bool] = {
             "enable.idempotence": True,
@@ -138,14 +142,14 @@ class GroupLog:
     def poll(self, timeout_s: float) -> list[Heard]:
         """Return what came since; waits up to *timeout_s* for the first."""
         assert self._reader is not None
+        assert self._skipper is not None
         assert self._tail is not None
         assert self._bursts is not None
         self._bursts.go_on()
         first = self._reader.poll(timeout_s)
-        if first is None:
-            return []
+        came = [] if first is None else [first, *self._reader.consume(READ_RECORDS - 1, 0)]
         out = []
-        for message in (first, *self._reader.consume(READ_RECORDS - 1, 0)):
+        for message in self._skipper.sift(self._reader, came):
             error = message.error()
             if error is None:
                 kind, at_ms = message.timestamp()
@@ -174,9 +178,11 @@ class GroupLog:
             self._bursts.close(timeout_s)
             self._writer.purge()
             self._writer.flush(0)
+        if self._skipper is not None:
+            self._skipper.close()
         if self._reader is not None:
             self._reader.close()
-        self._writer = self._reader = self._bursts = None
+        self._writer = self._reader = self._bursts = self._skipper = None
 
     def _unreachable(self, error: KafkaError, timeout_s: float) -> BrokerError:
         why = self.last_error or error.str()

@@ -16,6 +16,7 @@ from holdfast.core.partitioners import by_key
 from holdfast.core.registry import Bump, Register, RegistryAnswer, RegistryCommand, RegistryError, decode_answer, encode_command
 from holdfast.core.stamps import check_name
 from holdfast.errors import BrokerError, FencedError, TopicError
+from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
@@ -43,7 +44,8 @@ class NameHolder:
             "auto.offset.reset": "latest",
             "fetch.wait.max.ms": 50,
         }
-        self._consumer = Consumer(settings.consumer(**own), logger=logger)
+        config = settings.consumer(**own)
+        self._consumer, self._skipper = Consumer(config, logger=logger), Skipper(settings, config, clock=clock)
         sending: dict[str, str | int | bool] = {
             "enable.idempotence": True,
             "linger.ms": 0,
@@ -60,6 +62,7 @@ class NameHolder:
 
     def close(self) -> None:
         """Give back the connections; the name stays this process's until another registers it."""
+        self._skipper.close()
         self._consumer.close()
         self._producer.flush(1)
 
@@ -131,6 +134,7 @@ class NameHolder:
                 # From a known offset, since "the end" would be asked for only after the command was sent.
                 place.offset = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)[1]
                 self._consumer.assign([place])
+                self._skipper.begin(self._answers, partition, place.offset)
             except KafkaException as error:
                 raise BrokerError(f"the registry's topics cannot be read: {error.args[0].str()}; check the broker") from error
             self._partition = partition
@@ -141,9 +145,10 @@ class NameHolder:
         until_s = self._clock.monotonic_s() + wait_s
         while True:
             message = self._consumer.poll(max(0.0, until_s - self._clock.monotonic_s()))
+            came = self._skipper.sift(self._consumer, [] if message is None else [message])
             if message is None:
                 return None
-            if message.error() is not None or (message.key() or b"") != self.name.encode():
+            if not came or message.error() is not None or (message.key() or b"") != self.name.encode():
                 continue
             try:
                 return decode_answer(message.value() or b"")

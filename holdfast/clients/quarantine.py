@@ -21,6 +21,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.processor import Headers
 from holdfast.errors import BrokerError, QuarantineError, TopicError
+from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
@@ -277,16 +278,20 @@ class Quarantine:
             "auto.offset.reset": "error",
             "fetch.wait.max.ms": 10,  # an empty fetch tells the end only when it returns
         }
-        consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
+        config = self._settings.consumer(**overrides)
+        consumer, skipper = Consumer(config, logger=logger), Skipper(self._settings, config, clock=self._clock)
         try:
             places = self._places(consumer, topic, at)
             consumer.assign(places)
-            yield from self._until_ends(consumer, topic, {place.partition for place in places})
+            for place in places:
+                skipper.begin(topic, place.partition, max(0, place.offset))
+            yield from self._until_ends(consumer, skipper, topic, {place.partition for place in places})
         except KafkaException as error:
             raise BrokerError(
                 f"cannot read {topic} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
             ) from error
         finally:
+            skipper.close()
             consumer.close()
 
     def _places(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> list[TopicPartition]:
@@ -297,15 +302,18 @@ class Quarantine:
             return [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in listed.partitions]
         return [TopicPartition(topic, *at)] if at[0] in listed.partitions else []
 
-    def _until_ends(self, consumer: Consumer, topic: str, open_partitions: set[int]) -> Iterator[Message]:
+    def _until_ends(self, consumer: Consumer, skipper: Skipper, topic: str, open_partitions: set[int]) -> Iterator[Message]:
         progress_s = self._clock.monotonic_s()
         while open_partitions:
             message = consumer.poll(_POLL_S)
             if message is None:
+                skipper.sift(consumer, ())
                 if self._clock.monotonic_s() - progress_s > self._timeout_s:
                     raise BrokerError(f"reading {topic}: nothing came for {self._timeout_s:g} s; check the broker")
                 continue
             progress_s = self._clock.monotonic_s()
+            if not skipper.sift(consumer, [message]):
+                continue
             error = message.error()
             if error is None:
                 yield message

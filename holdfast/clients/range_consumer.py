@@ -266,7 +266,9 @@ class RangeConsumer:
     def _begin(self, mine: _Mine) -> RangeBlock | None:
         """Return what there is of a block, its delivery counted; None when it was put aside or has no messages."""
         worn = mine.deliveries >= self._limit and not mine.begun
+        noted = self._log.noted
         records, reached = self._log.fetch(mine.partition, mine.progress, mine.given if worn else mine.end, self._size)
+        self.buried += self._log.noted - noted
         if records and not worn:
             if not mine.begun:
                 self._keep(mine, mine.progress, given=reached)

@@ -15,7 +15,9 @@ from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.java_order import coordinator_partition
 from holdfast.core.ranges import Base, Horizon, RangeRow, Ranges, Wish, decode_wish, encode_wish, fold_range, low_water, range_key
+from holdfast.core.unreadable import Unreadable
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)
@@ -28,6 +30,9 @@ TRIM_RECORDS = 1_000
 """Records at the beginning that nobody needs any more and that are worth a request to delete them."""
 FETCH_S = 0.5
 POLL_S = 0.02
+
+_Dead = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
+"""Value, key and headers of a dead letter."""
 
 
 class RangeLog:
@@ -55,6 +60,12 @@ class RangeLog:
         self._watched, self._counted = (-1, -1), False
         self._reader: Consumer | None = None
         self._messages: Consumer | None = None
+        self._skipper: Skipper | None = None
+        self._watcher: Skipper | None = None
+        self._unreadable: dict[int, Unreadable] = {}
+        """Of each partition of the topic the batch that was last met and cannot be read."""
+        self.noted = 0
+        """How many such batches the dead letters have a note of."""
         self._producer: Producer | None = None
         self._admin: AdminClient | None = None
         self._horizons: dict[int, Horizon] = {}
@@ -76,8 +87,11 @@ class RangeLog:
             "fetch.queue.backoff.ms": 5,
         }
         # An open transaction of a stranger must not hide wishes: nobody writes transactionally there by rule.
-        self._reader = Consumer(impatient(self._settings.consumer(**common, **{"isolation.level": "read_uncommitted"})), logger=quiet)
-        self._messages = Consumer(impatient(self._settings.consumer(**common, **{"isolation.level": "read_committed"})), logger=quiet)
+        wishes = impatient(self._settings.consumer(**common, **{"isolation.level": "read_uncommitted"}))
+        messages = impatient(self._settings.consumer(**common, **{"isolation.level": "read_committed"}))
+        self._reader, self._messages = Consumer(wishes, logger=quiet), Consumer(messages, logger=quiet)
+        self._skipper = Skipper(self._settings, wishes, clock=self._clock)
+        self._watcher = Skipper(self._settings, messages, stands=self._stands, clock=self._clock)
         writing: dict[str, str | int | bool] = {"enable.idempotence": True, "acks": "all", "linger.ms": 0}
         timeout_ms = max(1_000, int(self._timeout_s * 1_000))
         self._producer = Producer({**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet)
@@ -90,6 +104,8 @@ class RangeLog:
         self._horizons = {home: Horizon() for home in self._read}
         self._trimmed = dict.fromkeys(self._read, 0)
         self._reader.assign([TopicPartition(self._ranges_topic, home, OFFSET_BEGINNING) for home in self._read])
+        for home in self._read:
+            self._skipper.begin(self._ranges_topic, home, 0)
         self.catch_up()
         for partition in self._homes:
             if partition not in self.rows:
@@ -139,11 +155,12 @@ class RangeLog:
 
     def _read_to(self, ends: dict[int, int]) -> None:
         assert self._reader is not None
+        assert self._skipper is not None
         until_s = self._clock.monotonic_s() + self._timeout_s
         while any(self._read[home] < end for home, end in ends.items()):
             if self._clock.monotonic_s() > until_s:
                 raise BrokerError(f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker")
-            for message in self._reader.consume(1_000, POLL_S):
+            for message in self._skipper.sift(self._reader, self._reader.consume(1_000, POLL_S)):
                 self._seen(message)
 
     def _seen(self, message: Message) -> None:
@@ -221,15 +238,27 @@ class RangeLog:
             raise self._broken(f"the end of {self.topic}/{partition}", error) from None
 
     def fetch(self, partition: int, start: int, end: int, limit: int) -> tuple[list[Message], int]:
-        """Return messages from *start* to before *end*, at most *limit*, and the offset that they reach to."""
-        consumer = self._messages
+        """Return messages from *start* to before *end*, at most *limit*, and the offset that they reach to.
+
+        What cannot be read is passed once the dead letters have a note of it: it can be handed out to nobody.
+        """
+        consumer, watcher = self._messages, self._watcher
         assert consumer is not None
-        consumer.assign([TopicPartition(self.topic, partition, start)])
+        assert watcher is not None
+        place = (self.topic, partition)
+        if (stands := self._unreadable.get(partition)) is not None and stands.first <= start <= stands.last:
+            self._bury_unread(stands, start, min(end, stands.last + 1))
+            return [], min(end, stands.last + 1)
+        consumer.assign([TopicPartition(*place, start)])
+        watcher.resume(*place, start)
         found: list[Message] = []
         reached, until_s = start, self._clock.monotonic_s() + FETCH_S
         while reached < end and len(found) < limit and self._clock.monotonic_s() < until_s:
             message = consumer.poll(POLL_S)
-            if message is None:
+            came = watcher.sift(consumer, [] if message is None else [message])
+            if message is None or not came:
+                if partition in self._unreadable and self._unreadable[partition].first <= reached:
+                    break
                 continue
             error, offset = message.error(), message.offset() or 0
             if error is not None:
@@ -247,8 +276,28 @@ class RangeLog:
         consumer.unassign()
         return found, reached
 
+    def _stands(self, found: Unreadable) -> None:
+        self._unreadable[found.partition] = found
+        logger.error("%s; it goes to %s as a note of where it lies, other messages go on", found, self._dead_letters)
+
+    def _bury_unread(self, stands: Unreadable, first: int, end: int) -> None:
+        """Write to the dead letters where lies what cannot be read, from *first* to before *end*, and why it cannot."""
+        source = f"{self.topic}/{stands.partition}/{first}"
+        headers = {"source": source, "last-offset": str(end - 1), "error": stands.error, "reason": stands.reason}
+        self._write_dead([(None, None, [(f"holdfast-{name}", text.encode()) for name, text in headers.items()])])
+        self.noted += 1
+
     def bury(self, messages: Iterable[Message], deliveries: int) -> None:
         """Write *messages* to the dead letters, with where they come from in their headers."""
+        dead: list[_Dead] = []
+        for message in messages:
+            source = f"{message.topic()}/{message.partition()}/{message.offset()}"
+            had: Any = message.headers() or []
+            headers = [*had, ("holdfast-source", source.encode()), ("holdfast-deliveries", str(deliveries).encode())]
+            dead.append((message.value(), message.key(), headers))
+        self._write_dead(dead)
+
+    def _write_dead(self, dead: Iterable[_Dead]) -> None:
         assert self._producer is not None
         failed: list[str] = []
 
@@ -256,11 +305,8 @@ class RangeLog:
             if error is not None:
                 failed.append(error.str())
 
-        for message in messages:
-            source = f"{message.topic()}/{message.partition()}/{message.offset()}"
-            had: Any = message.headers() or []
-            headers = [*had, ("holdfast-source", source.encode()), ("holdfast-deliveries", str(deliveries).encode())]
-            self._producer.produce(self._dead_letters, message.value(), message.key(), headers=headers, on_delivery=told)
+        for value, key, headers in dead:
+            self._producer.produce(self._dead_letters, value, key, headers=headers, on_delivery=told)
         left = self._producer.flush(self._timeout_s)
         if left or failed:
             raise BrokerError(
@@ -279,6 +325,9 @@ class RangeLog:
         """Let go of the broker."""
         if self._producer is not None:
             self._producer.flush(self._timeout_s)
+        for skipper in (self._skipper, self._watcher):
+            if skipper is not None:
+                skipper.close()
         for consumer in (self._reader, self._messages):
             if consumer is not None:
                 consumer.close()

@@ -30,6 +30,7 @@ from holdfast.core.resets import (
     release,
 )
 from holdfast.errors import BrokerError, DecodeError
+from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
@@ -113,7 +114,8 @@ class ResetLog:
             "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide a decision
             "fetch.wait.max.ms": 10,
         }
-        consumer = Consumer(self._settings.consumer(**overrides), logger=logger)
+        config = self._settings.consumer(**overrides)
+        consumer, skipper = Consumer(config, logger=logger), Skipper(self._settings, config, clock=self._clock)
         found = Decisions()
         try:
             if end is None:
@@ -122,25 +124,28 @@ class ResetLog:
                     return found  # no reset was ever decided
                 end = consumer.get_watermark_offsets(TopicPartition(self.topic, PARTITION), timeout=self._timeout_s)[1]
             consumer.assign([TopicPartition(self.topic, PARTITION, 0)])
-            self._take(consumer, end, found)
+            skipper.begin(self.topic, PARTITION, 0)
+            self._take(consumer, skipper, end, found)
             return found
         except KafkaException as error:
             raise BrokerError(
                 f"cannot read {self.topic} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
             ) from error
         finally:
+            skipper.close()
             consumer.close()
 
-    def _take(self, consumer: Consumer, end: int, found: Decisions) -> None:
+    def _take(self, consumer: Consumer, skipper: Skipper, end: int, found: Decisions) -> None:
         position, progress_s = 0, self._clock.monotonic_s()
         while position < end:
             first = consumer.poll(_POLL_S)
-            if first is None:
+            came = skipper.sift(consumer, [] if first is None else [first, *consumer.consume(_READ, 0)])
+            if not came:
                 if self._clock.monotonic_s() - progress_s > self._timeout_s:
                     raise BrokerError(f"reading {self.topic}: nothing came for {self._timeout_s:g} s; check the broker")
                 continue
             progress_s = self._clock.monotonic_s()
-            for message in (first, *consumer.consume(_READ, 0)):
+            for message in came:
                 error = message.error()
                 if error is None:
                     position = (message.offset() or 0) + 1

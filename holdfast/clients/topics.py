@@ -13,6 +13,7 @@ from typing import Any
 from holdfast.config import Settings
 from holdfast.core.folding import LIMIT_BYTES
 from holdfast.core.processor import Processor
+from holdfast.core.resets import RESETS_TOPIC
 from holdfast.core.rows import LIMIT_KEY_BYTES
 from holdfast.errors import TopicError
 
@@ -37,6 +38,8 @@ class Role(StrEnum):
     QUARANTINE = "quarantine"
     WORKERS = "workers"
     SKIPS = "skips"
+    BESIDE = "beside"
+    """Holdfast's own, made and read by others than the application's workers."""
 
 
 class Severity(StrEnum):
@@ -147,6 +150,24 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
     return sorted(names)
 
 
+def beside_names(settings: Settings) -> list[str]:
+    """Return the names of holdfast's own topics that the application's workers need not touch: what clients, groups and outboxes speak by."""
+    outbox = settings.outbox_name or f"{settings.app}-outbox"
+    names = {settings.coordination_topic, settings.groups_topic, settings.ranges_topic, settings.producers_topic, RESETS_TOPIC}
+    return sorted(
+        names | {f"{settings.producers_topic}.answers"} | {f"{outbox}.{end}" for end in ("commands", "answers", "progress", "neli")}
+    )
+
+
+def specs_beside(settings: Settings, cluster: Cluster) -> list[TopicSpec]:
+    """Return how those of `beside_names` in *cluster* must be; nobody makes them here."""
+    return [
+        TopicSpec(name=name, partitions=cluster.partitions(name), config=UNPACKED, replication_factor=1, role=Role.BESIDE)
+        for name in beside_names(settings)
+        if name in cluster.topics
+    ]
+
+
 def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, partitions: int | None = None) -> list[TopicSpec]:
     """Return every topic the application needs, each once, sources first.
 
@@ -243,6 +264,7 @@ ALTERABLE = {
     Role.SOURCE: ("compression.type", "message.timestamp.type"),  # the first only of those that are holdfast's own
     Role.COORDINATION: ("compression.type", "message.timestamp.type"),
     Role.EMIT: (),
+    Role.BESIDE: ("compression.type",),
 }
 """What `plan(..., alter=True)` sets right on existing topics. Never what could delete a record that someone else wrote."""
 
@@ -322,6 +344,9 @@ def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
             return
         yield _error(spec.name, f"does not exist ({spec.role})", remedy)
         return
+    if spec.role is Role.BESIDE:
+        yield from _check_compression(spec, state)
+        return
     yield from _check_partitions(spec, state)
     yield from _check_cleanup(spec, state)
     yield from _check_time(spec, state)
@@ -390,7 +415,7 @@ def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
     wanted, found = spec.config.get("compression.type"), state.config.get("compression.type")
     if wanted is not None and found not in (None, wanted):
         message = (
-            f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and stop them"
+            f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and hold them up"
         )
         yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
 

@@ -71,6 +71,17 @@ async def batch_at(log: RawLog, topic: str, partition: int, at: int, *, committe
             return None
 
 
+async def sound_until(log: RawLog, topic: str, partition: int, at: int) -> int:
+    """Return the offset behind the last batch of those from *at* on that are as they should be; as many as come with one answer."""
+    data = (await log.fetch(topic, partition, at)).data
+    place = 0
+    with suppress(WireError):  # the last one may be cut short
+        while len(data) > place:
+            header = check_batch(data, place)
+            place, at = place + header.size_bytes, max(at, header.last_offset + 1)
+    return at
+
+
 def _judged(topic: str, partition: int, at: int, header: BatchHeader, data: bytes) -> Batch:
     try:
         check_batch(data)
@@ -122,6 +133,8 @@ class Look(threading.Thread):
         self._refused, self._insists, self._committed = refused, insists, committed
         self.place, self.at = place, at
         self.found: list[Unreadable] = []
+        self.sound_until = -1
+        """Where nothing was found: up to here all batches are as they should be."""
         self._stopping = threading.Event()
         self._ended = threading.Event()
 
@@ -159,7 +172,10 @@ class Look(threading.Thread):
             at = max(at, start)
             while len(self.found) < LIMIT_RUN:
                 batch = await batch_at(log, topic, partition, at, committed=self._committed)
-                if batch is None or (batch.is_readable and not self._insists):
+                if batch is None:
+                    return
+                if batch.is_readable and not self._insists:
+                    self.sound_until = await sound_until(log, topic, partition, at)
                     return
                 if refused is None:
                     refused = await asyncio.to_thread(self._refusal, at, batch.told.last)

@@ -14,6 +14,7 @@ from typing import Any, Self, TypeVar
 
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaError, for_code
 from aiokafka.protocol.fetch import FetchRequest
+from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
@@ -29,6 +30,7 @@ FETCH_BYTES = 1 << 20
 LIMIT_BATCH_BYTES = 100 << 20
 RETRY_S = 0.1
 LEAST_FETCH_VERSION = 5
+EARLIEST, LATEST = -2, -1
 
 OFFSET_OUT_OF_RANGE, UNKNOWN_TOPIC_OR_PARTITION, NOT_LEADER = 1, 3, 6
 _PASSING = frozenset({UNKNOWN_TOPIC_OR_PARTITION, 5, NOT_LEADER, 9, 56, 74, 75, 76})
@@ -158,11 +160,19 @@ class RawLog:
         return int(code), fetched
 
     async def bounds(self, topic: str, partition: int) -> tuple[int, int]:
-        """Return the first offset of a partition and the one after its last: what a leader tells with any fetch, even a refused one."""
-        _, fetched = await self._fetch(topic, partition, 0, False, FETCH_BYTES)
-        if fetched.log_start > 0:
-            _, fetched = await self._fetch(topic, partition, fetched.log_start, False, FETCH_BYTES)
-        return max(0, fetched.log_start), fetched.high_watermark
+        """Return the first offset of a partition and the one after its last."""
+        return await self._offset(topic, partition, EARLIEST), await self._offset(topic, partition, LATEST)
+
+    async def _offset(self, topic: str, partition: int, time: int) -> int:
+        async def ask(leader: int) -> tuple[int, int]:
+            response = await self._client.send(leader, OffsetRequest(-1, 0, [(topic, [(partition, time)])]))
+            _, code, _, offset, *_ = response.topics[0][1][0]
+            return int(code), int(offset)
+
+        code, offset = await self._answer(topic, partition, ask)
+        if code != 0:
+            raise _refusal(topic, partition, "to tell offsets", code)
+        return offset
 
     async def batches(
         self, topic: str, partition: int, offset: int, *, until: int | None = None

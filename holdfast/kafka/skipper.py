@@ -45,9 +45,7 @@ INSIST_TIMES = 3
 """What a consumer has refused or not given so often counts, even if we can read it."""
 STOP_S = 2.0
 TOLD_ONE_BY_ONE = 10
-CURE = (
-    "such batches of compressed records are refused by the broker where compression.type=uncompressed: run `holdfast topics create --alter`"
-)
+CURE = "brokers refuse the compressed ones among them where compression.type=uncompressed: run `holdfast topics create --alter`"
 
 
 @dataclass(slots=True)
@@ -62,15 +60,24 @@ class _Standing:
     strays: bool = False
     """Whether the consumer has gone elsewhere: what it gives until it is sent back is not of this place."""
 
+    is_behind: bool = False
+    """Whether the consumer tells of a batch below *next*."""
+
+    sound_until: int = -1
+    """Up to here the log has been looked at, and holes in it are true."""
+
+    has_begun: bool = False
+
     def moved(self, offset: int, now_s: float) -> None:
-        self.next, self.since_s, self.patience_s, self.times, self.refused = offset, now_s, STANDS_S, 0, None
+        self.next, self.since_s, self.patience_s, self.times, self.refused, self.is_behind = offset, now_s, STANDS_S, 0, None, False
+        self.has_begun = True
 
 
 class Skipper:
     """Sifts what a consumer polls: tells its partitions' positions by it, and takes them past batches that cannot be read.
 
-    Used from the consumer's thread, but for `close`; it never waits for the broker, which is asked by a thread of its own. With *skips*
-    False nothing is passed: *stands* is told of each batch once.
+    Used from the consumer's thread, but for `close`; it never waits for the broker, which is asked by a thread of its own. Given *stands*,
+    it passes nothing: *stands* is told of each batch once. *in_group*: the consumer has its partitions from a group.
     """
 
     def __init__(
@@ -78,14 +85,14 @@ class Skipper:
         settings: Settings,
         config: Mapping[str, Any],
         *,
-        skips: bool = True,
         stands: Callable[[Unreadable], None] | None = None,
+        in_group: bool = False,
         clock: Clock = system_clock,
     ) -> None:
         """*config* is that of the consumer, without callbacks."""
         self._settings, self._config, self._clock = settings, config, clock
         self._committed = config.get("isolation.level", "read_committed") == "read_committed"
-        self._skips, self._stands = skips, stands
+        self._stands, self._in_group = stands, in_group
         self._places: dict[Place, _Standing] = {}
         self._told: dict[Place, int] = {}
         self._look: Look | None = None
@@ -96,6 +103,12 @@ class Skipper:
     def begin(self, topic: str, partition: int, offset: int) -> None:
         """Note that reading of a partition begins at *offset*; below 0 it is not known before the first record, or the end, is told."""
         self._places[topic, partition] = _Standing(offset, self._clock.monotonic_s())
+
+    def resume(self, topic: str, partition: int, offset: int) -> None:
+        """Note that reading of a partition goes on at *offset*, where it may have stood still before."""
+        standing = self._places.get((topic, partition))
+        if standing is None or standing.next != offset:
+            self.begin(topic, partition, offset)
 
     def forget(self, topic: str, partition: int) -> None:
         """Note that a partition is not read any more."""
@@ -116,11 +129,11 @@ class Skipper:
         for message in messages:
             error = message.error()
             place, offset = (message.topic() or "", message.partition() or 0), message.offset()
-            if (standing := self._places.get(place)) is not None and standing.strays:
-                continue
             if error is None:
                 if self._is_in_place(consumer, place, offset or 0):
                     out.append(message)
+            elif self.strays(place):
+                continue
             elif error.code() in REFUSALS:
                 self.refused(place, -1 if offset is None else offset, error.str())
             else:
@@ -136,6 +149,23 @@ class Skipper:
         if standing is not None and offset > standing.next:
             standing.moved(offset, self._clock.monotonic_s())
 
+    def strays(self, place: Place) -> bool:
+        """Return whether the consumer gives what is not where a partition stands: nothing of it is to be heeded."""
+        standing = self._places.get(place)
+        return standing is not None and standing.strays
+
+    def in_place(self, consumer: Consumer, place: Place, records: list[Message]) -> list[Message]:
+        """Return those of *records*, all of one partition, whose offsets can be true: `sift` for very many."""
+        standing = self._places.get(place)
+        if standing is None:
+            return records
+        first, end = records[0].offset() or 0, (records[-1].offset() or 0) + 1
+        is_dense = standing.next == first and end - first == len(records)
+        if standing.strays or not (is_dense or max(each.offset() or 0 for each in records) < _end_of(consumer, place)):
+            return [each for each in records if self._is_in_place(consumer, place, each.offset() or 0)]
+        self.reached(place, end)
+        return records
+
     def _is_in_place(self, consumer: Consumer, place: Place, offset: int) -> bool:
         """Return whether a record may have its offset. Brokers do not check those within a batch.
 
@@ -144,14 +174,27 @@ class Skipper:
         standing = self._places.get(place)
         if standing is None:
             return True
-        if offset > standing.next >= 0:
-            end = _end_of(consumer, place)
-            if 0 <= end <= offset:
-                self.refused(place, standing.next, f"a record says that its offset is {offset}, the log ends at {end}")
-                standing.strays = True
-                return False
+        if standing.strays:
+            return False
+        if offset > standing.next >= 0 and self._is_doubtful(consumer, place, standing, offset):
+            self.refused(place, standing.next, f"a record says that its offset is {offset}")
+            standing.strays = True
+            return False
+        if offset < standing.next <= _end_of(consumer, place) and self._stands is None:
+            self._go(consumer, place, standing.next)  # a search for another offset was still under way when it was sent here
+            return False
         standing.moved(offset + 1, self._clock.monotonic_s())
         return True
+
+    def _is_doubtful(self, consumer: Consumer, place: Place, standing: _Standing, offset: int) -> bool:
+        """Return whether a record may not lie at *offset*, where a hole would have to be before it.
+
+        In a log of ours a hole is rare, and every one is looked at but that of a lost beginning. Topics of users may be full of them:
+        there only the end tells.
+        """
+        if self._stands is None and (standing.has_begun or standing.next > 0):
+            return offset >= standing.sound_until
+        return offset >= _end_of(consumer, place)
 
     def refused(self, place: Place, offset: int, why: str) -> None:
         """Note that the consumer cannot read the batch at *offset* (-1 if it does not say), and why."""
@@ -161,7 +204,7 @@ class Skipper:
                 return
             standing = self._places[place] = _Standing(offset, self._clock.monotonic_s())
         if 0 <= offset < standing.next:  # said before what has been passed since, or of a batch whose beginning has been read
-            standing.patience_s = 0.0
+            standing.patience_s, standing.is_behind = 0.0, True
             return
         standing.next = max(standing.next, offset)
         standing.times += 1
@@ -187,7 +230,7 @@ class Skipper:
 
     @staticmethod
     def _is_stuck(consumer: Consumer, place: Place, standing: _Standing, now_s: float) -> bool:
-        if standing.refused is not None:
+        if standing.refused is not None or standing.is_behind:
             return True
         if standing.next < 0 or now_s < standing.since_s + standing.patience_s:
             return False
@@ -217,18 +260,17 @@ class Skipper:
         if standing is None or standing.next != look.at:
             return
         if not look.found:
-            if standing.strays and self._seek(consumer, look.place, standing.next):
-                standing.strays = False
+            if standing.strays or standing.is_behind:
+                self._go(consumer, look.place, standing.next)
+                standing.strays = standing.is_behind = False
+            standing.sound_until = max(standing.sound_until, look.sound_until)
             return
-        if not self._skips:
+        if self._stands is not None:
             self._told[look.place] = standing.next
-            if self._stands is not None:
-                self._stands(look.found[0])
+            self._stands(look.found[0])
             return
         behind = look.found[-1].last + 1
-        if not self._seek(consumer, look.place, behind):
-            standing.patience_s = 0.0
-            return
+        self._go(consumer, look.place, behind)
         standing.moved(behind, self._clock.monotonic_s())
         standing.patience_s, standing.strays = STANDS_AGAIN_S, False
         for found in look.found:
@@ -236,14 +278,16 @@ class Skipper:
             if _is_told(self.skipped):
                 logger.warning("%s; all readers of this log pass it by alike; %s", found, CURE)
 
-    @staticmethod
-    def _seek(consumer: Consumer, place: Place, offset: int) -> bool:
+    def _go(self, consumer: Consumer, place: Place, offset: int) -> None:
+        """Have the consumer go on at *offset*. Unlike a seek, this throws away what is under way, as a search for another offset."""
         try:
-            consumer.seek(TopicPartition(*place, offset))
-        except KafkaException as error:  # it is just being assigned, or not any more: looked at again if need be
-            logger.info("%s partition %d: cannot go to offset %d yet: %s", *place, offset, error.args[0].str())
-            return False
-        return True
+            if self._in_group:  # whose assignment is not ours to change
+                consumer.seek(TopicPartition(*place, offset))
+                return
+            consumer.incremental_unassign([TopicPartition(*place)])
+            consumer.incremental_assign([TopicPartition(*place, offset)])
+        except KafkaException as error:  # it is not read any more
+            logger.info("%s partition %d is not sent to offset %d: %s", *place, offset, error.args[0].str())
 
 
 def _end_of(consumer: Consumer, place: Place) -> int:

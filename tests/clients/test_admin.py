@@ -147,6 +147,29 @@ def test_alter_sets_existing_topics_right(settings: Settings, orders: Processor[
     assert kept["retention.ms"] == "1000", "keys that were not asked for stay as they were"
 
 
+def test_alter_reaches_what_clients_and_outboxes_speak_by(settings: Settings, orders: Processor[Any, Any]) -> None:
+    own = replace(
+        settings,
+        coordination_topic=f"{settings.app}-claims",
+        groups_topic=f"{settings.app}-groups",
+        ranges_topic=f"{settings.app}-ranges",
+        producers_topic=f"{settings.app}-producers",
+    )
+    there = [f"{settings.app}-outbox.{end}" for end in ("answers", "commands", "neli", "progress")]
+    there = sorted([*there, own.coordination_topic, own.groups_topic, own.ranges_topic, f"{own.producers_topic}.answers"])
+    for name in there:
+        make(own, name, 1)
+    create_topics(own, [orders], partitions=1)
+
+    def warned() -> list[str]:
+        return [each.topic for each in check_topics(own, [orders], beside=True) if each.topic.startswith(settings.app)]
+
+    assert warned() == there
+    done = [each for each in create_topics(own, [orders], alter=True) if isinstance(each, AlterConfig) and each.topic in there]
+    assert done == [AlterConfig(topic=name, config={"compression.type": "uncompressed"}) for name in there]
+    assert warned() == []
+
+
 @pytest.mark.parametrize("codec", ["gzip", "zstd"])
 def test_a_broker_keeps_bombs_out_of_holdfasts_own_topics(
     broker: SessionBroker, settings: Settings, orders: Processor[Any, Any], codec: str
