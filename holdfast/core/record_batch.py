@@ -31,6 +31,11 @@ NO_PRODUCER = -1
 COMPRESSION_BITS, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT, DELETE_HORIZON_BIT = 0x07, 0x08, 0x10, 0x20, 0x40
 
 _HEADER = Struct(">qiibIhiqqqhii")
+_NAMES = (
+    *("base_offset", "batch_length", "partition_leader_epoch", "magic", "crc32c", "attributes", "last_offset_delta"),
+    *("base_timestamp_ms", "max_timestamp_ms", "producer_id", "producer_epoch", "base_sequence", "records_count"),
+)
+"""What stands in a header, in its order."""
 _AFTER_CRC = Struct(">hiqqqhii")
 _START = Struct(">qiibI")
 _CONTROL = Struct(">hh")
@@ -189,8 +194,7 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
         if left > 16 and data[at + 16] != MAGIC:
             raise _old_format(data[at + 16], at)
         raise WireError(f"the header of a batch takes {HEADER_BYTES} bytes, {left} are left", offset=at, reason=WireReason.TRUNCATED)
-    fields = _HEADER.unpack_from(data, at)
-    _, length, _, magic, _, attributes, last, *_, count = fields
+    offset, length, leader, magic, crc, attributes, last, base_ms, max_ms, pid, epoch, sequence, count = _HEADER.unpack_from(data, at)
     if magic != MAGIC:
         raise _old_format(magic, at)
     if length < HEADER_BYTES - OVERHEAD_BYTES:
@@ -201,18 +205,6 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
         raise WireError(
             f"compression {attributes & COMPRESSION_BITS} is none that exists", offset=at + CRC_FROM, reason=WireReason.COMPRESSION
         )
-    return _header(fields)
-
-
-def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
-    """Return what the header of the batch at *at* says, however it contradicts itself; None when it is cut short or of an older format."""
-    if len(data) - at < HEADER_BYTES or data[at + 16] != MAGIC:
-        return None
-    return _header(_HEADER.unpack_from(data, at))
-
-
-def _header(fields: tuple[int, ...]) -> BatchHeader:
-    offset, length, leader, _, crc, attributes, last, base_ms, max_ms, pid, epoch, sequence, count = fields
     return BatchHeader(
         base_offset=offset,
         partition_leader_epoch=leader,
@@ -227,6 +219,15 @@ def _header(fields: tuple[int, ...]) -> BatchHeader:
         crc32c=crc,
         records_count=count,
     )
+
+
+def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
+    """Return what the header of the batch at *at* says, however it contradicts itself; None when it is cut short or of an older format."""
+    if len(data) - at < HEADER_BYTES or data[at + 16] != MAGIC:
+        return None
+    told: dict[str, int] = dict(zip(_NAMES, _HEADER.unpack_from(data, at), strict=True))
+    del told["magic"]
+    return BatchHeader(**told)
 
 
 def _old_format(magic: int, at: int) -> WireError:
