@@ -20,7 +20,7 @@ from holdfast.clients.admin import Admin, check_topics, create_topics
 from holdfast.clients.answers import Answer
 from holdfast.clients.claim_consumer import ClaimConsumer
 from holdfast.clients.claim_log import CAPABILITY_HEADER
-from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, worker_grants
+from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
 from holdfast.clients.group_admin import GroupAdmin
 from holdfast.clients.skipping import Skipping
 from holdfast.clients.tables_blocking import BlockingTableClient
@@ -36,6 +36,8 @@ from holdfast.outbox.commands import Verb, tell
 from holdfast.outbox.grants import harvester_grants
 from holdfast.outbox.harvester import Harvester
 from holdfast.outbox.settings import HarvestSettings, Strategy
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.verify import verify
 from tests.harness import Application, running, wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.secured import Guarded, environment
@@ -129,6 +131,30 @@ def reader_job(guarded: Guarded, folder: Path) -> Job:
             application.workers.pop().kill()
 
     return Job(reader_grants(application.settings), work)
+
+
+def replayer_job(guarded: Guarded, folder: Path) -> Job:
+    """Somebody verifies the tables of a worker that has skipped a batch, and replays one."""
+    application = Application(SessionBroker(config=guarded.root()), folder, partitions=1, unreadable="quarantine", unpacked_batch_bytes=MIB)
+    application.create_topics()
+    producer = Producer(guarded.root())
+    producer.produce(application.source, b"add ada 1", partition=0)
+    assert producer.flush(POSITIVE_S) == 0
+    send_bomb(guarded, application.source)
+    producer.produce(application.source, b"add ada 2", partition=0)
+    assert producer.flush(POSITIVE_S) == 0
+    with running(application):
+        application.worker().start().wait_ready(POSITIVE_S)
+        application.wait_applied({0: 2}, POSITIVE_S)
+        application.workers.pop().kill()
+
+    def work(kafka: Mapping[str, str], patience_s: float) -> None:
+        settings = Settings(app=application.name, kafka=dict(kafka), unpacked_batch_bytes=MIB, request_timeout_s=min(patience_s, 30))
+        for processor in application.processors:
+            assert verify(processor, settings, ReplayOptions(engine="local")).equal
+        assert replay(application.processors[0], settings, ReplayOptions(engine="local")).records == 2
+
+    return Job(replayer_grants(application.settings, application.processors), work)
 
 
 def seen(answer: Answer[Any]) -> int:
@@ -316,6 +342,7 @@ def refusals() -> Iterator[list[str]]:
 JOBS: dict[str, MakeJob] = {
     "worker": worker_job,
     "reader": reader_job,
+    "replayer": replayer_job,
     "claim client": claim_client_job,
     "claim client, balanced": partial(claim_client_job, balanced=True),
     "administrator": administrator_job,

@@ -30,7 +30,7 @@ COMMANDS = {
     "outbox": "Make, check and look into the outbox of a service.",
     "pipeline": "Land topics in a lake.",
     "producers": "Show who may send under which name, and what came of it.",
-    "quarantine": "List, show and retry records that could not be decoded or folded.",
+    "quarantine": "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
     "replay": "Fold a processor over its source's history, in this process or on Spark.",
     "tables": "Look into the changelogs of tables, and repair them.",
     "topics": "List, create, check and describe the topics of an application.",

@@ -9,7 +9,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import show
-from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, worker_grants
+from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
 from holdfast.core.grants import Grant, kafka_acls
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the least that each role must be allowed on a cluster with ACLs.")
@@ -42,6 +42,13 @@ def worker(context: typer.Context, principal: Principal = None) -> None:
 @app.command(help="A process that asks tables by TableClient.")
 def reader(context: typer.Context, principal: Principal = None) -> None:
     _show(context, reader_grants(globals_of(context).settings()), principal)
+
+
+@app.command(help="Who replays, verifies and lands: sources, changelogs and skips, to read.")
+def replayer(context: typer.Context, principal: Principal = None) -> None:
+    chosen = globals_of(context)
+    application = load_application(chosen.application, chosen.settings())
+    _show(context, replayer_grants(application.settings, application.processors), principal)
 
 
 @app.command("claim-client", help="A member of a claim group.")

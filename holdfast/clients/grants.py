@@ -41,6 +41,16 @@ def reader_grants(settings: Settings) -> list[Grant]:
     return topic_grants(settings.workers_topic, "finds the workers", READ)
 
 
+def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
+    """Return what `holdfast replay`, `verify` and `pipeline land` need; `verify --store` asks workers by their web port too."""
+    out: list[Grant] = []
+    for processor in processors:
+        out += topic_grants(processor.source, "reads its history", READ)
+        out += topic_grants(processor.changelog(settings.app), "compares it with a replay", READ)
+    out += topic_grants(settings.skips_topic, "leaves out what workers have skipped", READ)
+    return merged(out)
+
+
 def claim_client_grants(
     settings: Settings, topics: Iterable[str], group: str, *, balanced: bool = False, resets_topic: str = RESETS_TOPIC
 ) -> list[Grant]:
