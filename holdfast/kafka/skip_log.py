@@ -7,7 +7,7 @@ import time
 from contextlib import closing
 from typing import cast
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import Clock, system_clock
@@ -54,9 +54,8 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
         if left_s <= 0:
             raise TimeoutError
         try:
-            found = admin.list_topics(topic, timeout=left_s).topics[topic]
-            if found.error is not None:
-                raise KafkaException(found.error)
+            # Not list_topics, which has a broker that makes topics by itself make this one, without its layout.
+            admin.describe_topics(TopicCollection([topic]), request_timeout=left_s)[topic].result(left_s)
             asked = admin.list_offsets({place: _LATEST}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=left_s)
             return int(asked[place].result(left_s).offset)
         except KafkaException as error:
