@@ -8,6 +8,7 @@ import os
 import signal
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 from holdfast.clients.claim_blocking import BlockingClaimConsumer
@@ -59,10 +60,13 @@ def stop_at_gate(side: str, count: int) -> None:
     Taking.may_deliver = stopping  # type: ignore[method-assign, assignment]
 
 
+LIMIT_BLOCKED_S = 120.0
+
+
 class Work:
     """What is done with a message."""
 
-    def __init__(self, *, commit: bool, go_on: bool, block: list[float] | None) -> None:
+    def __init__(self, *, commit: bool, go_on: bool, block: tuple[int, str] | None) -> None:
         self._commit, self._go_on, self._block = commit, go_on, block
 
     def on(self, message: ClaimedMessage, gate_s: float) -> None:
@@ -70,7 +74,9 @@ class Work:
         where = {"partition": message.partition, "offset": message.offset, "lane": message.lane, "epoch": message.epoch}
         tell("message", gate_s=gate_s, key=key, **where)
         if self._block is not None and message.offset == self._block[0]:
-            time.sleep(self._block[1])  # an event loop that stands still is what is tried
+            until_s = time.monotonic() + LIMIT_BLOCKED_S
+            while not Path(self._block[1]).exists() and time.monotonic() < until_s:
+                time.sleep(0.05)  # an event loop that stands still is what is tried
             tell("unblocked")
         if self._commit:
             try:

@@ -136,10 +136,12 @@ def stay(child: Child, before_s: float) -> int:
 
 @pytest.mark.slow
 @scenario
-async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_more(ground: Ground, children: list[Child]) -> None:
+async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_more(
+    ground: Ground, children: list[Child], tmp_path: Path
+) -> None:
     """Its heartbeats go on, so it is its health that tells: nothing was taken for an interval, and there is more to take."""
     ground.fill(5_000)
-    child = ground.process("first", heartbeat_interval_s=1.0, hold_s=0.01, block=[50, 15.0])
+    child = ground.process("first", heartbeat_interval_s=1.0, hold_s=0.01, block=[50, str(tmp_path / "go on")])
     children.append(child)
     await until("the loop to stand still", lambda: child.messages and child.messages[-1]["offset"] == 50, 30)
     async with ground.consumer("second", heartbeat_interval_s=1.0) as heir:
@@ -147,6 +149,7 @@ async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_mor
         taking = asyncio.create_task(drain(heir, out, pause_s=0.01))
         await until("the heir's first message", lambda: out)
         assert out[0][1].offset <= 51
+        (tmp_path / "go on").touch()
         await until("the loop to go on", lambda: child.said("unblocked"))
         await until("it to learn that its message is another's now", lambda: child.said("error"))
         assert child.said("error")[0]["error"] == "ClaimLostError"
