@@ -5,6 +5,7 @@ from __future__ import annotations
 import gc
 import logging
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any, cast
@@ -24,6 +25,7 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.recovery import KeeperTables
 from holdfast.agents.watch import STUCK_EXIT_CODE, KeeperService, exit_within
 from holdfast.agents.web import WebService
+from holdfast.agents.worker import Worker, tell_in_one_line
 from holdfast.config import Settings, settings_from_environment
 from holdfast.core.processor import Processor, by_name
 from holdfast.errors import ConfigError
@@ -49,6 +51,7 @@ class AsIs(codecs.Codec):
 AS_IS = "holdfast"
 codecs.register(AS_IS, AsIs())
 TRANSPORTS.aliases["holdfast"] = "holdfast.agents.transport:BatchTransport"
+sys.excepthook = tell_in_one_line(sys.excepthook)
 
 
 class Boot(BootStrategy):
@@ -181,6 +184,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
         broker_credentials=broker_credentials(settings),
         datadir=str(settings.data_dir),
         store="memory://",
+        Worker=Worker,
         TableManager=KeeperTables,
         PartitionAssignor=KeeperAssignor,
         agent_supervisor="mode.CrashingSupervisor",

@@ -74,7 +74,7 @@ def _compression(settings: Settings) -> int:
 
 def _identity(settings: Settings, topics: Sequence[str]) -> tuple[str, dict[str, str]]:
     """Return the cluster's id and the topics' ids: a topic deleted and made again under its name has another."""
-    client, timeout_s = AdminClient({**settings.client()}), settings.request_timeout_s
+    client, timeout_s = AdminClient({"log_level": 2, **settings.client()}), settings.request_timeout_s
     try:
         described = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
         ids = {topic: str(future.result(timeout_s).topic_id) for topic, future in described.items()}

@@ -10,6 +10,7 @@ import logging
 import time
 from typing import Any
 
+from aiokafka.errors import GroupAuthorizationFailedError
 from aiokafka.protocol.commit import OffsetCommitRequest
 from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
 
@@ -66,7 +67,10 @@ async def _look(membership: Membership) -> None:
 
 
 def _end(keeper: Keeper, error: BaseException | None) -> None:
-    keeper.crash_soon(HoldfastError(f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}"))
+    cure = "; `holdfast acls` shows what a worker needs" if isinstance(error, GroupAuthorizationFailedError) else ""
+    keeper.crash_soon(
+        HoldfastError(f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}{cure}")
+    )
 
 
 def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term: int) -> None:

@@ -20,6 +20,7 @@ from holdfast.agents.membership import NO_TERM, Membership
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.runner import Runner
 from holdfast.agents.skipping import Skipping
+from holdfast.clients.claim_logging import Quiet
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.pace import Trickle
@@ -90,7 +91,9 @@ class Keeper:
         self._interrupted = threading.Event()
         self._adopting: asyncio.Task[None] | None = None
         self._follower = Follower(settings.consumer(), settings.app)
-        self.announcer = Producer({**settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000})
+        self.announcer = Producer(
+            {"log_level": 2, **settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000}, logger=Quiet(logger)
+        )
         self._started_ms, self._announced, self._crashed = system_clock.now_ms(), False, False
         self._watches: set[asyncio.Task[None]] = set()
         self.long_folds = asyncio.Lock()

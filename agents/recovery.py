@@ -14,7 +14,7 @@ from faust.types import TP
 from mode import Service
 
 from holdfast.agents.keeper import Keeper, Plan
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.tables import lived
 from holdfast.tables.restore import Interrupted
 
@@ -91,7 +91,8 @@ class KeeperRecovery(recovery.Recovery):
                     break
                 raise
             except Exception as error:
-                logger.exception("could not take over the assigned partitions")
+                if not isinstance(error, HoldfastError):
+                    logger.exception("could not take over the assigned partitions")
                 self.keeper.crash(error)
                 raise
 

@@ -86,6 +86,13 @@ class GroupThread(driver.AIOKafkaConsumerThread):
             return False
         return True
 
+    def _stopped_set(self) -> None:
+        # A crash elsewhere ends the thread too, which closes its loop; nothing waits in it then.
+        try:
+            super()._stopped_set()
+        except RuntimeError:
+            self._stopped.set()
+
     async def still(self, tps: Iterable[TP]) -> None:
         """Stop aiokafka from prefetching *tps*: it does so for all assigned partitions, whatever Faust has paused."""
         consumer = self._ensure_consumer()

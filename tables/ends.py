@@ -32,7 +32,7 @@ class EndsClient:
     """
 
     def __init__(self, client: Mapping[str, Any]) -> None:
-        self._admin = AdminClient(dict(client))
+        self._admin = AdminClient({"log_level": 2, **client})
         self._asked_ms = 0
         self._pending: dict[Place, Future[Any]] = {}
 

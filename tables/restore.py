@@ -49,6 +49,7 @@ def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) ->
     """
     return Consumer(
         {
+            "log_level": 2,  # librdkafka's own lines would bury what is said of an outage
             **client,
             "group.id": f"{name}-changelog",
             "enable.auto.commit": False,

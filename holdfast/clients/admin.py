@@ -23,6 +23,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
     ResourceType,
 )
 
+from holdfast.clients.claim_logging import Quiet
 from holdfast.clients.topics import (
     Action,
     AlterConfig,
@@ -86,7 +87,7 @@ class Admin:
         self._refused = False
         config: dict[str, Any] = {**settings.client(), "error_cb": self._on_error}
         try:
-            self._client = AdminClient(config, logger=log)
+            self._client = AdminClient(config, logger=Quiet(log))
         except KafkaException as error:
             raise ConfigError(f"a Kafka property is refused by librdkafka: {_text(error)}") from error
 
@@ -410,5 +411,6 @@ def require_topics(settings: Settings, processors: Processors, *, admin: Admin |
     findings = check_topics(settings, processors, admin=admin)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
-        raise TopicError("; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors))
+        hidden = "; a topic that is there is hidden from a user without rights: see `holdfast acls`" if settings.sasl() is not None else ""
+        raise TopicError("; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors) + hidden)
     return findings

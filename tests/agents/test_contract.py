@@ -1,7 +1,7 @@
 """What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface promises it.
 
-`agents/transport.py`, `holdfast/kafka/fetcher.py`, `agents/group_watch.py`, `agents/assignor.py` and `agents/recovery.py` override and
-touch private names; `holdfast/kafka/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
+`agents/transport.py`, `holdfast/kafka/fetcher.py`, `agents/group_watch.py`, `agents/assignor.py`, `agents/worker.py` and `agents/recovery.py`
+override and touch private names; `holdfast/kafka/packed.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
 is pinned by its source: when one of these tests fails after an upgrade, read that function again, then the override, and only then
 renew the fingerprint (the failure prints it). The other tests pin the behaviour of traps that have bitten.
 """
@@ -33,7 +33,7 @@ from faust.transport import consumer as stock_consumer
 from faust.transport.drivers import aiokafka as driver
 from mode import Service
 
-from holdfast.agents import assignor, recovery, transport
+from holdfast.agents import assignor, recovery, transport, worker
 from holdfast.agents.app import Boot
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -100,6 +100,20 @@ FINGERPRINTS: dict[str, dict[str, str]] = {
     },
     "mode.services": {
         "Service.wait_first": "feade6a31f8a",
+        "Service.crash": "14980000465d",
+        "Service._crash": "7bc0c709a151",
+    },
+    "mode.threads": {
+        "ServiceThread._stopped_set": "af9b1ff77812",
+    },
+    "mode.worker": {
+        "Worker.execute_from_commandline": "212e98f635d7",
+        "Worker.stop_and_shutdown": "bf1608cc3011",
+        "Worker._shutdown_loop": "6ad3b1129015",
+        "exiting": "6df533b6e7e5",
+    },
+    "faust.worker": {
+        "Worker.on_setup_root_logger": "0d468284fb5c",
     },
     "aiokafka.consumer.group_coordinator": {
         "GroupCoordinator._do_heartbeat": "dc1d6632aaa6",
@@ -172,7 +186,7 @@ PRIVATE: dict[str, set[str]] = {
 OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
     transport.GroupThread: (
         driver.AIOKafkaConsumerThread,
-        {"_create_worker_consumer", "_commit", "on_start", "subscribe", "verify_event_path"},
+        {"_create_worker_consumer", "_commit", "_stopped_set", "on_start", "subscribe", "verify_event_path"},
     ),
     transport.BatchConsumer: (
         driver.Consumer,
@@ -191,6 +205,7 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
         },
     ),
     assignor.KeeperAssignor: (PartitionAssignor, {"on_assignment"}),
+    worker.Worker: (faust.Worker, {"start", "_crash", "on_setup_root_logger", "_shutdown_loop"}),
     recovery.KeeperTables: (TableManager, {"recovery", "add", "on_start", "on_partitions_revoked"}),
 }
 
@@ -329,6 +344,10 @@ def test_every_kind_of_table_passes_the_add_that_refuses_it(kind: str) -> None:
 def test_agents_and_streams_come_by_the_methods_that_refuse_what_is_folded() -> None:
     assert faust.App.actor is faust.App.agent
     assert "self.app.stream(self" in inspect.getsource(faust.Channel.stream)
+
+
+def test_a_crash_is_logged_with_the_words_that_ours_looks_for() -> None:
+    assert f'self.log.exception("{worker.CRASHED}", reason)' in inspect.getsource(Service.crash)
 
 
 def test_fausts_web_server_stays_off() -> None:
