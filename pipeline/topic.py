@@ -64,7 +64,7 @@ class TopicLog:
 
     def __init__(self, settings: Settings, topic: str) -> None:
         self.topic, self._settings = topic, settings
-        self._admin = AdminClient({"log_level": 4, **settings.client()})  # quiet about events nobody waits for at its end
+        self._admin = AdminClient({"log_level": 2, **settings.client()})  # what its lines mean is in our errors
 
     def __enter__(self) -> Self:
         return self

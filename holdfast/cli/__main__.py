@@ -6,7 +6,10 @@
 from __future__ import annotations
 
 import logging
+import os
+import re
 import sys
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
 from typing import Annotated, Any, NoReturn
@@ -40,6 +43,8 @@ COMMANDS = {
 
 EXTRAS = {"alembic": "outbox", "pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": "spark", "pyarrow": "spark"}
 """Packages that only some installations have, by import name, and the extra that brings each."""
+
+LIMIT_DIGITS = 300
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output json`.
 GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--app", "-A", "--output", "-o")
@@ -154,8 +159,14 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     """Run one command line and exit with its code."""
     chosen = Globals()
     given = sys.argv[1:] if arguments is None else arguments
+    sys.stdout = sys.stdout or Path(os.devnull).open("w")  # noqa: SIM115  closed by who started this, as by `>&-`; for all of its life
+    sys.stderr = sys.stderr or Path(os.devnull).open("w")  # noqa: SIM115
     try:
-        typer.main.get_command(app).main(args=hoist(given), prog_name="holdfast", obj=chosen)
+        _refuse_endless(given)
+        try:
+            typer.main.get_command(app).main(args=hoist(given), prog_name="holdfast", obj=chosen)
+        finally:
+            sys.stdout.flush()  # here, where it can still be told that what reads it is gone or full
     except HoldfastError as error:
         _fail(str(error), code=2 if isinstance(error, ConfigError) else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
@@ -163,7 +174,27 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         if extra is None:
             raise
         _fail(f"this command needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'", code=2, verbose=chosen.verbose)
+    except BrokenPipeError:
+        _drop_stdout()
+        sys.exit(1)
+    except OSError as error:  # a full disk behind stdout, a file that went away, no descriptor left
+        _drop_stdout()
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", code=1, verbose=chosen.verbose)
     sys.exit(0)
+
+
+def _refuse_endless(arguments: list[str]) -> None:
+    """Refuse what is no number any more: Python's int refuses 4,300 digits with a ValueError, a float of 309 is infinite."""
+    for argument in arguments:
+        if (found := re.search(rf"\d{{{LIMIT_DIGITS}}}", argument)) is not None:
+            raise ConfigError(f"{argument[:20]}...: has more than {LIMIT_DIGITS} digits in a row, from character {found.start()} on")
+
+
+def _drop_stdout() -> None:
+    """Have what stdout did not take not be written again, and complained about, when the process ends."""
+    if sys.stdout is sys.__stdout__ and sys.stdout is not None:
+        with Path(os.devnull).open("w") as nowhere, suppress(OSError, ValueError):
+            os.dup2(nowhere.fileno(), sys.stdout.fileno())
 
 
 def _fail(message: str, *, code: int, verbose: int) -> NoReturn:

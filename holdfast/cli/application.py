@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import inspect
 import sys
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from importlib import import_module
@@ -12,7 +14,7 @@ from typing import Any
 
 from holdfast.config import Settings
 from holdfast.core.processor import Processor
-from holdfast.errors import ConfigError
+from holdfast.errors import ConfigError, HoldfastError
 from holdfast.kafka_properties import suggest
 
 BUILT_IN = "holdfast.agents.services:processors"
@@ -59,7 +61,7 @@ def load_application(spec: str | None, settings: Settings) -> Application:
         agent_topics = tuple(sorted({topic for agent in found.agents.values() for topic in agent.get_topic_names()}))  # type: ignore[attr-defined]
         found = found.processors  # type: ignore[attr-defined]  # what carries settings is an app
     elif not isinstance(found, Sequence | Mapping) and isinstance(found, Callable):  # type: ignore[arg-type]
-        found = found(settings)  # type: ignore[operator]
+        found = _call(found, settings, place)  # type: ignore[arg-type]
     processors = tuple(found.values() if isinstance(found, Mapping) else found) if isinstance(found, Mapping | Sequence) else ()
     if not processors or not all(isinstance(processor, Processor) for processor in processors):
         raise ConfigError(f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors")
@@ -86,15 +88,39 @@ def _import(name: str) -> ModuleType:
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
-    if not name:
+    if not name or name.startswith("."):
         raise ConfigError("-A: name a module, or module:name")
     try:
         return import_module(name)
-    except ModuleNotFoundError as error:
-        missing = error.name or ""
-        if name == missing or name.startswith(f"{missing}."):
-            raise ConfigError(f"-A {name}: there is no module {missing} in {folder} or among the installed packages") from error
+    except HoldfastError:
         raise
+    except Exception as error:
+        missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else None
+        if missing is not None and (name == missing or name.startswith(f"{missing}.")):
+            raise ConfigError(f"-A {name}: there is no module {missing} in {folder} or among the installed packages") from error
+        raise ConfigError(f"-A {name} cannot be imported: {_told(error)}; -v shows the traceback") from error
+
+
+def _call(function: Callable[[Settings], object], settings: Settings, place: str) -> object:
+    try:
+        inspect.signature(function).bind(settings)
+    except (TypeError, ValueError) as error:
+        raise ConfigError(
+            f"-A {place}: found a function that cannot be called with the settings ({error}); name an app of create_app"
+        ) from error
+    try:
+        return function(settings)
+    except HoldfastError:
+        raise
+    except Exception as error:
+        raise ConfigError(f"-A {place} failed: {_told(error)}; -v shows the traceback") from error
+
+
+def _told(error: Exception) -> str:
+    """Return what an exception of the user's code says, and where it was raised."""
+    files = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
+    where = "" if isinstance(error, SyntaxError) or not files else f"{files[-1].filename}:{files[-1].lineno}: "
+    return f"{where}{type(error).__name__}: {error}"
 
 
 def _attribute(module: ModuleType, name: str) -> object:

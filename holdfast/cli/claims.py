@@ -13,7 +13,7 @@ import typer
 
 from holdfast.agents.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
 from holdfast.cli.tails import without_records
 from holdfast.clients.admin import Admin
@@ -251,7 +251,7 @@ def show_claim(
     context: typer.Context,
     group: Annotated[str, typer.Argument(metavar="GROUP")],
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)],
     stale_ok: StaleOk = None,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:

@@ -13,6 +13,9 @@ from holdfast.config import Settings, load_settings
 from holdfast.config_sources import find_file
 from holdfast.errors import ConfigError
 
+LAST_OFFSET, LAST_PARTITION = 2**63 - 1, 2**31 - 1
+"""The largest that Kafka's protocol can name."""
+
 
 @dataclass(slots=True, kw_only=True)
 class Globals:

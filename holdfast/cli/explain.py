@@ -14,7 +14,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, output_of, settings_of
 from holdfast.cli.explain_cells import (
     COLUMNS,
     FIELDS,
@@ -272,10 +272,10 @@ def _one_line(cell: Cell) -> Cell:
 def explain(
     context: typer.Context,
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
-    partition: Annotated[int | None, typer.Argument(metavar="PARTITION", min=0)] = None,
-    offset: Annotated[int | None, typer.Argument(metavar="OFFSET", min=0)] = None,
+    partition: Annotated[int | None, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)] = None,
+    offset: Annotated[int | None, typer.Argument(metavar="OFFSET", min=0, max=LAST_OFFSET)] = None,
     segment: Annotated[Path | None, typer.Option("--segment", metavar="FILE", help="A .log file of a broker's data folder.")] = None,
-    first: Annotated[int, typer.Option("--from", min=0, metavar="OFFSET", help="Of a segment, begin at this offset.")] = 0,
+    first: Annotated[int, typer.Option("--from", min=0, max=LAST_OFFSET, metavar="OFFSET", help="Of a segment, begin at this offset.")] = 0,
     limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of a segment, show at most so many batches.")] = LIMIT_BATCHES,
     records: Annotated[bool, typer.Option("--records", help="Of a segment, show the records too.")] = False,
     timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")] = 10.0,

@@ -10,7 +10,7 @@ import typer
 
 from holdfast.cli import broker_logs, groups_simulate
 from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
 from holdfast.cli.tails import without_records
 from holdfast.clients.group_admin import RESET_DEADLINE_S, GroupAdmin
@@ -216,14 +216,17 @@ def reset_offsets(
     group: GroupName,
     to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the beginning of each partition.")] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of each partition.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, help="To this offset.")] = None,
+    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, max=LAST_OFFSET, help="To this offset.")] = None,
     to_datetime: Annotated[
         str | None, typer.Option("--to-datetime", metavar="TIME", help="To the first record of this time or later: 2026-11-21T08:30:00Z.")
     ] = None,
     by_duration: Annotated[
         str | None, typer.Option("--by-duration", metavar="DURATION", help="To where the log was so long ago: 2h, PT30M.")
     ] = None,
-    shift_by: Annotated[int | None, typer.Option("--shift-by", help="Forwards by so many records, backwards if negative.")] = None,
+    shift_by: Annotated[
+        int | None,
+        typer.Option("--shift-by", min=-LAST_OFFSET, max=LAST_OFFSET, help="Forwards by so many records, backwards if negative."),
+    ] = None,
     topic: Annotated[
         list[str] | None, typer.Option("--topic", metavar="TOPIC[:P,P]", help="Only these partitions; may be repeated. Else all topics.")
     ] = None,

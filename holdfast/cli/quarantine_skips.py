@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from holdfast.cli.application import load_application
-from holdfast.cli.context import globals_of, output_of
+from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:
@@ -46,8 +46,10 @@ def _open(context: typer.Context, timeout_s: float) -> Skipping:
 def skip(
     context: typer.Context,
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
-    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0)],
-    offset: Annotated[int, typer.Argument(metavar="OFFSET", min=0, help="Where the partition stands: the offset that readiness names.")],
+    partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)],
+    offset: Annotated[
+        int, typer.Argument(metavar="OFFSET", min=0, max=LAST_OFFSET, help="Where the partition stands: the offset that readiness names.")
+    ],
     execute: Annotated[bool, typer.Option("--execute", help="Ask for it; else nothing is done.")] = False,
     timeout: Timeout = TIMEOUT_S,
 ) -> None:

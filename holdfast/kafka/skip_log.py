@@ -48,7 +48,7 @@ def _failure(settings: Settings, why: str) -> BrokerError:
 
 def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int:
     """Return where the log ends, open transactions included; 0 when there is no such topic."""
-    admin, place = AdminClient({"log_level": 4, **settings.client()}), TopicPartition(topic, PARTITION)
+    admin, place = AdminClient({"log_level": 2, **settings.client()}), TopicPartition(topic, PARTITION)
     while True:
         left_s = deadline_s - clock.monotonic_s()
         if left_s <= 0:
