@@ -77,21 +77,22 @@ class Runner:
     def idle(self) -> bool:
         return not self._pending and (self.job is None or self.job.done())
 
-    async def write_beside(self, records: list[Emit], epoch: int) -> str | None:
+    async def write_beside(self, records: list[Emit], what: str, epoch: int) -> str | None:
         """Write *records* in a transaction that changes neither state nor position; return why not, None when they are durable.
 
-        UndeliverableError when a topic refuses one. Not while something is pending: a partition has one transaction at a time.
+        They are the quarantine's: *what* tells of them when they are one too many. UndeliverableError when a topic refuses one. Not while
+        something is pending: a partition has one transaction at a time.
         """
         if self._poisoned:
             return self._poisoned
         if not self.idle() or self._failed:
             return NOT_YET
-        self.job = asyncio.ensure_future(self._write_beside(records, epoch))
+        self.job = asyncio.ensure_future(self._write_beside(records, what, epoch))
         self.job.add_done_callback(lambda job: self._go_on())
         # The keeper waits for the job when the partition is revoked, whoever has asked for it.
         return await asyncio.shield(self.job)
 
-    async def _write_beside(self, records: list[Emit], epoch: int) -> str | None:
+    async def _write_beside(self, records: list[Emit], what: str, epoch: int) -> str | None:
         part, keeper = self.part, self._keeper
         if not keeper.owns(part, epoch):
             return "the partition was revoked"
@@ -108,6 +109,7 @@ class Runner:
             keeper.crash(error)
             raise
         keeper.progressed()
+        self._count_refused(1, what)
         return None
 
     async def _run(self) -> None:
@@ -272,18 +274,22 @@ class Runner:
 
     def _note_refused(self, changes: Changes) -> None:
         """Count records refused in a row, by transactions of which none was accepted."""
-        refused, limit, part = changes.refused, self._keeper.quarantine_limit, self.part
+        refused, part = changes.refused, self.part
         self._keeper.held.pop((part.processor.name, part.partition), None)
         self._told = ""
         if len({each.offset for each in refused if each.stage != "wake"}) < changes.records:
             self._refused = 0
             return
-        self._refused += changes.records
+        last = refused[-1]
+        why = f"at offset {last.offset} of {part.processor.source} at {last.stage}: {last.error}: {last.reason[:200]}; mend the processor"
+        self._count_refused(changes.records, why)
+
+    def _count_refused(self, count: int, last: str) -> None:
+        """Count what was quarantined in a row, and stand still from the limit on; *last* tells of the last of it, and what to mend."""
+        self._refused, limit = self._refused + count, self._keeper.quarantine_limit
         if limit and self._refused >= limit:
-            last = refused[-1]
             self._poisoned = (
-                f"{self._refused} records in a row were quarantined (quarantine_limit is {limit}), the last at offset {last.offset} of "
-                f"{part.processor.source} at {last.stage}: {last.error}: {last.reason[:200]}; mend the processor and restart the worker, which "
+                f"{self._refused} records in a row were quarantined (quarantine_limit is {limit}), the last {last} and restart the worker, which "
                 "goes on after that offset, or raise quarantine_limit"
             )
 

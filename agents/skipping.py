@@ -123,7 +123,8 @@ class Skipping:
         records += [trace(keeper.quarantine_topic, name, found) for name in names]
         try:
             if owned:
-                return await owned[0].runner.write_beside(records, epoch)
+                what = f"a batch of {found.topic} that cannot be read, offsets {found.first} to {found.last}; see who produces them"
+                return await owned[0].runner.write_beside(records, what, epoch)
             # Agents that keep no state: there is nobody who must be kept from writing it too.
             failure: str | None = await keeper.thread(_produce, keeper.announcer, records)
             return failure

@@ -154,6 +154,27 @@ def test_an_operator_gets_a_partition_past_it_and_no_other_offset(application: M
     worker.stop()
 
 
+def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: MakeApplication) -> None:
+    shop = application(partitions=2, unreadable="quarantine", quarantine_limit=30, **SMALL)
+    log, flood = Log(shop), 40
+    worker = shop.worker().start().wait_ready()
+    log.add("seen")
+    producer = Producer(shop.broker.client_config(**{"compression.type": "zstd", "message.max.bytes": 64 * MIB, "linger.ms": 0}))
+    for _ in range(flood):
+        producer.produce(shop.source, bytes(4 * MIB), partition=0)
+        assert producer.flush(60) == 0
+    worker.wait_said("it is not skipped: 30 records in a row were quarantined", 60)
+    made = read_skips(shop.settings).all()
+    assert [each.first for each in made] == list(range(1, 31))
+    assert made[-1].at_ms - made[0].at_ms < 60_000
+    status, told_why = worker.ask("/health/ready")
+    assert (status, "quarantine_limit is 30" in told_why) == (503, True)
+    producer.produce(shop.source, b"add beside 1", partition=1)
+    assert producer.flush(30) == 0
+    wait_for("the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 0, 30, worker.tail)
+    worker.stop()
+
+
 def test_what_a_table_has_folded_is_not_skipped_for_another(application: MakeApplication) -> None:
     shop = application(partitions=1)
     log = Log(shop)
