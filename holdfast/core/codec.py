@@ -18,7 +18,7 @@ from typing import Any, Generic, TypeVar
 
 import msgspec
 
-from holdfast.core.rowtypes import is_plain
+from holdfast.core.rowtypes import has_lookalikes, is_plain
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import ChangelogError, FoldError
 
@@ -79,7 +79,8 @@ def decode_due(value: bytes) -> int:
 class RowCodec(Generic[R]):
     """Turns rows of one type into bytes and back. Equal rows give equal bytes: sets and dicts are written sorted.
 
-    `plain` tells that a row of this type reads back exactly as it was given (see `rowtypes`).
+    `plain` tells that a row of this type reads back exactly as it was given, `lookalikes` that one may hold what is written the same and
+    can be changed in place (see `rowtypes`).
 
     >>> class Total(msgspec.Struct, frozen=True):
     ...     count: int = 0
@@ -88,10 +89,10 @@ class RowCodec(Generic[R]):
     Total(count=3)
     """
 
-    __slots__ = ("_decode", "_decode_all", "_encode", "plain")
+    __slots__ = ("_decode", "_decode_all", "_encode", "lookalikes", "plain")
 
     def __init__(self, row: Any) -> None:
-        self.plain = is_plain(row)
+        self.plain, self.lookalikes = is_plain(row), has_lookalikes(row)
         self._encode = msgspec.msgpack.Encoder(order="deterministic").encode
         self._decode = msgspec.msgpack.Decoder(row).decode
         self._decode_all = msgspec.msgpack.Decoder(list[row]).decode

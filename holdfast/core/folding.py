@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from bisect import bisect_right
+from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import partial
@@ -100,7 +101,7 @@ class Folder(Generic[R]):
     pays next to nothing for being able to refuse one record. What is refused does not depend on where the log was cut into
     transactions: the fast fold also looks at rows that a later record of the transaction replaces. (One thing it does not see there,
     in rows of plain types: a replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
-    found to set a list in a tuple's place has each of its rows looked at from then on.)
+    found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows looked at from then on.)
 
     When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is due.
 
@@ -251,6 +252,8 @@ class Folder(Generic[R]):
     def _check_put(self) -> None:
         """Raise if a row set in this step would be refused record by record, be it replaced since or not."""
         put = self.rows.put
+        if self._codec.lookalikes and not isinstance(self.rows, CanonicalRows):
+            _check_hashable(put)
         size = self._codec.size(put)
         if size > self._limit_bytes:
             self._check_sizes(put)
@@ -391,6 +394,14 @@ class Folder(Generic[R]):
                     raise FoldError(f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None")
         if size > self._limit_bytes:
             raise FoldError(f"emit to {topic} takes {size} bytes, the limit is {self._limit_bytes}")
+
+
+def _check_hashable(rows: list[Any]) -> None:
+    """Raise for a row that holds what can be changed in place, where its type declares otherwise: nothing of that kind has a hash."""
+    try:
+        deque(map(hash, rows), 0)
+    except (TypeError, ValueError) as error:  # a memoryview that can be written to raises the latter
+        raise _LooseError from error
 
 
 def _check_key(key: str) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from dataclasses import fields, is_dataclass
 from typing import Any, get_origin
 
 import msgspec
@@ -11,11 +12,8 @@ from msgspec import inspect
 _ONE_FORM = (
     inspect.BoolType,
     inspect.BytesType,
-    inspect.DataclassType,
-    inspect.EnumType,
     inspect.IntType,
     inspect.LiteralType,
-    inspect.NamedTupleType,
     inspect.NoneType,
     inspect.StrType,
     inspect.StructType,
@@ -29,12 +27,39 @@ _ONE_FORM = (
 def is_plain(row: Any) -> bool:
     """Return whether values of type *row* have one form only, so that reading one back gives what was written.
 
-    A float also takes an int, a dict and a set any order, a datetime any zone: those are not plain.
+    A float also takes an int, a dict and a set any order, a datetime any zone: those are not plain. Nor are types whose values equal
+    what is not of the type, so that comparing does not tell them apart: a named tuple equals a bare one, a member of a StrEnum its value.
 
     >>> is_plain(tuple[int, str | None]), is_plain(float), is_plain(dict[str, int])
     (True, False, False)
     """
-    return all(isinstance(each, _ONE_FORM) for _, each in _located("", inspect.type_info(row), set()))
+    return all(_has_one_form(each) for _, each in _located("", inspect.type_info(row), set()))
+
+
+def _has_one_form(info: inspect.Type) -> bool:
+    match info:
+        case inspect.EnumType():
+            return not issubclass(info.cls, int | str)
+        case inspect.DataclassType():
+            cls = get_origin(info.cls) or info.cls
+            return is_dataclass(cls) and all(each.compare for each in fields(cls))
+        case _:
+            return isinstance(info, _ONE_FORM)
+
+
+def has_lookalikes(row: Any) -> bool:
+    """Return whether rows of type *row* may hold what can be changed in place and is written as the declared type is.
+
+    A list is written as a tuple is, a bytearray as bytes are, a dict as a Struct is.
+
+    >>> has_lookalikes(tuple[int, ...]), has_lookalikes(bytes), has_lookalikes(int | str)
+    (True, True, False)
+    """
+    return any(
+        isinstance(each, inspect.BytesType | inspect.CollectionType | inspect.TupleType)
+        or (bool(where) and isinstance(each, inspect.StructType | inspect.DataclassType))
+        for where, each in _located("", inspect.type_info(row), set())
+    )
 
 
 def why_unfit(row: Any) -> str | None:

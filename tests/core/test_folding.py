@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, NamedTuple
 
 import msgspec
 import pytest
@@ -430,6 +431,68 @@ def test_a_list_in_a_tuples_place_cannot_be_changed_in_place_wherever_the_log_is
         refused += [each.offset for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused]
         assert folder.rows.get("a") == Basket((1,)), "no reader sees another row than the next owner does"
     assert refused == [1, 2, 4]
+
+
+class Blob(msgspec.Struct, frozen=True):
+    data: bytes = b""
+
+
+class Pair(NamedTuple):
+    first: int
+    second: int
+
+
+@dataclass(frozen=True)
+class Uncompared:
+    items: tuple[int, ...] = field(default=(), compare=False)
+
+
+def grow_bytes(rows: Rows[Any], event: str, _: int) -> None:
+    if (held := rows.get("a")) is None:
+        rows["a"] = Blob(bytearray(b"1"))  # type: ignore[arg-type]
+    elif isinstance(held.data, bytearray):
+        held.data.extend(b"2")
+
+
+def grow_and_replace(rows: Rows[Any], event: str, _: int) -> None:
+    match event:
+        case "1":
+            rows["a"] = Basket([1])  # type: ignore[arg-type]
+        case "2":
+            if isinstance(items := rows["a"].items, list):
+                items.append(2)
+            rows["seen"] = Basket(tuple(items))
+        case _:
+            rows["a"] = Basket((9,))
+
+
+def grow_uncompared(rows: Rows[Any], event: str, _: int) -> None:
+    if (held := rows.get("a")) is None:
+        rows["a"] = Uncompared([1])  # type: ignore[arg-type]
+    elif isinstance(held.items, list):
+        held.items.append(2)
+
+
+def bare_tuple(rows: Rows[Any], event: str, _: int) -> None:
+    held = rows.get("a")
+    rows["a"] = (1, 2) if held is None else Pair(held.first + 1, 2)
+
+
+@pytest.mark.parametrize(
+    ("row", "fold"), [(Blob, grow_bytes), (Basket, grow_and_replace), (Uncompared, grow_uncompared), (Pair, bare_tuple)]
+)
+def test_values_that_only_equal_those_of_the_declared_type_give_the_same_wherever_the_log_is_cut(row: Any, fold: Any) -> None:
+    """And the same as a worker that restarts after each transaction."""
+    log, found = ["1", "2", "3"], []
+    for cut, restarts in ((1, True), (1, False), (2, False), (3, False)):
+        store, refused = Store(), list[int]()
+        told: Processor[Any, Any] = Processor(name="t", source="s", decode=decoded, fold=fold, row=row)
+        folder: Folder[Any] = Folder(told, store)
+        for first in range(0, len(log), cut):
+            refused += [each.offset for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused]
+            folder = Folder(told, store, applied=folder.applied, stream_ms=folder.stream_ms) if restarts else folder
+        found.append(({key: value for key, value in store.items() if key[:1] != META}, refused))
+    assert found == [found[0]] * len(found)
 
 
 def test_a_row_that_could_be_changed_in_place_would_make_live_and_replay_differ(monkeypatch: pytest.MonkeyPatch) -> None:
