@@ -9,7 +9,8 @@ import re
 from collections.abc import Iterable, Mapping
 from typing import Any, Final
 
-from sqlalchemy import Table
+from sqlalchemy import String, Table
+from sqlalchemy.dialects.postgresql import DOMAIN, ENUM
 from sqlalchemy.engine import Dialect
 from sqlalchemy.exc import CompileError
 
@@ -55,7 +56,7 @@ SQLITE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 ACCEPTED: Final = {"postgresql": POSTGRES, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
 
-_NAME = re.compile(r"(?P<name>[A-Z]+)(?P<length>\((?P<most>\d+)[^)]*\))?[^\[]*(?P<array>\[\])?")
+_NAME = re.compile(r"(?P<name>[A-Z]+)(?![A-Z0-9_$.\"])(?P<length>\((?P<most>\d+)[^)]*\))?[^\[]*(?P<array>\[\])?")
 
 
 def type_name(type_: Any, dialect: Dialect) -> str:
@@ -64,6 +65,10 @@ def type_name(type_: Any, dialect: Dialect) -> str:
         said: str = type_.compile(dialect=dialect)
     except CompileError:
         return "UNKNOWN"
+    if isinstance(type_, ENUM | DOMAIN):
+        return f"the {type(type_).__name__.lower()} {said}"  # whose name is anybody's choice: it may be called like a type that is accepted
+    if dialect.name == "postgresql" and type(type_) is String:
+        return 'a type that cuts texts, name or "char"'  # both are reflected as a text without a name
     return said.partition(" COLLATE ")[0].partition(" CHARACTER SET ")[0]
 
 
