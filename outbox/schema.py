@@ -147,6 +147,10 @@ def database_url(url: str | URL) -> URL:
     backend = {"postgres": "postgresql"}.get(read.get_backend_name(), read.get_backend_name())
     if backend not in DIALECTS:
         raise ConfigError(f"the outbox does not know the database {backend!r}; it knows {', '.join(DIALECTS)}")
+    if read.host is not None and "@" in read.host:
+        raise ConfigError(f"{masked(str(url))!r} has more than one @: in a user's name or password write it as %40")
+    if backend == "sqlite" and (read.host or read.username):
+        raise ConfigError(f"{masked(str(url))!r} names a host or user, and SQLite has neither; write sqlite:///file.db")
     return read if "+" in read.drivername else read.set(drivername=f"{backend}+{DRIVERS[backend]}")
 
 
