@@ -7,6 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
+from holdfast.core.skips import kept
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline.lake import Landed
 from holdfast.pipeline.topic import Span, TopicLog
@@ -111,19 +112,20 @@ def _ending(span: Span, end: int | None) -> Span:
 def extent_of_bronze(landed: Landed | None, until: Until | None, path: str, first_after: Mapping[int, int], app: str) -> Extent:
     """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms` where there is one.
 
-    What another application than *app* has skipped is missing.
+    What other applications than *app* skip is missing where they have landed.
     """
     if landed is None:
         raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
     spans = {partition: Span(first=landed.begins.get(partition, 0), end=end) for partition, end in landed.end.items()}
     holes = [f"{path} partition {p} begins at offset {span.first}" for p, span in sorted(spans.items()) if span.first > 0]
     holes += [f"{path} partition {p} lacks offsets {a} to {b - 1}" for p, ranges in sorted(landed.lost.items()) for a, b in ranges]
-    if landed.app != app:
-        holes += [
-            f"{path} partition {p} lacks offsets {a} to {b}, which {landed.app} skips"
-            for p, ranges in sorted(landed.skipped.items())
-            for a, b in ranges
-        ]
+    own = landed.skips(app)
+    holes += [
+        f"{path} partition {p} lacks offsets {first} to {last}, which the application that landed them skips"
+        for p, ranges in sorted(landed.left_out.items())
+        for first, last in ranges
+        if kept(own.get(p, ()), first, last + 1)
+    ]
     if until is not None and until.at_ms is not None:
         spans = {partition: _ending(span, first_after.get(partition)) for partition, span in spans.items()}
     return Extent(spans=cut(spans, until, path), holes=tuple(holes))

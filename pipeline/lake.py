@@ -67,7 +67,8 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each partition's rows begin.
 
     *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order. *skipped* are ranges, both
-    ends included, that the application *app* skips of the topic, since nobody can read them (holdfast/core/skips.py).
+    ends included, that each application which landed here skips of the topic, since nobody can read them (holdfast/core/skips.py). *left_out*
+    are those whose rows were therefore not written.
     """
 
     topic: str
@@ -78,16 +79,16 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     begins: dict[int, int]
     lost: dict[int, list[tuple[int, int]]] = {}
     rebuilt: bool = False
-    app: str = ""
-    skipped: dict[int, list[tuple[int, int]]] = {}
+    skipped: dict[str, dict[int, list[tuple[int, int]]]] = {}
+    left_out: dict[int, list[tuple[int, int]]] = {}
     holdfast_landing: int = 1
 
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
 
     def skips(self, app: str) -> dict[int, Ranges]:
-        """Return what *app* skips of each partition, as far as this landing knows: nothing when another application has landed."""
-        return {partition: merged(ranges) for partition, ranges in self.skipped.items()} if app == self.app else {}
+        """Return what *app* skips of each partition, as far as landings of its own have noted."""
+        return {partition: merged(ranges) for partition, ranges in self.skipped.get(app, {}).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

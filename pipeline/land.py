@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.skips import Ranges
+from holdfast.core.skips import Ranges, gaps
 from holdfast.errors import LakeError, LostRecordsError, SparkError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.lake import (
@@ -133,7 +133,9 @@ class Landing:
         self._vector: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._lost: dict[int, list[tuple[int, int]]] = {}
-        self._skips, self._noted = dict[int, Ranges](), dict[int, list[tuple[int, int]]]()
+        self._skips = dict[int, Ranges]()
+        self._noted = dict[str, dict[int, list[tuple[int, int]]]]()
+        self._left_out = dict[int, list[tuple[int, int]]]()
         self._link = FIRST_LINK
         self._rebuilt = False
         self._open()
@@ -166,7 +168,8 @@ class Landing:
 
     def _take(self, landed: Landed) -> None:
         self._vector, self._begins, self._lost = dict(landed.end), dict(landed.begins), dict(landed.lost)
-        self._link, self._rebuilt, self._noted = landed.batch, False, landed.skipped if landed.app == self._settings.app else {}
+        self._noted, self._left_out = dict(landed.skipped), dict(landed.left_out)
+        self._link, self._rebuilt = landed.batch, False
 
     def _history(self, limit: int) -> list[Commit]:
         with explained(self.path):
@@ -219,9 +222,9 @@ class Landing:
         self._skips = read_skips(self._settings).of_topic(self._log.topic)
         start, lost = self._start(ends)
         target = share(start, ends, self._options.max_records)
-        skipped = {partition: list(ranges) for partition, ranges in self._skips.items()}
+        own = {partition: list(ranges) for partition, ranges in self._skips.items()}
         is_there = all(target[partition] <= self._vector.get(partition, 0) for partition in target)
-        if is_there and not self._rebuilt and skipped == self._noted:
+        if is_there and not self._rebuilt and own == self._noted.get(self._settings.app, {}):
             return None
         landed = Landed(
             topic=self._log.topic,
@@ -232,8 +235,11 @@ class Landing:
             begins={partition: self._begins.get(partition, start[partition]) for partition in target},
             lost={partition: [*self._lost.get(partition, []), *lost.get(partition, [])] for partition in {*self._lost, *lost}},
             rebuilt=self._rebuilt,
-            app=self._settings.app,
-            skipped=skipped,
+            skipped={**self._noted, self._settings.app: own} if own else self._noted,
+            left_out={
+                partition: [*self._left_out.get(partition, []), *gaps(self._skips.get(partition, ()), start[partition], target[partition])]
+                for partition in target
+            },
         )
         self._write(landed, start)
         self.report.commits += 1

@@ -175,7 +175,13 @@ class TopicReader:
             self._executor.shutdown()
 
     def _wait(self, work: Coroutine[Any, Any, T]) -> T:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        """Return what *work* gives; nothing that is waited for here takes longer than a stall."""
+        asked = asyncio.run_coroutine_threadsafe(work, self._loop)
+        try:
+            return asked.result(self._settings.stall_timeout_s + POLL_S)
+        except TimeoutError as error:
+            asked.cancel()
+            raise BrokerError(f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the brokers") from error
 
     async def _begin(self, place: Place, first: int) -> Feed:
         settings = self._settings

@@ -18,6 +18,7 @@ from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.folding import Summary
 from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.verify import LivePartition, last_changed, read_live, shown
 
 LOOKS = 3
@@ -117,6 +118,7 @@ class StoreVerdict:
     engine: str
     records: int
     partitions: tuple[StorePartitionVerdict, ...] = field(default_factory=tuple)
+    skipped: int = 0
 
     @property
     def equal(self) -> bool:
@@ -133,6 +135,7 @@ class StoreVerdict:
             "version": self.version,
             "engine": self.engine,
             "records": self.records,
+            "skipped": self.skipped,
             "equal": self.equal,
             "store_digest": self.store_digest,
             "partitions": [each.document() for each in self.partitions],
@@ -147,29 +150,36 @@ def verify_store(processor: Processor[Any, Any], settings: Settings, stores: Sto
     asked = replace(options or ReplayOptions(), rows=False, transitions=False, of_key=None, partitions=None, out=None, allow_holes=True)
     wanted: Iterable[int] = range(stores.partitions(processor))
     done: dict[int, StorePartitionVerdict] = {}
-    records, engine = 0, ""
-    for look in range(LOOKS):
+    first: Replayed | None = None
+    for _ in range(LOOKS):
         served = {each: stores.digest(processor, each) for each in wanted}
-        verdicts, read, engine = _look(processor, settings, stores, asked, served)
-        records += read if look == 0 else 0
+        verdicts, replayed = _look(processor, settings, stores, asked, served)
+        first = first or replayed
         done |= {each.partition: each for each in verdicts}
         wanted = [each.partition for each in verdicts if each.differs == (CHANGELOG,)]
         if not wanted:
             break
     partitions = tuple(done[each] for each in sorted(done))
-    return StoreVerdict(processor=processor.name, version=processor.version, engine=engine, records=records, partitions=partitions)
+    return StoreVerdict(
+        processor=processor.name,
+        version=processor.version,
+        engine="" if first is None else first.engine,
+        records=0 if first is None else first.records,
+        partitions=partitions,
+        skipped=0 if first is None else first.skipped,
+    )
 
 
 def _look(
     processor: Processor[Any, Any], settings: Settings, stores: Stores, options: ReplayOptions, served: Mapping[int, Served]
-) -> tuple[list[StorePartitionVerdict], int, str]:
+) -> tuple[list[StorePartitionVerdict], Replayed]:
     changelog = {each.partition: each for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})}
     until = Until(offsets={at: each.as_of_offset for at, each in served.items()})
     asked = replace(options, until=until, partitions=tuple(sorted(served)), skips=read_skips(settings).of_topic(processor.source))
     replayed = replay(processor, settings, asked)
     summaries = {each.partition: each for each in replayed.partitions}
     verdicts = [_judge(processor, settings, stores, asked, served[at], changelog[at], summaries[at]) for at in sorted(served)]
-    return verdicts, replayed.records, replayed.engine
+    return verdicts, replayed
 
 
 def _judge(

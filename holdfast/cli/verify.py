@@ -106,6 +106,8 @@ def _of_stores(
             if each.cause is not None:
                 note(f"partition {each.partition}: {each.explain()}")
         same = "replay, changelog and store are equal" if verdict.equal else "DIFFERENT"
-        note(f"{processor.name}: {same} after {verdict.records} records on {verdict.engine}; store {verdict.store_digest}")
+        note(
+            f"{processor.name}: {same} after {verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}; store {verdict.store_digest}"
+        )
     if not verdict.equal:
         raise typer.Exit(1)

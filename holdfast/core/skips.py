@@ -7,7 +7,7 @@ A skip is a record of `{app}-skips`, keyed by topic, partition and last offset. 
 from __future__ import annotations
 
 from bisect import bisect_right
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable
 from typing import TypeAlias
 
 import msgspec
@@ -157,6 +157,10 @@ def kept(ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
     return out
 
 
-def total(ranges: Mapping[int, Ranges]) -> int:
-    """Return how many offsets are skipped."""
-    return sum(last - first + 1 for each in ranges.values() for first, last in each)
+def gaps(ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of *first* to *end* (not included) that are skipped, as (first, last).
+
+    >>> gaps(((1, 5), (8, 10)), 3, 9)
+    [(3, 5), (8, 8)]
+    """
+    return [(max(low, first), min(high, end - 1)) for low, high in ranges if low < end and high >= first]
