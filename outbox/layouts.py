@@ -17,6 +17,7 @@ import msgspec
 from sqlalchemy import BigInteger, Column, ColumnElement, Identity, Integer, LargeBinary, SmallInteger, String, Table, type_coerce
 
 from holdfast.core.partitioners import murmur2
+from holdfast.core.untrusted import careful
 from holdfast.errors import ConfigError, OutboxRecordError
 from holdfast.outbox.columns import JsonText, big_id, blob, epoch_ms, instant, now_ms, texts, uuid_text
 
@@ -133,7 +134,7 @@ class HoldfastLayout(Layout):
         "partition": "number",
         "timestamp_ms": "big number",
     }
-    _read_headers = msgspec.msgpack.Decoder(list[Header]).decode
+    _read_headers = staticmethod(careful(msgspec.msgpack.Decoder(list[Header]).decode))
     _write_headers = msgspec.msgpack.Encoder().encode
 
     def columns(self, dialect: str) -> list[Column[Any]]:
@@ -348,9 +349,13 @@ def _texts(found: Any) -> list[str | None]:
     """Return an array of texts, however its database gave it."""
     if isinstance(found, list):
         return found
-    read = json.loads(found)
+    try:
+        read = json.loads(found)
+    except (RecursionError, TypeError) as error:
+        raise ValueError(f"{found!r:.200}: {error}") from error
     if not isinstance(read, list) or not all(each is None or isinstance(each, str) for each in read):
-        raise ValueError(f"{found!r}")
+        raise ValueError(f"{found!r:.200}")
+    "".join(each or "" for each in read).encode()  # a lone surrogate, which JSON can spell, is no text for Kafka
     return read
 
 

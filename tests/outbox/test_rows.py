@@ -185,13 +185,27 @@ def test_unequal_header_arrays_are_that_rows_flaw_and_others_flow(request: pytes
             assert keys(rows.take(10)) == ["a", "b"]
 
 
-def test_headers_that_are_no_msgpack_are_that_rows_flaw(outbox: FreshOutbox) -> None:
+@pytest.mark.parametrize(
+    "stored",
+    [b"\xc1", b"\x91\x92\xa1\xff\xc4\x00", b"\x91" * 50_000, b"", b"\xdd\xff\xff\xff\xff"],
+    ids=["no-msgpack", "a-name-that-is-not-utf-8", "nested-without-end", "empty", "cut"],
+)
+def test_headers_that_are_no_msgpack_are_that_rows_flaw(outbox: FreshOutbox, stored: bytes) -> None:
+    """A name that was not UTF-8 ended each harvester that took the row, and nothing was published behind it."""
     with outbox.engine().begin() as connection:
-        connection.execute(insert(outbox.tables.outbox).values(bucket=1, topic="t", headers=b"\xc1"))
+        connection.execute(insert(outbox.tables.outbox).values(bucket=1, topic="t", headers=stored))
     with outbox.rows() as rows:
         (row,) = rows.take(1)
     assert row.flaw is not None
     assert "column headers is not a msgpack list" in row.flaw
+
+
+@pytest.mark.parametrize(
+    "stored", ['["\\ud800"]', "[" * 50_000, "no JSON", '["a", 5]', "{}"], ids=["surrogate", "nested", "text", "number", "dict"]
+)
+def test_header_texts_that_kafka_could_not_take_are_that_rows_flaw(stored: str) -> None:
+    row = layout_named("goharvest").decode((1, "t", "k", "v", stored, '["x"]', 0, None, 0))
+    assert row.flaw is not None
 
 
 # --- leases -------------------------------------------------------------------------------------------------------------------------
