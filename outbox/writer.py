@@ -12,11 +12,13 @@ connection or cursor of psycopg, psycopg2, pymysql, mysqlclient or sqlite3. On P
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from typing import Any, Final, Unpack
 
 from sqlalchemy.dialects import mysql, postgresql, sqlite
 from sqlalchemy.engine import Dialect
 
+from holdfast.errors import OutboxSchemaError
 from holdfast.outbox.layouts import Layout, layout_named
 from holdfast.outbox.records import LIMIT_BYTES, Encoder, OutboxRecord, RecordFields, prepared
 from holdfast.outbox.schema import outbox_tables
@@ -69,7 +71,7 @@ class OutboxWriter:
 
         *headers* keep order and duplicates. *partition* and *timestamp_ms* go to Kafka as they are. *trace* is a W3C traceparent, or the
         carrier that a tracer filled (traceparent, tracestate, baggage), and becomes headers. *event_id* and *event_type* exist in
-        Debezium's layout. Raises OutboxRecordError before anything is sent to the database.
+        Debezium's layout. Raises OutboxRecordError before anything is sent to the database, OutboxSchemaError where that lacks the table.
         """
         self.write_many(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
 
@@ -78,8 +80,21 @@ class OutboxWriter:
         encoded = self._encoded(records)
         execute, kind, style = opened(target)
         for sql, parameters in self._calls(encoded, kind, style):
-            execute(sql, parameters)
+            with self._telling():
+                execute(sql, parameters)
         return len(encoded)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell a missing table by its cure; any other failure is the caller's to know, as its driver tells it."""
+        try:
+            yield
+        except Exception as error:
+            if not _lacks_table(error):
+                raise
+            raise OutboxSchemaError(
+                f"the database has no table {self.table}: run `holdfast outbox init` on it, or name the table that it has (table=...)"
+            ) from error
 
     async def write_async(self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]) -> None:
         """Write one record as `write` does, on an AsyncSession, an AsyncConnection, or an async connection of psycopg or aiosqlite."""
@@ -90,7 +105,8 @@ class OutboxWriter:
         encoded = self._encoded(records)
         execute, kind, style = await opened_async(target)
         for sql, parameters in self._calls(encoded, kind, style):
-            await execute(sql, parameters)
+            with self._telling():
+                await execute(sql, parameters)
         return len(encoded)
 
     # --- from records to values ----------------------------------------------------------------------------------------------------
@@ -175,3 +191,14 @@ def _marks(style: str, count: int) -> list[str]:
             return [f"${index + 1}" for index in range(count)]
         case _:
             return ["%s"] * count
+
+
+_UNDEFINED_TABLE, _NO_SUCH_TABLE = "42P01", 1146
+"""By which PostgreSQL, and MySQL and MariaDB, say that there is no such table; SQLite says it in words."""
+
+
+def _lacks_table(error: Exception) -> bool:
+    """Return whether a driver's error, or SQLAlchemy's around it, is that of a missing table."""
+    driver = getattr(error, "orig", None) or error
+    state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    return state == _UNDEFINED_TABLE or driver.args[:1] == (_NO_SUCH_TABLE,) or str(driver).startswith("no such table: ")

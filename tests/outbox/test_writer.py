@@ -20,7 +20,7 @@ from sqlalchemy.orm import Session
 from holdfast.clients import OutboxWriter as ExportedWriter
 from holdfast.clock import system_clock
 from holdfast.dev.databases import Postgres
-from holdfast.errors import OutboxDatabaseError, OutboxError, OutboxRecordError
+from holdfast.errors import OutboxDatabaseError, OutboxError, OutboxRecordError, OutboxSchemaError
 from holdfast.outbox.layouts import OutboxRow, bucket_of
 from holdfast.outbox.schema import database_url
 from holdfast.outbox.writer import OutboxRecord, OutboxWriter
@@ -165,6 +165,13 @@ def test_what_is_rolled_back_is_not_there_and_what_is_committed_is(outbox: Fresh
     assert taken(outbox) == []
     on(outbox, lambda target: outbox.writer().write(target, "orders", "committed"), True)
     assert [row.key for row in taken(outbox)] == [b"committed"]
+
+
+@pytest.mark.parametrize("on", [_session, _plain_cursor])
+def test_a_database_without_the_table_is_told_by_what_makes_it(outbox: FreshOutbox, on: Callable[..., None]) -> None:
+    writer = OutboxWriter(table="nowhere")
+    with pytest.raises(OutboxSchemaError, match="has no table nowhere: run `holdfast outbox init`"):
+        on(outbox, lambda target: writer.write(target, "orders", "key"), False)
 
 
 def test_the_record_and_the_change_share_one_fate(outbox: FreshOutbox) -> None:
