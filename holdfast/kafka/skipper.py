@@ -180,8 +180,9 @@ class Skipper:
             self.refused(place, standing.next, f"a record says that its offset is {offset}")
             standing.strays = True
             return False
-        if offset < standing.next <= _end_of(consumer, place) and self._stands is None:
-            self._go(consumer, place, standing.next)  # a search for another offset was still under way when it was sent here
+        if offset < standing.next and self._stands is None and not -1 < _end_of(consumer, place) < standing.next:
+            # A search for another offset was still under way when it was sent here; only a log that is shorter by now begins anew.
+            self._go(consumer, place, standing.next)
             return False
         standing.moved(offset + 1, self._clock.monotonic_s())
         return True

@@ -26,7 +26,7 @@ from holdfast.dev.telling import ClaimFindings, Findings, OutboxFindings, Teller
 from holdfast.errors import DemoError
 
 START_DEADLINE_S = 120.0
-WHOLE_DEADLINE_S = 240.0
+WHOLE_DEADLINE_S = 600.0
 SMALL = ("--clients", "16", "--claims", "80", "--seconds", "1")
 ESCAPE = "\x1b"
 
