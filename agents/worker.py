@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import logging
 import sys
 import sysconfig
@@ -67,7 +68,11 @@ class Worker(faust.Worker):
     def _shutdown_loop(self) -> None:
         if self._told:
             self.crash_reason = None  # stock raises it once more, for its traceback
-        super()._shutdown_loop()
+        try:
+            super()._shutdown_loop()
+        except (Exception, asyncio.CancelledError):
+            if not self._told:  # else it is of a task that is ended because of what was told
+                raise
         if self._told:
             raise SystemExit(EX_FAILURE)
 

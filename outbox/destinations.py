@@ -16,6 +16,9 @@ METADATA_AGE_S = 60.0
 """A topic that grew is noticed this late; until then keys go where they went before."""
 METADATA_TIMEOUT_S = 2.0
 
+INTERNAL = frozenset(["__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"])
+"""Topics that brokers let nobody write to, though they tell of them as of any other."""
+
 REFUSED_TOPIC = frozenset(
     [
         KafkaError.UNKNOWN_TOPIC_OR_PART,
@@ -51,6 +54,8 @@ class Destinations:
 
     def refusal(self, topic: str) -> KafkaError | None:
         """Return why nothing can be written to *topic* now, None when it can; raises BrokerError when the broker does not say in time."""
+        if topic in INTERNAL:
+            return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "it is a topic of the brokers' own")
         known = self._counts.get(topic)
         if known is not None and self._clock.monotonic_s() - known[1] < METADATA_AGE_S:
             return None

@@ -127,7 +127,7 @@ def freeze(frail: SessionBroker, make: MakeApplication, *, seconds: float, seed:
         late = app.worker(request_timeout_s=7).start()
         wait_for("all to be unready", lambda: not any(worker.ready for worker in app.workers), UNREADY_DEADLINE_S, app.tails)
         assert late.wait_exit(30) > 0, "a worker cannot begin without a broker"
-        assert late.said(rf"BrokerError: no Kafka broker at {app.broker.bootstrap} answered within 7 s"), late.tail()
+        assert late.said(rf"leaving: no Kafka broker at {app.broker.bootstrap} answered within 7 s"), late.tail()
         app.workers.remove(late)
         # Time is what this test is about.
         wait_for("the outage to end", lambda: time.monotonic() - began_s > seconds, seconds + 10)

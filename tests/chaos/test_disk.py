@@ -68,11 +68,11 @@ def test_a_full_disk_ends_the_worker_with_a_clear_message_and_costs_nothing(appl
         disk.confine(worker)
         code = worker.wait_exit(60)
         assert code > 0
-        assert worker.said("StoreError: cannot write the store .*; nothing is lost .*free the disk and restart"), worker.tail()
+        assert worker.said("leaving: cannot write the store .*; nothing is lost .*free the disk and restart"), worker.tail()
         if disk.mounted:
             code = worker.start().wait_exit(60)
             assert code > 0, "there is still no room"
-            assert worker.said(r"StoreError: cannot (open|write) the store .*No space left.*"), worker.tail()
+            assert worker.said(r"leaving: cannot (open|write) the store .*No space left.*"), worker.tail()
             assert worker.said("set aside") == [], "a good store was given up because the disk was full"
         disk.free()
         worker.start().wait_ready()

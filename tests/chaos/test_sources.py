@@ -54,7 +54,7 @@ def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(applic
     cut(app, end + 20)
     code = worker.start().wait_exit(60)
     assert code > 0
-    assert worker.said(rf"OutOfRangeError: {app.source} partition 0: offset {end} is not in the log any more"), worker.tail()
+    assert worker.said(rf"leaving: {app.source} partition 0: offset {end} is not in the log any more"), worker.tail()
 
 
 def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(application: MakeApplication) -> None:

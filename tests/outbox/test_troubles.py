@@ -124,3 +124,14 @@ def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(caplog: p
         "outbox shop: again",
         "outbox shop: much later",
     ]
+
+
+@pytest.mark.broker
+def test_a_row_for_a_topic_of_the_brokers_own_holds_up_no_others(rig: Rig) -> None:
+    """The broker tells of such a topic as of any other, and then refuses the whole transaction without saying which row it was."""
+    numbers = range(20)
+    rig.write([rig.record(number, topic="__consumer_offsets" if number == 7 else rig.topic) for number in numbers])
+    with Alone(rig.settings(attempts=2, retry_s=0.05, retry_limit_s=0.1)):
+        rig.wait_empty()
+    with rig.outbox.rows() as rows:
+        assert [each.row.topic for each in rows.quarantined(10)] == ["__consumer_offsets"]

@@ -50,7 +50,7 @@ class Source:
     def add(self, key: str, count: int, partition: int) -> None:
         config = {
             "compression.type": "zstd",
-            "linger.ms": 1_000,
+            "linger.ms": 30_000,  # the flush ends it: however slow the machine, it is one batch
             "batch.num.messages": 1_000_000,
             "queue.buffering.max.messages": 1_000_000,
             "batch.size": 64 * MIB,
