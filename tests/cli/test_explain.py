@@ -73,7 +73,7 @@ def producer_to(broker: SessionBroker, topic: str, **config: Any) -> Producer:
 
 def transact(broker: SessionBroker, topic: str, name: str, values: list[bytes], *, commit: bool | None) -> Producer:
     """Write a transaction and end it, or with None leave it open."""
-    producer = producer_to(broker, topic, **{"transactional.id": f"{topic}-{name}", "transaction.timeout.ms": 60_000})
+    producer = producer_to(broker, topic, **{"transactional.id": f"{topic}-{name}", "transaction.timeout.ms": 600_000})
     producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     for value in values:
