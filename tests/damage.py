@@ -1,8 +1,9 @@
-"""Batches that no producer may write, on a real broker's disk: damaged, lying, or with a broken header."""
+"""Batches that no producer may write, on a real broker's disk: damaged, lying, or with a broken header; and sound ones of any size."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from typing import Any
 
 import google_crc32c
 from confluent_kafka import Producer
@@ -64,3 +65,16 @@ def lie(batch: bytearray) -> None:
 def break_header(batch: bytearray) -> None:
     """Have the header claim a codec that does not exist."""
     batch[CRC_FROM + 1] |= 7
+
+
+def one_batch(broker: SessionBroker, **more: str) -> Producer:
+    """Return a producer that sends what it is given up to a flush in one batch, however many records and however slow the machine."""
+    config: dict[str, Any] = {
+        "compression.type": "zstd",
+        "linger.ms": 30_000,
+        "batch.num.messages": 1_000_000,
+        "queue.buffering.max.messages": 1_000_000,
+        "batch.size": 64 << 20,
+        "message.max.bytes": 64 << 20,
+    }
+    return Producer(broker.client_config(**config, **more))

@@ -22,7 +22,7 @@ from holdfast.clients.claim_consumer import ClaimConsumer
 from holdfast.clients.claim_log import CAPABILITY_HEADER
 from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
 from holdfast.clients.group_admin import GroupAdmin
-from holdfast.clients.skipping import Skipping
+from holdfast.clients.skipping import SkipRequests
 from holdfast.clients.tables_blocking import BlockingTableClient
 from holdfast.clients.topics import AlterConfig
 from holdfast.config import Settings
@@ -260,7 +260,7 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
         assert not check_topics(mine, application.processors, admin=admin)
         admin.apply([AlterConfig(topic=name, config={"retention.ms": "-1"}) for name in sorted(made)])
         send_bomb(guarded, application.source)
-        skipping = Skipping(mine, [application.source], timeout_s=patience_s)
+        skipping = SkipRequests(mine, [application.source], timeout_s=patience_s)
         skipping.ask(asyncio.run(skipping.plan(application.source, 0, 0, skipping.skips())), by="ada")
         assert [each.by for each in skipping.skips().all()] == ["ada"]
         now_s, place = int(time.time()), coordination_partition(orders, 1)

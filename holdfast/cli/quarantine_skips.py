@@ -15,7 +15,7 @@ from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, globals_of, output
 from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:
-    from holdfast.clients.skipping import Plan, Skipping
+    from holdfast.clients.skipping import Plan, SkipRequests
     from holdfast.core.skips import Skip
 
 TIMEOUT_S = 30.0
@@ -35,12 +35,12 @@ def register_skips(app: typer.Typer) -> None:
     app.command("skips", help="List what of the application's sources is skipped, and what was asked for and no worker has met yet.")(skips)
 
 
-def _open(context: typer.Context, timeout_s: float) -> Skipping:
-    from holdfast.clients.skipping import Skipping
+def _open(context: typer.Context, timeout_s: float) -> SkipRequests:
+    from holdfast.clients.skipping import SkipRequests
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
-    return Skipping(application.settings, application.read_topics, timeout_s=timeout_s)
+    return SkipRequests(application.settings, application.read_topics, timeout_s=timeout_s)
 
 
 def skip(

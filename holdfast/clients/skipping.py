@@ -36,7 +36,7 @@ class Plan:
     asked: Skip | None
 
 
-class Skipping:
+class SkipRequests:
     """The skips of one application, whose processors and ordinary agents read *sources*. Every call ends within a few times *timeout_s*."""
 
     def __init__(self, settings: Settings, sources: Iterable[str], *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock) -> None:

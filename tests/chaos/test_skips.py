@@ -16,6 +16,7 @@ from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify import verify
 from tests.chaos.conftest import MakeApplication
+from tests.damage import one_batch
 from tests.harness import Application, Worker, wait_for
 
 pytestmark = pytest.mark.broker
@@ -35,15 +36,7 @@ class Log:
 
     def add(self, key: str, count: int = 1) -> tuple[int, int]:
         """Write *count* records that add one to *key*, in one batch; return their first and last offset."""
-        config = {
-            "compression.type": "zstd",
-            "linger.ms": 30_000,  # the flush ends it: however slow the machine, it is one batch
-            "batch.num.messages": 1_000_000,
-            "queue.buffering.max.messages": 1_000_000,
-            "batch.size": 64 * MIB,
-            "message.max.bytes": 64 * MIB,
-        }
-        producer = Producer(self._shop.broker.client_config(**config, **self._more))
+        producer = one_batch(self._shop.broker, **self._more)
         if self._more:
             producer.init_transactions(30)
             producer.begin_transaction()

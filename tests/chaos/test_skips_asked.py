@@ -9,7 +9,7 @@ from functools import partial
 import pytest
 
 from holdfast.clients.quarantine import Quarantine
-from holdfast.clients.skipping import Skipping
+from holdfast.clients.skipping import SkipRequests
 from holdfast.clients.tables_blocking import BlockingTableClient
 from holdfast.errors import SkipError
 from tests.chaos.conftest import MakeApplication
@@ -27,14 +27,14 @@ def lie_in_the_third(batch: bytearray) -> None:
     batch[61 + 2 * size] = 0x7E
 
 
-def is_made(skipping: Skipping, last: int) -> bool:
+def is_made(skipping: SkipRequests, last: int) -> bool:
     return any(each.made and each.last == last for each in skipping.skips().all())
 
 
 def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: MakeApplication) -> None:
     shop = application(partitions=1, unpacked_batch_bytes=MIB)
     counts = shop.processors[0]
-    skipping = Skipping(replace(shop.settings, unpacked_batch_bytes=MIB), [shop.source])
+    skipping = SkipRequests(replace(shop.settings, unpacked_batch_bytes=MIB), [shop.source])
     seen = [b"add seen 1"] * 4
     send(shop.broker, shop.source, "none", seen, linger_ms=LINGER_MS)
     send(shop.broker, shop.source, "zstd", [bytes(2 * MIB)])

@@ -20,6 +20,7 @@ from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
 from tests.chaos.counting import processors
+from tests.damage import one_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -48,15 +49,7 @@ class Source:
         self.add("b", 5, 1)
 
     def add(self, key: str, count: int, partition: int) -> None:
-        config = {
-            "compression.type": "zstd",
-            "linger.ms": 30_000,  # the flush ends it: however slow the machine, it is one batch
-            "batch.num.messages": 1_000_000,
-            "queue.buffering.max.messages": 1_000_000,
-            "batch.size": 64 * MIB,
-            "message.max.bytes": 64 * MIB,
-        }
-        producer = Producer(self._broker.client_config(**config))
+        producer = one_batch(self._broker)
         for _ in range(count):
             producer.produce(self.topic, f"add {key} 1".encode(), partition=partition)
         assert producer.flush(60) == 0
