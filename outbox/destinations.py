@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import Any
 
 from confluent_kafka import KafkaError, KafkaException
@@ -46,8 +46,11 @@ REFUSED_RECORD = REFUSED_TOPIC | {
 class Destinations:
     """Partitions of topics, as one client knows them. For one thread."""
 
-    def __init__(self, client: Any, *, uses_buckets: bool, clock: Clock = system_clock) -> None:
+    def __init__(
+        self, client: Any, *, uses_buckets: bool, may_write: Callable[[str], bool] = lambda topic: True, clock: Clock = system_clock
+    ) -> None:
         self._client, self._clock, self._uses_buckets = client, clock, uses_buckets
+        self._may_write = may_write
         self._counts: dict[str, tuple[int, float]] = {}
         self._partitioning = Partitioning()
         self._turns: dict[str, int] = {}
@@ -68,6 +71,9 @@ class Destinations:
                 return None  # the broker is away; what was known a minute ago is the best there is
             raise BrokerError(f"topic {topic}: {error.args[0].str()}; check that the broker is reachable") from error
         if found.partitions:
+            if not self._may_write(topic):
+                self._counts.pop(topic, None)
+                return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "this principal may see it and not write to it")
             self._counts[topic] = (len(found.partitions), self._clock.monotonic_s())
             return None
         # Also a topic that the broker is just creating: it has leaders a moment later.

@@ -1,4 +1,4 @@
-"""What topics take: how large a batch of records may be, asked of the broker and learned from what it refuses.
+"""What topics take: whose records, and how large a batch of them may be, asked of the broker and learned from what it refuses.
 
 A broker refuses a batch that is larger than its topic's `max.message.bytes`, with every record in it, and the transaction they are in.
 So batches are cut below the limit, and a record that is larger by itself is known before it costs anybody a transaction.
@@ -12,8 +12,8 @@ from concurrent.futures import Future
 from concurrent.futures import TimeoutError as LateError
 from typing import Any
 
-from confluent_kafka import KafkaError, KafkaException
-from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+from confluent_kafka import KafkaError, KafkaException, TopicCollection
+from confluent_kafka.admin import AclOperation, AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
 
 from holdfast.clock import Clock, system_clock
 from holdfast.outbox.layouts import OutboxRow
@@ -121,6 +121,21 @@ class TopicLimits:
             found = self._told.get(topic)
         return None if found is None else found[0]
 
+    def may_write(self, topic: str) -> bool:
+        """Return whether this principal may write to *topic*; also True where the broker does not say.
+
+        The broker refuses a whole transaction with a record for a topic that may only be seen, and does not say which topic it was.
+        """
+        try:
+            asked = self._admin_client().describe_topics(
+                TopicCollection([topic]), include_authorized_operations=True, request_timeout=ASK_S
+            )
+            allowed = asked[topic].result(ASK_S).authorized_operations
+        except (KafkaException, LateError, ValueError) as error:
+            logger.info("topic %s does not tell who may write to it: %s", topic, error)
+            return True
+        return not allowed or AclOperation.WRITE in allowed
+
     def too_large(self, row: OutboxRow) -> str | None:
         """Return why *row* can never be in its topic as that stands now; None where it may be, or nobody can tell.
 
@@ -162,15 +177,20 @@ class TopicLimits:
                     logger.info("topic %s refused a batch of records: at most %d bytes in one from now on", topic, self._learned[topic])
         return alone
 
-    def _ask(self, topics: Iterable[str]) -> None:
-        now_s = self._clock.monotonic_s()
+    def _admin_client(self) -> Any:
         if self._admin is None:
             self._admin = AdminClient(dict(self._client))
+        return self._admin
+
+    def _ask(self, topics: Iterable[str]) -> None:
+        now_s = self._clock.monotonic_s()
         wanted = [topic for topic in topics if topic not in self._asking]
         for topic in wanted:
             self._asked_s[topic] = now_s
         try:
-            found = self._admin.describe_configs([ConfigResource(ResourceType.TOPIC, topic) for topic in wanted], request_timeout=ASK_S)
+            found = self._admin_client().describe_configs(
+                [ConfigResource(ResourceType.TOPIC, topic) for topic in wanted], request_timeout=ASK_S
+            )
         except (KafkaException, ValueError) as error:
             logger.info("the limits of topics cannot be asked for: %s", error)
             return

@@ -103,7 +103,7 @@ class Publisher:
                 "on_delivery": self._delivered,
             }
         )
-        self.destinations = Destinations(self._producer, uses_buckets=uses_buckets, clock=clock)
+        self.destinations = Destinations(self._producer, uses_buckets=uses_buckets, may_write=limits.may_write, clock=clock)
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:

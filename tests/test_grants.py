@@ -8,7 +8,7 @@ import time
 import uuid
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import closing, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -28,7 +28,7 @@ from holdfast.clients.topics import AlterConfig
 from holdfast.config import Settings
 from holdfast.core.claims import RESET_INSTANCE
 from holdfast.core.frames import ClaimingPartition, Heartbeat, ReleasingPartition, coordination_partition, encode
-from holdfast.core.grants import Grant
+from holdfast.core.grants import Grant, Operation, Resource
 from holdfast.core.resets import Aim, Where
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError
@@ -281,33 +281,37 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
     return Job(grants, work)
 
 
+def harvest_settings(outbox: FreshOutbox, kafka: Mapping[str, str], strategy: Strategy) -> HarvestSettings:
+    return HarvestSettings(
+        database=outbox.url,
+        kafka=Settings(kafka=dict(kafka)),
+        name=f"outbox-{uuid.uuid4().hex[:8]}",
+        table=outbox.table,
+        layout=outbox.layout.name,
+        strategy=strategy,
+        heartbeat_timeout_s=2.0,
+        retry_s=0.05,
+    )
+
+
 def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
     """A harvester is elected, publishes what is in the table, and answers a command; its topics are not there yet."""
     broker = SessionBroker(config=guarded.root())
     layout = "goharvest" if strategy == "mark" else "holdfast"
     outbox = FreshOutbox.make(f"sqlite:///{folder / 'service.db'}", layout)
-    topic, name = broker.create_topic("orders"), f"outbox-{uuid.uuid4().hex[:8]}"
+    topic, named = broker.create_topic("orders"), harvest_settings(outbox, {}, Strategy(strategy))
 
     def settings(kafka: Mapping[str, str]) -> HarvestSettings:
-        return HarvestSettings(
-            database=outbox.url,
-            kafka=Settings(kafka=dict(kafka)),
-            name=name,
-            table=outbox.table,
-            layout=layout,
-            strategy=Strategy(strategy),
-            heartbeat_timeout_s=2.0,
-            retry_s=0.05,
-        )
+        return replace(named, kafka=Settings(kafka=dict(kafka)))
 
-    grants = harvester_grants(settings({}), [topic])
+    grants = harvester_grants(named, [topic])
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
         own = {grant.name for grant in grants if grant.operation == "Create"}
         broker.delete_topics(sorted(own & {*guarded.admin.list_topics(timeout=10).topics}))
         wait_for("the topics to be gone", lambda: not (own & {*guarded.admin.list_topics(timeout=10).topics}), POSITIVE_S)
         before = committed(guarded, topic)
-        answers = settings({}).answers_topic
+        answers = named.answers_topic
         for successor in (False, True):  # which finds in the answers that there is nothing left to say
             with outbox.engine().begin() as connection:
                 outbox.writer().write(connection, topic, key=b"ada", value=b"one")
@@ -319,6 +323,25 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
         assert committed(guarded, answers) == 1
 
     return Job(grants, work)
+
+
+@pytest.mark.parametrize("strategy", Strategy)
+def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(guarded: Guarded, tmp_path: Path, strategy: Strategy) -> None:
+    """The broker tells of such topics as of any other, and refuses a transaction with a record for one whole."""
+    broker, user = SessionBroker(config=guarded.root()), f"user-{uuid.uuid4().hex[:8]}"
+    kafka, orders, seen = guarded.principal(user), broker.create_topic("orders"), broker.create_topic("seen")
+    outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}", "goharvest" if strategy is Strategy.MARK else "holdfast")
+    settings = replace(harvest_settings(outbox, kafka, strategy), attempts=3)
+    guarded.grant(user, [*harvester_grants(settings, [orders]), Grant(Resource.TOPIC, seen, Operation.DESCRIBE, "a test")])
+    others = {7: seen, 23: "__consumer_offsets", 41: seen}
+    with outbox.engine().begin() as connection:
+        for number in range(60):
+            outbox.writer().write(connection, others.get(number, orders), key=f"k{number}", value=b"%d" % number)
+    with Harvester(settings) as harvester, outbox.rows() as rows:
+        wait_for("an empty table", lambda: rows.count() == 0, POSITIVE_S, lambda: str(harvester.stats))
+        assert sum(each.fenced for each in harvester.stats) == 0
+        assert sorted(each.row.topic for each in rows.quarantined(10)) == sorted(others.values())
+    assert committed(guarded, orders) >= 57  # markers of transactions count
 
 
 @contextmanager
