@@ -254,7 +254,9 @@ class _Page(Collector):
         applied = GaugeMetricFamily("holdfast_applied_offset", "Last source offset in the state, -1 for none", labels=labels)
         stream = GaugeMetricFamily("holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels)
         rows = GaugeMetricFamily("holdfast_rows", "Keys in the store, estimated", labels=labels)
-        lag = GaugeMetricFamily("holdfast_standby_lag", "Source records not yet in this standby", labels=labels[:2])
+        lag = GaugeMetricFamily(
+            "holdfast_standby_lag", "Offsets of the source not yet in this standby, those of markers included", labels=labels[:2]
+        )
         age = GaugeMetricFamily("holdfast_standby_age_seconds", "How old a standby's state may be at most", labels=labels[:2])
         for replica in replicas:
             place = (replica.processor.name, str(replica.partition))

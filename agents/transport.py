@@ -10,7 +10,7 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2s
 from typing import Any, cast
 
@@ -133,18 +133,24 @@ class BatchConsumer(driver.Consumer):
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
         self._delivered: dict[TP, deque[int]] = {}
+        self._following: dict[TP, int] = {}
+        """Of each partition the offset after the last record that was acked, and all before it; at first where reading began."""
+
+    def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[TP]:
+        # Also those where nothing was acked: markers of transactions and skipped batches have no acks, and are passed all the same.
+        return (tp for tp in self._following if topics is None or tp in topics or tp.topic in topics)
 
     def _new_offset(self, tp: TP) -> int | None:
         # Offsets are committed up to the first one not acked, in the order of delivery. A processor's batches are acked in order, one
         # offset each; an ordinary agent may ack in any order.
         acked, delivered = self._acked_index[tp], self._delivered.get(tp, ())
-        following = None
         while delivered and delivered[0] in acked:
             offset = delivered.popleft()
             acked.discard(offset)
-            following = offset + 1
+            self._following[tp] = offset + 1
         self._acked[tp].clear()
-        return following
+        following = self._following.get(tp)
+        return None if following is None else self.keeper.feed.passed((tp.topic, tp.partition), following)
 
     async def perform_seek(self) -> None:
         """Point the feed at the state's positions, and at committed offsets for topics of ordinary agents. Nothing flows meanwhile."""
@@ -154,8 +160,12 @@ class BatchConsumer(driver.Consumer):
         logs = {processor.changelog(keeper.settings.app) for processor in keeper.processors.values()}
         ordinary = {tp for tp in assigned if tp.topic not in keeper.sources and tp.topic not in logs}
         committed = await self._thread.call_thread(self._thread.committed_offsets, ordinary)
+        positions = keeper.positions()
         self._delivered.clear()
-        await keeper.feed.assign(keeper.positions(), committed, keeper.skipping.ranges)
+        self._following = {TP(*place): offset for place, offset in {**positions, **committed}.items()}
+        # What is committed for a processor tells nobody where to begin, so it is not asked for: its state's position is committed anew.
+        self._committed_offset.update({tp: committed.get((tp.topic, tp.partition), 0) for tp in self._following})
+        await keeper.feed.assign(positions, committed, keeper.skipping.ranges)
 
     def stay_in_group(self) -> None:
         """Count as a live member, although nothing is fetched."""

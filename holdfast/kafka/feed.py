@@ -275,6 +275,14 @@ class Feed:
         """Return the next offset to be read of a partition: all before it was taken, or holds nothing for a consumer."""
         return self._readings[place].position
 
+    def passed(self, place: Place, following: int) -> int:
+        """Return the next offset to be read for one that has done all before *following*.
+
+        That is behind markers of transactions and skipped batches, where no record was taken since.
+        """
+        reading = self._readings.get(place)
+        return reading.position if reading is not None and reading.following == following else following
+
     # -- what brokers tell
 
     def ends(self) -> dict[Place, int]:

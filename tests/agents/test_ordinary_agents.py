@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator
+from functools import partial
 from pathlib import Path
 
 import msgspec
 import pytest
-from confluent_kafka import OFFSET_BEGINNING, Consumer, ConsumerGroupTopicPartitions, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from holdfast.clients.quarantine import Quarantine
@@ -39,7 +40,7 @@ class Jobs(Application):
         self.create_topics()
         for topic, partitions in ((self.jobs, PARTITIONS), (self.done, 1)):
             broker.create_topic(topic, partitions=partitions, exact=True)
-        self._writer, self._admin = Writer(broker), AdminClient(broker.client_config())
+        self._broker, self._writer, self._admin = broker, Writer(broker), AdminClient(broker.client_config())
         self._consumer = Consumer(broker.client_config(**{"group.id": "jobs", "enable.auto.commit": False, "fetch.wait.max.ms": 20}))
         self._consumer.assign([TopicPartition(self.done, 0, OFFSET_BEGINNING)])
         self.deliveries: list[Done] = []
@@ -47,6 +48,22 @@ class Jobs(Application):
     def write(self, count: int, *, partitions: range = range(PARTITIONS), value: bytes = b"job") -> None:
         """Append *count* jobs to each of *partitions*."""
         self._writer.write_all(self.jobs, [(value, None, partition, 0) for _ in range(count) for partition in partitions])
+
+    def transact(self, count: int) -> None:
+        """Append *count* jobs to each partition, and as many records to each of the processors' source, in one transaction."""
+        producer = Producer(self._broker.client_config(**{"transactional.id": f"{self.name}-writer"}))
+        producer.init_transactions(DEADLINE_S)
+        producer.begin_transaction()
+        for partition in range(PARTITIONS):
+            for _ in range(count):
+                producer.produce(self.jobs, b"job", partition=partition)
+                producer.produce(self.source, b"add seen 1", partition=partition)
+        producer.commit_transaction(DEADLINE_S)
+
+    def lag(self, topic: str) -> int:
+        """Return what tools call the group's lag: from its committed offsets to the ends of the log."""
+        ends = {number: self._consumer.get_watermark_offsets(TopicPartition(topic, number), DEADLINE_S)[1] for number in range(PARTITIONS)}
+        return sum(ends.values()) - sum(self.committed(topic).values())
 
     def read(self) -> list[Done]:
         """Return every delivery noted so far."""
@@ -64,9 +81,9 @@ class Jobs(Application):
 
         wait_for(f"{places} jobs done", condition, DEADLINE_S, lambda: f"{len(self.deliveries)} noted\n{self.tails()}")
 
-    def committed(self) -> dict[int, int]:
-        """Return the group's committed offset of each partition of the jobs, 0 for none."""
-        places = [TopicPartition(self.jobs, partition) for partition in range(PARTITIONS)]
+    def committed(self, topic: str = "") -> dict[int, int]:
+        """Return the group's committed offset of each partition of a topic, the jobs' unless named; 0 for none."""
+        places = [TopicPartition(topic or self.jobs, partition) for partition in range(PARTITIONS)]
         asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.settings.app, places)])
         found = asked[self.settings.app].result(DEADLINE_S).topic_partitions
         return {place.partition: max(0, place.offset) for place in found}
@@ -152,6 +169,17 @@ def test_offsets_are_committed_up_to_the_first_job_that_is_not_acked(jobs: Jobs)
     jobs.wait_committed({0: 21, 1: 22, 2: 21})
     assert dict(jobs.of_run("second")) == {1: list(range(10, 22))}, "from the first that was not acked, and nothing else again"
     worker.stop()
+
+
+def test_no_lag_is_left_behind_a_marker(jobs: Jobs) -> None:
+    """Tools that know nothing of markers count to the log's end."""
+    jobs.worker().start()
+    for round_ in (1, 2):
+        jobs.transact(3)
+        jobs.wait_noted(round_ * 3 * PARTITIONS)
+        jobs.wait_committed(dict.fromkeys(range(PARTITIONS), round_ * 4))
+        for topic in (jobs.jobs, jobs.source):
+            wait_for(f"no lag of {topic}", partial(lambda topic: not jobs.lag(topic), topic), DEADLINE_S, jobs.tails)
 
 
 def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> None:
