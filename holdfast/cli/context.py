@@ -26,6 +26,8 @@ class Globals:
     application: str | None = None
     output: Output = Output.TABLE
     verbose: int = 0
+    interrupted: bool = False
+    """Whether SIGINT has come."""
     _settings: Settings | None = None
 
     def settings(self) -> Settings:

@@ -19,6 +19,7 @@ from typing import Any, ClassVar, Self
 
 from holdfast.clock import system_clock
 from holdfast.dev import leash, ports
+from holdfast.dev.processes import birth_of, pause
 from holdfast.errors import DevBrokerError
 
 START_DEADLINE_S = 90.0  # for machines under load; a server that ends is noticed at once
@@ -233,20 +234,19 @@ class DatabaseServer(ABC):
 
     def freeze(self) -> None:
         """Stop every process of the server by SIGSTOP: connections stay open, and nothing is answered until `thaw`."""
-        self._signal_all(signal.SIGSTOP)
+        for pid in self.processes():  # the head first, so that it forks no more
+            if (birth := birth_of(pid)) is not None:
+                pause(pid, birth)
 
     def thaw(self) -> None:
         """Let a frozen server go on."""
-        self._signal_all(signal.SIGCONT)
+        for pid in self.processes():
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGCONT)
 
     def processes(self) -> list[int]:
         """Return the ids of the server's processes, the head first; Postgres has one for each connection."""
         return _family(self._process().pid)
-
-    def _signal_all(self, number: signal.Signals) -> None:
-        for pid in self.processes():  # the head first, so that it forks no more
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(pid, number)
 
     def _process(self) -> subprocess.Popen[bytes]:
         if self._child is None:

@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 import os
+import random
+import signal
 import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+import pytest
+
 from holdfast.clients.tables_blocking import BlockingTableClient
 from holdfast.dev import leash
+from holdfast.kafka.skip_log import read_skips
 from tests.chaos.conftest import MakeApplication
-from tests.chaos.hostile import HOSTILE
+from tests.chaos.hostile import BOMB_BYTES, HOSTILE
 from tests.chaos.test_bombs import resident_bytes
 from tests.chaos.test_rebalances import wait_settled
 from tests.harness import ROOT, Application, wait_for
@@ -73,4 +78,31 @@ def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeA
     acked = load.wait()
     wait_settled(app)
     assert all(worker.running for worker in fleet), app.tails()
+    prove_beside_harm(app, acked)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1200)
+@pytest.mark.parametrize("seed", [92, 93])
+def test_a_hostile_producer_beside_kills_and_freezes_with_bombs_to_be_skipped(application: MakeApplication, seed: int) -> None:
+    chance = random.Random(seed)
+    app = application(partitions=PARTITIONS, standbys=1, unpacked_batch_bytes=BOMB_BYTES // 2, unreadable="quarantine")
+    fleet = [app.worker().start() for _ in range(3)]
+    load = app.load(rate=1_000, seed=seed)
+    wait_settled(app)
+    with harm(app, seed=seed, rounds=100_000) as producer:
+        for _ in range(12):
+            victim = chance.choice(fleet)
+            if chance.random() < 0.5:
+                victim.kill()
+                victim.start()
+            else:
+                victim.signal(signal.SIGSTOP)
+                chance.choice([each for each in fleet if each is not victim]).wait_ready(120)
+                victim.signal(signal.SIGCONT)
+            wait_settled(app)
+            assert producer.poll() is None, "the hostile producer failed"
+    acked = load.stop()
+    wait_settled(app)
+    assert len(read_skips(app.settings)) > 0, "no bomb was met"
     prove_beside_harm(app, acked)

@@ -94,7 +94,7 @@ def test_ctrl_c_ends_a_command_that_waits_without_a_traceback(tmp_path: Path) ->
         try:
             wait_for("it to look for the broker", lambda: "Connection refused" in (tmp_path / "said").read_text() or None, DEADLINE_S)
             os.kill(process.pid, signal.SIGINT)
-            assert process.wait(DEADLINE_S) == 130
+            assert process.wait(DEADLINE_S) == 130, (tmp_path / "said").read_text()
         finally:
             process.kill()
             process.wait()
