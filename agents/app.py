@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import faust
 from faust.app import BootStrategy
@@ -18,8 +18,6 @@ from yarl import URL
 
 from holdfast.agents.assignor import KeeperAssignor
 from holdfast.agents.credentials import broker_credentials
-from holdfast.agents.harvester import HarvesterPage, HarvesterService
-from holdfast.agents.harvester import declare as declare_harvester
 from holdfast.agents.keeper import Keeper
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.recovery import KeeperTables
@@ -29,7 +27,9 @@ from holdfast.agents.worker import Worker, tell_in_one_line
 from holdfast.config import Settings, settings_from_environment
 from holdfast.core.processor import Processor, by_name
 from holdfast.errors import ConfigError
-from holdfast.outbox.settings import harvest_settings
+
+if TYPE_CHECKING:
+    from holdfast.agents.harvester import HarvesterService
 
 logger = logging.getLogger(__name__)
 
@@ -83,6 +83,10 @@ class App(faust.App):
         web = WebService(self.settings, self.keeper, self.metrics)
         services: list[Any] = [web, KeeperService(self.keeper)]
         if self.settings.outbox_harvest:
+            # Here, since SQLAlchemy is a third of what a worker imports, and most have no outbox.
+            from holdfast.agents.harvester import HarvesterPage, HarvesterService
+            from holdfast.outbox.settings import harvest_settings
+
             self.harvesting = HarvesterService(self, harvest_settings(self.settings), self._leave)
             self.metrics.pages.append(HarvesterPage(self.harvesting.harvester))
             services.append(self.harvesting)
@@ -210,7 +214,9 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     for processor in processors:
         _declare(app, processor)
     if settings.outbox_harvest:
-        declare_harvester(app)
+        from holdfast.agents.harvester import declare
+
+        declare(app)
     return app
 
 

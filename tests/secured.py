@@ -55,7 +55,9 @@ class Guarded:
     """A real broker on which nobody may do anything but its administrator and who was granted it."""
 
     def __init__(self, folder: Path) -> None:
-        self._cluster = Cluster(folder, sasl=Credentials(username=SUPER, password=secrets.token_urlsafe(12)), properties=AUTHORIZER)
+        self._cluster = Cluster(
+            folder, sasl=Credentials(username=SUPER, password=secrets.token_urlsafe(12)), properties=AUTHORIZER, short_lived=True
+        )
 
     def __enter__(self) -> Self:
         self._cluster.start()

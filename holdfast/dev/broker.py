@@ -54,12 +54,14 @@ class Cluster:
         message_max_bytes: int | None = None,
         heap_max_mb: int | None = None,
         detached: bool = False,
+        short_lived: bool = False,
     ) -> None:
         """Describe a cluster.
 
         *port* is that of the first node, the other nodes take the next ones (free ports otherwise). *properties* are Kafka server
         properties and win over the defaults; a folder remembers them for later starts. *sasl* puts SASL/SCRAM over TLS in front of
         every client, for the user given or, for True, for one with a random password (see `client_config`).
+        Nodes that are *short_lived*, as those of a test session, take two thirds of the processor time and serve less at their best.
         """
         if nodes not in (1, 3):
             raise DevBrokerError(f"a cluster of {nodes} nodes: choose 1, or 3 so that one of them may die")
@@ -71,7 +73,7 @@ class Cluster:
             self._properties |= {"message.max.bytes": str(message_max_bytes), "replica.fetch.max.bytes": str(message_max_bytes)}
         self._sasl = sasl
         self._heap_max_mb = heap_max_mb
-        self._detached = detached
+        self._detached, self._short_lived = detached, short_lived
         self._state: ClusterState | None = None
         self._children: list[subprocess.Popen[bytes]] = []
         self._forker: ThreadPoolExecutor | None = None
@@ -226,8 +228,8 @@ class Cluster:
     def _launch(self, launched: NodeState, java: Java) -> None:
         known = self._known()
         home = node.home_of(self.folder, launched)
-        alone = len(known.nodes) == 1
-        command = node.command_line(home, java, heap_max_mb=known.heap_max_mb, leashed=not known.detached, alone=alone)
+        optimised = len(known.nodes) == 1 and not self._short_lived
+        command = node.command_line(home, java, heap_max_mb=known.heap_max_mb, leashed=not known.detached, optimised=optimised)
 
         def fork() -> subprocess.Popen[bytes]:
             child = node.spawn(command, home)

@@ -117,7 +117,7 @@ def session_broker(folder: Callable[[], Any]) -> Iterator[SessionBroker]:
         given = load_settings(flags={}, env=os.environ, file=None).client()
         yield SessionBroker(config={name: str(value) for name, value in given.items()})
         return
-    cluster = Cluster(folder())
+    cluster = Cluster(folder(), short_lived=True)
     try:
         cluster.start()
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)

@@ -98,18 +98,19 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         raise DevBrokerError(f"{command[0]} took longer than {FORMAT_DEADLINE_S:.0f} s; is the machine overloaded?") from error
 
 
-def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, alone: bool) -> list[str]:
+def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool) -> list[str]:
     """Return the command that runs a node; *leashed*, it ends with the thread that forks it (see `leash`).
 
-    A node that is not *alone* compiles quickly rather than well: it starts with two thirds of the processor time (2.1 s for 3.1 s),
-    and three optimising compilers on a small machine take what the nodes need to answer each other in time.
+    A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the processor time (2.1 s for 3.1 s),
+    and in the minutes of a test session it never earns back what the optimising compiler takes (26 s instead of 42 s in four minutes).
+    Three such compilers on a small machine also take what the nodes need to answer each other in time.
     """
     return [
         *([sys.executable, "-I", "-S", leash.__file__, str(os.getpid())] if leashed else []),
         str(java.program),
         f"-Xms{min(256, heap_max_mb)}m",
         f"-Xmx{heap_max_mb}m",
-        *([] if alone else ["-XX:TieredStopAtLevel=1"]),
+        *([] if optimised else ["-XX:TieredStopAtLevel=1"]),
         "-XX:+UseG1GC",
         "-XX:MaxGCPauseMillis=20",
         "-XX:+ExitOnOutOfMemoryError",

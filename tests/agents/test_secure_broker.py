@@ -34,7 +34,7 @@ DEADLINE_S = 60.0
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Give the Kafka properties for a broker that asks for SCRAM-SHA-512 over TLS."""
-    with Cluster(tmp_path_factory.mktemp("secured"), sasl=True) as cluster:
+    with Cluster(tmp_path_factory.mktemp("secured"), sasl=True, short_lived=True) as cluster:
         properties = cluster.client_config()
         assert (properties["security.protocol"], properties["sasl.mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
         yield properties

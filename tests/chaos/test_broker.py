@@ -27,7 +27,7 @@ UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
 @pytest.fixture(scope="module")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     """Give a broker that these tests may do anything to."""
-    with Cluster(tmp_path_factory.mktemp("frail")) as cluster:
+    with Cluster(tmp_path_factory.mktemp("frail"), short_lived=True) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)
 
 

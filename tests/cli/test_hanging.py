@@ -34,7 +34,7 @@ PARTITIONS = 3
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     """Give a broker that these tests may do anything to, and that lets late batches into transactions, as Kafka before 3.6 did."""
     properties = {"transaction.partition.verification.enable": "false"}
-    with Cluster(tmp_path_factory.mktemp("frail"), properties=properties) as cluster:
+    with Cluster(tmp_path_factory.mktemp("frail"), properties=properties, short_lived=True) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)
 
 

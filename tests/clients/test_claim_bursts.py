@@ -126,7 +126,7 @@ def cpu_s() -> float:
 @pytest.mark.broker
 def test_a_member_with_much_to_say_to_a_frozen_broker_does_not_spin(tmp_path: Path) -> None:
     """An idempotent producer alone takes a core here. All frames arrive after the thaw, in order."""
-    with Cluster(tmp_path / "kafka") as cluster:
+    with Cluster(tmp_path / "kafka", short_lived=True) as cluster:
         settings = Settings(kafka={"bootstrap.servers": cluster.bootstrap}, coordination_topic="marshal")
         spec = TopicSpec(name="marshal", partitions=1, config=LOG_APPEND, replication_factor=1, role=Role.SOURCE)
         Admin(settings).apply([CreateTopic(spec=spec, partitions=1)])

@@ -184,7 +184,7 @@ async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(b
 @pytest.mark.slow
 @scenario
 async def test_a_restart_of_the_broker_is_survived(tmp_path: Path) -> None:
-    with Cluster(tmp_path / "kafka") as cluster:
+    with Cluster(tmp_path / "kafka", short_lived=True) as cluster:
         ground = Ground(cluster.client_config(), SessionBroker(config=cluster.client_config(), cluster=cluster).create_topic)
         ground.fill(5_000)
         async with ground.consumer("first", heartbeat_interval_s=2.0) as consumer:

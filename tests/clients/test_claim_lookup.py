@@ -117,7 +117,7 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
 @scenario
 async def test_what_was_asked_in_an_outage_is_answered_after_it(tmp_path: Path) -> None:
     """librdkafka's admin client never found out: it waited for the coordinator that was gone, and named the old epoch of leaders."""
-    with Cluster(tmp_path / "kafka") as cluster:
+    with Cluster(tmp_path / "kafka", short_lived=True) as cluster:
         ground = Ground(cluster.client_config(), SessionBroker(config=cluster.client_config(), cluster=cluster).create_topic)
         ground.fill(7)
         book(ground, 0, 3)

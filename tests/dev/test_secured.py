@@ -26,7 +26,7 @@ PASSWORD = "s3cret._~+/@%!?:;*#&|(){}<>^$-"
 
 @pytest.fixture(scope="module")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("secured"), sasl=Credentials(username="alice", password=PASSWORD)) as cluster:
+    with Cluster(tmp_path_factory.mktemp("secured"), sasl=Credentials(username="alice", password=PASSWORD), short_lived=True) as cluster:
         yield cluster
 
 

@@ -18,7 +18,7 @@ pytestmark = pytest.mark.broker
 
 @pytest.fixture
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
-    with Cluster(tmp_path_factory.mktemp("frail")) as cluster:
+    with Cluster(tmp_path_factory.mktemp("frail"), short_lived=True) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)
 
 
