@@ -9,8 +9,7 @@ import asyncio
 import signal
 import sys
 
-from holdfast.clients.claim_consumer import ClaimConsumer
-from holdfast.config import settings_from_environment
+from holdfast import ClaimConsumer, settings_from_environment
 
 
 async def main(client: str) -> None:

@@ -6,9 +6,7 @@ import signal
 import sys
 from concurrent.futures import ThreadPoolExecutor
 
-from holdfast.clients.claim_blocking import BlockingClaimConsumer
-from holdfast.clients.claim_messages import ClaimedMessage
-from holdfast.config import settings_from_environment
+from holdfast import BlockingClaimConsumer, ClaimedMessage, settings_from_environment
 
 THREADS = 4
 

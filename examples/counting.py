@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast.agents.app import create_app
-from holdfast.core.processor import Processor
-from holdfast.core.rows import Rows
+from holdfast import Processor, Rows, create_app
 
 
 class Count(msgspec.Struct, frozen=True, array_like=True):

@@ -11,7 +11,7 @@ from contextlib import closing
 
 import msgspec
 
-from holdfast.clients import OutboxWriter
+from holdfast import OutboxWriter
 from holdfast.outbox.migrate import upgrade
 
 DATABASE = "shop.db"

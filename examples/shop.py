@@ -10,10 +10,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.agents.app import create_app
-from holdfast.core.partitioners import by_key
-from holdfast.core.processor import Emit, Processor
-from holdfast.core.rows import Rows
+from holdfast import Emit, Processor, Rows, by_key, create_app
 
 BIG_CENTS = 100_000
 QUIET_MS = 2_000  # a real shop would say a month

@@ -17,7 +17,7 @@ from sqlalchemy import Column, Integer, MetaData, Table, event, insert, select
 from sqlalchemy.ext.asyncio import AsyncSession, create_async_engine
 from sqlalchemy.orm import Session
 
-from holdfast.clients import OutboxWriter as ExportedWriter
+from holdfast import OutboxWriter as ExportedWriter
 from holdfast.clock import system_clock
 from holdfast.dev.databases import Postgres
 from holdfast.errors import OutboxDatabaseError, OutboxError, OutboxRecordError, OutboxSchemaError
