@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from typing import Any
 
 from aiokafka.errors import GroupAuthorizationFailedError
@@ -16,6 +15,7 @@ from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGrou
 
 from holdfast.agents.keeper import Keeper
 from holdfast.agents.membership import Membership
+from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 
 logger = logging.getLogger(__name__)
@@ -31,7 +31,7 @@ def watch_group(coordinator: Any, keeper: Keeper) -> None:
 
     async def send(request: Any) -> Any:
         # Before the request is on its way: the broker's clock begins no earlier.
-        sent_s, term = time.monotonic(), keeper.membership.term
+        sent_s, term = system_clock.monotonic_s(), keeper.membership.term
         if not isinstance(request, JoinGroupRequest):
             answer = await plain_send(request)
             _note(keeper.membership, request, answer, sent_s, term)

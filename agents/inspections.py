@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import threading
-import time
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
 from holdfast.agents.serving import Replica, State
 from holdfast.agents.web_replies import Refused
+from holdfast.clock import system_clock
 from holdfast.core.codec import META, ROW, hashed
 from holdfast.core.queries import LIMIT_REPLY_BYTES
 from holdfast.errors import StoreError
@@ -71,7 +71,7 @@ class Inspections:
             if held is not None:
                 self._let_go(place, held)
             held = self._begin(place, replica, inspection)
-        held.asked_s = time.monotonic()
+        held.asked_s = system_clock.monotonic_s()
         done, _ = await asyncio.wait([held.work], timeout=wait_s)
         if not done:
             raise self._busy(place, "its store is being read")
@@ -87,7 +87,7 @@ class Inspections:
         held = self._held.get(place)
         if held is None or held.inspection != inspection or held.replica is not replica:
             raise Refused(410, "failed", f"{place[0]}/{place[1]}: that inspection is over; begin another")
-        held.asked_s = time.monotonic()
+        held.asked_s = system_clock.monotonic_s()
         out: list[tuple[bytes, bytes]] = []
         size, start = 0, max(after + b"\x00", META + b"\xff")
         while len(out) < limit and size < LIMIT_REPLY_BYTES // 2:
@@ -115,7 +115,7 @@ class Inspections:
     # -- within
 
     def _begin(self, place: Place, replica: Replica, inspection: str) -> _Held:
-        now_s, stop = time.monotonic(), threading.Event()
+        now_s, stop = system_clock.monotonic_s(), threading.Event()
         try:
             state = replica.pin()
         except StoreError as error:
@@ -129,7 +129,7 @@ class Inspections:
         return held
 
     def _sweep(self) -> None:
-        now_s = time.monotonic()
+        now_s = system_clock.monotonic_s()
         for place, held in list(self._held.items()):
             if now_s - held.asked_s > HELD_S or now_s - held.began_s > LIMIT_HELD_S:
                 self._let_go(place, held)
@@ -151,7 +151,7 @@ def digest_of(state: State, stop: threading.Event) -> Inspected:
     """Read all of *state* and return its digest; blocks, at a limited rate. Raises StoreError when the store is closed meanwhile, or damaged."""
     sha, rows, timers, start = hashlib.sha256(), 0, 0, META + b"\xff"
     while True:
-        began_s = time.monotonic()
+        began_s = system_clock.monotonic_s()
         found = state.step(start, SLICE_ROWS)
         if not found:
             return Inspected(digest=sha.hexdigest(), rows=rows, timers=timers)
@@ -159,5 +159,5 @@ def digest_of(state: State, stop: threading.Event) -> Inspected:
         sha.update(hashed(kept))
         here = sum(key[:1] == ROW for key, _ in kept)
         rows, timers, start = rows + here, timers + len(kept) - here, found[-1][0] + b"\x00"
-        if stop.wait(REST * (time.monotonic() - began_s)):
+        if stop.wait(REST * (system_clock.monotonic_s() - began_s)):
             raise StoreError("nobody waits for this inspection any more")

@@ -6,7 +6,6 @@ import asyncio
 import json
 import logging
 import threading
-import time
 from collections import Counter
 from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
@@ -119,7 +118,7 @@ class Keeper:
         self.rejoin: Callable[[], Coroutine[Any, Any, None]] | None = None
         self._losses: dict[Held, list[float]] = {}
         self.membership = Membership(session_s=settings.session_timeout_s, rebalance_s=settings.rebalance_timeout_s)
-        self.progress_s = time.monotonic()
+        self.progress_s = system_clock.monotonic_s()
 
     async def start(self) -> None:
         """Read what the cluster says of this application's topics; raises TopicError when state on them would be wrong."""
@@ -190,7 +189,7 @@ class Keeper:
             await asyncio.wait([self._adopting], timeout=self.commit_timeout_s)
 
     async def _adopt(self, plan: Plan) -> None:
-        started_s, self._why_unready = time.monotonic(), "restoring"
+        started_s, self._why_unready = system_clock.monotonic_s(), "restoring"
         for held, owned in self._owned.items():
             owned.part.serving = held in plan.active and owned.part.serving
         self.membership.adopt(plan.term)  # what is not in the plan does not answer any more
@@ -230,14 +229,14 @@ class Keeper:
         self.generation = plan.generation
         for part in fresh:
             counts = self.metrics.partition(part.processor.name, part.partition)
-            counts.restored(records=part.restored_records, seconds=time.monotonic() - started_s)
+            counts.restored(records=part.restored_records, seconds=system_clock.monotonic_s() - started_s)
         logger.info(
             "generation %d: kept %s, restored %s (%d records in %.2f s), standing by for %s",
             plan.generation,
             kept_names,
             [(part.processor.name, part.partition) for part in fresh],
             records,
-            time.monotonic() - started_s,
+            system_clock.monotonic_s() - started_s,
             sorted(self._standby),
         )
 
@@ -310,7 +309,7 @@ class Keeper:
         self._why_unready = f"{part.processor.name} partition {part.partition} has a newer owner"
         held = (part.processor.name, part.partition)
         self._owned[held].generation = NOT_IN_GROUP
-        now_s = time.monotonic()
+        now_s = system_clock.monotonic_s()
         losses = self._losses[held] = [at_s for at_s in self._losses.get(held, []) if now_s - at_s < LOSSES_WITHIN_S] + [now_s]
         if len(losses) > LIMIT_LOSSES:
             self.crash(HoldfastError(f"{error}; for the {len(losses)}th time: does another application use this transactional id?"))
@@ -367,7 +366,7 @@ class Keeper:
 
     def progressed(self) -> None:
         """Note that a transaction was committed: a fetch that takes many is not stuck."""
-        self.progress_s = time.monotonic()
+        self.progress_s = system_clock.monotonic_s()
 
     def _released(self, fetched: Fetched) -> None:
         self.progressed()

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
+from holdfast.clock import system_clock
 from holdfast.core.codec import Marker
 from holdfast.core.folding import Batch, Changes, Folder, Refused
 from holdfast.core.processor import Emit
@@ -160,7 +160,7 @@ class Runner:
             raise
         changes = folder.changes
         if changes is not None:
-            folded_s = time.monotonic()
+            folded_s = system_clock.monotonic_s()
             try:
                 is_written = await self._write_at_last(changes, [event.value for event in events], first.epoch)
             except FencedError as error:
@@ -183,7 +183,7 @@ class Runner:
                 rows=len(changes.puts),
                 emitted=len(changes.emits),
                 quarantined=len(changes.refused),
-                seconds=time.monotonic() - folded_s,
+                seconds=system_clock.monotonic_s() - folded_s,
             )
         for event in reversed(events):
             if event.value.last > folder.applied:
@@ -195,10 +195,10 @@ class Runner:
     async def _fold(self, folder: Folder[Any], events: list[Any]) -> None:
         """Fold in turns, of which others of the event loop have the next; who needs more than one has a long turn when no other has."""
         keeper, epoch, alone = self._keeper, events[0].value.epoch, False
-        began_s = long_s = turn_s = step_s = time.monotonic()
+        began_s = long_s = turn_s = step_s = system_clock.monotonic_s()
         try:
             for _ in folder.steps(self._batches(events)):
-                now_s = time.monotonic()
+                now_s = system_clock.monotonic_s()
                 folder.stepped(now_s - step_s)
                 enough = now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS or folder.changing >= TRANSACTION_ROWS
                 if enough or not keeper.owns(self.part, epoch):  # a rebalance does not wait for those that wait here
@@ -211,8 +211,8 @@ class Runner:
                     await asyncio.sleep(0)
                     if not alone:
                         alone = await keeper.long_folds.acquire()
-                        long_s = time.monotonic()
-                    turn_s = step_s = time.monotonic()
+                        long_s = system_clock.monotonic_s()
+                    turn_s = step_s = system_clock.monotonic_s()
                     began_s += turn_s - now_s
         finally:
             if alone:
@@ -220,11 +220,11 @@ class Runner:
 
     def _batches(self, events: list[Any]) -> Iterator[Batch]:
         """Yield what *events* hold, and add to them what has arrived meanwhile when they take long."""
-        began_s = time.monotonic()
+        began_s = system_clock.monotonic_s()
         for event in events:
             fetched: Fetched = event.value
             yield fetched.records.batch(fetched.partition, self.part.processor.inputs)
-            if event is events[-1] and time.monotonic() - began_s > BACKLOG_S:
+            if event is events[-1] and system_clock.monotonic_s() - began_s > BACKLOG_S:
                 events += self._gather(sum(each.value.size_bytes for each in events))
 
     def _let_go(self, events: list[Any]) -> None:
@@ -255,7 +255,7 @@ class Runner:
     async def _hold(self, why: str, epoch: int) -> bool:
         """Stand still for a while, let readiness tell why, and return whether the partition is still this worker's."""
         part, keeper = self.part, self._keeper
-        held, until_s = (part.processor.name, part.partition), time.monotonic() + HOLD_S
+        held, until_s = (part.processor.name, part.partition), system_clock.monotonic_s() + HOLD_S
         text = f"{part.processor.name} partition {part.partition} stands still: {why}"
         if self._told != why:
             logger.error("%s", text)
@@ -263,7 +263,7 @@ class Runner:
         keeper.held[held], place = text, (part.processor.source, part.partition)
         keeper.feed.hold(place, True)
         try:
-            while keeper.owns(part, epoch) and time.monotonic() < until_s:
+            while keeper.owns(part, epoch) and system_clock.monotonic_s() < until_s:
                 keeper.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
                 await asyncio.sleep(HOLD_TICK_S)
             return keeper.owns(part, epoch)

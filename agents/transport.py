@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
 from hashlib import blake2s
@@ -21,6 +20,7 @@ from faust.types import TP, ConsumerMessage
 
 from holdfast.agents.group_watch import watch_group
 from holdfast.agents.keeper import Keeper
+from holdfast.clock import system_clock
 from holdfast.core.pace import FEW_RECORDS
 from holdfast.kafka.feed import Fetched
 
@@ -110,7 +110,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
 
     def alive(self) -> None:
         """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the group."""
-        self._ensure_consumer()._subscription._last_fetch_ended = time.monotonic()
+        self._ensure_consumer()._subscription._last_fetch_ended = system_clock.monotonic_s()
 
 
 class BatchConsumer(driver.Consumer):
@@ -230,7 +230,7 @@ class BatchConsumer(driver.Consumer):
                 await self._deliver_singly(fetched, generation)
         # A trickle is let gather here, for all partitions at once. Records that come after a pause do not wait.
         trickle = fetches and sum(map(len, fetches)) < FEW_RECORDS
-        await asyncio.sleep(keeper.trickle.wait_s(time.monotonic(), time.process_time()) if trickle else 0)
+        await asyncio.sleep(keeper.trickle.wait_s(system_clock.monotonic_s(), system_clock.processor_s()) if trickle else 0)
 
     async def _deliver(self, fetched: Fetched, generation: int) -> None:
         tp = TP(fetched.topic, fetched.partition)
@@ -238,7 +238,7 @@ class BatchConsumer(driver.Consumer):
             topic=fetched.topic,
             partition=fetched.partition,
             offset=fetched.last,
-            timestamp=time.time(),
+            timestamp=system_clock.now_ms() / 1000,
             timestamp_type=1,
             headers=None,
             key=None,

@@ -8,7 +8,6 @@ import logging
 import os
 import sys
 import threading
-import time
 from contextlib import suppress
 from typing import Any
 
@@ -16,6 +15,7 @@ from mode import Service
 
 from holdfast.agents.checker import StoreChecker
 from holdfast.agents.keeper import Keeper
+from holdfast.clock import system_clock
 from holdfast.errors import HoldfastError
 from holdfast.tables import lived
 
@@ -65,11 +65,11 @@ class KeeperService(Service):
     @Service.task
     async def _watch(self) -> None:
         keeper = self.keeper
-        probed_s = noted_s = touched_s = ticked_s = time.monotonic()
+        probed_s = noted_s = touched_s = ticked_s = system_clock.monotonic_s()
         while not self.should_stop:
             await asyncio.sleep(TICK_S / 2)
             self._ticked.set()
-            now_s = time.monotonic()
+            now_s = system_clock.monotonic_s()
             if now_s - ticked_s > lived.MOST_S:  # frozen, or held up: nothing could move, and what has come meanwhile is yet to be read
                 keeper.progress_s = min(now_s, keeper.progress_s + now_s - ticked_s)
             ticked_s = now_s

@@ -19,13 +19,13 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """The machine's own clocks."""
+    """The machine's own clocks. *processor_s* is what this process has used of its processors, in seconds."""
+
+    monotonic_s = staticmethod(time.monotonic)
+    processor_s = staticmethod(time.process_time)
 
     def now_ms(self) -> int:
         return time.time_ns() // 1_000_000
-
-    def monotonic_s(self) -> float:
-        return time.monotonic()
 
 
 class ManualClock:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import shutil
 import threading
-import time
 from collections.abc import Iterator, Mapping
 from typing import Any
 
@@ -73,7 +72,7 @@ def _read(
         while True:
             if stop.is_set():
                 raise Stopped
-            began_s, batch, records, size, reached = time.monotonic(), R.WriteBatch(raw_mode=True), 0, 0, -1
+            began_s, batch, records, size, reached = system_clock.monotonic_s(), R.WriteBatch(raw_mode=True), 0, 0, -1
             for message in drain(consumer, READ_RECORDS, 0.5):
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
@@ -99,7 +98,7 @@ def _read(
                 return
             if records:
                 progress_s = system_clock.monotonic_s()
-                stop.wait(max(0.0, max(records / RECORDS_PER_S, size / BYTES_PER_S) - (time.monotonic() - began_s)))
+                stop.wait(max(0.0, max(records / RECORDS_PER_S, size / BYTES_PER_S) - (system_clock.monotonic_s() - began_s)))
             elif system_clock.monotonic_s() - progress_s > stall_timeout_s:
                 raise BrokerError(f"changelog {part.changelog} partition {part.partition}: nothing read for {stall_timeout_s:.0f} s")
     except KafkaException as error:
@@ -132,11 +131,11 @@ def _compare(state: PinnedState, scratch: R.Rdict, stop: threading.Event) -> str
 def _walk(state: PinnedState | Pinned, stop: threading.Event) -> Iterator[tuple[bytes, bytes]]:
     start = _FIRST
     while True:
-        began_s = time.monotonic()
+        began_s = system_clock.monotonic_s()
         found = state.step(start, SLICE_ROWS)
         if not found:
             return
-        rest_s = REST * (time.monotonic() - began_s)
+        rest_s = REST * (system_clock.monotonic_s() - began_s)
         yield from found
         start = found[-1][0] + b"\x00"
         if stop.wait(rest_s):

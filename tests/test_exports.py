@@ -22,7 +22,25 @@ PUBLIC_MODULES = {
     "holdfast.outbox.goharvest",
     "holdfast.dev.fixtures",
 }
-FACE = ["BlockingClaimConsumer", "BlockingTableClient", "ClaimConsumer", "ClaimedMessage", "Emit", "HoldfastError", "OutboxRecord", "OutboxWriter", "Processor", "RangeConsumer", "Rows", "SequencedProducer", "Settings", "TableClient", "by_key", "create_app", "settings_from_environment"]
+FACE = [
+    "BlockingClaimConsumer",
+    "BlockingTableClient",
+    "ClaimConsumer",
+    "ClaimedMessage",
+    "Emit",
+    "HoldfastError",
+    "OutboxRecord",
+    "OutboxWriter",
+    "Processor",
+    "RangeConsumer",
+    "Rows",
+    "SequencedProducer",
+    "Settings",
+    "TableClient",
+    "by_key",
+    "create_app",
+    "settings_from_environment",
+]
 NEEDS = {"by_key": set(), "Processor": {"msgspec"}, "ClaimConsumer": {"msgspec", "confluent_kafka"}}
 """Of some names, which of the packages below their import brings."""
 COSTLY = {"aiohttp", "confluent_kafka", "faust", "msgspec", "pyspark", "rocksdict", "sqlalchemy"}

@@ -154,6 +154,38 @@ def test_every_import_keeps_to_the_rooms() -> None:
     assert not found, "\n".join(found)
 
 
+CLOCKS = {
+    "time": "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time thread_time",
+    "datetime": "now utcnow today",
+}
+"""What reads a clock, by the module or class that it is an attribute of. An event loop's own time is for its own timers."""
+
+
+def clock_readings(text: str) -> list[int]:
+    """Return the lines of *text* where a clock is read."""
+    found = []
+    for node in ast.walk(ast.parse(text)):
+        match node:
+            case ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr=attr) if attr in CLOCKS.get(name, "").split():
+                found.append(node.lineno)
+            case ast.ImportFrom(module="time", names=names) if any(each.name in CLOCKS["time"].split() for each in names):
+                found.append(node.lineno)
+    return found
+
+
+def test_nothing_but_the_clock_reads_the_clock() -> None:
+    found = [f"{name}:{line}" for name, text in sources().items() if name != "holdfast.clock" for line in clock_readings(text)]
+    assert not found, f"take the time from holdfast.clock, so that a test can move it: {', '.join(found)}"
+
+
+@pytest.mark.parametrize(
+    "text",
+    ["import time\ntime.monotonic()", "from time import time_ns", "datetime.datetime.now(UTC)", "datetime.now()", "f = time.monotonic"],
+)
+def test_a_planted_reading_is_found(text: str) -> None:
+    assert clock_readings(text)
+
+
 def test_every_room_is_read() -> None:
     rooms = {room_of(module) for module in sources() if module != "holdfast"}
     assert rooms == set(ROOMS)

@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 import time
 
+from holdfast.clock import system_clock
+
 _SLICE_S = 0.05
 
 
@@ -29,9 +31,9 @@ class Asked(threading.Event):
         return self._asked
 
     def wait(self, timeout: float | None = None) -> bool:
-        until_s = None if timeout is None else time.monotonic() + timeout
+        until_s = None if timeout is None else system_clock.monotonic_s() + timeout
         while not self._asked:
-            left_s = _SLICE_S if until_s is None else until_s - time.monotonic()
+            left_s = _SLICE_S if until_s is None else until_s - system_clock.monotonic_s()
             if left_s <= 0:
                 break
             time.sleep(min(_SLICE_S, left_s))

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any, NamedTuple, TypeAlias
@@ -11,6 +10,8 @@ from typing import Any, NamedTuple, TypeAlias
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 LIMIT_WAITING = 100_000
+from holdfast.clock import system_clock
+
 """Frames that wait here or are under way; more than any member has partitions, so that only a broken broker reaches it."""
 GATHER_S = 0.001
 """Frames of one partition handed over within this time go in one request: the producer lingers longer."""
@@ -64,7 +65,7 @@ class Bursts:
         unsent_s: float,
         key: bytes | None = None,
         headers: Headers | None = None,
-        monotonic_s: Callable[[], float] = time.monotonic,
+        monotonic_s: Callable[[], float] = system_clock.monotonic_s,
     ) -> None:
         self._writer, self._topic, self._tell = writer, topic, told
         self._same: dict[str, Any] = {"key": key, "headers": headers}

@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import time
 from collections.abc import Callable, Mapping
 from concurrent.futures import Executor
 from dataclasses import dataclass, field
 
 from aiokafka.client import AIOKafkaClient
 
+from holdfast.clock import system_clock
 from holdfast.core.compression import LIMIT_UNPACKED_BYTES
 from holdfast.core.fetch_requests import Place
 from holdfast.core.skips import Ranges, behind
@@ -133,7 +133,7 @@ class Feed:
 
         At most *fetch_records*, and no more of them once they have *fetch_bytes*.
         """
-        assigned, fetches, until_s = self._assigned, dict[Place, Fetched](), time.monotonic() + wait_s
+        assigned, fetches, until_s = self._assigned, dict[Place, Fetched](), system_clock.monotonic_s() + wait_s
         taken = taken_bytes = 0
         while taken < self._fetch_records and taken_bytes < self._fetch_bytes:
             if self._fetcher.failure is not None:
@@ -162,7 +162,7 @@ class Feed:
         arrived = self._fetcher.arrived
         arrived.clear()
         try:
-            async with asyncio.timeout(max(0.0, until_s - time.monotonic())):
+            async with asyncio.timeout(max(0.0, until_s - system_clock.monotonic_s())):
                 await arrived.wait()
         except TimeoutError:
             return False
@@ -171,7 +171,7 @@ class Feed:
     def _take_handful(self, fetches: dict[Place, Fetched], epoch: int, limit: int) -> tuple[int, int]:
         """Add up to *limit* records to *fetches*; return how many, and about how many bytes they have."""
         records = size = 0
-        until_s = time.monotonic() + HANDFUL_S
+        until_s = system_clock.monotonic_s() + HANDFUL_S
         while records < limit and size < self._fetch_bytes and self._something():
             chunk, reader = self._current or self._next_chunk()
             reading = self._readings[chunk.source.place]
@@ -181,7 +181,7 @@ class Feed:
                 self._unread(reading, chunk, reader, error)
                 continue
             records, size = records + more, size + more_bytes
-            if reader.packed is not None or time.monotonic() > until_s:
+            if reader.packed is not None or system_clock.monotonic_s() > until_s:
                 break
         return records, size
 

@@ -155,6 +155,7 @@ PRIVATE: dict[str, set[str]] = {
     "agents/transport.py": {
         "_acked",
         "_acked_index",
+        "_committed_offset",
         "_coordinator",
         "_create_worker_consumer",
         "_ensure_consumer",
@@ -190,7 +191,15 @@ OVERRIDDEN: dict[type, tuple[type, set[str]]] = {
     ),
     transport.BatchConsumer: (
         driver.Consumer,
-        {"_new_consumer_thread", "_new_offset", "perform_seek", "_drain_messages", "wait_empty", "__init__"},
+        {
+            "_new_consumer_thread",
+            "_filter_tps_with_pending_acks",
+            "_new_offset",
+            "perform_seek",
+            "_drain_messages",
+            "wait_empty",
+            "__init__",
+        },
     ),
     recovery.KeeperRecovery: (
         stock_recovery.Recovery,

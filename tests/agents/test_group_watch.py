@@ -61,7 +61,7 @@ class Group:
         self.membership = Membership(session_s=SESSION_S, rebalance_s=REBALANCE_S, clock=self.clock)
         self.coordinator = Coordinator(self.clock)
         self.crashes: list[BaseException] = []
-        monkeypatch.setattr(group_watch, "time", SimpleNamespace(monotonic=self.clock.monotonic_s))
+        monkeypatch.setattr(group_watch, "system_clock", self.clock)
         watch_group(self.coordinator, SimpleNamespace(membership=self.membership, crash_soon=self.crashes.append))  # type: ignore[arg-type]
 
     async def ask(self, request: object, reply: Any, takes_ms: int = 0) -> None:
