@@ -18,6 +18,8 @@ from holdfast.errors import FoldError
 R = TypeVar("R")
 
 Stage = Literal["decode", "fold", "wake"]
+USERS_FAILURES = (Exception, SystemExit)
+"""How code of users fails. A fold that exits is one that fails: the process is not its own, and would meet the record again."""
 STEP_RECORDS = 512
 STEP_S = 0.05
 """What a step may take: a caller lets others work between steps. At full speed one of STEP_RECORDS takes 2 ms."""
@@ -159,7 +161,7 @@ class Folder(Generic[R]):
                 self.rollback()
                 self.rows.__class__ = CanonicalRows  # from here on each row is at once what a later reader will find
                 self._open, self._enough = True, False
-            except Exception:  # noqa: BLE001  any failure of user code; the store's comes up again below
+            except USERS_FAILURES:  # the store's comes up again below
                 self.rollback()
                 yield
                 self._open, self._enough = True, False  # it cannot end before its first record
@@ -305,7 +307,7 @@ class Folder(Generic[R]):
             event = self.processor.decode(*inputs)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  any failure of user code
+        except USERS_FAILURES as error:
             self._refuse(offset, "decode", error)
             return
         self._attempt(rows, offset, "fold", partial(self.processor.fold, rows, event, self.stream_ms))
@@ -320,7 +322,7 @@ class Folder(Generic[R]):
                 _check_key(key)
         except MemoryError:
             raise
-        except Exception as error:  # noqa: BLE001  any failure of user code
+        except USERS_FAILURES as error:
             self._raise_store_failure()
             rows.undo()
             self._refuse(offset, stage, error, what)
@@ -334,7 +336,7 @@ class Folder(Generic[R]):
                     self._trace(Transition(offset=offset, at_ms=self.stream_ms, key=key, before=before, after=after))
         rows.keep()
 
-    def _refuse(self, offset: int, stage: Stage, error: Exception, what: str = "") -> None:
+    def _refuse(self, offset: int, stage: Stage, error: BaseException, what: str = "") -> None:
         try:
             reason = f"{what}{error}"[:1000].encode(errors="backslashreplace").decode()
         except Exception:  # noqa: BLE001  an error of user code that cannot even be printed

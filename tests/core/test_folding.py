@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
@@ -582,6 +583,13 @@ def test_a_stored_row_of_another_type_stops_the_folder_and_refuses_nothing() -> 
     folder = Folder(processor(), Store({b"\x02a": b"\x01\xa1x"}))
     with pytest.raises(ChangelogError, match="raise the processor's version"):
         folder.fold([batch("a")])
+
+
+def test_code_that_exits_refuses_its_record_and_ends_no_process() -> None:
+    def fold(rows: Rows[Total], event: Any, at_ms: int) -> None:
+        count(rows, "a" if event is not True else sys.exit("enough"), at_ms)
+
+    assert refusals(fold, "a", True, "a") == [(1, "fold", "enough")]
 
 
 @pytest.mark.parametrize("error", [MemoryError, KeyboardInterrupt])
