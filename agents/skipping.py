@@ -106,7 +106,9 @@ class Skipping:
             keeper.feed.skip(place, found.last)
 
     def _objection(self, found: Unreadable, owned: list[Owned]) -> str | None:
-        """Return why nothing may be skipped: a table has folded a part of it, so that a replay without it would not give the same."""
+        """Return why nothing may be skipped: nowhere to write it down, or a table that has folded a part of it, unlike a later replay."""
+        if not self._skips.has_topic:
+            return f"topic {self._keeper.settings.skips_topic} is missing, where skips are written down; run `holdfast topics create`"
         for each in owned:
             if each.part.applied >= found.first:
                 return (

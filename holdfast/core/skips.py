@@ -74,15 +74,16 @@ def decode_skip(key: bytes | None, value: bytes) -> Skip:
 
 
 class Skips:
-    """What `{app}-skips` says: the last record of each key counts.
+    """What `{app}-skips` says: the last record of each key counts. *has_topic* tells whether there is such a topic at all.
 
     >>> made = Skip(topic="orders", partition=0, first=5, last=7, made=True)
     >>> Skips([made]).made("orders", 0), Skips([made]).made("orders", 1)
     (((5, 7),), ())
     """
 
-    def __init__(self, records: Iterable[Skip] = ()) -> None:
+    def __init__(self, records: Iterable[Skip] = (), *, has_topic: bool = True) -> None:
         self._records = {record.key: record for record in records}
+        self.has_topic = has_topic
 
     def __len__(self) -> int:
         return len(self._records)

@@ -33,7 +33,7 @@ def read_skips(settings: Settings, *, timeout_s: float | None = None, clock: Clo
     deadline_s = clock.monotonic_s() + limit_s
     try:
         end = _end(settings, topic, deadline_s, clock)
-        return _read(settings, topic, end, deadline_s, clock) if end else Skips()
+        return Skips(has_topic=end >= 0) if end <= 0 else _read(settings, topic, end, deadline_s, clock)
     except KafkaException as error:
         raise _failure(settings, str(error.args[0].str())) from error
     except TimeoutError as error:
@@ -47,7 +47,7 @@ def _failure(settings: Settings, why: str) -> BrokerError:
 
 
 def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int:
-    """Return where the log ends, open transactions included; 0 when there is no such topic."""
+    """Return where the log ends, open transactions included; -1 when there is no such topic."""
     admin, place = AdminClient({"log_level": 2, **settings.client()}), TopicPartition(topic, PARTITION)
     while True:
         left_s = deadline_s - clock.monotonic_s()
@@ -61,7 +61,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
         except KafkaException as error:
             why: KafkaError = error.args[0]
             if why.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
-                return 0
+                return -1
             if not (why.retriable() or why.code() in _MOVING):
                 raise
         time.sleep(_RETRY_S)
