@@ -1,7 +1,8 @@
 """What is skipped of a source because nobody can read it: a part of the log's history, written down before anything goes on behind it.
 
-A skip is a record of `{app}-skips`, keyed by topic, partition and last offset. An operator *asks* for one; a worker that owns the partition
-*makes* it. What was made holds for all tables, versions and replays of the application: the source is what its log holds without it.
+A skip is a record of `{app}-skips`, keyed by topic, partition and last offset. An operator *asks* for one, under a key of its own: the topic
+is compacted, and a wish that comes late must not displace what was made. A worker that owns the partition *makes* it. What was made holds for
+all tables, versions and replays of the application: the source is what its log holds without it.
 """
 
 from __future__ import annotations
@@ -41,8 +42,13 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
 
     @property
     def key(self) -> bytes:
-        """Return the record's key. Whatever reader tells where the batch ends tells the same, but not where it had come to within it."""
-        return f"{self.topic}/{self.partition}/{self.last}".encode()
+        """Return the record's key: compaction keeps the last of the wishes for a batch, and beside it what was made."""
+        return f"{self.topic}/{self.partition}/{self.last}{'' if self.made else '/asked'}".encode()
+
+    @property
+    def batch(self) -> tuple[str, int, int]:
+        """Return what is skipped. Whatever reader tells where the batch ends tells the same, but not where it had come to within it."""
+        return self.topic, self.partition, self.last
 
     @property
     def place(self) -> Place:
@@ -74,7 +80,7 @@ def decode_skip(key: bytes | None, value: bytes) -> Skip:
 
 
 class Skips:
-    """What `{app}-skips` says: the last record of each key counts. *has_topic* tells whether there is such a topic at all.
+    """What `{app}-skips` says: the last record of each batch counts, and what was made before any wish. *has_topic* tells whether it is there.
 
     >>> made = Skip(topic="orders", partition=0, first=5, last=7, made=True)
     >>> Skips([made]).made("orders", 0), Skips([made]).made("orders", 1)
@@ -82,17 +88,19 @@ class Skips:
     """
 
     def __init__(self, records: Iterable[Skip] = (), *, has_topic: bool = True) -> None:
-        self._records = {record.key: record for record in records}
+        self._records = dict[tuple[str, int, int], Skip]()
         self.has_topic = has_topic
+        for record in records:
+            self.add(record)
 
     def __len__(self) -> int:
         return len(self._records)
 
     def add(self, skip: Skip) -> None:
         """Take a record. What was made stays made, whoever asks for it later."""
-        known = self._records.get(skip.key)
+        known = self._records.get(skip.batch)
         if known is None or skip.made or not known.made:
-            self._records[skip.key] = skip
+            self._records[skip.batch] = skip
 
     def all(self) -> list[Skip]:
         """Return every record, by topic, partition and offset."""

@@ -57,7 +57,7 @@ def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: Mak
     assert [(each.first, each.last, each.made, each.by.startswith("ada@desk by http")) for each in skipping.skips().all()] == [
         (2, 3, True, True),
         (4, 4, True, True),
-    ], "the worker's record has replaced the wish, under the same key"
+    ], "what the worker made counts, and no wish for it any more"
     noted = [each for each in Quarantine(shop.settings).records(lambda each: each.processor == counts.name) if each.batch is not None]
     assert [(each.offset, each.batch and each.batch.last, each.batch and each.batch.codec) for each in noted] == [
         (2, 3, "none"),

@@ -7,6 +7,7 @@ from itertools import pairwise
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from msgspec.structs import replace
 
 from holdfast.core.skips import LIMIT_OFFSETS, Skip, Skips, behind, decode_skip, encode_skip, kept, merged
 from holdfast.errors import DecodeError
@@ -65,3 +66,14 @@ def test_ranges_agree_with_the_set_of_their_offsets(ranges: list[tuple[int, int]
     assert behind(one, first) == next(offset for offset in range(first, 200) if offset not in offsets)
     parts = [offset for low, end in kept(one, first, first + more) for offset in range(low, end)]
     assert parts == [offset for offset in range(first, first + more) if offset not in offsets]
+
+
+def test_a_wish_that_comes_late_leaves_what_was_made_also_once_its_topic_is_compacted() -> None:
+    wish = replace(MADE, made=False, by="bob@desk")
+    for log in ([MADE, wish], [wish, MADE], [wish, MADE, wish]):
+        compacted = {each.key: encode_skip(each) for each in log}
+        for found in (log, [decode_skip(key, value) for key, value in compacted.items()]):
+            skips = Skips(found)
+            assert skips.all() == [MADE], log
+            assert skips.made(MADE.topic, MADE.partition) == ((MADE.first, MADE.last),)
+            assert skips.asked(MADE.topic, MADE.partition, MADE.first, MADE.last) is None
