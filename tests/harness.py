@@ -182,8 +182,16 @@ class Worker:
             return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 40) -> str:
-        found = self._text().splitlines()[-lines:]
-        return "\n".join([f"--- {self.name}, the end of its log ---", *(line[:400] for line in found)])
+        """Return the end of its log, for whoever asks why a test failed; of one that runs also what it does at the moment."""
+        before = self._text().splitlines()
+        out = [f"--- {self.name}, the end of its log ---", *before[-lines:]]
+        if self.running and self.said(r"\[\^Worker\]: Ready"):
+            out += ["--- its readiness ---", *map(str, self.ask("/health/ready")), str(self.applied())]
+            self.signal(signal.SIGUSR1)  # of which Faust makes the stacks of all threads and tasks
+            time.sleep(1)
+            stacks = self._text().splitlines()[len(before) :]
+            out += ["--- its threads and tasks ---", *(line for line in stacks if re.match(r"THREAD|  TASK|\s+File |\s{4,}\S", line))]
+        return "\n".join(line[:400] for line in out)
 
     def ask(self, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
         """Return (status, body) of a GET; (0, cause) when nothing answers."""
