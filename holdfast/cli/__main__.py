@@ -8,14 +8,10 @@ from __future__ import annotations
 import logging
 import os
 import re
-import signal
 import sys
-import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from importlib import import_module
 from pathlib import Path
-from types import FrameType
 from typing import Annotated, Any, NoReturn
 
 import typer
@@ -49,7 +45,6 @@ EXTRAS = {"alembic": "outbox", "pyspark": "spark", "delta": "spark", "deltalake"
 """Packages that only some installations have, by import name, and the extra that brings each."""
 
 LIMIT_DIGITS = 300
-INTERRUPTED = 130
 
 # With a value of their own, so that each may also stand behind the command: `holdfast topics list --output json`.
 GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--app", "-A", "--output", "-o")
@@ -169,13 +164,10 @@ def main(arguments: list[str] | None = None) -> NoReturn:
     try:
         _refuse_endless(given)
         try:
-            with _interruptible(chosen):
-                typer.main.get_command(app).main(args=hoist(given), prog_name="holdfast", obj=chosen)
+            typer.main.get_command(app).main(args=hoist(given), prog_name="holdfast", obj=chosen)
         finally:
             sys.stdout.flush()  # here, where it can still be told that what reads it is gone or full
     except HoldfastError as error:
-        if chosen.interrupted:
-            sys.exit(INTERRUPTED)
         _fail(str(error), code=2 if isinstance(error, ConfigError) else 1, verbose=chosen.verbose)
     except ModuleNotFoundError as error:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
@@ -189,24 +181,6 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         _drop_stdout()
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", code=1, verbose=chosen.verbose)
     sys.exit(0)
-
-
-@contextmanager
-def _interruptible(chosen: Globals) -> Iterator[None]:
-    """Note an interrupt as well as raise it: a client's library that is at work just then may lose the exception, and fails later."""
-
-    def interrupt(number: int, frame: FrameType | None) -> None:
-        chosen.interrupted = True
-        signal.default_int_handler(number, frame)
-
-    owned = threading.current_thread() is threading.main_thread() and signal.getsignal(signal.SIGINT) is signal.default_int_handler
-    if owned:
-        signal.signal(signal.SIGINT, interrupt)
-    try:
-        yield
-    finally:
-        if owned:
-            signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
 def _refuse_endless(arguments: list[str]) -> None:

@@ -26,8 +26,6 @@ class Globals:
     application: str | None = None
     output: Output = Output.TABLE
     verbose: int = 0
-    interrupted: bool = False
-    """Whether SIGINT has come."""
     _settings: Settings | None = None
 
     def settings(self) -> Settings:

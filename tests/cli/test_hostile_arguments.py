@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -90,7 +91,14 @@ def test_a_reader_that_is_gone_and_a_full_disk_are_no_traceback(ending: str, cod
 def test_ctrl_c_ends_a_command_that_waits_without_a_traceback(tmp_path: Path) -> None:
     waiting = ["-v", "--bootstrap", "127.0.0.1:1", "--set", "request_timeout_s=300", "--set", "kafka.log_level=7", "groups", "list"]
     with (tmp_path / "said").open("w+") as said:
-        process = subprocess.Popen([sys.executable, "-P", "-m", "holdfast.cli", *waiting, "-v"], cwd=tmp_path, stdout=said, stderr=said)
+        process = subprocess.Popen(
+            [sys.executable, "-P", "-m", "holdfast.cli", *waiting, "-v"],
+            cwd=tmp_path,
+            stdout=said,
+            stderr=said,
+            # What was started in the background ignores SIGINT, these tests perhaps, and hands that on.
+            preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  takes no lock
+        )
         try:
             wait_for("it to look for the broker", lambda: "Connection refused" in (tmp_path / "said").read_text() or None, DEADLINE_S)
             os.kill(process.pid, signal.SIGINT)
