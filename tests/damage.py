@@ -67,8 +67,8 @@ def break_header(batch: bytearray) -> None:
     batch[CRC_FROM + 1] |= 7
 
 
-def one_batch(broker: SessionBroker, **more: str) -> Producer:
-    """Return a producer that sends what it is given up to a flush in one batch, however many records and however slow the machine."""
+def one_batch(broker: SessionBroker, topic: str, **more: str) -> Producer:
+    """Return a producer that sends what it is given for *topic* up to a flush in one batch, however many and however slow the machine."""
     config: dict[str, Any] = {
         "compression.type": "zstd",
         "linger.ms": 30_000,
@@ -77,4 +77,6 @@ def one_batch(broker: SessionBroker, **more: str) -> Producer:
         "batch.size": 64 << 20,
         "message.max.bytes": 64 << 20,
     }
-    return Producer(broker.client_config(**config, **more))
+    producer = Producer(broker.client_config(**config, **more))
+    producer.list_topics(topic, timeout=30)  # or the flush begins with those that have found their leader
+    return producer

@@ -32,7 +32,7 @@ from holdfast.core.record_batch import (
     decode_batch,
     decode_header,
 )
-from holdfast.core.skips import Ranges, behind
+from holdfast.core.skips import LIMIT_OFFSETS, Ranges, behind
 from holdfast.core.unreadable import Unreadable
 from holdfast.core.wire import Reader, WireReason
 from holdfast.errors import WireError
@@ -195,6 +195,9 @@ class BatchReader:
             if self._at >= len(self._data):
                 return
             header = decode_header(self._data, self._at)
+            if header.base_offset < self.position <= header.last_offset and 0 <= self._next_base() <= self.position:
+                self._at += header.size_bytes  # it claims offsets that are another batch's, and those before the position are passed
+                continue
             if self._is_wanted(header):
                 self.header, self.broker_time = header, header.is_log_append_time
                 self._begin(header)
@@ -336,15 +339,20 @@ class BatchReader:
         )
 
     def _last_offset(self, header: BatchHeader | None, error: WireError) -> int:
-        """Return where the batch ends: before the next, whatever a header says that is damaged itself; -1 when nothing tells."""
-        if header is not None and error.reason != WireReason.CHECKSUM:
-            return header.last_offset
+        """Return where the batch ends: before the next, whatever a header says that may be damaged itself; -1 when nothing tells."""
+        begin, last = self._next_base(), -1 if header is None else header.last_offset
+        if header is None or (error.reason == WireReason.CHECKSUM and header.records_count != header.last_offset_delta + 1):
+            last = -1
+        if begin > self.position and (last < 0 or error.reason == WireReason.CHECKSUM or begin <= last):
+            last = begin - 1
+        return last if last - self.position < LIMIT_OFFSETS else -1  # more than any batch has, and than a skip may have
+
+    def _next_base(self) -> int:
+        """Return where the batch behind this one begins; -1 when it is not in sight."""
         with contextlib.suppress(WireError, StructError):
             (length,) = _INT32.unpack_from(self._data, self._at + _LENGTH_AT)
-            following = decode_header(self._data, self._at + _LENGTH_AT + _INT32.size + max(length, 0))
-            if following.base_offset > self.position:
-                return following.base_offset - 1
-        return header.last_offset if header is not None and header.records_count == header.last_offset_delta + 1 else -1
+            return decode_header(self._data, self._at + _LENGTH_AT + _INT32.size + max(length, 0)).base_offset
+        return -1
 
 
 def pieces(records: memoryview, count: int) -> Iterator[tuple[int, memoryview]]:

@@ -37,7 +37,7 @@ class Log:
 
     def add(self, key: str, count: int = 1) -> tuple[int, int]:
         """Write *count* records that add one to *key*, in one batch; return their first and last offset."""
-        producer = one_batch(self._shop.broker, **self._more)
+        producer = one_batch(self._shop.broker, self._shop.source, **self._more)
         if self._more:
             producer.init_transactions(30)
             producer.begin_transaction()

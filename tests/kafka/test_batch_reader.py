@@ -22,7 +22,7 @@ from holdfast.core.record_batch import (
     encode_records,
     marker_batch,
 )
-from holdfast.core.skips import Ranges, behind, merged
+from holdfast.core.skips import Ranges, Skip, behind, decode_skip, encode_skip, merged
 from holdfast.errors import WireError
 from holdfast.kafka.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
 from holdfast.kafka.records import Records
@@ -257,6 +257,32 @@ def test_a_damaged_batch_ends_before_the_next_whatever_its_header_says() -> None
                 reader.take(Records(), 100)
             found = reader.unreadable("events", 0, refused.value)
             assert (found.first, found.last) == (10, ends)
+
+
+@pytest.mark.parametrize("is_checked", [False, True])
+@pytest.mark.parametrize("last", [5, 9, 1 << 30])
+def test_a_header_that_claims_offsets_of_the_next_batch_costs_nothing_but_its_own(last: int, is_checked: bool) -> None:
+    damaged, following = bytearray(encode_batch(batch_of(5, base=10))), encode_batch(batch_of(5, base=15))
+    damaged[61] = 0x7E  # no length of a record
+    struct.pack_into(">i", damaged, 23, last)
+    if is_checked:
+        struct.pack_into(">I", damaged, 17, int(google_crc32c.value(bytes(damaged[21:]))))
+    reader = BatchReader(memoryview(bytes(damaged) + following), (), 10, limit_bytes=MIB)
+    with pytest.raises(WireError) as refused:
+        reader.take(Records(), 100)
+    found = reader.unreadable("events", 0, refused.value)
+    assert (found.first, found.last) == (10, 14)
+    # The next fetch may begin with it again, since its last offset is said to be behind the position.
+    for skips in (((10, 14),), ()):
+        rows, ended = read(bytes(damaged) + following, 15, skips=skips)
+        assert [row[0] for row in rows] == list(range(15, 20))
+        assert ended.position == 20
+    alone = BatchReader(memoryview(damaged), (), 10, limit_bytes=MIB)
+    with pytest.raises(WireError) as refused:
+        alone.take(Records(), 100)
+    found = alone.unreadable("events", 0, refused.value)
+    skip = Skip(topic="events", partition=0, first=found.first, last=found.last, made=True)
+    assert decode_skip(skip.key, encode_skip(skip)) == skip, "what is skipped is what readers heed"
 
 
 @pytest.mark.parametrize("seed", range(40))

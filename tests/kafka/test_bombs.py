@@ -38,6 +38,7 @@ def send(broker: SessionBroker, topic: str, codec: str, values: Sequence[bytes],
             **{"compression.type": codec, "message.max.bytes": 1_000_000_000, "linger.ms": linger_ms, "queue.buffering.max.kbytes": 2 << 20}
         )
     )
+    producer.list_topics(topic, timeout=DEADLINE_S)  # or the flush begins with those that have found their leader, a batch of their own
     for value in values:
         producer.produce(topic, value, partition=partition)
     assert producer.flush(DEADLINE_S) == 0

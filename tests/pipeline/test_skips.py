@@ -49,7 +49,7 @@ class Source:
         self.add("b", 5, 1)
 
     def add(self, key: str, count: int, partition: int) -> None:
-        producer = one_batch(self._broker)
+        producer = one_batch(self._broker, self.topic)
         for _ in range(count):
             producer.produce(self.topic, f"add {key} 1".encode(), partition=partition)
         assert producer.flush(60) == 0
