@@ -7,7 +7,7 @@ to a clean topic, the rest with its reason to a topic of verdicts, in the same t
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
+from enum import Enum
 from typing import TypeAlias
 
 import msgspec
@@ -23,8 +23,8 @@ TOTALS_KEY = "/totals"
 NOBODY = Stamp("", 0, 0)
 
 
-class Judgement(StrEnum):
-    """What the books say of a record."""
+class Judgement(Enum):
+    """What the books say of a record. No StrEnum, which would make each row be looked at (holdfast/core/rowtypes.py)."""
 
     NEW = "new"
     GAP = "gap"

@@ -11,7 +11,7 @@ Both are sparse: a claim nobody ever held has no row. Row keys cannot be confuse
 
 from __future__ import annotations
 
-from enum import StrEnum
+from enum import Enum, StrEnum
 from typing import NamedTuple, TypeAlias, assert_never
 
 import msgspec
@@ -75,8 +75,11 @@ def route(key: str, partitions: int) -> int | None:
 # -- the guarded view: rows
 
 
-class AnomalyKind(StrEnum):
-    """What a frame tried that the guarded view did not allow. The sender should take it as notice that it is not the owner."""
+class AnomalyKind(Enum):
+    """What a frame tried that the guarded view did not allow. The sender should take it as notice that it is not the owner.
+
+    No StrEnum: its members equal mere texts, and rows of such types are looked at one by one (holdfast/core/rowtypes.py).
+    """
 
     FOREIGN_HEARTBEAT = "foreign-heartbeat"
     FENCED_HEARTBEAT = "fenced-heartbeat"

@@ -273,7 +273,7 @@ def test_each_record_is_judged_as_the_page_says(row: Row) -> None:
 
 def test_the_page_names_every_judgement_and_a_changed_one_is_noticed() -> None:
     rows = table("judgements")
-    assert {row["Judgement"] for row in rows} == set(books.Judgement)
+    assert {row["Judgement"] for row in rows} == {each.value for each in books.Judgement}
     assert f"lists {books.LIMIT_HOLES} ranges" in PAGE
     for row in rows:
         with pytest.raises(AssertionError):

@@ -285,7 +285,7 @@ def test_numbers_that_do_not_fit_do_what_the_page_says() -> None:
             CLAIMS[row["Claim"]], frame_of(row["Frame of the owner"], "owner", numbers[row["Last field"]]), row["Effect"], row["Anomaly"]
         )
     told = {row["Anomaly"] for row in rows + table("Claim", "Frame", "Sender", "Effect", "Anomaly")} - {""}
-    assert told == set(AnomalyKind), "every kind of anomaly is on the page"
+    assert told == {each.value for each in AnomalyKind}, "every kind of anomaly is on the page"
 
 
 def test_a_row_holds_the_fields_that_the_page_lists() -> None:

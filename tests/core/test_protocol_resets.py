@@ -69,7 +69,7 @@ def test_a_reserved_claim_meets_each_frame_as_the_page_says(age_s: int) -> None:
     for row in rows:
         for sender in SENDERS[row["From"]]:
             after = fold(before, frame(row["Reserved claim meets"], *sender))
-            assert (None if after.anomaly is None else after.anomaly.kind) == (row["As an anomaly"] or None), row
+            assert (None if after.anomaly is None else after.anomaly.kind.value) == (row["As an anomaly"] or None), row
             assert (after.client_id, after.instance_id, after.epoch) == ("admin", RESET, 3), row
             renewed = (after.heartbeat_at_s == NOW_S, after.released_at_s == NOW_S, after.current_offset)
             assert (
