@@ -116,7 +116,6 @@ class Reason(StrEnum):
     TOPIC_INCOMPLETE = "topic-incomplete"
     PARTITION_GONE = "partition-gone"
     UNREADABLE = "watermarks-unknown"
-    INSTANCE_CONFLICT = "instance-conflict"
     UNWANTED = "unwanted"
 
 

@@ -26,7 +26,6 @@ class Stage(StrEnum):
 
 
 ATTEMPTS = frozenset({Stage.CLAIMING, Stage.RECLAIMING})
-OWNED = frozenset({Stage.WON, Stage.ACTIVE, Stage.DRAINING, Stage.RELEASING})
 
 FrameMark = tuple[str, int, int]
 
@@ -69,7 +68,6 @@ class LocalClaim:
         "key",
         "latest",
         "lease_until_s",
-        "marked",
         "message_s",
         "offset_logged",
         "place",
@@ -99,7 +97,7 @@ class LocalClaim:
         self.earliest = 0
         self.latest: int | None = None
         self.committed: int | None = None
-        self.marked = self.started = self.stopped = False
+        self.started = self.stopped = False
         self.offset_logged = -1
         self.kafka_offset: int | None = None
         self.flush_to: int | None = None

@@ -138,10 +138,6 @@ class LogView:
         """Return whether *row* has an owner now, as far as can be known."""
         return is_live(row, int(self.now_s(now_s, unix_s)), self._stale_after_s)
 
-    def was_live(self, row: Claim) -> bool:
-        """Return whether *row* had an owner at the time of the last record."""
-        return self.at_ms < 0 or is_live(row, self.at_ms // 1000, self._stale_after_s)
-
     def replaced(self, key: str, client_id: str, instance_id: str) -> bool:
         """Return whether the Go library's view names another owner. Only with interop is there anything to tell."""
         other = self._compat.get(key)

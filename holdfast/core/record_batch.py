@@ -28,7 +28,7 @@ CRC_FROM = 21
 LEAST_RECORD_BYTES = 7
 NO_PRODUCER = -1
 
-COMPRESSION_BITS, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT, DELETE_HORIZON_BIT = 0x07, 0x08, 0x10, 0x20, 0x40
+COMPRESSION_BITS, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x08, 0x10, 0x20
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _NAMES = (
@@ -90,11 +90,6 @@ class BatchFields(msgspec.Struct, frozen=True, kw_only=True):
     def is_control(self) -> bool:
         """Return whether the batch holds a control record, which no consumer is ever given."""
         return bool(self.attributes & CONTROL_BIT)
-
-    @property
-    def has_delete_horizon(self) -> bool:
-        """Return whether *base_timestamp_ms* is the time from which compaction may drop tombstones and markers."""
-        return bool(self.attributes & DELETE_HORIZON_BIT)
 
     @property
     def compression(self) -> Compression:

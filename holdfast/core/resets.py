@@ -276,4 +276,3 @@ def parse_datetime_ms(text: str) -> int:
     if at_ms < 0:
         raise ConfigError(f"{text!r} is before 1970, when no record was written")
     return at_ms
-    return at_ms

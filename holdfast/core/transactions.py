@@ -10,7 +10,6 @@ from typing import assert_never
 
 import msgspec
 
-from holdfast.core.processor import Emits
 from holdfast.core.producer_state import MAX_TRANSACTION_TIMEOUT_MS, Code
 from holdfast.core.rows import Rows
 from holdfast.core.sequences import MAX_EPOCH, NO_EPOCH
@@ -71,12 +70,6 @@ def coordinate(rows: Rows[CoordinatorRow], command: Command, at_ms: int, *, max_
             return _expire(rows, command, at_ms)
         case _:
             assert_never(command)
-
-
-def fold_coordinator(rows: Rows[CoordinatorRow], command: Command, at_ms: int) -> Emits:
-    """Apply *command* as a processor's fold does."""
-    coordinate(rows, command, at_ms)
-    return None
 
 
 def transaction_of(rows: Rows[CoordinatorRow], transactional_id: str) -> Transaction | None:

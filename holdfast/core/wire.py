@@ -11,7 +11,7 @@ from struct import Struct
 
 from holdfast.errors import WireError
 
-_INT8, _INT16, _INT32, _INT64, _UINT32 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q"), Struct(">I")
+_INT8, _INT16, _INT32, _INT64 = Struct(">b"), Struct(">h"), Struct(">i"), Struct(">q")
 
 LIMIT_INT16, LIMIT_INT32, LIMIT_INT64 = 1 << 15, 1 << 31, 1 << 63
 
@@ -71,10 +71,6 @@ class Reader:
 
     def int32(self, what: str) -> int:
         value: int = _INT32.unpack_from(self.data, self._step(4, what))[0]
-        return value
-
-    def uint32(self, what: str) -> int:
-        value: int = _UINT32.unpack_from(self.data, self._step(4, what))[0]
         return value
 
     def int64(self, what: str) -> int:
@@ -204,10 +200,6 @@ def check_range(what: str, value: int, low: int, limit: int) -> int:
     if not low <= value < limit:
         raise WireError(f"{what} {value} is not within {low}..{limit - 1}", offset=0, reason=WireReason.RANGE)
     return value
-
-
-def put_int8(out: bytearray, value: int, what: str) -> None:
-    out += _INT8.pack(check_range(what, value, -128, 128))
 
 
 def put_int16(out: bytearray, value: int, what: str) -> None:

@@ -142,10 +142,6 @@ class Stage:
         worker.start()
         self._note()
 
-    def worker_at(self, url: str) -> Process:
-        """Return the worker that serves at *url*."""
-        return next(worker for worker in self.workers if worker.url == url)
-
     def check_workers(self) -> None:
         """Raise DemoError if a worker that should run has ended."""
         for worker in self.workers:
