@@ -204,3 +204,13 @@ def test_broken_links_are_found() -> None:
 @pytest.mark.parametrize("line", ["cd /wo" + "rk/main", "see ../sha" + "red/notes", "from repo1.ma" + "ven.org", "/ro" + "ot/.cache"])
 def test_the_workplace_is_recognised(line: str) -> None:
     assert _WORKPLACE.search(line)
+
+
+_PLACE = re.compile(r"`(?P<name>\w+)` in \[[^\]]*\]\((?P<path>[^)]+)\)")
+
+
+def test_what_contributing_says_where_it_is_is_there() -> None:
+    found = [(each["name"], ROOT / each["path"]) for each in _PLACE.finditer((ROOT / "CONTRIBUTING.md").read_text())]
+    assert len(found) >= 3
+    for name, path in found:
+        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", path.read_text(), re.MULTILINE), f"{path.name} has no {name}"
