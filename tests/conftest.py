@@ -5,13 +5,18 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
 
 import hypothesis
 import pytest
 
+from holdfast.dev.broker import Cluster
+from holdfast.dev.database_server import DatabaseServer
 from holdfast.dev.databases import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
+from holdfast.pipeline import session
+from tests.parts import part, parts_of
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 
@@ -20,8 +25,15 @@ hypothesis.settings.register_profile("holdfast", deadline=None)
 hypothesis.settings.load_profile("holdfast")
 
 
+@pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put what runs long first: of several processes, none is left with it when the others have done the thousands of quick tests."""
+    """Mark each test with the parts it needs, and put what runs long first.
+
+    Of several processes, none is left with it when the others have done the thousands of quick tests.
+    """
+    for item in items:
+        for name in set(parts_of(item)):
+            item.add_marker(name)
     items.sort(key=lambda item: "core" in item.path.parts)
 
 
@@ -32,6 +44,7 @@ def broker(holdfast_broker: SessionBroker) -> SessionBroker:
 
 
 @pytest.fixture(scope="session")
+@part("database")
 def postgres() -> Iterator[Postgres]:
     """Give the session's PostgreSQL; whoever freezes or kills it brings it back."""
     with Postgres() as server:
@@ -39,6 +52,7 @@ def postgres() -> Iterator[Postgres]:
 
 
 @pytest.fixture(scope="session")
+@part("database")
 def mariadb() -> Iterator[MariaDB]:
     """Give the session's MariaDB; whoever freezes or kills it brings it back."""
     with MariaDB() as server:
@@ -46,7 +60,25 @@ def mariadb() -> Iterator[MariaDB]:
 
 
 @pytest.fixture(scope="session")
+@part("database")
 def mysql() -> Iterator[MySQL]:
     """Give the session's MySQL; whoever freezes or kills it brings it back."""
     with MySQL() as server:
         yield server
+
+
+@pytest.fixture(scope="session", autouse=True)
+def nothing_but_what_is_marked() -> Iterator[None]:
+    """With ``HOLDFAST_TESTS_FAST`` set, as `make fast` does, fail a test that starts a real part and bears no mark that says so."""
+    if not os.environ.get("HOLDFAST_TESTS_FAST"):
+        yield
+        return
+
+    def refuse(*_: object, **__: object) -> None:
+        raise AssertionError("this test starts a real part: see tests/parts.py")
+
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(Cluster, "start", refuse)
+        patched.setattr(DatabaseServer, "start", refuse)
+        patched.setattr(session, "_start", refuse)
+        yield

@@ -16,7 +16,6 @@ from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
-import pytest
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
@@ -72,7 +71,6 @@ def billed(folder: Path, *clients: str) -> dict[str, set[str]]:
     return found
 
 
-@pytest.mark.broker
 def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_end(tmp_path: Path, broker: SessionBroker) -> None:
     coordination = f"examples-{uuid.uuid4().hex[:8]}"
     make(broker, NewTopic("orders", 4, 1), NewTopic("holdfast.groups", 2, 1, config=STAMPED), NewTopic(coordination, 1, 1, config=STAMPED))
@@ -105,7 +103,6 @@ def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_e
             assert (tmp_path / f"{client}.log").read_text().endswith("all claims are given back\n")
 
 
-@pytest.mark.broker
 def test_the_readme_s_members_by_ranges_share_one_partition_and_get_each_message_once(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:

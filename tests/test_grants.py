@@ -40,9 +40,8 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify
 from tests.harness import Application, running, wait_for
 from tests.outbox.databases import FreshOutbox
+from tests.parts import part
 from tests.secured import Guarded, environment
-
-pytestmark = pytest.mark.broker
 
 MIB = 1 << 20
 POSITIVE_S, LEAST_S = 60.0, 8.0
@@ -50,6 +49,7 @@ POSITIVE_S, LEAST_S = 60.0, 8.0
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
     """Give a broker with SCRAM, TLS and ACLs."""
     with Guarded(tmp_path_factory.mktemp("guarded")) as broker:

@@ -104,7 +104,6 @@ def metrics_table(page: str) -> str:
     return "\n".join([*lines, ""])
 
 
-@pytest.mark.broker
 def test_the_table_of_metrics_is_what_a_worker_tells(broker: SessionBroker, tmp_path: Path) -> None:
     fleet = Fleet(broker, tmp_path, app="metrics", partitions=2, standbys=1).create_topics()
     try:

@@ -18,8 +18,6 @@ from holdfast.dev.broker import Cluster
 from holdfast.dev.ports import free_ports
 from tests.test_docs import Block, blocks, differs
 
-pytestmark = pytest.mark.broker
-
 ROOT = Path(__file__).resolve().parent.parent
 PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("tutorial", "tutorial-claims")}
 PORTS = ("9092", "6066", "6067")
@@ -97,6 +95,7 @@ def logs(folder: Path) -> str:
     return "\n".join(f"--- {path.name}\n{path.read_text()[-3_000:]}" for path in sorted(folder.glob("*.log")))
 
 
+@pytest.mark.broker
 @pytest.mark.timeout(DEADLINE_S + 60)
 @pytest.mark.parametrize("name", PAGES)
 def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
@@ -116,6 +115,7 @@ def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     assert len(printed) == len(commands) + 1
 
 
+@pytest.mark.broker
 @pytest.mark.parametrize(("name", "file"), [("tutorial", "shop.py"), ("tutorial-claims", "billing.py")])
 def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, file: str) -> None:
     assert files(PAGES[name].read_text())[file] == (ROOT / "examples" / file).read_text()
@@ -124,6 +124,7 @@ def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, fi
 # -- the checks can fail
 
 
+@pytest.mark.broker
 def test_a_session_that_fails_or_hangs_or_prints_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     page = "```console session\n$ echo one\ntwo\n$ false\n```\n"
     assert session(page) == [("echo one", "two\n"), ("false", "")]

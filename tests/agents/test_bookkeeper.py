@@ -26,8 +26,6 @@ from tests.agents.fleet import Fleet
 from tests.harness import wait_for
 from tests.proof import last_offsets, logged_state, model, read_topic, sha
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 PARTITIONS = 2
 

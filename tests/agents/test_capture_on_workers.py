@@ -14,8 +14,6 @@ from itertools import groupby
 from pathlib import Path
 from typing import Any
 
-import pytest
-
 from holdfast.clients.tables import Answer, TableClient
 from holdfast.core.claims import Claim, CompatClaim, GuardedRow, claim_key
 from holdfast.core.frames import ReleaseGroup, coordination_partition, decode
@@ -145,7 +143,6 @@ class Run:
                 self.found[how] += 1
 
 
-@pytest.mark.broker
 def test_two_workers_agree_with_the_go_library_at_every_sample(broker: SessionBroker, tmp_path: Path) -> None:
     fleet = Fleet(broker, tmp_path, app="capture", partitions=PARTITIONS, standbys=1, compat_view=True).create_topics(CREATE_TIME)
     try:

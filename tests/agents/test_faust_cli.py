@@ -79,7 +79,6 @@ def load(name: str) -> ModuleType:
     return module
 
 
-@pytest.mark.broker
 def test_the_counting_example_runs_from_a_checkout(broker: SessionBroker, tmp_path: Path) -> None:
     counts: Processor[Any, Any] = load("counting").counts
     settings = Settings(app=f"counting-{uuid.uuid4().hex[:8]}", kafka={name: str(value) for name, value in broker.config.items()})

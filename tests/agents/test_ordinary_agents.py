@@ -21,8 +21,6 @@ from tests.harness import Application, running, wait_for
 from tests.kafka.test_bombs import BOMB_BYTES, send
 from tests.proof import prove
 
-pytestmark = pytest.mark.broker
-
 PARTITIONS = 3
 DEADLINE_S = 60.0
 GIVEN_UP_DEADLINE_S = 30.0

@@ -37,8 +37,6 @@ from tests.agents.desk import Reply, Request, decode_reply, tallies
 from tests.agents.fleet import Fleet, Writer, environment_of
 from tests.harness import TIMES, Worker, module_command, wait_for
 
-pytestmark = pytest.mark.broker
-
 PARTITIONS = 4
 TOKEN = "a-shared-secret"
 TOPICS = [f"orders{number}" for number in range(12)]

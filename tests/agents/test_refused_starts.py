@@ -26,9 +26,8 @@ from holdfast.core.processor import Processor
 from holdfast.dev import leash
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
+from tests.parts import part
 from tests.secured import Guarded, environment
-
-pytestmark = pytest.mark.broker
 
 DEADLINE_S = 180.0
 """For all of them together; a quiet machine needs a tenth of it."""
@@ -208,6 +207,7 @@ def _topics(places: Places, changelog_partitions: int = 2, changelog_config: Map
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def left(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, Left]]:
     """Start all of the workers beside each other; give what each left."""
     with Guarded(tmp_path_factory.mktemp("guarded")) as guarded:

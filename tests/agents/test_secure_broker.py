@@ -24,14 +24,14 @@ from holdfast.clients.topics import CreateTopic, Role, TopicSpec
 from holdfast.config import Settings
 from holdfast.dev.broker import Cluster
 from holdfast.errors import BrokerError
-
-pytestmark = pytest.mark.broker
+from tests.parts import part
 
 TLS = Path(__file__).parent.parent / "testdata" / "tls"
 DEADLINE_S = 60.0
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]]:
     """Give the Kafka properties for a broker that asks for SCRAM-SHA-512 over TLS."""
     with Cluster(tmp_path_factory.mktemp("secured"), sasl=True, short_lived=True) as cluster:

@@ -22,8 +22,6 @@ from tests.agents.reminders import Reminded, reminders
 from tests.harness import Worker, wait_for
 from tests.proof import read_topic
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 TIMER_MS = 400
 

@@ -19,12 +19,14 @@ from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.conftest import MakeApplication
 from tests.harness import TIMES, Application, end_transactions, running, wait_for
+from tests.parts import part
 from tests.proof import prove
 
 UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     """Give a broker that these tests may do anything to."""
     with Cluster(tmp_path_factory.mktemp("frail"), short_lived=True) as cluster:

@@ -20,8 +20,6 @@ from tests.chaos.conftest import MakeApplication
 from tests.damage import one_batch
 from tests.harness import Application, Worker, wait_for
 
-pytestmark = pytest.mark.broker
-
 MIB = 1 << 20
 SMALL: dict[str, Any] = {"unpacked_batch_bytes": MIB}
 HIDDEN = 70_000

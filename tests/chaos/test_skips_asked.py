@@ -16,8 +16,6 @@ from tests.chaos.conftest import MakeApplication
 from tests.damage import MIB, damage, send
 from tests.harness import wait_for
 
-pytestmark = pytest.mark.broker
-
 LINGER_MS = 10_000
 
 

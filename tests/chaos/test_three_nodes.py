@@ -10,12 +10,14 @@ import pytest
 from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.harness import Application, running, wait_for
+from tests.parts import part
 from tests.proof import prove
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 
 @pytest.fixture
+@part("broker")
 def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     with Cluster(tmp_path_factory.mktemp("three"), nodes=3) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import json
 
-import pytest
 from confluent_kafka import Producer
 
 from holdfast.clients.tables_blocking import BlockingTableClient
 from tests.chaos.conftest import MakeApplication
 from tests.harness import wait_for
 from tests.kafka.test_bombs import BOMB_BYTES, send
-
-pytestmark = pytest.mark.broker
 
 
 def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(application: MakeApplication) -> None:

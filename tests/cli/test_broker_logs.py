@@ -15,8 +15,6 @@ from holdfast.core.java_order import coordinator_partition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.harness import wait_for
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 30.0
 Run = Callable[..., Any]
 

@@ -28,8 +28,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 30.0
 PARTITIONS = 4
 

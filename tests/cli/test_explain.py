@@ -133,7 +133,6 @@ def explained(run: Run, *arguments: str) -> Any:
     return json.loads(out)
 
 
-@pytest.mark.broker
 def test_a_real_segment_shows_producers_sequences_transactions_and_markers(written: Written, run: Run) -> None:
     found = explained(run, "--segment", str(written.segment), "--records")
     assert all(tuple(each) == (*FIELDS, "content") for each in found)
@@ -156,7 +155,6 @@ def test_a_real_segment_shows_producers_sequences_transactions_and_markers(writt
     assert [each["offset"] for each in found[1:]] == [each["last_offset"] + 1 for each in found[:-1]]
 
 
-@pytest.mark.broker
 def test_a_segment_is_shown_as_a_table_from_an_offset_on_and_in_parts(written: Written, run: Run) -> None:
     code, out, _ = run("--segment", str(written.segment))
     lines = [line.split() for line in out.splitlines()]
@@ -171,7 +169,6 @@ def test_a_segment_is_shown_as_a_table_from_an_offset_on_and_in_parts(written: W
     assert "holdfast-sequence=17" in out
 
 
-@pytest.mark.broker
 def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) -> None:
     """The leader's table over the bytes of a real partition, markers included."""
     rows: Any = empty_rows(LeaderRow)
@@ -220,7 +217,6 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
     assert (entry.last_sequence, entry.epoch) == (1, 0)
 
 
-@pytest.mark.broker
 def test_an_offset_is_explained_with_its_batch_its_record_and_what_committed_readers_make_of_it(written: Written, run: Run) -> None:
     def ask(offset: int) -> Any:
         return explained(run, written.topic, "0", str(offset), "--bootstrap", written.broker.bootstrap)
@@ -240,7 +236,6 @@ def test_an_offset_is_explained_with_its_batch_its_record_and_what_committed_rea
     assert (code, shown["batch.kind"], shown["record.value"]) == (0, "transactional", "c2")
 
 
-@pytest.mark.broker
 def test_offsets_that_are_not_there_are_told_with_what_is(written: Written, run: Run) -> None:
     where = ("--bootstrap", written.broker.bootstrap, "--timeout", "10")
     code, _, err = run(written.topic, "0", "100000", *where)
@@ -251,7 +246,6 @@ def test_offsets_that_are_not_there_are_told_with_what_is(written: Written, run:
     assert (code, "does not exist" in err) == (1, True), err
 
 
-@pytest.mark.broker
 def test_all_batches_of_a_partition_are_read_over_as_many_fetches_as_it_takes(written: Written) -> None:
     async def offsets(first: int, until: int | None) -> list[int]:
         async with RawLog(written.settings) as log:
@@ -274,7 +268,6 @@ def test_all_batches_of_a_partition_are_read_over_as_many_fetches_as_it_takes(wr
 # -- what cannot be read
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("codec", CODECS)
 def test_a_bomb_is_explained_by_its_header(broker: SessionBroker, run: Run, codec: str) -> None:
     topic = bombs_topic(broker)
@@ -298,7 +291,6 @@ def test_a_bomb_is_explained_by_its_header(broker: SessionBroker, run: Run, code
     assert explained(run, topic, "0", "0", "--bootstrap", broker.bootstrap)["record"]["value"] == "before"
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize(
     ("change", "checksum", "error", "last"),
     [(spoil, False, "ChecksumError", 4), (lie, True, "LengthError", 4), (break_header, True, "CompressionError", 4)],
@@ -321,7 +313,6 @@ def test_a_damaged_batch_is_explained_by_what_its_header_claims(
         assert explained(run, topic, "0", str(readable), "--bootstrap", broker.bootstrap)["record"]["value"] == value
 
 
-@pytest.mark.broker
 def test_how_a_transaction_ended_is_found_behind_a_batch_that_cannot_be_read(broker: SessionBroker, run: Run) -> None:
     topic = bombs_topic(broker)
     producer = producer_to(broker, topic, **{"transactional.id": topic, "compression.type": "zstd", "message.max.bytes": 1_000_000_000})
@@ -352,7 +343,6 @@ print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - before,
 """
 
 
-@pytest.mark.broker
 def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker) -> None:
     topic = bombs_topic(broker)
     send(broker, topic, "gzip", [bytes(900_000_000)])

@@ -18,8 +18,6 @@ from holdfast.pipeline.topic import TopicLog
 from tests.group_desk import GroupDesk
 from tests.harness import wait_for
 
-pytestmark = pytest.mark.broker
-
 Run = Callable[..., tuple[int, str, str]]
 
 

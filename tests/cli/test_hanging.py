@@ -21,16 +21,16 @@ from holdfast.errors import BrokerError
 from holdfast.kafka.raw_log import RawLog
 from tests.harness import wait_for_ends
 from tests.lost_markers import log_file, lose_markers
+from tests.parts import part
 from tests.proof import read_topic
 from tests.strangers import open_transaction
-
-pytestmark = pytest.mark.broker
 
 DEADLINE_S = 30.0
 PARTITIONS = 3
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     """Give a broker that these tests may do anything to, and that lets late batches into transactions, as Kafka before 3.6 did."""
     properties = {"transaction.partition.verification.enable": "false"}

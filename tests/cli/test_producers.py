@@ -117,7 +117,6 @@ def run(worker: MemoryWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, c
     return command
 
 
-@pytest.mark.broker
 def test_producers_are_listed_with_what_is_wrong_with_each(run: Run) -> None:
     code, out, err = run("list")
     lines = [line.split() for line in out.splitlines()]
@@ -138,7 +137,6 @@ def test_producers_are_listed_with_what_is_wrong_with_each(run: Run) -> None:
     assert "no producer is in trouble" in run("list", "--trouble", "--topic", "raw")[2]
 
 
-@pytest.mark.broker
 def test_one_producer_is_shown_with_its_registration_its_books_and_its_outbox(run: Run) -> None:
     code, out, _ = run("show", "billing", "-o", "json")
     shown = json.loads(out)
@@ -152,7 +150,6 @@ def test_one_producer_is_shown_with_its_registration_its_books_and_its_outbox(ru
     assert (code, "nobody has registered nobody" in err) == (1, True)
 
 
-@pytest.mark.broker
 def test_a_topic_without_books_is_told_with_those_that_have_them(run: Run) -> None:
     code, _, err = run("list", "--topic", "payments")
     assert (code, "of these they are kept: orders, raw" in err) == (2, True), err

@@ -27,8 +27,6 @@ from holdfast.kafka.records import Records
 from tests.columns import take
 from tests.harness import wait_for_ends
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 30.0
 SHOP = """
 import msgspec

@@ -21,8 +21,6 @@ from holdfast.kafka.skip_log import read_skips
 from tests.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
 from tests.harness import wait_for_ends
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 LINGER_MS = 10_000
 SHOP = """

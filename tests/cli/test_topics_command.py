@@ -15,8 +15,6 @@ import pytest
 
 from holdfast.dev.fixtures import SessionBroker
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 MODULE = """
 import msgspec

@@ -28,8 +28,6 @@ from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError, TopicError
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 
 
@@ -292,6 +290,7 @@ def test_a_topic_that_one_broker_has_not_heard_of_is_not_ready(
     assert admin._unready({orders.source: 1}, metadata, DEADLINE_S) == [orders.source]
 
 
+@pytest.mark.broker
 def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(tmp_path: Path) -> None:
     processor = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total)
     with Cluster(tmp_path, nodes=3) as nodes:

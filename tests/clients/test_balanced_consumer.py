@@ -23,8 +23,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, MembershipError, TopicError
 from tests.clients.claiming import LOG_APPEND, Ground, drain, scenario, until
 
-pytestmark = pytest.mark.broker
-
 PARTITIONS = 12
 
 

@@ -17,8 +17,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claiming import drain, scenario, until
 from tests.clients.test_balanced_consumer import PARTITIONS, BalancedGround, cancelled, settled, writing
 
-pytestmark = pytest.mark.broker
-
 Taken = dict[str, list[tuple[float, ClaimedMessage]]]
 
 

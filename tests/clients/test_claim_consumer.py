@@ -24,8 +24,6 @@ from holdfast.dev.ports import free_ports
 from holdfast.errors import BrokerError, ClaimLostError, CommitError, ConfigError, InstanceConflictError, TerminatedError, TopicError
 from tests.clients.claiming import Ground, drain, scenario, take, until
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:

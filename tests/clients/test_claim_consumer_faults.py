@@ -23,8 +23,6 @@ from holdfast.errors import ClaimLostError
 from tests.clients.claiming import Child, GateClock, Ground, Ownership, drain, flow, scenario, until
 from tests.core.test_claims_capture import CAPTURE
 
-pytestmark = pytest.mark.broker
-
 BEAT_S = 3.0
 
 
@@ -181,6 +179,7 @@ async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(b
         taking.cancel()
 
 
+@pytest.mark.broker
 @pytest.mark.slow
 @scenario
 async def test_a_restart_of_the_broker_is_survived(tmp_path: Path) -> None:

@@ -17,8 +17,6 @@ from holdfast.core.member_actions import Event, Reason
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claiming import Ground, drain, scenario, until
 
-pytestmark = pytest.mark.broker
-
 BEAT_S = 1.0
 WORK_S = 9 * BEAT_S
 """How long the first message takes: four times as long as it took to be called wedged."""

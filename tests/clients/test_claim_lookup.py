@@ -18,8 +18,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, ConfigError
 from tests.clients.claiming import Ground, scenario, until
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
@@ -113,6 +111,7 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
         assert groups.describe(ground.group) is None
 
 
+@pytest.mark.broker
 @pytest.mark.slow
 @scenario
 async def test_what_was_asked_in_an_outage_is_answered_after_it(tmp_path: Path) -> None:

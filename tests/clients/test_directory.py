@@ -21,8 +21,6 @@ from holdfast.dev.ports import free_ports
 from holdfast.errors import BrokerError
 from tests.strangers import open_transaction
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 
 

@@ -16,8 +16,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, GroupError, TopicError
 from tests.group_desk import DEADLINE_S, GroupDesk, LaterClock
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:

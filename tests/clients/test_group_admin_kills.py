@@ -21,8 +21,6 @@ from tests.core.test_protocol_page import plain, table
 from tests.group_desk import DEADLINE_S, GroupDesk, Killed, kill_at, killed_administrator
 from tests.harness import ROOT
 
-pytestmark = pytest.mark.broker
-
 Places = dict[tuple[str, int], int | None]
 
 

@@ -81,7 +81,6 @@ def book(desk: GroupDesk, topic: str, group: str = "shop") -> list[int]:
         reader.close()
 
 
-@pytest.mark.broker
 def test_a_reset_moves_every_lane_one_that_nobody_ever_claimed_too(desk: GroupDesk) -> None:
     """A lane left out would begin where the broker's book says, and read again what the others were sent past."""
     topic = desk.topic(partitions=2)
@@ -96,7 +95,6 @@ def test_a_reset_moves_every_lane_one_that_nobody_ever_claimed_too(desk: GroupDe
     assert book(desk, topic) == [50, 50]
 
 
-@pytest.mark.broker
 def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> None:
     topic = desk.topic(partitions=1)
     for lane in range(LANES):
@@ -116,7 +114,6 @@ def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> No
     assert desk.decisions() == []
 
 
-@pytest.mark.broker
 @scenario
 async def test_live_members_begin_again_in_every_lane_where_a_reset_says(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
     """Members obey the pause, nobody works while the reset does, and each lane hands out its messages again from there."""

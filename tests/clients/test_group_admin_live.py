@@ -21,8 +21,6 @@ from tests.clients.claiming import Ground, drain, scenario, until
 from tests.group_desk import killed_administrator
 from tests.harness import ROOT
 
-pytestmark = pytest.mark.broker
-
 INTERVAL_S = 2.0
 RECORDS = 30
 Taken = list[tuple[float, ClaimedMessage]]

@@ -15,13 +15,15 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import HoldfastError
 from tests.clients.test_group_admin_kills import Reset, resets_of
 from tests.group_desk import DEADLINE_S, GroupDesk
+from tests.parts import part
 
-pytestmark = [pytest.mark.broker, pytest.mark.slow]
+pytestmark = pytest.mark.slow
 
 REQUEST_S = 3.0
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("kafka"), short_lived=True) as made:
         yield made

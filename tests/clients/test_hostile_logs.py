@@ -30,8 +30,6 @@ from tests.clients.test_directory import Announcements
 from tests.clients.test_ranges import Field
 from tests.hostile_batches import ROOM, send, send_bomb, send_hostile
 
-pytestmark = pytest.mark.broker
-
 WITHIN_S = 40.0
 
 

@@ -25,8 +25,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError
 from tests.clients.claiming import Child, Ground, scenario, take, until
 
-pytestmark = pytest.mark.broker
-
 LANES = 4
 
 

@@ -7,7 +7,6 @@ import time
 from collections.abc import Iterator
 from contextlib import closing, contextmanager
 
-import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.clients.claim_log import CoordinationLog
@@ -16,8 +15,6 @@ from holdfast.clients.log_tail import Tail
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claiming import LOG_APPEND
-
-pytestmark = pytest.mark.broker
 
 GAP_S = 0.005
 WITHIN_S = 20.0

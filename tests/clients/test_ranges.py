@@ -23,8 +23,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError, ConfigError, TopicError
 from tests.clients.claiming import LOG_APPEND, ROOT, scenario, until
 
-pytestmark = pytest.mark.broker
-
 LEASE_S = 2.0
 
 

@@ -5,8 +5,6 @@ from __future__ import annotations
 import asyncio
 from contextlib import closing
 
-import pytest
-
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claiming import scenario, until
 from tests.clients.test_balanced_consumer import PARTITIONS, BalancedGround, held
@@ -14,8 +12,6 @@ from tests.clients.test_group_admin_kills import resets_of
 from tests.clients.test_ranges import Field, work
 from tests.group_desk import GroupDesk
 from tests.strangers import open_transaction
-
-pytestmark = pytest.mark.broker
 
 
 @scenario

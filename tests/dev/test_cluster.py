@@ -18,8 +18,7 @@ from confluent_kafka.admin import AdminClient, ConfigResource, NewTopic, OffsetS
 from holdfast.dev import node, ports, processes, state
 from holdfast.dev.broker import Cluster, Credentials
 from holdfast.errors import DevBrokerError, JavaMissingError
-
-pytestmark = pytest.mark.broker
+from tests.parts import part
 
 DEADLINE_S = 60.0
 
@@ -36,6 +35,7 @@ def holdfast_dev(*arguments: str, folder: Path, **env: str) -> subprocess.Comple
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[Path, dict[str, Any]]]:
     """Give the folder of a broker started by the command, and what the command printed."""
     folder = tmp_path_factory.mktemp("up")
@@ -193,6 +193,7 @@ def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path,
     assert list(folder.iterdir()) == [mine], "only what the broker made is removed"
 
 
+@pytest.mark.broker
 def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) -> None:
     with Cluster(tmp_path) as cluster:
         admin = AdminClient({**cluster.client_config()})
@@ -211,6 +212,7 @@ def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) 
 # --- starts that fail ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.broker
 def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_one(tmp_path: Path) -> None:
     cluster = Cluster(tmp_path / "b", properties={"log.flush.interval.messages": "no number"})
     with pytest.raises(DevBrokerError, match=r"log\.flush\.interval\.messages"):
@@ -228,6 +230,7 @@ def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_
     assert left.properties == {}, "so a later start is free of it"
 
 
+@pytest.mark.broker
 def test_a_port_lost_between_choice_and_bind_is_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lost, controller = ports.free_ports(2)
     really = ports.free_ports
@@ -247,6 +250,7 @@ def test_a_taken_port_is_refused_before_anything_starts(tmp_path: Path) -> None:
     assert "is taken by another program" in done.stderr
 
 
+@pytest.mark.broker
 def test_without_java_nothing_is_made(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -298,6 +302,7 @@ def test_a_cluster_not_started_says_so() -> None:
     Cluster("/nowhere").stop()
 
 
+@pytest.mark.broker
 def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: Path) -> None:
     code = f"from holdfast.dev.broker import Cluster; c = Cluster({str(tmp_path)!r}).start(); print(c.status()[0].pid, flush=True); input()"
     with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as owner:

@@ -12,8 +12,6 @@ from holdfast.dev.broker import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker, session_broker
 from holdfast.errors import DevBrokerError
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 
 
@@ -47,6 +45,7 @@ def test_a_topic_that_cannot_be_made_says_why(broker: SessionBroker) -> None:
     broker.delete_topics([made])
 
 
+@pytest.mark.broker
 def test_kafka_bootstrap_servers_names_the_cluster_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "kafka.example:9092")
     monkeypatch.setenv("HOLDFAST_KAFKA__SECURITY_PROTOCOL", "SSL")
@@ -59,6 +58,7 @@ def test_kafka_bootstrap_servers_names_the_cluster_to_use(monkeypatch: pytest.Mo
     assert given.client_config(acks=1).items() >= {"security.protocol": "SSL", "acks": 1}.items()
 
 
+@pytest.mark.broker
 def test_without_it_the_session_starts_a_node_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.delenv("KAFKA_BOOTSTRAP_SERVERS", raising=False)
     for started in session_broker(lambda: tmp_path / "kafka"):

@@ -171,7 +171,6 @@ def whole_log(broker: SessionBroker, topic: str) -> dict[int, list[tuple[int, by
     return found
 
 
-@pytest.mark.broker
 def test_a_live_fleet_is_in_the_log_whole_in_order_and_where_its_topics_hash_to(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
     topic = fresh_topic("fleet", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
     fleet = Fleet(FleetPlan(clients=16, claims=200, heartbeat_s=0.2))
@@ -192,7 +191,6 @@ def test_a_live_fleet_is_in_the_log_whole_in_order_and_where_its_topics_hash_to(
     assert fleet.counts.zombies >= 3
 
 
-@pytest.mark.broker
 def test_the_capture_is_loaded_frame_by_frame_into_the_partitions_it_was_taken_from(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
     topic = fresh_topic("capture", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
     recorded = capture.records()

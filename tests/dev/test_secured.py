@@ -17,14 +17,14 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from holdfast.dev.broker import Cluster, Credentials
 from holdfast.errors import DevBrokerError
-
-pytestmark = pytest.mark.broker
+from tests.parts import part
 
 DEADLINE_S = 60.0
 PASSWORD = "s3cret._~+/@%!?:;*#&|(){}<>^$-"
 
 
 @pytest.fixture(scope="module")
+@part("broker")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     with Cluster(tmp_path_factory.mktemp("secured"), sasl=Credentials(username="alice", password=PASSWORD), short_lived=True) as cluster:
         yield cluster

@@ -17,8 +17,6 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 from holdfast.dev.broker import Cluster
 from holdfast.errors import DevBrokerError
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 120.0
 PARTITIONS = 6
 IN_FLIGHT_MAX = 200
@@ -114,6 +112,7 @@ def wait_in_sync(client: AdminClient, topic: str, replicas: set[int]) -> None:
         time.sleep(0.1)
 
 
+@pytest.mark.broker
 def test_three_nodes_lose_nothing_when_one_is_killed_under_load_and_it_rejoins(tmp_path: Path) -> None:
     with Cluster(tmp_path, nodes=3) as cluster:
         config = cluster.client_config()

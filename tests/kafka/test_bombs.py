@@ -22,8 +22,6 @@ from holdfast.kafka.feed import Feed, Fetched
 from holdfast.kafka.records import Records
 from tests.columns import take
 
-pytestmark = pytest.mark.broker
-
 ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 DEADLINE_S = 120.0

@@ -16,8 +16,6 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import HANDFUL, Feed
 
-pytestmark = pytest.mark.broker
-
 RECORDS = 3 * HANDFUL + 100
 DEADLINE_S = 30.0
 

@@ -15,8 +15,6 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
 from holdfast.kafka.skip_log import read_skips
 
-pytestmark = pytest.mark.broker
-
 
 def skip(first: int, *, made: bool = True) -> Skip:
     return Skip(topic="orders", partition=0, first=first, last=first + 4, made=made)

@@ -17,8 +17,6 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.kafka.skipper import Skipper
 from tests.hostile_batches import ROOM, corrupt_batch, misplaced_batch, send, send_bomb, send_raw
 
-pytestmark = pytest.mark.broker
-
 WITHIN_S = 60.0
 POLL_S = 0.1
 

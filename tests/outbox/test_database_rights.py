@@ -22,8 +22,6 @@ from tests.harness import wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, Rig
 
-pytestmark = pytest.mark.broker
-
 LEAST_S = 6.0
 SMALL = {"max.message.bytes": "5000"}
 

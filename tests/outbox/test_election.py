@@ -23,8 +23,6 @@ from holdfast.outbox.neli import Election
 from tests.harness import ROOT, wait_for
 from tests.outbox.electors import TIMEOUT_S, Journal, Noting, election
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 30.0
 Join = Callable[..., Election]
 

@@ -20,8 +20,6 @@ from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, FaultyProducer, Rig, ends, flaws, harvest_process, unordered
 from tests.strangers import open_transaction
 
-pytestmark = pytest.mark.broker
-
 
 @pytest.fixture
 def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOutbox) -> Rig:

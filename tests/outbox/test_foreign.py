@@ -17,7 +17,6 @@ from tests.harness import wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
 
-pytestmark = pytest.mark.broker
 MARK = (
     "UPDATE {table} SET leader_id = %s WHERE id IN (SELECT id FROM {table} WHERE leader_id IS NULL OR leader_id <> %s ORDER BY id LIMIT {rows}) "
     "RETURNING id"

@@ -86,7 +86,6 @@ class SlowRows(OutboxRows):
         return super().delete(ids)
 
 
-@pytest.mark.broker
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_row_in_flight_at_the_successor_is_not_set_aside_by_the_sleeper(
     broker: SessionBroker, fresh_topic: FreshTopic, outbox: FreshOutbox, monkeypatch: pytest.MonkeyPatch, guarded: bool

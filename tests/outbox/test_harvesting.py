@@ -26,8 +26,6 @@ from tests.harness import ROOT, Application, Worker, running, wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
 
-pytestmark = pytest.mark.broker
-
 SHARDS = 3
 
 

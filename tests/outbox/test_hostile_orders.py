@@ -21,8 +21,6 @@ from tests.hostile_batches import ROOM, send_hostile
 from tests.outbox.electors import Journal, Noting
 from tests.outbox.test_orders import Believer
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 60.0
 
 

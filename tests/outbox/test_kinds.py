@@ -248,7 +248,6 @@ def test_a_type_is_judged_by_what_it_is_and_not_by_what_its_name_begins_with(mad
         table.close()
 
 
-@pytest.mark.broker
 def test_avro_in_a_column_of_bytes_reaches_the_topic_as_bytes(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> None:
     """The two bytes 00 ff were published as six characters, and the row was gone."""
     topic = fresh_topic("outbox.event.order", partitions=PARTITIONS)

@@ -24,7 +24,6 @@ from tests.harness import wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
 
-pytestmark = pytest.mark.broker
 LAYOUT = {"fenced": "holdfast", "mark": "goharvest"}
 SMALL_BYTES = 5_000
 

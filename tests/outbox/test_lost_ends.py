@@ -12,11 +12,11 @@ from tests.harness import end_transactions, wait_for
 from tests.lost_markers import lose_markers
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
-
-pytestmark = pytest.mark.broker
+from tests.parts import part
 
 
 @pytest.fixture
+@part("broker")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
     with Cluster(tmp_path_factory.mktemp("frail"), short_lived=True) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)

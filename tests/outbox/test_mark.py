@@ -23,7 +23,6 @@ from tests.harness import wait_for
 from tests.outbox.databases import DATABASES, FreshOutbox, url_of
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Record, Rig, ends, harvest_process
 
-pytestmark = pytest.mark.broker
 MARK: dict[str, Any] = {"strategy": "mark"}
 
 

@@ -6,8 +6,6 @@ import threading
 import uuid
 from itertools import permutations
 
-import pytest
-
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError
@@ -96,7 +94,6 @@ class Believer:
         return Answer(id=command.id, verb=command.verb, shard=shard, leader="b", epoch=1, paused=False, published=self.said, quarantined=0)
 
 
-@pytest.mark.broker
 def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: SessionBroker) -> None:
     """A follower that is made deaf to answers repeats itself without end: the check that there is only one can fail."""
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
@@ -122,7 +119,6 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
     assert not follower.is_alive()
 
 
-@pytest.mark.broker
 def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
@@ -143,7 +139,6 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
     assert len(found[0]) == desk.said == 1
 
 
-@pytest.mark.broker
 def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")

@@ -22,8 +22,6 @@ from tests.outbox.databases import FreshOutbox
 from tests.outbox.full_disks import small_disk
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
 
-pytestmark = pytest.mark.broker
-
 
 @contextmanager
 def read_only(postgres: Postgres) -> Iterator[None]:

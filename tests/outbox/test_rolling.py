@@ -27,8 +27,6 @@ from tests.harness import wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import Record, Rig
 
-pytestmark = pytest.mark.broker
-
 PARTITIONS = 10
 KEYS = 10
 TRANSACTION_ROWS = 20

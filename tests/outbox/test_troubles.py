@@ -52,7 +52,6 @@ def lines(said: Path, part: str) -> list[str]:
     return [line for line in said.read_text(errors="replace").splitlines() if part in line and "WARNING" in line]
 
 
-@pytest.mark.broker
 def test_the_command_says_when_its_database_is_away_and_when_it_is_back(rig: Rig, postgres: Postgres, tmp_path: Path) -> None:
     rig.fill(10)
     with command(rig, tmp_path) as said:
@@ -72,7 +71,6 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(rig: Rig
     assert rig.outbox.url.rpartition("/")[2] in lines(said, "nothing is published until")[0], "it names the database"
 
 
-@pytest.mark.broker
 def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) -> None:
     downgrade(rig.outbox.url, table=rig.outbox.table)
     with command(rig, tmp_path) as said:
@@ -82,7 +80,6 @@ def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) 
     assert len(lines(said, "nothing is published until")) == 1, said.read_text()
 
 
-@pytest.mark.broker
 def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
     topic = f"{rig.topic}-later"
     rig.write([rig.record(number, topic=topic) for number in range(5)])
@@ -126,7 +123,6 @@ def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(caplog: p
     ]
 
 
-@pytest.mark.broker
 def test_a_row_for_a_topic_of_the_brokers_own_holds_up_no_others(rig: Rig) -> None:
     """The broker tells of such a topic as of any other, and then refuses the whole transaction without saying which row it was."""
     numbers = range(20)

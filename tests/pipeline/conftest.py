@@ -12,6 +12,7 @@ from confluent_kafka import Producer
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.pipeline.session import SparkOptions, open_session
+from tests.parts import part
 from tests.pipeline.folds import Log
 
 if TYPE_CHECKING:
@@ -21,6 +22,7 @@ MakeTopic = Callable[[Log], str]
 
 
 @pytest.fixture(scope="session")
+@part("spark")
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give a session that `replay`, `land` and `verify` find active and use as it is."""
     options = SparkOptions(

@@ -81,8 +81,6 @@ def tell_progress(broker: SessionBroker, topic: str, last: Mapping[int, int], ep
     return outbox
 
 
-@pytest.mark.spark
-@pytest.mark.broker
 def test_planted_faults_are_found_with_their_offsets_by_both_engines_in_topics_and_bronze(
     spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -107,7 +105,6 @@ def test_bronze_of_a_log_that_is_right_is_clean_and_shuffled_files_change_nothin
         assert (report.audited, report.notes) == (200, ())
 
 
-@pytest.mark.broker
 def test_topics_and_last_numbers_are_taken_from_the_leaders(settings: Settings, make_topic: MakeTopic, broker: SessionBroker) -> None:
     topic = make_topic(log_of({0: [], 1: []}))
     outbox = tell_progress(broker, topic, {1: 1})
@@ -137,7 +134,6 @@ def test_topics_and_last_numbers_are_taken_from_the_leaders(settings: Settings, 
     broker.delete_topics([progress_topic(outbox)])
 
 
-@pytest.mark.broker
 def test_a_topic_whose_beginning_was_deleted_is_audited_from_there(
     settings: Settings, make_topic: MakeTopic, broker: SessionBroker
 ) -> None:
@@ -173,8 +169,6 @@ def without_digest(record: Record) -> Record:
     return replace(record, headers=tuple(header for header in record.headers if header[0] != DIGEST))
 
 
-@pytest.mark.spark
-@pytest.mark.broker
 def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_counted(
     spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
 ) -> None:
@@ -204,7 +198,6 @@ def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_coun
     assert [each.undigested for each in report.partitions] == [40, 0]
 
 
-@pytest.mark.broker
 def test_records_without_a_digest_are_looked_for_in_their_keys_partition_when_asked(settings: Settings, make_topic: MakeTopic) -> None:
     records = [without_digest(each) for each in digested(0, 2)]
     topic = make_topic({0: altered(records, 3, key=next(key for key in KEYS if of_key(key, 2) == 1)), 1: []})

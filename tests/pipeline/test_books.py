@@ -4,8 +4,6 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-import pytest
-
 from holdfast.agents.bookkeeper import books, dedupe
 from holdfast.config import Settings
 from holdfast.core.books import Judgement, book_key
@@ -27,8 +25,6 @@ LOG: Log = {
 }
 
 
-@pytest.mark.spark
-@pytest.mark.broker
 def test_both_engines_keep_the_same_books_with_and_without_a_clean_topic(
     spark: SparkSession, settings: Settings, make_topic: MakeTopic
 ) -> None:

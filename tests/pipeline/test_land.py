@@ -36,8 +36,6 @@ from tests.pipeline.folds import Log, Record, accounts
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
 QUICK = os.environ | {"JAVA_TOOL_OPTIONS": "-XX:TieredStopAtLevel=1"}
 
 TEN: Log = {p: [Record(at, 1_000 + at, b"k", b"add k %d" % at) for at in range(10)] for p in range(2)}
@@ -239,6 +237,8 @@ def test_upkeep_of_the_table_does_not_lose_the_vector(spark: SparkSession, setti
     assert rows(path) == before
 
 
+@pytest.mark.broker
+@pytest.mark.spark
 def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
     with pytest.raises(LakeError, match="reaches back to version 7 only"):
         last_landed("t", [Commit(version=version, operation="OPTIMIZE", metadata=None) for version in (9, 8, 7)])

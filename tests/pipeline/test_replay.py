@@ -52,7 +52,6 @@ ROUNDS = hypothesis_settings(
 )
 
 
-@pytest.mark.spark
 @ROUNDS
 @given(log=logs(partitions=4, limit=150))
 def test_both_engines_tell_the_same_of_a_bronze_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, log: Log) -> None:
@@ -68,8 +67,6 @@ def test_both_engines_tell_the_same_of_a_bronze_table(spark: SparkSession, tmp_p
     assert (local.engine, far.engine) == ("local", "spark")
 
 
-@pytest.mark.spark
-@pytest.mark.broker
 @hypothesis_settings(parent=ROUNDS, max_examples=1)
 @given(log=logs(partitions=3, limit=150))
 def test_both_engines_tell_the_same_of_a_topic(
@@ -102,7 +99,6 @@ def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Pa
     assert in_order.digest == mixed.digest
 
 
-@pytest.mark.spark
 def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSession, lake: Path) -> None:
     path = write_bronze(lake, "t", LOG, shuffled=True)
     plan = Plan(processor=accounts("t"))
@@ -120,8 +116,6 @@ def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSes
     assert summaries == want.partitions
 
 
-@pytest.mark.spark
-@pytest.mark.broker
 def test_a_partition_split_over_tasks_is_noticed_and_sorted(spark: SparkSession, settings: Settings, make_topic: MakeTopic) -> None:
     plan = Plan(processor=accounts(make_topic(LOG)))
     extent = Extent(spans={0: Span(first=0, end=300), 1: Span(first=0, end=200)})
@@ -137,7 +131,6 @@ def test_a_partition_split_over_tasks_is_noticed_and_sorted(spark: SparkSession,
     assert summaries == replay(plan.processor, settings, ReplayOptions(engine="local")).partitions
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("partitions", [1, 3, 16, 200])
 def test_each_partition_gets_a_task_of_its_own(spark: SparkSession, partitions: int) -> None:
     from pyspark.sql import functions as F
@@ -150,8 +143,6 @@ def test_each_partition_gets_a_task_of_its_own(spark: SparkSession, partitions: 
 # -- until
 
 
-@pytest.mark.spark
-@pytest.mark.broker
 @pytest.mark.parametrize(
     "until",
     [Until(offsets={0: 123, 1: 0}), Until(offsets={1: -1}), Until(at_ms=2_005), Until(at_ms=999), Until(at_ms=9_999_999)],
@@ -176,7 +167,6 @@ def test_until_means_the_same_everywhere(spark: SparkSession, settings: Settings
         assert got.partitions == want.partitions, (engine, source)
 
 
-@pytest.mark.broker
 def test_asking_for_more_than_there_is_is_an_error(settings: Settings, make_topic: MakeTopic, lake: Path) -> None:
     processor = accounts(make_topic({0: LOG[0]}))
     with pytest.raises(PipelineError, match="partition 0 ends at offset 300, so it cannot be replayed up to and with 300"):
@@ -188,7 +178,6 @@ def test_asking_for_more_than_there_is_is_an_error(settings: Settings, make_topi
 # -- logs with holes
 
 
-@pytest.mark.broker
 def test_a_topic_whose_beginning_is_gone_is_refused_unless_told(settings: Settings, make_topic: MakeTopic) -> None:
     processor = accounts(make_topic({0: LOG[0]}))
     delete_before(settings, processor.source, 0, 100)
@@ -248,7 +237,6 @@ def test_no_table_is_an_error_that_says_what_to_do(lake: Path) -> None:
 # -- written out
 
 
-@pytest.mark.spark
 @pytest.mark.parametrize("form", ["parquet", "ndjson", "delta"])
 def test_both_engines_write_the_same_tables(spark: SparkSession, lake: Path, tmp_path: Path, form: Any) -> None:
     log = {0: [*LOG[0][:40], Record(300, 9_000, None, b"\xff")], 1: LOG[1][:20]}

@@ -65,7 +65,6 @@ def test_an_archive_is_made_once_kept_when_whole_and_replaces_older_ones(tmp_pat
     assert ClassArchive.of(SparkOptions(master="yarn")).flags() == []
 
 
-@pytest.mark.spark
 def test_an_active_session_is_used_and_left_running(spark: SparkSession) -> None:
     from holdfast.pipeline.session import open_session
 

@@ -25,8 +25,6 @@ from tests.damage import one_batch
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = [pytest.mark.spark, pytest.mark.broker]
-
 MIB = 1 << 20
 HIDDEN = 70_000
 """Sound records in one batch: more than 1 MiB, which is all that these readers unpack."""

@@ -32,8 +32,6 @@ from tests.pipeline.folds import Account, Log, Op, Record, accounts
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-pytestmark = pytest.mark.broker
-
 LOG: Log = {
     0: [Record(at, 1_000 + 10 * at, None, b"add k%d %d" % (at % 5, at % 97)) for at in range(60)],
     1: [Record(at, 1_000 + 10 * at, b"k", b"wake k%d 5000" % (at % 3) if at % 2 else b"boom x 1") for at in range(40)],
@@ -176,7 +174,6 @@ def test_a_changelog_of_another_version_or_writer_is_refused(make_live: MakeLive
         verify(*live, LOCAL)
 
 
-@pytest.mark.spark
 def test_spark_and_the_lake_give_the_same_verdict(spark: SparkSession, make_live: MakeLive, lake: Path) -> None:
     processor, settings = live = make_live({0: 49, 1: 39})
     tamper(live, 0, {row_key("k3"): None}, Marker(49, 1_490, 1))

@@ -24,8 +24,6 @@ from holdfast.tables import transactions
 from holdfast.tables.changelog import BATCH_RECORDS, ROUND_BYTES, ChangelogWriter
 from holdfast.tables.transactions import UndeliverableError
 
-pytestmark = pytest.mark.broker
-
 DEADLINE_S = 30.0
 
 

@@ -1,0 +1,39 @@
+"""The real parts that tests need, as marks: `@part("broker")` below `@pytest.fixture` marks whoever uses what it starts.
+
+A test that starts a part in its own body bears the mark itself (`@pytest.mark.broker`). `make fast` runs what has none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import Any, TypeVar
+
+import pytest
+
+F = TypeVar("F", bound=Callable[..., Any])
+
+DATABASES = ("postgres", "mariadb", "mysql")
+
+
+def part(name: str) -> Callable[[F], F]:
+    """Say of a fixture which part it starts: broker, database or spark."""
+
+    def told(make: F) -> F:
+        make.__dict__["part"] = name
+        return make
+
+    return told
+
+
+def parts_of(item: pytest.Item) -> Iterator[str]:
+    """Yield the parts that the fixtures of a test start, or that it asks for by a parameter."""
+    known = getattr(item, "_fixtureinfo", None)
+    for name in getattr(item, "fixturenames", ()):
+        if name == "holdfast_broker":
+            yield "broker"
+        for found in known.name2fixturedefs.get(name, ()) if known is not None else ():
+            if (told := getattr(found.func, "part", None)) is not None:
+                yield told
+    parameters = getattr(item, "callspec", None)
+    if parameters is not None and any(value in DATABASES for value in parameters.params.values() if isinstance(value, str)):
+        yield "database"
