@@ -69,8 +69,8 @@ def mysql() -> Iterator[MySQL]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_but_what_is_marked() -> Iterator[None]:
-    """With ``HOLDFAST_TESTS_FAST`` set, as `make fast` does, fail a test that starts a real part and bears no mark that says so."""
-    if not os.environ.get("HOLDFAST_TESTS_FAST"):
+    """With ``TESTS_WITHOUT_PARTS`` set, as `make fast` does, fail a test that starts a real part and bears no mark that says so."""
+    if not os.environ.get("TESTS_WITHOUT_PARTS"):
         yield
         return
 

@@ -109,12 +109,14 @@ def named(path: Path) -> str:
     return str(path.relative_to(ROOT))
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", [page for page in PAGES if program(page.read_text())], ids=named)
 def test_runnable_python_runs(page: Path, tmp_path: Path) -> None:
     (tmp_path / "page.py").write_text(program(page.read_text()))
     run(sys.executable, "-P", "page.py", cwd=tmp_path)
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("page", [page for page in PAGES if list(commands(page.read_text()))], ids=named)
 def test_runnable_commands_print_what_the_page_says(page: Path, tmp_path: Path) -> None:
     for command, wanted in commands(page.read_text()):

@@ -66,6 +66,7 @@ def test_what_is_not_there_is_an_ordinary_error() -> None:
     assert not hasattr(holdfast, "_processor")
 
 
+@pytest.mark.process
 @pytest.mark.parametrize("name", [None, *NEEDS])
 def test_a_name_brings_only_what_it_needs(name: str | None) -> None:
     use = f"holdfast.{name}; " if name else ""

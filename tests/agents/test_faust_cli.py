@@ -22,6 +22,8 @@ from holdfast.dev.fixtures import SessionBroker
 from tests.agents.fleet import Writer, environment_of
 from tests.harness import ROOT, Worker
 
+pytestmark = pytest.mark.process
+
 EXAMPLES = ROOT / "examples"
 TOOLS = Path(sys.executable).parent
 DEADLINE_S = 60

@@ -15,6 +15,8 @@ import holdfast.cli.__main__ as command_line
 from holdfast.cli.__main__ import COMMANDS, GLOBAL_OPTIONS, hoist, main
 from holdfast.errors import BrokerError
 
+pytestmark = pytest.mark.process
+
 DEADLINE_S = 60
 
 

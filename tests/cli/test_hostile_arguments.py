@@ -14,6 +14,8 @@ import pytest
 from tests.cli.test_command_line import DEADLINE_S, holdfast
 from tests.harness import wait_for
 
+pytestmark = pytest.mark.process
+
 NOWHERE = ("--bootstrap", "127.0.0.1:1", "--set", "request_timeout_s=10")
 ENDLESS = "9" * 5_000
 

@@ -17,6 +17,8 @@ from holdfast.dev import binaries, ports, processes
 from holdfast.dev.databases import DatabaseServer, MariaDB, MySQL, Postgres
 from holdfast.errors import DevBrokerError
 
+pytestmark = pytest.mark.database
+
 
 def asked(server: DatabaseServer, sql: str) -> Any:
     with contextlib.closing(server.connect()) as connection, contextlib.closing(connection.cursor()) as cursor:

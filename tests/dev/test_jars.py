@@ -17,6 +17,8 @@ from holdfast import jars
 from holdfast.errors import JarChecksumError, JarError, JavaMissingError
 from tests.dev.maven import Repository
 
+pytestmark = pytest.mark.process
+
 DEADLINE_S = 60.0
 
 

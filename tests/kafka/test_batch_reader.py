@@ -330,7 +330,7 @@ def test_a_large_batch_is_taken_apart_in_pieces_and_nothing_is_lost(codec: Compr
 
 
 def test_millions_of_tiny_records_in_one_batch_are_made_a_handful_at_a_time() -> None:
-    count = 500_000
+    count = 100_000
     log = lying(encode_records([Record(offset_delta=each) for each in range(count)], count - 1), count, count - 1)
     reader, seen, size = BatchReader(memoryview(log), (), 0, limit_bytes=64 * MIB), 0, 0
     tracemalloc.start()

@@ -22,6 +22,7 @@ from holdfast.outbox.migrate import downgrade, upgrade
 from holdfast.outbox.rows import OutboxRows
 from holdfast.outbox.writer import OutboxRecord
 from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, url_of
+from tests.parts import part
 
 
 def write(outbox: FreshOutbox, *keys: str | None, topic: str = "orders") -> None:
@@ -35,6 +36,7 @@ def keys(rows: list[OutboxRow]) -> list[str]:
 
 
 @pytest.fixture(params=LAYOUTS)
+@part("database")
 def of_any_layout(request: pytest.FixtureRequest, tmp_path: Path) -> list[FreshOutbox]:
     """Give an outbox of one layout on every database."""
     return [FreshOutbox.make(url_of(kind, request, tmp_path), request.param) for kind in DATABASES]
@@ -167,6 +169,7 @@ def test_a_number_is_never_given_twice(of_any_layout: list[FreshOutbox]) -> None
 # --- rows that are wrong in themselves ------------------------------------------------------------------------------------------
 
 
+@pytest.mark.database
 def test_unequal_header_arrays_are_that_rows_flaw_and_others_flow(request: pytest.FixtureRequest, tmp_path: Path) -> None:
     """O3: the row is named with the very words of the original, and its neighbours are taken."""
     for kind in DATABASES:

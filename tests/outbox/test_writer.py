@@ -188,6 +188,7 @@ def test_the_record_and_the_change_share_one_fate(outbox: FreshOutbox) -> None:
     assert [row.key for row in taken(outbox)] == [b"2"]
 
 
+@pytest.mark.database
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "sqlite+aiosqlite"])
 def test_async_sessions_and_connections_write_the_same(driver: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}" if "sqlite" in driver else request.getfixturevalue("postgres").url

@@ -27,6 +27,8 @@ from tests.pipeline import folds
 from tests.pipeline.folds import Log, Record, accounts
 from tests.pipeline.lakes import write_bronze
 
+pytestmark = pytest.mark.process
+
 
 def names(content: bytes) -> set[str]:
     return set(zipfile.ZipFile(io.BytesIO(content)).namelist())
