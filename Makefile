@@ -90,7 +90,7 @@ sim: $(READY) ## fleets of members under faults (SEED=7 SCHEDULES=10000), then r
 ifeq ($(SEED),)
 	@echo "== simulation, $(SCALE) times the usual search"
 	@HOLDFAST_TEST_SCALE=$(SCALE) $(RUN)/python -P -m pytest -q --timeout=3600 --hypothesis-show-statistics \
-		tests/core/test_folding_model.py tests/core/test_rows.py tests/core/test_claims_properties.py $(ARGS)
+		tests/core/engine/test_folding_model.py tests/core/engine/test_rows.py tests/core/claims/test_properties.py $(ARGS)
 endif
 
 .PHONY: chaos

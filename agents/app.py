@@ -8,7 +8,7 @@ import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import TYPE_CHECKING, Any
 
 import faust
 from faust.app import BootStrategy
@@ -16,20 +16,21 @@ from faust.serializers import codecs
 from faust.transport.drivers import TRANSPORTS
 from yarl import URL
 
-from holdfast.agents.assignor import KeeperAssignor
-from holdfast.agents.credentials import broker_credentials
-from holdfast.agents.keeper import Keeper
+from holdfast.agents.faust.assignor import ReturningAssignor
+from holdfast.agents.faust.credentials import broker_credentials
+from holdfast.agents.faust.group import FaustGroup
+from holdfast.agents.faust.leaving import Worker, tell_in_one_line
+from holdfast.agents.faust.recovery import ManagedTables
+from holdfast.agents.faust.watch import STUCK_EXIT_CODE, ManagerService, exit_within
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.recovery import KeeperTables
-from holdfast.agents.watch import STUCK_EXIT_CODE, KeeperService, exit_within
-from holdfast.agents.web import WebService
-from holdfast.agents.worker import Worker, tell_in_one_line
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.web.server import WebService
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.processor import Processor, by_name
+from holdfast.core.engine.processor import Processor, by_name
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.agents.harvester import HarvesterService
+    from holdfast.agents.services.harvester import HarvesterService
 
 logger = logging.getLogger(__name__)
 
@@ -50,7 +51,7 @@ class AsIs(codecs.Codec):
 
 AS_IS = "holdfast"
 codecs.register(AS_IS, AsIs())
-TRANSPORTS.aliases["holdfast"] = "holdfast.agents.transport:BatchTransport"
+TRANSPORTS.aliases["holdfast"] = "holdfast.agents.faust.transport:BatchTransport"
 sys.excepthook = tell_in_one_line(sys.excepthook)
 
 
@@ -61,12 +62,12 @@ class Boot(BootStrategy):
 
 
 class App(faust.App):
-    """A Faust app whose tables are kept by a `Keeper`. Made by `create_app`."""
+    """A Faust app whose tables are kept by a `PartitionManager`. Made by `create_app`."""
 
     BootStrategy = Boot
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
-    keeper: Keeper
+    manager: PartitionManager
     harvesting: HarvesterService | None = None
     """What harvests the outbox in this worker."""
     bound: str
@@ -75,19 +76,16 @@ class App(faust.App):
     def on_init_dependencies(self) -> Iterable[Any]:
         self._refuse_faust_options()
         self.metrics = Metrics(self.settings.app)
-        self.keeper = Keeper(self.settings, self.processors, self.metrics)
-        self.keeper.on_crash = self._leave
-        self.keeper.discard = lambda message: cast(Any, self.consumer).discard(message)
-        self.keeper.rejoin = lambda: cast(Any, self.consumer).rejoin()
-        self.keeper.who_owns = self._who_owns
-        web = WebService(self.settings, self.keeper, self.metrics)
-        services: list[Any] = [web, KeeperService(self.keeper)]
+        group = FaustGroup(self, self.settings, self.processors)
+        self.manager = PartitionManager(self.settings, self.processors, self.metrics, group)
+        web = WebService(self.settings, self.manager, self.metrics)
+        services: list[Any] = [web, ManagerService(self.manager)]
         if self.settings.outbox_harvest:
             # Here, since SQLAlchemy is a third of what a worker imports, and most have no outbox.
-            from holdfast.agents.harvester import HarvesterPage, HarvesterService
+            from holdfast.agents.services.harvester import HarvesterPage, HarvesterService
             from holdfast.outbox.settings import harvest_settings
 
-            self.harvesting = HarvesterService(self, harvest_settings(self.settings), self._leave)
+            self.harvesting = HarvesterService(self, harvest_settings(self.settings), group.leave)
             self.metrics.pages.append(HarvesterPage(self.harvesting.harvester))
             services.append(self.harvesting)
         return [*services, *super().on_init_dependencies()]
@@ -128,10 +126,6 @@ class App(faust.App):
         if folder != FAUST_DATADIR:
             raise ConfigError(f"faust's --datadir (F_DATADIR) does not move the tables: set data_dir instead, HOLDFAST_DATA_DIR={folder}")
 
-    async def _leave(self, error: BaseException) -> None:
-        exit_within(self.settings.commit_timeout_s, STUCK_EXIT_CODE)
-        await self.crash(error)
-
     async def on_first_start(self) -> None:
         make_data_dir(self.settings.data_dir)  # Faust makes only the last folder of the path
         await super().on_first_start()
@@ -143,14 +137,7 @@ class App(faust.App):
 
     async def _on_partitions_revoked(self, revoked: set[Any]) -> None:
         await super()._on_partitions_revoked(revoked)
-        await self.keeper.settled()
-
-    def _who_owns(self, table: str, partition: int) -> str | None:
-        topic = self.processors[table].changelog(self.settings.app)
-        for url, topics in self.assignor.tables_metadata().items():
-            if partition in topics.get(topic, ()):
-                return str(url)
-        return None
+        await self.manager.settled()
 
 
 def make_data_dir(folder: Path) -> None:
@@ -189,8 +176,8 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
         datadir=str(settings.data_dir),
         store="memory://",
         Worker=Worker,
-        TableManager=KeeperTables,
-        PartitionAssignor=KeeperAssignor,
+        TableManager=ManagedTables,
+        PartitionAssignor=ReturningAssignor,
         agent_supervisor="mode.CrashingSupervisor",
         topic_allow_declare=False,
         topic_disable_leader=True,
@@ -214,7 +201,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     for processor in processors:
         _declare(app, processor)
     if settings.outbox_harvest:
-        from holdfast.agents.harvester import declare
+        from holdfast.agents.services.harvester import declare
 
         declare(app)
     return app
@@ -227,7 +214,7 @@ def _declare(app: App, processor: Processor[Any, Any]) -> None:
 
     async def fold(stream: Any) -> None:
         async for event in stream.noack().events():
-            app.keeper.hand(processor.name, event)
+            app.manager.hand(processor.name, event)
 
     fold.__doc__ = f"Folds {processor.source} into table {processor.table}, exactly once."
     app.agent(source, name=f"holdfast.{processor.name}", concurrency=1)(fold)

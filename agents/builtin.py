@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.agents.app import create_app
-from holdfast.agents.services import processors
+from holdfast.agents.services.all import processors
 from holdfast.config import settings_from_environment
 
 settings = settings_from_environment()

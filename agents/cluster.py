@@ -11,10 +11,10 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from holdfast.agents import descriptors
-from holdfast.clients.admin import Admin, require_topics, topic_names
+from holdfast.clients.topics.admin import Admin, require_topics, topic_names
 from holdfast.config import Settings
-from holdfast.core.compression import Compression
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
+from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.connections import connector
 from holdfast.tables.partition import Environment

@@ -1,4 +1,4 @@
-"""What the web port and the metrics need to know of the partitions a worker holds. `agents/keeper.py` provides it.
+"""What the web port and the metrics need to know of the partitions a worker holds. `agents/partitions/manager.py` provides it.
 
 Everything here is called on the event loop, and nothing but `Replica.reached` waits.
 """
@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any, Protocol
 
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 
 UNKNOWN = -1
 

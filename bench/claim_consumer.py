@@ -30,11 +30,11 @@ from confluent_kafka.admin import AdminClient, NewTopic, OffsetSpec  # type: ign
 
 from bench.processes import quantiles
 from bench.run import ROOT, interleave, load_average, median, ratio
-from holdfast.clients.claim_consumer import ClaimConsumer
+from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.config import Settings
-from holdfast.core.announcements import GROUPS_TOPIC
-from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, decode
-from holdfast.dev.broker import Cluster
+from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, decode
+from holdfast.core.groups.announcements import GROUPS_TOPIC
+from holdfast.dev.broker.cluster import Cluster
 
 BEAT_S = 3.0
 SESSION_MS = 6_000

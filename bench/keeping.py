@@ -23,9 +23,9 @@ from confluent_kafka import Producer
 from bench.claim_consumer import Place, claiming, handovers
 from bench.processes import quantiles
 from bench.run import load_average
-from holdfast.clients.claim_consumer import ClaimConsumer
-from holdfast.core.announcements import GROUPS_TOPIC
-from holdfast.dev.broker import Cluster
+from holdfast.clients.claims.consumer import ClaimConsumer
+from holdfast.core.groups.announcements import GROUPS_TOPIC
+from holdfast.dev.broker.cluster import Cluster
 
 MEMBERS, PARTITIONS, EVERY_S = 4, 24, 0.02
 DEADLINE_S = 40.0

@@ -28,9 +28,9 @@ from confluent_kafka import Producer
 
 from bench.claim_consumer import Place
 from bench.run import ROOT, load_average
-from holdfast.clients.claim_consumer import ClaimConsumer
+from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.config import Settings
-from holdfast.dev.broker import Cluster
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import ClaimLostError, TerminatedError
 
 PARTITIONS, KEYS, WORK_S, WANTED = 4, 4_000, 0.005, 7.0

@@ -23,11 +23,11 @@ from bench.processes import Worker, quantiles, worker
 from bench.run import Bench, bench, load_average
 from bench.traffic import heartbeats
 from bench.warm import warm
-from holdfast.agents.rationalizer import processors
-from holdfast.clients.tables import TableClient
+from holdfast.agents.services.rationalizer import processors
+from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
-from holdfast.core.claims import claim_key
-from holdfast.core.frames import Heartbeat, decode
+from holdfast.core.claims.frames import Heartbeat, decode
+from holdfast.core.claims.views import claim_key
 
 WARM_S = 15.0
 USUAL_LINGER_MS = 5  # the default of librdkafka and of Kafka 4

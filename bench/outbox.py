@@ -44,7 +44,7 @@ from bench.outbox_ground import (
 from bench.processes import cpu_s, quantiles, rss_mb
 from bench.run import Result, load_average, median, ratio
 from bench.warm import warm
-from holdfast.outbox.layouts import bucket_of
+from holdfast.outbox.schema.layouts import bucket_of
 
 TUNED_GOHARVEST = 11_800
 LIVE = ("bare", "plain-500", "fenced", "mark")

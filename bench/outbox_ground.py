@@ -22,10 +22,10 @@ from confluent_kafka import Consumer, KafkaError, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
 from bench.run import ROOT
-from holdfast.dev.broker import Cluster
-from holdfast.dev.databases import Postgres
-from holdfast.outbox.layouts import bucket_of
-from holdfast.outbox.migrate import upgrade
+from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.databases.servers import Postgres
+from holdfast.outbox.schema.layouts import bucket_of
+from holdfast.outbox.schema.migrate import upgrade
 
 PARTITIONS, KEYS = 4, 10_000
 LIMIT_S = 60.0

@@ -25,7 +25,7 @@ from bench.outbox import insert
 from bench.outbox_ground import KEYS, LIMIT_S, PARTITIONS, Ground, Table, Tail, grounded, holdfast, running
 from bench.processes import cpu_s, rss_mb
 from bench.run import load_average
-from holdfast.outbox.layouts import bucket_of
+from holdfast.outbox.schema.layouts import bucket_of
 
 WAITING_ROWS, CHUNK_ROWS, EVERY_S = 100_000, 10_000, 10.0
 PAD = "x" * 176

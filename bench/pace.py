@@ -17,8 +17,8 @@ from pathlib import Path
 from bench.processes import cpu_s, quantiles
 from bench.run import load_average
 from bench.warm import Committer, on_every_partition
-from holdfast.core.pace import SENT_BACK_S, Pace
-from holdfast.dev.broker import Cluster
+from holdfast.core.outbox.pacing import SENT_BACK_S, Pace
+from holdfast.dev.broker.cluster import Cluster
 
 EVERY_S, RECORDS = 0.0113, 18
 

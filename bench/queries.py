@@ -20,12 +20,12 @@ from bench.processes import quantiles, worker
 from bench.run import ROOT, bench, load_average
 from bench.traffic import PARTITIONS, heartbeats
 from bench.warm import warm
-from holdfast.agents.rationalizer import processors
-from holdfast.clients.tables import TableClient
+from holdfast.agents.services.rationalizer import processors
+from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
-from holdfast.core.claims import claim_key
-from holdfast.core.frames import Heartbeat, decode
-from holdfast.core.processor import Processor
+from holdfast.core.claims.frames import Heartbeat, decode
+from holdfast.core.claims.views import claim_key
+from holdfast.core.engine.processor import Processor
 
 ASKERS = {1: "p50 < 3", 4: ">= 1,500/s", 16: ">= 1,500/s"}
 WARM_S = 10.0

@@ -14,10 +14,10 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.clients.admin import create_topics
+from holdfast.clients.topics.admin import create_topics
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
-from holdfast.dev.broker import Cluster
+from holdfast.core.engine.processor import Processor
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
 from holdfast.jars import resolve
 

@@ -9,10 +9,10 @@ import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
-from holdfast.core.codec import NOTHING_APPLIED
-from holdfast.core.folding import Batch, Folder
-from holdfast.core.processor import Processor
-from holdfast.core.rows import Rows
+from holdfast.core.engine.codec import NOTHING_APPLIED
+from holdfast.core.engine.folding import Batch, Folder
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
 
 RECORDS = 40_000
 SIZES = 200, 2_000, 8_000, 20_000

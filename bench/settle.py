@@ -24,9 +24,9 @@ from typing import Any
 
 from bench.claim_consumer import BEAT_S, Place, claiming, handovers
 from bench.run import ROOT, load_average
-from holdfast.core.announcements import GROUPS_TOPIC
-from holdfast.core.frames import ClaimingPartition, Heartbeat
-from holdfast.dev.broker import Cluster
+from holdfast.core.claims.frames import ClaimingPartition, Heartbeat
+from holdfast.core.groups.announcements import GROUPS_TOPIC
+from holdfast.dev.broker.cluster import Cluster
 
 WANTED_S, DEADLINE_S = 10.0, 100.0
 QUIET: dict[str, Any] = {"follow_wait_ms": 200, "poll_s": 0.1, "request_timeout_s": 60.0, "start_timeout_s": 60.0}

@@ -29,10 +29,10 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from bench.claim_consumer import BEAT_S, Place, claiming
 from bench.processes import cpu_s
 from bench.run import ROOT, load_average
-from holdfast.core.claims import Claim, GuardedRow, fold_guarded, parse_claim_key
-from holdfast.core.frames import Heartbeat, decode
-from holdfast.core.rows import Rows
-from holdfast.dev.broker import Cluster
+from holdfast.core.claims.frames import Heartbeat, decode
+from holdfast.core.claims.views import Claim, GuardedRow, fold_guarded, parse_claim_key
+from holdfast.core.engine.rows import Rows
+from holdfast.dev.broker.cluster import Cluster
 
 PARTITIONS = 12
 STALE_S = int(2 * BEAT_S)

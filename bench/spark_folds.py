@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import msgspec
 
-from holdfast.core.codec import RowCodec, row_key
-from holdfast.core.processor import Processor
-from holdfast.core.rows import Rows
+from holdfast.core.engine.codec import RowCodec, row_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
 from holdfast.pipeline.folding import DictStore
 
 if TYPE_CHECKING:

@@ -24,10 +24,10 @@ import pyarrow as pa
 from bench.run import load_average
 from bench.spark_folds import counting, pandas_fold
 from bench.traffic import PARTITIONS, heartbeats
-from holdfast.agents.rationalizer import processors
+from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings
-from holdfast.core.codec import combine_digests, digest
-from holdfast.core.processor import Processor
+from holdfast.core.engine.codec import combine_digests, digest
+from holdfast.core.engine.processor import Processor
 from holdfast.pipeline.lake import Landed, bronze_path
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.session import SparkOptions, open_session

@@ -8,8 +8,8 @@ from collections.abc import Iterator
 from confluent_kafka import Consumer, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from holdfast.core.frames import Heartbeat, encode
-from holdfast.core.stamps import Stamp, stamp_headers
+from holdfast.core.claims.frames import Heartbeat, encode
+from holdfast.core.producers.stamps import Stamp, stamp_headers
 
 PARTITIONS = 4
 _T0_S = 1_476_147_600

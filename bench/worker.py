@@ -20,13 +20,13 @@ from confluent_kafka import Message
 from rocksdict import WriteOptions
 
 from holdfast.agents.app import create_app
-from holdfast.agents.bookkeeper import books, dedupe
-from holdfast.agents.keeper import Keeper
 from holdfast.agents.metrics import PartitionMetrics
-from holdfast.agents.rationalizer import processors
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.services.bookkeeper import books, dedupe
+from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.processor import Processor
-from holdfast.core.rows import Rows
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
 from holdfast.kafka.feed import Feed, Fetched
 from holdfast.tables.partition import Partition
 
@@ -114,9 +114,9 @@ def measure_restore() -> None:
 def measure() -> None:
     """Put the clock on the worker's own calls."""
     clock = Clock()
-    hand, committed = Keeper.hand, PartitionMetrics.committed
+    hand, committed = PartitionManager.hand, PartitionMetrics.committed
 
-    def timed_hand(self: Keeper, processor: str, event: Any) -> None:
+    def timed_hand(self: PartitionManager, processor: str, event: Any) -> None:
         clock.start()
         hand(self, processor, event)
 
@@ -124,7 +124,7 @@ def measure() -> None:
         committed(self, records=records, rows=rows, **others)
         clock.committed(records, rows)
 
-    Keeper.hand = timed_hand  # type: ignore[method-assign]
+    PartitionManager.hand = timed_hand  # type: ignore[method-assign]
     PartitionMetrics.committed = timed_committed  # type: ignore[method-assign]
 
 

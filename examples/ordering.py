@@ -12,7 +12,7 @@ from contextlib import closing
 import msgspec
 
 from holdfast import OutboxWriter
-from holdfast.outbox.migrate import upgrade
+from holdfast.outbox.schema.migrate import upgrade
 
 DATABASE = "shop.db"
 

@@ -1,6 +1,6 @@
 """holdfast: event-sourced processors on Kafka, claims, and outboxes.
 
-The names below are the public face, with `holdfast.clients`, `holdfast.errors`, `holdfast.outbox.migrate` (tables of an outbox),
+The names below are the public face, with `holdfast.clients`, `holdfast.errors`, `holdfast.outbox.schema.migrate` (tables of an outbox),
 `holdfast.outbox.goharvest` (settings of a reaper) and `holdfast.dev.fixtures` (for pytest). Everything else is internal: it may change in any
 release. Each name is imported at its first use, for a Spark executor that imports `holdfast.core` runs this file, and a service that
 only claims partitions needs no Faust.
@@ -12,19 +12,19 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from holdfast.agents.app import create_app
-    from holdfast.clients.claim_blocking import BlockingClaimConsumer
-    from holdfast.clients.claim_consumer import ClaimConsumer
-    from holdfast.clients.claim_messages import ClaimedMessage
-    from holdfast.clients.range_consumer import RangeConsumer
-    from holdfast.clients.sequenced_producer import SequencedProducer
-    from holdfast.clients.tables import TableClient
-    from holdfast.clients.tables_blocking import BlockingTableClient
+    from holdfast.clients.claims.blocking import BlockingClaimConsumer
+    from holdfast.clients.claims.consumer import ClaimConsumer
+    from holdfast.clients.claims.messages import ClaimedMessage
+    from holdfast.clients.producers.sequenced import SequencedProducer
+    from holdfast.clients.ranges.consumer import RangeConsumer
+    from holdfast.clients.tables.blocking import BlockingTableClient
+    from holdfast.clients.tables.client import TableClient
     from holdfast.config import Settings, settings_from_environment
-    from holdfast.core.partitioners import by_key
-    from holdfast.core.processor import Emit, Processor
-    from holdfast.core.rows import Rows
+    from holdfast.core.engine.partitioners import by_key
+    from holdfast.core.engine.processor import Emit, Processor
+    from holdfast.core.engine.rows import Rows
     from holdfast.errors import HoldfastError
-    from holdfast.outbox.writer import OutboxRecord, OutboxWriter
+    from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
 
 __all__ = [
     "BlockingClaimConsumer",
@@ -47,21 +47,21 @@ __all__ = [
 ]
 
 _HOMES = {
-    "BlockingClaimConsumer": "clients.claim_blocking",
-    "BlockingTableClient": "clients.tables_blocking",
-    "ClaimConsumer": "clients.claim_consumer",
-    "ClaimedMessage": "clients.claim_messages",
-    "Emit": "core.processor",
+    "BlockingClaimConsumer": "clients.claims.blocking",
+    "BlockingTableClient": "clients.tables.blocking",
+    "ClaimConsumer": "clients.claims.consumer",
+    "ClaimedMessage": "clients.claims.messages",
+    "Emit": "core.engine.processor",
     "HoldfastError": "errors",
-    "OutboxRecord": "outbox.writer",
-    "OutboxWriter": "outbox.writer",
-    "Processor": "core.processor",
-    "RangeConsumer": "clients.range_consumer",
-    "Rows": "core.rows",
-    "SequencedProducer": "clients.sequenced_producer",
+    "OutboxRecord": "outbox.writer.outbox_writer",
+    "OutboxWriter": "outbox.writer.outbox_writer",
+    "Processor": "core.engine.processor",
+    "RangeConsumer": "clients.ranges.consumer",
+    "Rows": "core.engine.rows",
+    "SequencedProducer": "clients.producers.sequenced",
     "Settings": "config",
-    "TableClient": "clients.tables",
-    "by_key": "core.partitioners",
+    "TableClient": "clients.tables.client",
+    "by_key": "core.engine.partitioners",
     "create_app": "agents.app",
     "settings_from_environment": "config",
 }

@@ -1,6 +1,6 @@
 """Telling harvesters what to do, and hearing what they did: commands and answers as JSON on two topics of one partition each.
 
-Every harvester of an outbox hears every command (holdfast.outbox.orders) and answers for the shards it leads: where a shard is led is
+Every harvester of an outbox hears every command (holdfast.outbox.command_log) and answers for the shards it leads: where a shard is led is
 nobody's business but the election's. The last pause or resume stays on the topic, so a leader that comes later keeps to it. Of several
 answers to one command for one shard the first on the topic counts, for everybody alike.
 """
@@ -20,6 +20,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from holdfast.clock import Clock, system_clock
 from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.skipper import Skipper
 from holdfast.outbox.settings import HarvestSettings
 
@@ -29,13 +30,6 @@ POLL_S = 0.25
 LIMIT_TEXT = 500
 PAUSED_KEY = b"paused"
 END_S = 10.0
-_NOT_YET = (
-    KafkaError._UNKNOWN_PARTITION,
-    KafkaError._UNKNOWN_TOPIC,
-    KafkaError.UNKNOWN_TOPIC_OR_PART,
-    KafkaError.LEADER_NOT_AVAILABLE,
-    KafkaError.NOT_LEADER_FOR_PARTITION,
-)
 
 
 class Verb(StrEnum):
@@ -130,7 +124,7 @@ def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
             _, end = consumer.get_watermark_offsets(TopicPartition(topic, 0), timeout=END_S)
             return int(end)
         except KafkaException as error:
-            if error.args[0].code() not in _NOT_YET or clock.monotonic_s() > until_s:
+            if code_of(error) not in LEADER_MOVES | NO_TOPIC or clock.monotonic_s() > until_s:
                 raise
             time.sleep(0.05)
 

@@ -16,7 +16,7 @@ from typing import Any, Final
 from sqlalchemy import URL
 
 from holdfast.config import Settings
-from holdfast.core.election import sanitise
+from holdfast.core.outbox.election import sanitise
 from holdfast.errors import ConfigError
 from holdfast.outbox.settings import HarvestSettings, Strategy
 

@@ -1,4 +1,4 @@
-"""The least that a harvester must be allowed on a cluster with ACLs; holdfast/clients/grants.py has those of the other roles.
+"""The least that a harvester must be allowed on a cluster with ACLs; holdfast/clients/topics/grants.py has those of the other roles.
 
 The service that writes the outbox needs nothing of Kafka: it inserts into a table of its own database.
 """
@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from holdfast.core.grants import Grant, Operation, Resource, merged, topic_grants
-from holdfast.outbox.schema import OutboxTables
+from holdfast.core.kafka.grants import Grant, Operation, Resource, merged, topic_grants
+from holdfast.outbox.schema.tables import OutboxTables
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.topics import wanted
 

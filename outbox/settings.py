@@ -10,10 +10,10 @@ from enum import StrEnum
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core.election import ElectionSettings, sanitise
-from holdfast.core.harvest import BUCKETS, producer_name
+from holdfast.core.outbox.election import ElectionSettings, sanitise
+from holdfast.core.outbox.harvest import BUCKETS, producer_name
 from holdfast.errors import ConfigError
-from holdfast.outbox.layouts import layout_named
+from holdfast.outbox.schema.layouts import layout_named
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,150}")
 

@@ -1,6 +1,6 @@
 """The audit of an outbox: what its destination topics hold, or their bronze tables, against what was to be published.
 
-The fold is holdfast.core.audit, run over whole partitions by the replay's engines, which say the same. What the leaders tell of
+The fold is holdfast.core.producers.audit, run over whole partitions by the replay's engines, which say the same. What the leaders tell of
 themselves (`<outbox>.progress`) is read first and compared last, so that an outbox may go on publishing meanwhile.
 """
 
@@ -18,11 +18,11 @@ import msgspec
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core import audit as rules_of
-from holdfast.core import outbox_books
-from holdfast.core.audit import AuditRow, Finding, PartitionAudit, Rules, conclude, progress_topic
-from holdfast.core.codec import ROW, RowCodec, text_key
-from holdfast.core.processor import Processor
+from holdfast.core.engine.codec import ROW, RowCodec, text_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.outbox import progress as outbox_books
+from holdfast.core.producers import audit as rules_of
+from holdfast.core.producers.audit import AuditRow, Finding, PartitionAudit, Rules, conclude, progress_topic
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.lake import bronze_path, history_of, last_landed, open_table
 from holdfast.pipeline.replay import Engine, ReplayOptions, Source, replay

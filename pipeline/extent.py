@@ -7,7 +7,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
-from holdfast.core.skips import kept
+from holdfast.core.engine.skips import kept
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline.lake import Landed
 from holdfast.pipeline.topic import Span, TopicLog

@@ -17,10 +17,10 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.codec import META, NOTHING_APPLIED, ROW, WAKE, digest
-from holdfast.core.folding import Batch, Folder, Refused, Transition
-from holdfast.core.processor import Headers, Processor
-from holdfast.core.skips import Ranges, behind
+from holdfast.core.engine.codec import META, NOTHING_APPLIED, ROW, WAKE, digest
+from holdfast.core.engine.folding import Batch, Folder, Refused, Transition
+from holdfast.core.engine.processor import Headers, Processor
+from holdfast.core.engine.skips import Ranges, behind
 from holdfast.errors import OrderError
 
 TRANSACTION_RECORDS = 50_000

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.skips import Ranges, merged
+from holdfast.core.engine.skips import Ranges, merged
 from holdfast.errors import LakeError
 
 COLUMNS = {
@@ -67,7 +67,7 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each partition's rows begin.
 
     *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order. *skipped* are ranges, both
-    ends included, that each application which landed here skips of the topic, since nobody can read them (holdfast/core/skips.py). *left_out*
+    ends included, that each application which landed here skips of the topic, since nobody can read them (holdfast/core/engine/skips.py). *left_out*
     are those whose rows were therefore not written.
     """
 

@@ -20,7 +20,7 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.skips import Ranges, gaps
+from holdfast.core.engine.skips import Ranges, gaps
 from holdfast.errors import LakeError, LostRecordsError, SparkError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.lake import (

@@ -11,7 +11,7 @@ from urllib.parse import unquote
 import pyarrow as pa
 
 from holdfast.config import Settings
-from holdfast.core.folding import Batch
+from holdfast.core.engine.folding import Batch
 from holdfast.errors import LakeError
 from holdfast.pipeline.extent import Extent
 from holdfast.pipeline.folding import Plan, columns_needed, fold_partition, split, times_ms

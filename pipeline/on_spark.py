@@ -9,7 +9,7 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.config import Settings
-from holdfast.core.skips import Ranges, kept
+from holdfast.core.engine.skips import Ranges, kept
 from holdfast.errors import LakeError, PipelineError
 from holdfast.pipeline.extent import Extent, Until, extent_of_bronze
 from holdfast.pipeline.folding import RESULT_DDL, Plan, columns_needed, fold_batches

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any, Literal, Self
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError
 from holdfast.pipeline.folding import SUMMARY, Plan, Summary
 from holdfast.pipeline.results import SUMMARIES, TABLES, decode_summary, present, summaries_of

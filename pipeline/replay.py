@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
-from holdfast.core.skips import Ranges, kept
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.skips import Ranges, kept
 from holdfast.errors import ConfigError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline import local

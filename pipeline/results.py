@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.codec import ROW, RowCodec, combine_digests, decode_due, text_key
-from holdfast.core.folding import Refused
-from holdfast.core.processor import Processor
+from holdfast.core.engine.codec import ROW, RowCodec, combine_digests, decode_due, text_key
+from holdfast.core.engine.folding import Refused
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import OrderError
 from holdfast.pipeline.folding import REFUSED, RESULT, STATE, SUMMARY, TRANSITION, Summary, readable
 

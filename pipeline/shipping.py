@@ -16,7 +16,7 @@ from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import SparkError
 
 if TYPE_CHECKING:

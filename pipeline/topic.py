@@ -16,12 +16,13 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.fetch_requests import Place
-from holdfast.core.folding import Batch
-from holdfast.core.processor import Input
-from holdfast.core.skips import Ranges
-from holdfast.core.unreadable import Unreadable
+from holdfast.core.engine.folding import Batch
+from holdfast.core.engine.processor import Input
+from holdfast.core.engine.skips import Ranges
+from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
+from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed
 from holdfast.kafka.records import Records
@@ -32,7 +33,6 @@ FETCH_RECORDS, FETCH_BYTES = 20_000, 8 << 20
 QUEUE_BYTES = 16 << 20
 POLL_S = 0.5
 RETRY_S = 0.1
-_MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
 _EARLIEST: OffsetSpec = OffsetSpec.earliest()  # type: ignore[no-untyped-call]
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
@@ -129,7 +129,10 @@ class TopicLog:
                     return self._ask_offsets(asked, isolation)
                 except KafkaException as error:
                     # The admin client gives up on a leader that has just moved, or is not yet known, where a consumer would go on.
-                    if not (error.args[0].retriable() or error.args[0].code() in _MOVING) or system_clock.monotonic_s() > deadline_s:
+                    if (
+                        not (error.args[0].retriable() or code_of(error) in LEADER_MOVES | NO_TOPIC)
+                        or system_clock.monotonic_s() > deadline_s
+                    ):
                         raise
                 time.sleep(RETRY_S)
 

@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core.codec import (
+from holdfast.core.engine.codec import (
     APPLIED,
     NOTHING_APPLIED,
     ROW,
@@ -19,7 +19,7 @@ from holdfast.core.codec import (
     digest,
     text_key,
 )
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.records import Records
 from holdfast.kafka.skip_log import read_skips

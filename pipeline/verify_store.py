@@ -11,8 +11,8 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from holdfast.config import Settings
-from holdfast.core.codec import NOTHING_APPLIED, ROW, combine_digests, text_key
-from holdfast.core.processor import Processor
+from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, combine_digests, text_key
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import HoldfastError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
@@ -27,7 +27,7 @@ STORE, CHANGELOG, REPLAY = "store", "changelog", "replay"
 
 
 class Served(Protocol):
-    """What a worker tells of the state it serves, see `holdfast.core.queries.InspectReply`."""
+    """What a worker tells of the state it serves, see `holdfast.core.engine.query_wire.InspectReply`."""
 
     @property
     def partition(self) -> int: ...
@@ -42,7 +42,7 @@ class Served(Protocol):
 
 
 class Stores(Protocol):
-    """Where served states are asked for: `holdfast.clients.inspecting` over the workers' web ports."""
+    """Where served states are asked for: `holdfast.clients.tables.inspecting` over the workers' web ports."""
 
     def partitions(self, processor: Processor[Any, Any]) -> int: ...
 

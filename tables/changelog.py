@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Any, TypeVar
 
 from holdfast.clock import system_clock
-from holdfast.core.codec import APPLIED, encode_marker
-from holdfast.core.folding import Changes
-from holdfast.core.partitioners import of_key
-from holdfast.core.processor import Emit
-from holdfast.core.transaction_requests import Place
+from holdfast.core.engine.codec import APPLIED, encode_marker
+from holdfast.core.engine.folding import Changes
+from holdfast.core.engine.partitioners import of_key
+from holdfast.core.engine.processor import Emit
+from holdfast.core.kafka.transaction_requests import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.tables.lived import Within
 from holdfast.tables.transactions import AbortableError, Batch, Connect, TransactionalClient, UndeliverableError

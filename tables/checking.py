@@ -12,11 +12,12 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 import rocksdict as R
-from confluent_kafka import KafkaError, KafkaException, TopicPartition
+from confluent_kafka import KafkaException, TopicPartition
 
 from holdfast.clock import system_clock
-from holdfast.core.codec import APPLIED, META, ROW, text_key
+from holdfast.core.engine.codec import APPLIED, META, ROW, text_key
 from holdfast.errors import BrokerError
+from holdfast.kafka.codes import is_end
 from holdfast.tables.aside import scratch_of
 from holdfast.tables.partition import Partition
 from holdfast.tables.pins import Pinned, PinnedState, passing_by
@@ -86,7 +87,7 @@ def _read(
                         batch.delete(key)
                     else:
                         batch.put(key, value)
-                elif error.code() == KafkaError._PARTITION_EOF:
+                elif is_end(error):
                     reached = max(reached, _LAST)
                 elif error.fatal() or not error.retriable():
                     raise BrokerError(f"changelog {part.changelog} partition {part.partition}: {error.str()}")

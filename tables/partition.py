@@ -13,9 +13,9 @@ from confluent_kafka import Message
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.core.codec import APPLIED, Marker, decode_marker, row_key
-from holdfast.core.folding import Changes, Folder
-from holdfast.core.processor import Emit, Processor
+from holdfast.core.engine.codec import APPLIED, Marker, decode_marker, row_key
+from holdfast.core.engine.folding import Changes, Folder
+from holdfast.core.engine.processor import Emit, Processor
 from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState

@@ -8,7 +8,7 @@ from typing import cast
 
 import rocksdict as R
 
-from holdfast.core.codec import Marker
+from holdfast.core.engine.codec import Marker
 from holdfast.errors import StoreError
 
 STEP_ROWS = 256

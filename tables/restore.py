@@ -12,6 +12,7 @@ from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
 from holdfast.errors import BrokerError, RottenStoreError
+from holdfast.kafka.codes import is_end
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import Place, by_place, only
@@ -101,7 +102,7 @@ class _Reader:
 
     def _on_error(self, message: Message, error: KafkaError) -> None:
         place = (message.topic() or "", message.partition() or 0)
-        if error.code() == KafkaError._PARTITION_EOF:
+        if is_end(error):
             self._ended.append(self.parts[place])
             self._ends[place] = message.offset() or 0
         elif error.code() == KafkaError._AUTO_OFFSET_RESET:

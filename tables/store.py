@@ -15,7 +15,7 @@ from weakref import WeakSet
 import msgspec
 import rocksdict as R
 
-from holdfast.core.codec import APPLIED, META, NOTHING_APPLIED, Marker, decode_marker, encode_marker, row_key, text_key
+from holdfast.core.engine.codec import APPLIED, META, NOTHING_APPLIED, Marker, decode_marker, encode_marker, row_key, text_key
 from holdfast.errors import RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
 from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by

@@ -20,11 +20,11 @@ from aiokafka.structs import TopicPartition
 from confluent_kafka import KafkaError
 
 from holdfast.clock import system_clock
-from holdfast.core import transaction_requests as wire
-from holdfast.core.sequences import advance
-from holdfast.core.transaction_requests import Appended, Identity, Place
+from holdfast.core.kafka import transaction_requests as wire
+from holdfast.core.kafka.sequences import advance
+from holdfast.core.kafka.transaction_requests import Appended, Identity, Place
 from holdfast.errors import BrokerError, FencedError
-from holdfast.kafka.packed import Packed
+from holdfast.kafka.raw_request import Packed
 
 logger = logging.getLogger(__name__)
 

@@ -11,12 +11,12 @@ from collections.abc import Iterator
 import hypothesis
 import pytest
 
-from holdfast.dev.broker import Cluster
-from holdfast.dev.database_server import DatabaseServer
-from holdfast.dev.databases import MariaDB, MySQL, Postgres
+from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.databases.server import DatabaseServer
+from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 from holdfast.pipeline import session
-from tests.parts import part, parts_of
+from tests.support.parts import part, parts_of
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 
@@ -75,7 +75,7 @@ def nothing_but_what_is_marked() -> Iterator[None]:
         return
 
     def refuse(*_: object, **__: object) -> None:
-        raise AssertionError("this test starts a real part: see tests/parts.py")
+        raise AssertionError("this test starts a real part: see tests/support/parts.py")
 
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(Cluster, "start", refuse)

@@ -19,14 +19,15 @@ from typing import Any
 from confluent_kafka import Producer
 from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-defined]
 
-from holdfast.clients.range_consumer import RangeConsumer
+from holdfast.clients.ranges.consumer import RangeConsumer
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox.rows import OutboxRows
-from tests.harness import wait_for
+from holdfast.outbox.harvest.rows import OutboxRows
+from tests.support.harness import wait_for
+from tests.support.places import ROOT
 from tests.test_docs import blocks
 
-README = Path(__file__).resolve().parent.parent / "README.md"
-EXAMPLES = Path(__file__).resolve().parent.parent / "examples"
+README = ROOT / "README.md"
+EXAMPLES = ROOT / "examples"
 DEADLINE_S = 60.0
 STAMPED = {"message.timestamp.type": "LogAppendTime"}
 

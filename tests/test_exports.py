@@ -11,14 +11,14 @@ import pytest
 
 import holdfast
 from holdfast import clients
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
 PUBLIC_MODULES = {
     "holdfast",
     "holdfast.clients",
     "holdfast.errors",
-    "holdfast.outbox.migrate",
+    "holdfast.outbox.schema.migrate",
     "holdfast.outbox.goharvest",
     "holdfast.dev.fixtures",
 }

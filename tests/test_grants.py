@@ -16,32 +16,32 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
 
-from holdfast.clients.admin import Admin, check_topics, create_topics
-from holdfast.clients.answers import Answer
-from holdfast.clients.claim_consumer import ClaimConsumer
-from holdfast.clients.claim_log import CAPABILITY_HEADER
-from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
-from holdfast.clients.group_admin import GroupAdmin
-from holdfast.clients.skipping import SkipRequests
-from holdfast.clients.tables_blocking import BlockingTableClient
-from holdfast.clients.topics import AlterConfig
+from holdfast.clients.claims.consumer import ClaimConsumer
+from holdfast.clients.claims.log import CAPABILITY_HEADER
+from holdfast.clients.groups.admin import GroupAdmin
+from holdfast.clients.quarantine.skips import SkipRequests
+from holdfast.clients.tables.answers import Answer
+from holdfast.clients.tables.blocking import BlockingTableClient
+from holdfast.clients.topics.admin import Admin, check_topics, create_topics
+from holdfast.clients.topics.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
+from holdfast.clients.topics.plan import AlterConfig
 from holdfast.config import Settings
-from holdfast.core.claims import RESET_INSTANCE
-from holdfast.core.frames import ClaimingPartition, Heartbeat, ReleasingPartition, coordination_partition, encode
-from holdfast.core.grants import Grant, Operation, Resource
-from holdfast.core.resets import Aim, Where
+from holdfast.core.claims.frames import ClaimingPartition, Heartbeat, ReleasingPartition, coordination_partition, encode
+from holdfast.core.claims.resets import Aim, Where
+from holdfast.core.claims.views import RESET_INSTANCE
+from holdfast.core.kafka.grants import Grant, Operation, Resource
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError
 from holdfast.outbox.commands import Verb, tell
 from holdfast.outbox.grants import harvester_grants
-from holdfast.outbox.harvester import Harvester
+from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify
-from tests.harness import Application, running, wait_for
 from tests.outbox.databases import FreshOutbox
-from tests.parts import part
-from tests.secured import Guarded, environment
+from tests.support.harness import Application, running, wait_for
+from tests.support.parts import part
+from tests.support.secured import Guarded, environment
 
 MIB = 1 << 20
 POSITIVE_S, LEAST_S = 60.0, 8.0

@@ -5,11 +5,10 @@ from __future__ import annotations
 import ast
 import sys
 from collections.abc import Iterator, Mapping
-from pathlib import Path
 
 import pytest
 
-ROOT = Path(__file__).resolve().parents[1]
+from tests.support.places import ROOT
 
 # What each room may import of holdfast, besides itself. cli and dev may import anything, and nothing may import them or agents.
 ROOMS: Mapping[str, frozenset[str] | None] = {
@@ -18,14 +17,79 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
+    "models": frozenset({"core", "errors"}),
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
-    "clients": frozenset({"kafka", "core", "config", "clock", "errors", "outbox.writer"}),
+    "clients": frozenset({"kafka", "core", "config", "clock", "errors"}),
     "agents": frozenset({"tables", "outbox", "clients", "kafka", "core", "config", "clock", "errors"}),
     "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars"}),
     "cli": None,
     "dev": None,
+}
+# What each wing of a room, or module at the room's root, may import of the same room, besides itself.
+WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
+    "core": {
+        "untrusted": frozenset(),
+        "kafka": frozenset(),
+        "engine": frozenset({"kafka", "untrusted"}),
+        "ranges": frozenset({"untrusted"}),
+        "claims": frozenset({"engine", "untrusted"}),
+        "member": frozenset({"claims", "engine"}),
+        "groups": frozenset({"member", "claims", "engine", "untrusted"}),
+        "producers": frozenset({"engine", "kafka", "untrusted"}),
+        "outbox": frozenset({"engine", "kafka", "untrusted"}),
+        "broker_logs": frozenset({"engine", "kafka"}),
+    },
+    "clients": {
+        "topics": frozenset(),
+        "tables": frozenset(),
+        "producers": frozenset(),
+        "quarantine": frozenset({"topics"}),
+        "claims": frozenset({"topics"}),
+        "groups": frozenset({"claims", "topics"}),
+        "ranges": frozenset({"claims"}),
+    },
+    "outbox": {
+        "troubles": frozenset(),
+        "schema": frozenset(),
+        "migrations": frozenset({"schema"}),
+        "writer": frozenset({"schema"}),
+        "settings": frozenset({"schema"}),
+        "topics": frozenset({"settings"}),
+        "grants": frozenset({"schema", "settings", "topics"}),
+        "goharvest": frozenset({"settings"}),
+        "commands": frozenset({"settings"}),
+        "command_log": frozenset({"commands", "settings"}),
+        "election": frozenset({"troubles"}),
+        "harvest": frozenset({"schema", "settings", "topics", "troubles", "commands", "command_log", "election"}),
+    },
+    "agents": {
+        "descriptors": frozenset(),
+        "serving": frozenset(),
+        "cluster": frozenset({"descriptors"}),
+        "books_metrics": frozenset({"serving"}),
+        "metrics": frozenset({"books_metrics", "serving"}),
+        "partitions": frozenset({"cluster", "metrics"}),
+        "faust": frozenset({"partitions"}),
+        "web": frozenset({"descriptors", "metrics", "serving"}),
+        "services": frozenset(),
+        "app": frozenset({"faust", "metrics", "partitions", "services", "web"}),
+        "builtin": frozenset({"app", "services"}),
+        "__main__": frozenset({"builtin"}),
+    },
+    "dev": {
+        "parent_death": frozenset(),
+        "ports": frozenset(),
+        "processes": frozenset(),
+        "signals": frozenset(),
+        "waits": frozenset(),
+        "memory_tables": frozenset(),
+        "broker": frozenset({"parent_death", "ports", "processes"}),
+        "fixtures": frozenset({"broker"}),
+        "databases": frozenset({"parent_death", "ports", "processes"}),
+        "demo": frozenset({"broker", "parent_death", "ports", "processes", "signals", "waits"}),
+    },
 }
 # Modules of the import root that are one topic with another.
 TOPIC = {"config_sources": "config", "kafka_properties": "config", "security": "config"}
@@ -35,6 +99,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),
+    "models": frozenset({"msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
@@ -81,6 +146,11 @@ def room_of(module: str) -> str:
     return TOPIC.get(first, first)
 
 
+def wing_of(module: str) -> str:
+    """Return the wing of holdfast.<room>.<wing>..., which is a module for one at the room's root, and "" for the room itself."""
+    return ".".join(module.split(".")[2:3])
+
+
 def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
     """Yield (module, line, whether inside a function) of every import, the names of `from holdfast import x` resolved."""
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
@@ -111,7 +181,8 @@ def violations(sources: Mapping[str, str]) -> list[str]:
         if module == "holdfast":
             continue  # has a rule of its own, below
         for name, line, inside in imported(ast.parse(text)):
-            if (why := _why_not(room_of(module), name, inside)) is not None:
+            why = _why_not(room_of(module), name, inside) or _why_not_of_wing(module, name)
+            if why is not None:
                 found.append(f"{module}:{line} imports {name}: {why}")
     return found
 
@@ -139,6 +210,40 @@ def _why_not(room: str, name: str, inside: bool) -> str | None:
     return None
 
 
+def _why_not_of_wing(module: str, name: str) -> str | None:
+    room, wing, other = room_of(module), wing_of(module), wing_of(name)
+    if room not in WINGS or not wing or not other or not name.startswith(f"holdfast.{room}.") or other == wing:
+        return None
+    allowed = WINGS[room].get(wing)
+    if allowed is None:
+        return f"{room}.{wing} is not a wing; add it to the table"
+    return None if other in allowed else f"{room}.{wing} may import {', '.join(sorted(allowed)) or 'nothing'} of {room}"
+
+
+def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
+    """Return which modules each module imports, wherever in it, for type checking too."""
+    out: dict[str, set[str]] = {}
+    for module, text in sources.items():
+        found = out.setdefault(module, set())
+        for node in ast.walk(ast.parse(text)):
+            match node:
+                case ast.ImportFrom(level=0, module=str(parent), names=names):
+                    found |= {f"{parent}.{each.name}" if f"{parent}.{each.name}" in sources else parent for each in names}
+                case ast.Import(names=names):
+                    found |= {each.name for each in names}
+        found &= set(sources)
+        found -= {module, "holdfast"}  # the face imports each name at its first use
+    return out
+
+
+def circles(arrows: Mapping[str, set[str]]) -> list[str]:
+    """Return what is left when whatever imports nothing that is left has been taken away, again and again: the circles, and who imports them."""
+    left = {module: set(found) for module, found in arrows.items()}
+    while done := {module for module, found in left.items() if not found & set(left)}:
+        left = {module: found for module, found in left.items() if module not in done}
+    return sorted(left)
+
+
 def sources() -> dict[str, str]:
     """Return the text of every module of holdfast; rooms at the root are read through their links, as they are imported."""
     out = {}
@@ -152,6 +257,25 @@ def sources() -> dict[str, str]:
 def test_every_import_keeps_to_the_rooms() -> None:
     found = violations(sources())
     assert not found, "\n".join(found)
+
+
+def test_no_import_goes_in_a_circle() -> None:
+    assert circles({module: found for module, found in arrows(sources()).items() if module not in ("holdfast", "holdfast.clients")}) == []
+
+
+def test_a_planted_circle_is_found() -> None:
+    planted = {"holdfast.core.a": "from holdfast.core import b", "holdfast.core.b": "if TYPE_CHECKING:\n    import holdfast.core.a"}
+    assert circles(arrows({**planted, "holdfast.core.c": "import holdfast.core.d", "holdfast.core.d": ""})) == sorted(planted)
+
+
+def test_the_arrows_between_wings_point_one_way() -> None:
+    for room, wings in WINGS.items():
+        assert circles({wing: set(found) for wing, found in wings.items()}) == [], room
+
+
+def test_every_wing_is_there() -> None:
+    for room, wings in WINGS.items():
+        assert {wing_of(module) for module in sources() if room_of(module) == room} - {""} == set(wings), room
 
 
 CLOCKS = {
@@ -210,7 +334,7 @@ PLANTED = [
     ("tables.store", "from holdfast.config import Settings", "tables may import clock, core, errors, kafka of holdfast"),
     ("tables.store", "import faust", "not among the packages of tables"),
     ("outbox.harvester", "from holdfast.tables.store import PartitionStore", "outbox may import"),
-    ("clients.tables", "from holdfast.outbox.neli import elect", "clients may import"),
+    ("clients.tables", "from holdfast.outbox.election import elect", "clients may import"),
     ("clients.tables", "import holdfast.agents.app", "clients may import"),
     ("pipeline.replay", "from holdfast.tables.store import PartitionStore", "pipeline may import"),
     ("pipeline.replay", "import pyspark", "only inside functions"),
@@ -220,7 +344,10 @@ PLANTED = [
         (room, "from holdfast.cli.output import Output", f"{room.split('.')[0]} may import")
         for room in ("agents.web", "pipeline.land", "config")
     ),
-    *((room, "import holdfast.dev.broker", f"{room.split('.')[0]} may import") for room in ("agents.web", "clients.tables", "jars")),
+    *(
+        (room, "import holdfast.dev.broker.cluster", f"{room.split('.')[0]} may import")
+        for room in ("agents.web", "clients.tables", "jars")
+    ),
     ("agents.web", "from . import app", "relative"),
     ("agents.web", "import tables", "write holdfast.tables"),
     ("cli.topics", "import holdfast.nowhere", "not a room"),
@@ -239,10 +366,10 @@ def test_a_planted_violation_is_found(module: str, text: str, why: str) -> None:
     ("module", "text"),
     [
         ("core.claims", "import re\nimport msgspec\nfrom holdfast.errors import FoldError\nfrom holdfast.core import codec"),
-        ("clients.tables", "from holdfast.outbox.writer import OutboxWriter"),
+        ("clients.tables.client", "from holdfast.kafka.codes import NO_TOPIC"),
         ("pipeline.replay", "def run():\n    from pyspark.sql import SparkSession"),
         ("pipeline.replay", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import SparkSession"),
-        ("cli.claims", "import holdfast.agents.app\nimport holdfast.dev.broker\nimport typer"),
+        ("cli.claims", "import holdfast.agents.app\nimport holdfast.dev.broker.cluster\nimport typer"),
     ],
 )
 def test_what_is_allowed_is_not_found(module: str, text: str) -> None:

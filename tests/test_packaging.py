@@ -15,9 +15,10 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.places import ROOT
+
 pytestmark = pytest.mark.process
 
-ROOT = Path(__file__).resolve().parents[1]
 ROOMS = ("agents", "tables", "outbox", "pipeline")
 SETUPTOOLS = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
 SITE_PACKAGES = sysconfig.get_path("purelib")
@@ -167,8 +168,8 @@ def test_the_wheel_renamed_zip_is_importable_as_spark_ships_it(wheel: Path, tmp_
     shipped = shutil.copy(wheel, tmp_path / "holdfast.zip")
     program = (
         f"import sys; sys.path[:0] = [{str(shipped)!r}, {SITE_PACKAGES!r}]\n"
-        "import holdfast.core.folding, holdfast.core.claims, holdfast.pipeline\n"
-        "print(holdfast.core.folding.__file__, holdfast.pipeline.__file__)\n"
+        "import holdfast.core.engine.folding, holdfast.core.claims.views, holdfast.pipeline\n"
+        "print(holdfast.core.engine.folding.__file__, holdfast.pipeline.__file__)\n"
         "print(sorted(set(sys.modules) & {'faust', 'rocksdict', 'confluent_kafka', 'pyspark'}))"
     )
     places, heavy = run(sys.executable, "-S", "-P", "-c", program, cwd=tmp_path).splitlines()

@@ -14,11 +14,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.dev.broker import Cluster
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.ports import free_ports
+from tests.support.places import ROOT
 from tests.test_docs import Block, blocks, differs
 
-ROOT = Path(__file__).resolve().parent.parent
 PAGES = {name: ROOT / "docs" / f"{name}.md" for name in ("tutorial", "tutorial-claims")}
 PORTS = ("9092", "6066", "6067")
 DEADLINE_S = 420

@@ -9,8 +9,8 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import show
-from holdfast.clients.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
-from holdfast.core.grants import Grant, kafka_acls
+from holdfast.clients.topics.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
+from holdfast.core.kafka.grants import Grant, kafka_acls
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the least that each role must be allowed on a cluster with ACLs.")
 

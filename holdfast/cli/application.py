@@ -13,11 +13,11 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.kafka_properties import suggest
 
-BUILT_IN = "holdfast.agents.services:processors"
+BUILT_IN = "holdfast.agents.services.all:processors"
 NAMES = ("app", "processors")
 
 

@@ -61,7 +61,7 @@ def outbox(
     memory: MemoryOption = "1g",
     conf: ConfOption = None,
 ) -> None:
-    from holdfast.core.audit import Rules
+    from holdfast.core.producers.audit import Rules
     from holdfast.pipeline.audit import AuditOptions
     from holdfast.pipeline.audit import audit as run
     from holdfast.pipeline.session import SparkOptions

@@ -11,10 +11,10 @@ import typer
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.config import Settings
-from holdfast.core.broker_logs import Committed, Generation, TransactionRow, committed_log, place_of_key, transactions_log
-from holdfast.core.codec import ROW, RowCodec, text_key
-from holdfast.core.processor import Processor
-from holdfast.core.transaction_state import TransactionState
+from holdfast.core.broker_logs.folds import Committed, Generation, TransactionRow, committed_log, place_of_key, transactions_log
+from holdfast.core.engine.codec import ROW, RowCodec, text_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.kafka.transaction_state import TransactionState
 from holdfast.errors import ConfigError
 
 TRANSACTION_COLUMNS = (

@@ -11,17 +11,18 @@ from typing import Annotated, Any
 
 import typer
 
-from holdfast.agents.rationalizer import CLAIMS
+from holdfast.agents.services.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
 from holdfast.cli.tails import without_records
-from holdfast.clients.admin import Admin
-from holdfast.clients.answers import Answer
-from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.clients.tables.answers import Answer
+from holdfast.clients.tables.blocking import BlockingTableClient
+from holdfast.clients.topics.admin import Admin
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.claims import (
+from holdfast.core.claims.frames import Frame
+from holdfast.core.claims.views import (
     PAUSE_PREFIX,
     Claim,
     ClaimKey,
@@ -35,9 +36,8 @@ from holdfast.core.claims import (
     skew_s,
     status,
 )
-from holdfast.core.frames import Frame
-from holdfast.core.processor import Processor
-from holdfast.core.queries import Staleness
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import Staleness
 from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show who holds which partition.")

@@ -31,7 +31,7 @@ def demo(
 ) -> None:
     if context.invoked_subcommand is not None:
         return
-    from holdfast.dev.demo import DemoOptions, run_demo
+    from holdfast.dev.demo.run import DemoOptions, run_demo
 
     try:
         run_demo(DemoOptions(clients=clients, claims=claims, watch_s=seconds, keep=keep, folder=folder))
@@ -42,7 +42,7 @@ def demo(
 
 @app.command(help="End a demo that was kept, and remove its folder.")
 def down(folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the demo. [default: .holdfast/demo]")] = None) -> None:
-    from holdfast.dev.stage import KEPT_FOLDER, down
+    from holdfast.dev.demo.environment import KEPT_FOLDER, down
 
     ended = down(folder or KEPT_FOLDER)
     note(f"ended: {', '.join(ended)}" if ended else "nothing of it ran any more; its folder is removed")

@@ -9,8 +9,8 @@ import typer
 
 from holdfast.cli.context import output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
-from holdfast.dev import jars
-from holdfast.dev.broker import Cluster, Credentials
+from holdfast.dev.broker import jars
+from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.errors import ConfigError, DevBrokerError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a real Kafka broker on this machine for development and tests.")

@@ -26,12 +26,12 @@ from holdfast.cli.explain_cells import (
     record_cells,
 )
 from holdfast.cli.output import Cell, Output, note, show, show_json
-from holdfast.clients.batch_at import BatchAt, Reading, batch_at
 from holdfast.config import Settings
-from holdfast.core.compression import LIMIT_UNPACKED_BYTES
-from holdfast.core.record_batch import HEADER_BYTES, BatchHeader, decode_header, read_batch
-from holdfast.core.unreadable import Unreadable
+from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES
+from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, decode_header, read_batch
+from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import ConfigError, DecodeError, TopicError, WireError
+from holdfast.kafka.batch_at import BatchAt, Reading, batch_at
 from holdfast.kafka.raw_log import RawLog
 
 __all__ = ["FIELDS", "Transactions", "app", "read_segment"]

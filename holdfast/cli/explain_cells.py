@@ -10,9 +10,9 @@ from typing import Any
 import msgspec
 
 from holdfast.cli.output import Cell
-from holdfast.core.broker_logs import OFFSETS_TOPIC, TRANSACTION_TOPIC, decode_group, decode_transaction
-from holdfast.core.compression import Compression
-from holdfast.core.record_batch import (
+from holdfast.core.broker_logs.folds import OFFSETS_TOPIC, TRANSACTION_TOPIC, decode_group, decode_transaction
+from holdfast.core.kafka.compression import Compression
+from holdfast.core.kafka.record_batch import (
     COMPRESSION_BITS,
     BatchFields,
     BatchHeader,
@@ -21,7 +21,7 @@ from holdfast.core.record_batch import (
     RecordBatch,
     control_of,
 )
-from holdfast.core.stamps import read_stamp
+from holdfast.core.producers.stamps import read_stamp
 from holdfast.errors import DecodeError, WireError
 
 COLUMNS = (

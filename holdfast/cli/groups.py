@@ -13,11 +13,11 @@ from holdfast.cli.application import load_application
 from holdfast.cli.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
 from holdfast.cli.tails import without_records
-from holdfast.clients.group_admin import RESET_DEADLINE_S, GroupAdmin
-from holdfast.clients.group_records import Group, Kind, Member, Move, Position, Progress, Step
+from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin
+from holdfast.clients.groups.records import Group, Kind, Member, Move, Position, Progress, Step
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
+from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
 from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at groups, pause and resume them, set their offsets.")

@@ -13,8 +13,9 @@ import typer
 
 from holdfast.cli.context import output_of
 from holdfast.cli.output import Output, Record, note, show, show_json
-from holdfast.core.announcements import LIMIT_GROUP_MEMBERS, LIMIT_PARTITIONS
-from holdfast.core.assignors import NO_GENERATION, Assignment, AssignorName, Subscriber, TopicPartition, assign, spread
+from holdfast.core.groups.announcements import LIMIT_GROUP_MEMBERS, LIMIT_PARTITIONS
+from holdfast.core.groups.assignors.assign import assign, spread
+from holdfast.core.groups.assignors.types import NO_GENERATION, Assignment, AssignorName, Subscriber, TopicPartition
 from holdfast.errors import ConfigError
 
 COLUMNS = ("member", "topics", "before", "after", "kept", "given_up", "gained", "assignment")

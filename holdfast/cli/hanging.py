@@ -11,11 +11,11 @@ import typer
 from holdfast.cli.broker_logs import rows_of
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Cell, note, show, utc
-from holdfast.clients.admin import Admin
+from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
-from holdfast.core.broker_logs import TRANSACTION_TOPIC
-from holdfast.core.java_order import coordinator_partition
-from holdfast.core.lost_ends import EndsRow, LostEnd, OpenTransaction, OpenTransactions, ends_log, is_marker, lost_ends
+from holdfast.core.broker_logs.folds import TRANSACTION_TOPIC
+from holdfast.core.broker_logs.lost_ends import EndsRow, LostEnd, OpenTransaction, OpenTransactions, ends_log, is_marker, lost_ends
+from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
 
 if TYPE_CHECKING:

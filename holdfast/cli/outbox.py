@@ -19,10 +19,10 @@ from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Output, Record, note, show
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, OutboxSchemaError
-from holdfast.outbox import migrate
-from holdfast.outbox.layouts import LAYOUTS
-from holdfast.outbox.rows import OutboxRows, Quarantined
-from holdfast.outbox.schema import DIALECTS, database_url, outbox_tables, problems, shown
+from holdfast.outbox.harvest.rows import OutboxRows, Quarantined
+from holdfast.outbox.schema import migrate
+from holdfast.outbox.schema.layouts import LAYOUTS
+from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, check and look into the outbox of a service.")
 quarantine = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, retry and discard rows that Kafka would not have.")

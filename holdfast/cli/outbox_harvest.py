@@ -9,13 +9,13 @@ from typing import Annotated, Any
 import typer
 from prometheus_client import CollectorRegistry, start_http_server
 
-from holdfast.agents.harvester import HarvesterPage
+from holdfast.agents.services.harvester import HarvesterPage
 from holdfast.cli.asked import Asked
 from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Record, note, show
 from holdfast.errors import BrokerError
 from holdfast.outbox.commands import Verb, tell
-from holdfast.outbox.harvester import STOP_S, Harvester
+from holdfast.outbox.harvest.harvester import STOP_S, Harvester
 from holdfast.outbox.settings import HarvestSettings, harvest_settings
 
 Database = Annotated[str | None, typer.Option(metavar="URL", help="The database with the outbox; default: setting outbox_database.")]

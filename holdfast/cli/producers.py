@@ -13,13 +13,13 @@ from holdfast.cli import broker_logs, hanging
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
-from holdfast.clients.answers import Answer
-from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.clients.tables.answers import Answer
+from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.config import Settings
-from holdfast.core.books import Book, BookRow, Totals, book_key, producer_of_key
-from holdfast.core.outbox_books import Reached
-from holdfast.core.processor import Processor
-from holdfast.core.registry import Registration, name_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.outbox.progress import Reached
+from holdfast.core.producers.ledger import Book, BookRow, Totals, book_key, producer_of_key
+from holdfast.core.producers.registry import Registration, name_key
 from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show who may send under which name, and what came of it.")

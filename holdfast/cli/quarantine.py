@@ -14,7 +14,7 @@ from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, Record, note, show, show_json
 from holdfast.cli.quarantine_skips import register_skips
-from holdfast.clients.quarantine import TIMEOUT_S, Quarantine, Quarantined, SkippedBatch, cannot_retry
+from holdfast.clients.quarantine.records import TIMEOUT_S, Quarantine, Quarantined, SkippedBatch, cannot_retry
 from holdfast.errors import ConfigError, QuarantineError
 
 app = typer.Typer(

@@ -15,8 +15,8 @@ from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, globals_of, output
 from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:
-    from holdfast.clients.skipping import Plan, SkipRequests
-    from holdfast.core.skips import Skip
+    from holdfast.clients.quarantine.skips import Plan, SkipRequests
+    from holdfast.core.engine.skips import Skip
 
 TIMEOUT_S = 30.0
 LIMIT_REASON = 80
@@ -36,7 +36,7 @@ def register_skips(app: typer.Typer) -> None:
 
 
 def _open(context: typer.Context, timeout_s: float) -> SkipRequests:
-    from holdfast.clients.skipping import SkipRequests
+    from holdfast.clients.quarantine.skips import SkipRequests
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
@@ -100,7 +100,7 @@ def _tell(plan: Plan, asked: Skip | None, output: Output) -> None:
 
 
 def _when(skip: Skip) -> str:
-    from holdfast.clients.skipping import when
+    from holdfast.clients.quarantine.skips import when
 
     return when(skip.at_ms)
 

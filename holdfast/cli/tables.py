@@ -10,12 +10,12 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
-from holdfast.core.codec import META, ROW, WAKE
+from holdfast.core.engine.codec import META, ROW, WAKE
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
     from holdfast.cli.tables_mending import Step
-    from holdfast.core.strays import Stray
+    from holdfast.core.engine.strays import Stray
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into the changelogs of tables, and repair them.")
 

@@ -7,13 +7,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-from holdfast.clients.admin import Admin
-from holdfast.clients.group_broker import BrokerGroups
+from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
-from holdfast.core.codec import NOTHING_APPLIED, Marker
-from holdfast.core.folding import Changes
-from holdfast.core.processor import Processor
-from holdfast.core.strays import Audit, Findings, Mending
+from holdfast.core.engine.codec import NOTHING_APPLIED, Marker
+from holdfast.core.engine.folding import Changes
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.strays import Audit, Findings, Mending
 from holdfast.errors import ChangelogError, ConfigError, GroupError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.raw_log import RawLog

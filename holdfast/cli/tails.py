@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Iterable
 
 from holdfast.config import Settings
-from holdfast.core.tails import only_markers
+from holdfast.core.kafka.tails import only_markers
 from holdfast.errors import HoldfastError
 
 Place = tuple[str, int]

@@ -9,8 +9,8 @@ import typer
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Record, note, show
-from holdfast.clients.admin import Admin, check_topics, create_topics, plan_topics
-from holdfast.clients.topics import Action, Cluster, CreateTopic, Finding, Severity, check_processors, specs_for, topic_names
+from holdfast.clients.topics.admin import Admin, check_topics, create_topics, plan_topics
+from holdfast.clients.topics.plan import Action, Cluster, CreateTopic, Finding, Severity, check_processors, specs_for, topic_names
 from holdfast.errors import TopicError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, create, check and describe the topics of an application.")

@@ -15,10 +15,10 @@ from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolu
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
 
 if TYPE_CHECKING:
-    from holdfast.clients.inspecting import StoreInspector
+    from holdfast.clients.tables.inspecting import StoreInspector
     from holdfast.config import Settings
-    from holdfast.core.processor import Processor
-    from holdfast.core.queries import InspectReply
+    from holdfast.core.engine.processor import Processor
+    from holdfast.core.engine.query_wire import InspectReply
     from holdfast.pipeline.replay import ReplayOptions
 
 app = typer.Typer(rich_markup_mode=None)
@@ -90,7 +90,7 @@ class _Stores:
 def _of_stores(
     context: typer.Context, processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, timeout_s: float
 ) -> None:
-    from holdfast.clients.inspecting import StoreInspector
+    from holdfast.clients.tables.inspecting import StoreInspector
     from holdfast.pipeline.verify_store import verify_store
 
     with StoreInspector(settings) as inspector:

@@ -9,14 +9,14 @@ import sys
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from holdfast.clients.claim_blocking import BlockingClaimConsumer
-    from holdfast.clients.claim_consumer import ClaimConsumer
-    from holdfast.clients.claim_messages import ClaimedMessage
-    from holdfast.clients.range_consumer import RangeConsumer
-    from holdfast.clients.sequenced_producer import SequencedProducer
-    from holdfast.clients.tables import TableClient
-    from holdfast.clients.tables_blocking import BlockingTableClient
-    from holdfast.outbox.writer import OutboxRecord, OutboxWriter
+    from holdfast.clients.claims.blocking import BlockingClaimConsumer
+    from holdfast.clients.claims.consumer import ClaimConsumer
+    from holdfast.clients.claims.messages import ClaimedMessage
+    from holdfast.clients.producers.sequenced import SequencedProducer
+    from holdfast.clients.ranges.consumer import RangeConsumer
+    from holdfast.clients.tables.blocking import BlockingTableClient
+    from holdfast.clients.tables.client import TableClient
+    from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
 
 __all__ = [
     "BlockingClaimConsumer",

@@ -24,7 +24,7 @@ from confluent_kafka.admin import AdminClient, NewTopic  # type: ignore[attr-def
 
 from holdfast.clock import system_clock
 from holdfast.config import load_settings
-from holdfast.dev.broker import Cluster
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import DevBrokerError
 
 __all__ = ["FreshTopic", "SessionBroker", "fresh_topic", "holdfast_broker"]

@@ -15,13 +15,13 @@ from typing import Any, Self
 
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.serving import UNKNOWN
-from holdfast.agents.web import WebService
-from holdfast.clients.directory import FixedDirectory
+from holdfast.agents.web.server import WebService
+from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.codec import NOTHING_APPLIED, RowCodec, row_key
-from holdfast.core.processor import Processor
-from holdfast.core.queries import TableClaims, WorkerClaims
+from holdfast.core.engine.codec import NOTHING_APPLIED, RowCodec, row_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 
 
 class MemoryReplica:

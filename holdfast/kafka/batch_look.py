@@ -16,16 +16,16 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from holdfast.clock import Clock
 from holdfast.config import Settings
-from holdfast.core.record_batch import BatchHeader, check_batch, decode_header
-from holdfast.core.unreadable import Unreadable
-from holdfast.core.wire import WireReason
+from holdfast.core.kafka.record_batch import BatchHeader, check_batch, decode_header
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import HoldfastError, WireError
+from holdfast.kafka.codes import UNREADABLE, is_end
 from holdfast.kafka.raw_log import RawLog
-from holdfast.kafka.skipper import REFUSALS
 
 logger = logging.getLogger(__name__)
 
@@ -215,9 +215,9 @@ class Look(threading.Thread):
             message = consumer.poll(PROBE_POLL_S)
             if message is not None:
                 error = message.error()
-                if error is None or error.code() == KafkaError._PARTITION_EOF:
+                if error is None or is_end(error):
                     return None
-                if error.code() in REFUSALS:
+                if error.code() in UNREADABLE:
                     return error.str()
             elif answered_s and now_s() - answered_s > SILENCE_S:
                 return "librdkafka cannot take it apart"

@@ -20,8 +20,9 @@ import google_crc32c
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
 
-from holdfast.core.compression import Compression, decompress
-from holdfast.core.record_batch import (
+from holdfast.core.engine.skips import LIMIT_OFFSETS, Ranges, behind
+from holdfast.core.kafka.compression import Compression, decompress
+from holdfast.core.kafka.record_batch import (
     COMPRESSION_BITS,
     CRC_FROM,
     HEADER_BYTES,
@@ -32,9 +33,8 @@ from holdfast.core.record_batch import (
     decode_batch,
     decode_header,
 )
-from holdfast.core.skips import LIMIT_OFFSETS, Ranges, behind
-from holdfast.core.unreadable import Unreadable
-from holdfast.core.wire import Reader, WireReason
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.core.kafka.wire import Reader, WireReason
 from holdfast.errors import WireError
 from holdfast.kafka.records import Records
 

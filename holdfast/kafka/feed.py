@@ -11,11 +11,11 @@ from dataclasses import dataclass, field
 from aiokafka.client import AIOKafkaClient
 
 from holdfast.clock import system_clock
-from holdfast.core.compression import LIMIT_UNPACKED_BYTES
-from holdfast.core.fetch_requests import Place
-from holdfast.core.skips import Ranges, behind
-from holdfast.core.unreadable import Unreadable
-from holdfast.core.wire import WireReason
+from holdfast.core.engine.skips import Ranges, behind
+from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES
+from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import WireError
 from holdfast.kafka.batch_reader import BatchReader
 from holdfast.kafka.fetcher import Chunk, Fetcher, Source

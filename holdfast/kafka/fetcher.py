@@ -21,9 +21,9 @@ from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
-from holdfast.core.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Place, Wanted, fetch_request, fetched, whole_batches
+from holdfast.core.kafka.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Place, Wanted, fetch_request, fetched, whole_batches
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
-from holdfast.kafka.packed import Packed
+from holdfast.kafka.raw_request import Packed
 
 logger = logging.getLogger(__name__)
 

@@ -1,6 +1,6 @@
 """A partition's log as it lies on the broker: whole record batches, control batches included, which consumers never show.
 
-Fetched with aiokafka's client and its own requests; only what is in the bytes is ours (holdfast/core/record_batch.py). And the one thing
+Fetched with aiokafka's client and its own requests; only what is in the bytes is ours (holdfast/core/kafka/record_batch.py). And the one thing
 that may have to be written there by hand: the end of a transaction that the brokers have lost.
 """
 
@@ -19,7 +19,7 @@ from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.record_batch import HEADER_BYTES, BatchHeader, RecordBatch, decode_header, read_batch
+from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, RecordBatch, decode_header, read_batch
 from holdfast.errors import BrokerError, TopicError, WireError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.markers import EndTransaction, code_of
@@ -88,7 +88,7 @@ class RawLog:
     ) -> None:
         """Write the marker that ends the open transaction of a producer in a partition, as its coordinator would.
 
-        What is right is for the caller to know (holdfast/core/lost_ends.py). BrokerError when the leader refuses; the broker lets who may
+        What is right is for the caller to know (holdfast/core/broker_logs/lost_ends.py). BrokerError when the leader refuses; the broker lets who may
         alter the cluster do it.
         """
         request = EndTransaction(topic, partition, producer_id, epoch, commit, coordinator_epoch)

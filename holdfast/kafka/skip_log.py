@@ -12,14 +12,14 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.skips import Skips, decode_skip
+from holdfast.core.engine.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
+from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, ends_reading, is_end
 
 logger = logging.getLogger(__name__)
 
 PARTITION = 0
 _POLL_S, _RETRY_S = 0.25, 0.1
-_MOVING = (KafkaError.NOT_LEADER_FOR_PARTITION, KafkaError.LEADER_NOT_AVAILABLE, KafkaError._UNKNOWN_PARTITION)
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
@@ -62,7 +62,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
             why: KafkaError = error.args[0]
             if why.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC):
                 return -1
-            if not (why.retriable() or why.code() in _MOVING):
+            if not (why.retriable() or why.code() in LEADER_MOVES | NO_TOPIC):
                 raise
         time.sleep(_RETRY_S)
 
@@ -87,11 +87,11 @@ def _read(settings: Settings, topic: str, end: int, deadline_s: float, clock: Cl
             offset, error = cast(int, message.offset()), message.error()
             if error is None:
                 _take(skips, topic, offset, message.key(), message.value())
-            elif error.code() == KafkaError._PARTITION_EOF:
+            elif is_end(error):
                 # Markers close the log, which are never delivered: so the end itself has to be told.
                 if offset >= end:
                     return skips
-            elif error.fatal() or not (error.retriable() or error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED):
+            elif ends_reading(error):
                 raise KafkaException(error)
     raise TimeoutError
 

@@ -11,11 +11,12 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.unreadable import Unreadable
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.kafka.codes import UNREADABLE, is_end
 
 if TYPE_CHECKING:
     from holdfast.kafka.batch_look import Look
@@ -24,17 +25,6 @@ logger = logging.getLogger(__name__)
 
 Place = tuple[str, int]
 
-REFUSALS = frozenset(
-    (
-        KafkaError._BAD_COMPRESSION,
-        KafkaError._BAD_MSG,
-        KafkaError._UNDERFLOW,
-        KafkaError.INVALID_MSG,
-        KafkaError.INVALID_MSG_SIZE,
-        KafkaError.MSG_SIZE_TOO_LARGE,
-    )
-)
-"""Codes by which librdkafka says that it cannot read what it was given."""
 STANDS_S = 1.0
 """A partition that has records and gives none for so long is looked at; twice as long after each look that finds nothing."""
 STANDS_AGAIN_S = 0.1
@@ -134,10 +124,10 @@ class Skipper:
                     out.append(message)
             elif self.strays(place):
                 continue
-            elif error.code() in REFUSALS:
+            elif error.code() in UNREADABLE:
                 self.refused(place, -1 if offset is None else offset, error.str())
             else:
-                if error.code() == KafkaError._PARTITION_EOF and offset is not None:
+                if is_end(error) and offset is not None:
                     self.reached(place, offset)
                 out.append(message)
         self.look(consumer)

@@ -1,4 +1,4 @@
-"""What alembic runs: the outbox's migrations, on the connection of `holdfast.outbox.migrate` or the database named on the command line."""
+"""What alembic runs: the outbox's migrations, on the connection of `holdfast.outbox.schema.migrate` or the database named on the command line."""
 
 from __future__ import annotations
 
@@ -9,8 +9,8 @@ from sqlalchemy import create_engine
 from sqlalchemy.engine import Connection
 from sqlalchemy.pool import NullPool
 
-from holdfast.outbox.migrate import version_table
-from holdfast.outbox.schema import database_url
+from holdfast.outbox.schema.migrate import version_table
+from holdfast.outbox.schema.tables import database_url
 
 attributes = context.config.attributes
 given = context.get_x_argument(as_dictionary=True)

@@ -14,13 +14,13 @@ from typing import Any, Literal
 import msgspec
 
 from holdfast.agents.app import App, create_app
-from holdfast.agents.rationalizer import processors
-from holdfast.clients.tables import Answer, TableClient
+from holdfast.agents.services.rationalizer import processors
+from holdfast.clients.tables.client import Answer, TableClient
 from holdfast.config import Settings
-from holdfast.core.claims import Claim, GuardedRow, parse_claim_key
-from holdfast.core.frames import Heartbeat, coordination_partition, encode
-from holdfast.core.processor import Processor
-from holdfast.core.rows import Rows
+from holdfast.core.claims.frames import Heartbeat, coordination_partition, encode
+from holdfast.core.claims.views import Claim, GuardedRow, parse_claim_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
 from holdfast.errors import HoldfastError
 
 

@@ -9,12 +9,12 @@ from typing import Any, Self
 
 from confluent_kafka import KafkaError, Message, Producer
 
-from holdfast.agents.rationalizer import processors
-from holdfast.clients.admin import create_topics
+from holdfast.agents.services.rationalizer import processors
+from holdfast.clients.topics.admin import create_topics
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
-from tests.harness import TIMES, Worker, module_command, wait_for
+from tests.support.harness import TIMES, Worker, module_command, wait_for
 
 CLAIMS_MODULE = "holdfast.agents"
 DELIVERY_DEADLINE_S = 30.0

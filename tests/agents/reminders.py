@@ -9,9 +9,9 @@ from typing import Any
 import msgspec
 
 from holdfast.agents.app import create_app
-from holdfast.core.partitioners import by_key
-from holdfast.core.processor import Emit, Processor
-from holdfast.core.rows import Rows
+from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.processor import Emit, Processor
+from holdfast.core.engine.rows import Rows
 from tests.chaos.faults import Doom, plant
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.agents.app import App, create_app
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError
 
 

@@ -13,7 +13,7 @@ from prometheus_client.parser import text_string_to_metric_families
 from holdfast.agents.metrics import Metrics
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.dev.memory_tables import MemoryWorker
 
 NOW_MS = 1_700_000_000_000

@@ -12,14 +12,14 @@ import pytest
 from confluent_kafka import OFFSET_BEGINNING, Consumer, ConsumerGroupTopicPartitions, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from holdfast.clients.quarantine import Quarantine
+from holdfast.clients.quarantine.records import Quarantine
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.skip_log import read_skips
 from tests.agents.fleet import Writer
 from tests.agents.jobs import KEEP, Done
-from tests.harness import Application, running, wait_for
 from tests.kafka.test_bombs import BOMB_BYTES, send
-from tests.proof import prove
+from tests.support.harness import Application, running, wait_for
+from tests.support.proof import prove
 
 PARTITIONS = 3
 DEADLINE_S = 60.0

@@ -18,15 +18,15 @@ from aiokafka.errors import KafkaError as AioKafkaError
 from confluent_kafka import Consumer, Producer
 from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 
-from holdfast.agents.credentials import broker_credentials
-from holdfast.clients.admin import Admin
-from holdfast.clients.topics import CreateTopic, Role, TopicSpec
+from holdfast.agents.faust.credentials import broker_credentials
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.plan import CreateTopic, Role, TopicSpec
 from holdfast.config import Settings
-from holdfast.dev.broker import Cluster
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import BrokerError
-from tests.parts import part
+from tests.support.parts import part
+from tests.support.places import TLS
 
-TLS = Path(__file__).parent.parent / "testdata" / "tls"
 DEADLINE_S = 60.0
 
 

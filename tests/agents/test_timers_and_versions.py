@@ -11,16 +11,16 @@ from typing import Any
 
 import pytest
 
-from holdfast.clients.admin import create_topics
-from holdfast.clients.tables import TableClient
-from holdfast.core.codec import APPLIED, WAKE, row_key, wake_key
-from holdfast.core.processor import Processor
+from holdfast.clients.tables.client import TableClient
+from holdfast.clients.topics.admin import create_topics
+from holdfast.core.engine.codec import APPLIED, WAKE, row_key, wake_key
+from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import NoSuchTableError
 from tests.agents.fleet import Fleet, Writer
 from tests.agents.reminders import Reminded, reminders
-from tests.harness import Worker, wait_for
-from tests.proof import read_topic
+from tests.support.harness import Worker, wait_for
+from tests.support.proof import read_topic
 
 DEADLINE_S = 60.0
 TIMER_MS = 400

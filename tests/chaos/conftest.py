@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.dev.fixtures import SessionBroker
-from tests.harness import Application, running
+from tests.support.harness import Application, running
 
 MakeApplication = Callable[..., Application]
 

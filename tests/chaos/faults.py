@@ -20,7 +20,7 @@ from aiokafka.consumer.group_coordinator import CoordinatorGroupRebalance
 from faust.assignor.partition_assignor import PartitionAssignor
 from faust.transport.consumer import Consumer
 
-from holdfast.agents.keeper import Keeper
+from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.tables import restore, store
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.partition import Partition
@@ -96,7 +96,7 @@ def plant(doom: Doom) -> None:
     around(TransactionalClient, "end", before=ending, after=strike(doom.strike, "committed"))
     around(PartitionStore, "write", before=strike(doom.strike_during, "storing"), after=strike(doom.strike, "stored"))
     around(store, "_batch", before=strike(doom.strike, "piece"))
-    around(Keeper, "done", after=strike(doom.strike, "acked"))
+    around(PartitionManager, "done", after=strike(doom.strike, "acked"))
     around(Partition, "fence", after=strike(doom.strike, "fenced"))
     around(Partition, "apply", after=strike(doom.strike, "restoring"))
     around(Partition, "activate", after=strike(doom.strike, "activated"))

@@ -14,9 +14,9 @@ import uuid
 
 from confluent_kafka import KafkaException, Producer
 
-from holdfast.core.codec import APPLIED, Marker, encode_marker, row_key
-from tests.bombs import CODECS, MIB, one_value, send_batches
+from holdfast.core.engine.codec import APPLIED, Marker, encode_marker, row_key
 from tests.chaos.load import stop_at_end_of_input
+from tests.support.bombs import CODECS, MIB, one_value, send_batches
 
 HOSTILE = "hostile"
 PAUSE_S = 0.05

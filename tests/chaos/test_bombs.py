@@ -7,13 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clients.admin import Admin
-from holdfast.clients.topics import AlterConfig
-from holdfast.core.compression import Compression
-from tests.bombs import CODECS, MIB, many_headers, many_records, one_value, send_batches
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.plan import AlterConfig
+from holdfast.core.kafka.compression import Compression
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, Worker
-from tests.proof import last_offsets, read_topic
+from tests.support.bombs import CODECS, MIB, many_headers, many_records, one_value, send_batches
+from tests.support.harness import Application, Worker
+from tests.support.proof import last_offsets, read_topic
 
 PARTITIONS = 4
 LARGEST_BATCH_BYTES = 16 * MIB

@@ -15,12 +15,12 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.dev.broker import Cluster
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from tests.chaos.conftest import MakeApplication
-from tests.harness import TIMES, Application, end_transactions, running, wait_for
-from tests.parts import part
-from tests.proof import prove
+from tests.support.harness import TIMES, Application, end_transactions, running, wait_for
+from tests.support.parts import part
+from tests.support.proof import prove
 
 UNREADY_DEADLINE_S = TIMES["session_timeout_s"] + 10
 

@@ -10,8 +10,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Worker, wait_for
-from tests.proof import prove
+from tests.support.harness import Worker, wait_for
+from tests.support.proof import prove
 
 SIZE_MB = 64
 

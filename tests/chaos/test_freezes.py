@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.pipeline.topic import TopicLog
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, Worker, wait_for
-from tests.proof import prove
+from tests.support.harness import Application, Worker, wait_for
+from tests.support.proof import prove
 
 TAKEOVER_DEADLINE_S = 60.0
 REJOIN_DEADLINE_S = 60.0

@@ -12,15 +12,16 @@ from contextlib import contextmanager
 
 import pytest
 
-from holdfast.clients.tables_blocking import BlockingTableClient
-from holdfast.dev import leash
+from holdfast.clients.tables.blocking import BlockingTableClient
+from holdfast.dev import parent_death
 from holdfast.kafka.skip_log import read_skips
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.hostile import BOMB_BYTES, HOSTILE
 from tests.chaos.test_bombs import resident_bytes
 from tests.chaos.test_rebalances import wait_settled
-from tests.harness import ROOT, Application, wait_for
-from tests.proof import prove, read_topic
+from tests.support.harness import Application, wait_for
+from tests.support.places import ROOT
+from tests.support.proof import prove, read_topic
 
 PARTITIONS = 4
 MIB = 1 << 20
@@ -34,7 +35,18 @@ def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[
     """Run the hostile producer beside what is done within; it must have written something and ended well."""
     arguments = [app.broker.bootstrap, app.name, app.source, app.out, *map(str, (app.partitions, seed, rounds))]
     process = subprocess.Popen(
-        [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), sys.executable, "-P", "-m", "tests.chaos.hostile", *arguments],
+        [
+            sys.executable,
+            "-I",
+            "-S",
+            parent_death.__file__,
+            str(os.getpid()),
+            sys.executable,
+            "-P",
+            "-m",
+            "tests.chaos.hostile",
+            *arguments,
+        ],
         env={**os.environ, "PYTHONPATH": str(ROOT)},
         cwd=ROOT,
         stdin=subprocess.PIPE,

@@ -9,7 +9,7 @@ import pytest
 
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.faults import FAULTS
-from tests.proof import prove
+from tests.support.proof import prove
 
 DEATH_DEADLINE_S = 60.0
 

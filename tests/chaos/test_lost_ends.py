@@ -8,9 +8,9 @@ import pytest
 
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.test_stores import RECORDS, worked
-from tests.harness import Worker, wait_for
-from tests.proof import prove
-from tests.strangers import open_transaction
+from tests.support.harness import Worker, wait_for
+from tests.support.proof import prove
+from tests.support.strangers import open_transaction
 
 
 @pytest.mark.parametrize("wiped", [True, False], ids=["wiped", "warm"])

@@ -6,12 +6,12 @@ from collections.abc import Sequence
 
 from confluent_kafka import Producer
 
-from holdfast.clients.admin import Admin, create_topics
-from holdfast.clients.quarantine import Quarantined, read_record
-from holdfast.clients.topics import AlterConfig
+from holdfast.clients.quarantine.records import Quarantined, read_record
+from holdfast.clients.topics.admin import Admin, create_topics
+from holdfast.clients.topics.plan import AlterConfig
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, wait_for
-from tests.proof import Proof, prove
+from tests.support.harness import Application, wait_for
+from tests.support.proof import Proof, prove
 
 MIB = 1 << 20
 DEADLINE_S = 120.0

@@ -8,7 +8,7 @@ import time
 from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, Worker, wait_for
+from tests.support.harness import Application, Worker, wait_for
 
 LOOKS = 4
 LOOKED = "watchers have looked"

@@ -12,8 +12,8 @@ import pytest
 
 from holdfast.dev.ports import free_ports
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, Worker, wait_for
-from tests.proof import last_offsets, prove, read_topic
+from tests.support.harness import Application, Worker, wait_for
+from tests.support.proof import last_offsets, prove, read_topic
 
 MOVE_DEADLINE_S = 60.0
 GENERATION = r"generation (\d+): kept (\[.*?\]), restored (\[.*?\]) \((\d+) records"

@@ -10,17 +10,17 @@ import msgspec
 import rocksdict
 from confluent_kafka import Producer
 
-from holdfast.clients.inspecting import StoreInspector
-from holdfast.clients.tables_blocking import BlockingTableClient
-from holdfast.core.codec import APPLIED, META, RowCodec, row_key
-from holdfast.core.processor import Processor
+from holdfast.clients.tables.blocking import BlockingTableClient
+from holdfast.clients.tables.inspecting import StoreInspector
+from holdfast.core.engine.codec import APPLIED, META, RowCodec, row_key
+from holdfast.core.engine.processor import Processor
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify import verify
 from holdfast.pipeline.verify_store import StoreVerdict, verify_store
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.counting import Count
-from tests.harness import Application, Worker, wait_for
-from tests.proof import prove
+from tests.support.harness import Application, Worker, wait_for
+from tests.support.proof import prove
 
 RECORDS, COLD = 2_000, 10_000
 LOCAL = ReplayOptions(engine="local")

@@ -9,16 +9,16 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from holdfast.clients.admin import create_topics
-from holdfast.clients.quarantine import Quarantine, Quarantined
-from holdfast.clients.tables_blocking import BlockingTableClient
-from holdfast.core.skips import Skip, encode_skip
+from holdfast.clients.quarantine.records import Quarantine, Quarantined
+from holdfast.clients.tables.blocking import BlockingTableClient
+from holdfast.clients.topics.admin import create_topics
+from holdfast.core.engine.skips import Skip, encode_skip
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.verify import verify
 from tests.chaos.conftest import MakeApplication
-from tests.damage import one_batch
-from tests.harness import Application, Worker, wait_for
+from tests.support.damage import one_batch
+from tests.support.harness import Application, Worker, wait_for
 
 MIB = 1 << 20
 SMALL: dict[str, Any] = {"unpacked_batch_bytes": MIB}

@@ -8,13 +8,13 @@ from functools import partial
 
 import pytest
 
-from holdfast.clients.quarantine import Quarantine
-from holdfast.clients.skipping import SkipRequests
-from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.clients.quarantine.records import Quarantine
+from holdfast.clients.quarantine.skips import SkipRequests
+from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.errors import SkipError
 from tests.chaos.conftest import MakeApplication
-from tests.damage import MIB, damage, send
-from tests.harness import wait_for
+from tests.support.damage import MIB, damage, send
+from tests.support.harness import wait_for
 
 LINGER_MS = 10_000
 

@@ -11,8 +11,8 @@ from confluent_kafka import Producer
 from holdfast.kafka.feed import HANDFUL
 from tests.chaos.conftest import MakeApplication
 from tests.chaos.faults import SMALL_STEP_RECORDS
-from tests.harness import Application, Worker, wait_for
-from tests.proof import prove
+from tests.support.harness import Application, Worker, wait_for
+from tests.support.proof import prove
 
 RECORDS = 6_000
 STALL_S = 3

@@ -6,8 +6,8 @@ from confluent_kafka import Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, wait_for
-from tests.proof import last_offsets, prove, read_topic
+from tests.support.harness import Application, wait_for
+from tests.support.proof import last_offsets, prove, read_topic
 
 TRANSACTIONS = 60
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from confluent_kafka import Consumer, TopicPartition
 
 from tests.chaos.conftest import MakeApplication
-from tests.proof import last_offsets, prove
+from tests.support.proof import last_offsets, prove
 
 
 def test_a_worker_without_trouble_folds_everything_exactly_once(application: MakeApplication) -> None:

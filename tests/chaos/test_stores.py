@@ -12,13 +12,13 @@ import msgspec
 import pytest
 import rocksdict
 
-from holdfast.clients.admin import Admin
-from holdfast.clients.topics import AlterConfig
-from holdfast.core.codec import META
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.plan import AlterConfig
+from holdfast.core.engine.codec import META
 from holdfast.tables.store import STORE_FORMAT, Stamp
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, Worker, wait_for
-from tests.proof import prove, read_topic
+from tests.support.harness import Application, Worker, wait_for
+from tests.support.proof import prove, read_topic
 
 RECORDS = 3_000
 

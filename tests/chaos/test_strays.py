@@ -13,10 +13,11 @@ from typing import Any
 import pytest
 from confluent_kafka import KafkaException, Producer
 
-from holdfast.core.codec import APPLIED, Marker, encode_marker, row_key
+from holdfast.core.engine.codec import APPLIED, Marker, encode_marker, row_key
 from tests.chaos.conftest import MakeApplication
-from tests.harness import ROOT, Application, Worker, wait_for
-from tests.proof import logged_state, prove, read_topic
+from tests.support.harness import Application, Worker, wait_for
+from tests.support.places import ROOT
+from tests.support.proof import logged_state, prove, read_topic
 
 RECORDS = 3_000
 END_DEADLINE_S = 60.0

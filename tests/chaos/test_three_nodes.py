@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.dev.broker import Cluster
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
-from tests.harness import Application, running, wait_for
-from tests.parts import part
-from tests.proof import prove
+from tests.support.harness import Application, running, wait_for
+from tests.support.parts import part
+from tests.support.proof import prove
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 

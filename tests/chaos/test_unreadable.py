@@ -6,10 +6,10 @@ import json
 
 from confluent_kafka import Producer
 
-from holdfast.clients.tables_blocking import BlockingTableClient
+from holdfast.clients.tables.blocking import BlockingTableClient
 from tests.chaos.conftest import MakeApplication
-from tests.harness import wait_for
 from tests.kafka.test_bombs import BOMB_BYTES, send
+from tests.support.harness import wait_for
 
 
 def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(application: MakeApplication) -> None:

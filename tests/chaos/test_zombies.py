@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Producer
 
 from tests.chaos.conftest import MakeApplication
-from tests.harness import Application, Worker, wait_for
-from tests.proof import prove
+from tests.support.harness import Application, Worker, wait_for
+from tests.support.proof import prove
 
 TAKEOVER_DEADLINE_S = 40.0
 REJOIN_DEADLINE_S = 30.0

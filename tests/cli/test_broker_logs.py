@@ -11,9 +11,9 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer, TopicPartition
 
 from holdfast.cli.__main__ import main
-from holdfast.core.java_order import coordinator_partition
+from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from tests.harness import wait_for
+from tests.support.harness import wait_for
 
 DEADLINE_S = 30.0
 Run = Callable[..., Any]

@@ -16,14 +16,14 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.agents import rationalizer
+from holdfast.agents.services import rationalizer
 from holdfast.cli import claims as command
 from holdfast.cli.__main__ import main
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.claims import Anomaly, AnomalyKind, Claim, Pause, claim_key, pause_key
-from holdfast.core.frames import coordination_partition
-from holdfast.core.queries import encode_json
+from holdfast.core.claims.frames import coordination_partition
+from holdfast.core.claims.views import Anomaly, AnomalyKind, Claim, Pause, claim_key, pause_key
+from holdfast.core.engine.query_wire import encode_json
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports

@@ -109,7 +109,7 @@ def test_a_usage_error_is_exit_code_2(arguments: list[str], tmp_path: Path) -> N
 
 
 def test_a_failed_operation_is_exit_code_1_and_says_what_to_check(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text("processors = __import__('holdfast.agents.rationalizer', fromlist=['x']).processors\n")
+    (tmp_path / "shop.py").write_text("processors = __import__('holdfast.agents.services.rationalizer', fromlist=['x']).processors\n")
     done = holdfast("topics", "list", "-A", "shop", "--bootstrap", "127.0.0.1:1", "--set", "request_timeout_s=10", folder=tmp_path)
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()

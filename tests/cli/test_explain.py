@@ -17,19 +17,19 @@ from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
 from holdfast.cli.explain import FIELDS, Transactions, read_segment
-from holdfast.clients.batch_at import Reading
 from holdfast.config import Settings
-from holdfast.core.compression import Compression
-from holdfast.core.producer_state import Append, EndMarker, LeaderRow, Origin
-from holdfast.core.producers import lead, log_of, producer_of
-from holdfast.core.record_batch import ControlType, Record, RecordBatch, encode_batch, marker_batch
-from holdfast.core.stamps import Stamp, stamp_headers
+from holdfast.core.kafka.compression import Compression
+from holdfast.core.kafka.producer_state import Append, EndMarker, LeaderRow, Origin
+from holdfast.core.kafka.record_batch import ControlType, Record, RecordBatch, encode_batch, marker_batch
+from holdfast.core.producers.stamps import Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import TopicError
+from holdfast.kafka.batch_at import Reading
 from holdfast.kafka.raw_log import RawLog
-from tests.core.leading import empty_rows
-from tests.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
-from tests.harness import wait_for_ends
+from holdfast.models.partition_leader import lead, log_of, producer_of
+from tests.models.leading import empty_rows
+from tests.support.damage import BOMB_BYTES, CODECS, MIB, bombs_topic, break_header, damage, lie, send, spoil
+from tests.support.harness import wait_for_ends
 
 DEADLINE_S = 30.0
 LINGER_MS = 10_000

@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka import Consumer, Producer, TopicPartition
 
 from holdfast.cli.__main__ import main
-from holdfast.core.lanes import lane_topic
-from holdfast.core.resets import RESETS_TOPIC
+from holdfast.core.claims.lanes import lane_topic
+from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.pipeline.topic import TopicLog
-from tests.group_desk import GroupDesk
-from tests.harness import wait_for
+from tests.support.group_desk import GroupDesk
+from tests.support.harness import wait_for
 
 Run = Callable[..., tuple[int, str, str]]
 

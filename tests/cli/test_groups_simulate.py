@@ -12,9 +12,9 @@ import pytest
 
 from holdfast.cli.__main__ import main
 from holdfast.cli.groups_simulate import settled
-from holdfast.core.assignors import AssignorName, Subscriber, TopicPartition
+from holdfast.core.groups.assignors.types import AssignorName, Subscriber, TopicPartition
+from tests.support.places import TESTDATA
 
-TESTDATA = Path(__file__).parents[1] / "testdata"
 Run = Callable[..., tuple[int, str, str]]
 
 

@@ -14,16 +14,16 @@ from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.record_batch import TRANSACTIONAL_BIT, Record, RecordBatch, batches, encode_batch
-from holdfast.dev.broker import Cluster
+from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, Record, RecordBatch, batches, encode_batch
+from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import BrokerError
 from holdfast.kafka.raw_log import RawLog
-from tests.harness import wait_for_ends
-from tests.lost_markers import log_file, lose_markers
-from tests.parts import part
-from tests.proof import read_topic
-from tests.strangers import open_transaction
+from tests.support.harness import wait_for_ends
+from tests.support.lost_markers import log_file, lose_markers
+from tests.support.parts import part
+from tests.support.proof import read_topic
+from tests.support.strangers import open_transaction
 
 DEADLINE_S = 30.0
 PARTITIONS = 3

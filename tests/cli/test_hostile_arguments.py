@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from tests.cli.test_command_line import DEADLINE_S, holdfast
-from tests.harness import wait_for
+from tests.support.harness import wait_for
 
 pytestmark = pytest.mark.process
 

@@ -12,8 +12,8 @@ from sqlalchemy.orm import Session
 
 from holdfast.cli.__main__ import main
 from holdfast.clients import OutboxRecord
-from holdfast.dev.databases import Postgres
-from holdfast.outbox.layouts import layout_named
+from holdfast.dev.databases.servers import Postgres
+from holdfast.outbox.schema.layouts import layout_named
 from tests.outbox.databases import FreshOutbox
 
 Run = Callable[..., tuple[int, str, str]]

@@ -17,23 +17,23 @@ from confluent_kafka import Producer
 from prometheus_client.parser import text_string_to_metric_families
 
 from holdfast.agents.books_metrics import COUNTERS, GAUGES
-from holdfast.agents.harvester import HarvesterPage
-from holdfast.agents.services import processors
+from holdfast.agents.services.all import processors
+from holdfast.agents.services.harvester import HarvesterPage
 from holdfast.cli.__main__ import main
 from holdfast.cli.producers import BOOK_FIELDS
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
-from holdfast.core.books import TOTALS_KEY, Book, Faults, Hole, Judgement, Totals, Trouble, book_key
-from holdfast.core.outbox_books import Reached, reached_key
-from holdfast.core.queries import encode_json
-from holdfast.core.registry import Registration, name_key, route
+from holdfast.core.engine.query_wire import encode_json
+from holdfast.core.outbox.progress import Reached, reached_key
+from holdfast.core.producers.ledger import TOTALS_KEY, Book, Faults, Hole, Judgement, Totals, Trouble, book_key
+from holdfast.core.producers.registry import Registration, name_key, route
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
-from holdfast.outbox.harvester import Harvester
+from holdfast.outbox.harvest.harvester import Harvester
 from holdfast.outbox.settings import HarvestSettings
+from tests.support.places import DOCS
 
-DOCS = Path(__file__).resolve().parents[2] / "docs"
 DEADLINE_S = 30.0
 PARTITIONS = 2
 AT_MS = 1_700_000_000_000

@@ -14,23 +14,23 @@ import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient
 
-from holdfast.agents.runner import quarantine_record
-from holdfast.agents.skipping import trace
+from holdfast.agents.partitions.runner import quarantine_record
+from holdfast.agents.partitions.skipping import trace
 from holdfast.cli.__main__ import main
-from holdfast.clients.quarantine import Quarantine
+from holdfast.clients.quarantine.records import Quarantine
 from holdfast.config import Settings
-from holdfast.core.folding import Refused, Stage
-from holdfast.core.unreadable import Unreadable
+from holdfast.core.engine.folding import Refused, Stage
+from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import QuarantineError
 from holdfast.kafka.records import Records
-from tests.columns import take
-from tests.harness import wait_for_ends
+from tests.support.columns import take
+from tests.support.harness import wait_for_ends
 
 DEADLINE_S = 30.0
 SHOP = """
 import msgspec
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 
 class Total(msgspec.Struct, frozen=True):
     count: int = 0

@@ -16,11 +16,11 @@ import pytest
 from aiokafka.client import AIOKafkaClient
 from aiokafka.errors import KafkaError as AioKafkaError
 
-from holdfast.clients.admin import Admin
+from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError
+from tests.support.places import TLS
 
-TLS = Path(__file__).parent.parent / "testdata" / "tls"
 DEADLINE_S = 10.0
 
 

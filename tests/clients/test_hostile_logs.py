@@ -14,21 +14,21 @@ from contextlib import closing
 import pytest
 from confluent_kafka import Producer
 
-from holdfast.clients.claim_consumer import ClaimedMessage
-from holdfast.clients.directory import WorkersTopic
-from holdfast.clients.group_log import GroupLog
-from holdfast.clients.group_view import GroupView
-from holdfast.clients.producer_names import NameHolder
-from holdfast.clients.quarantine import Quarantine
-from holdfast.clients.reset_log import ResetLog
+from holdfast.clients.claims.balanced_log import GroupLog
+from holdfast.clients.claims.consumer import ClaimedMessage
+from holdfast.clients.claims.reset_log import ResetLog
+from holdfast.clients.groups.view import GroupView
+from holdfast.clients.producers.names import NameHolder
+from holdfast.clients.quarantine.records import Quarantine
+from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.config import Settings
-from holdfast.core.registry import RegistryAnswer, encode_answer
-from holdfast.core.resets import Abort
+from holdfast.core.claims.resets import Abort
+from holdfast.core.producers.registry import RegistryAnswer, encode_answer
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from tests.clients.claiming import LOG_APPEND, Ground, drain, scenario, until
-from tests.clients.test_directory import Announcements
-from tests.clients.test_ranges import Field
-from tests.hostile_batches import ROOM, send, send_bomb, send_hostile
+from tests.clients.claims.claiming import LOG_APPEND, Ground, drain, scenario, until
+from tests.clients.ranges.test_ranges import Field
+from tests.clients.tables.test_directory import Announcements
+from tests.support.hostile_batches import ROOM, send, send_bomb, send_hostile
 
 WITHIN_S = 40.0
 

@@ -8,9 +8,13 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast.core import harvest, queries, ranges, registry, resets
-from holdfast.core.codec import Marker, RowCodec, decode_due, decode_marker, text_key
-from holdfast.core.transaction_requests import added
+from holdfast.core import ranges
+from holdfast.core.claims import resets
+from holdfast.core.engine import query_wire
+from holdfast.core.engine.codec import Marker, RowCodec, decode_due, decode_marker, text_key
+from holdfast.core.kafka.transaction_requests import added
+from holdfast.core.outbox import harvest
+from holdfast.core.producers import registry
 from holdfast.errors import HoldfastError
 from holdfast.outbox import commands
 
@@ -28,8 +32,8 @@ ERRORS = (HoldfastError, msgspec.DecodeError)
         commands.read_answer,
         lambda data: registry.decode(data, 0),
         lambda data: harvest.decode_progress(harvest.rows_key("a"), data),
-        queries.decode_worker,
-        queries.decode_keys_json,
+        query_wire.decode_worker,
+        query_wire.decode_keys_json,
     ],
 )
 def test_a_record_that_msgspec_cannot_name_is_refused_as_any_other(decode: Callable[[bytes], Any], data: bytes) -> None:

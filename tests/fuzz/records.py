@@ -7,11 +7,14 @@ from typing import Any, Final
 import msgspec
 from confluent_kafka import Message
 
-from holdfast.clients.directory import read_claims
-from holdfast.clients.quarantine import read_record
-from holdfast.core import announcements, audit, books, groups, harvest, outbox_books, queries, registry, row_digests, skips, stamps
-from holdfast.core.codec import RowCodec
-from holdfast.core.compression import Compression
+from holdfast.clients.quarantine.records import read_record
+from holdfast.clients.tables.directory import read_claims
+from holdfast.core.engine import query_wire, skips
+from holdfast.core.engine.codec import RowCodec
+from holdfast.core.groups import announcements, membership
+from holdfast.core.kafka.compression import Compression
+from holdfast.core.outbox import harvest, progress
+from holdfast.core.producers import audit, ledger, registry, row_digests, stamps
 from holdfast.kafka.batch_reader import BatchReader
 from holdfast.kafka.records import Records
 from tests.fuzz.targets import LIMIT_UNPACKED_BYTES, UNFIT, Target, batch_bytes, crc_right, headers_of, pair, stamped, two
@@ -99,17 +102,17 @@ WHOLE_RECORDS: tuple[Target, ...] = (
     ),
     Target(
         name="what the books pass on",
-        decode=lambda data: books.decode_whole(b"v", b"k", headers_of(data), 0, 3),
+        decode=lambda data: ledger.decode_whole(b"v", b"k", headers_of(data), 0, 3),
         seeds=(stamped(*_STAMP), stamped(*_STAMP, (3, b"9"))),
     ),
     Target(
         name="outbox books",
-        decode=two(lambda key, value: outbox_books.decode(key, value, 3)),
+        decode=two(lambda key, value: progress.decode(key, value, 3)),
         seeds=(pair(harvest.sequences_key("o", "t"), _JSON(harvest.SequencesProgress(harvest.VERSION, "o", 7, "t", [(0, 5)]))),),
     ),
     Target(
         name="group members",
-        decode=lambda data: groups.decode_heard(data, 3),
+        decode=lambda data: membership.decode_heard(data, 3),
         seeds=(announcements.encode(announcements.Beat("g", "m-1", 7)), announcements.encode(announcements.Leave("g", "m-1"))),
     ),
     Target(
@@ -154,49 +157,51 @@ ANSWERS: tuple[Target, ...] = (
     ),
     Target(
         name="replies: inspection",
-        decode=queries.decode_inspect_reply,
+        decode=query_wire.decode_inspect_reply,
         errors=UNFIT,
-        seeds=(queries.encode(queries.InspectReply(**_TERMS, inspection="i", changelog_next=9, digest="ab", rows=3, timers=1)),),
-        encode=queries.encode,
+        seeds=(query_wire.encode(query_wire.InspectReply(**_TERMS, inspection="i", changelog_next=9, digest="ab", rows=3, timers=1)),),
+        encode=query_wire.encode,
     ),
     Target(
         name="replies: stored rows",
-        decode=queries.decode_stored_reply,
+        decode=query_wire.decode_stored_reply,
         errors=UNFIT,
-        seeds=(queries.encode(queries.StoredReply(**_TERMS, rows=[(b"a", b"x")], after=b"a")),),
-        encode=queries.encode,
+        seeds=(query_wire.encode(query_wire.StoredReply(**_TERMS, rows=[(b"a", b"x")], after=b"a")),),
+        encode=query_wire.encode,
     ),
     Target(
         name="questions: page",
-        decode=queries.decode_page,
+        decode=query_wire.decode_page,
         errors=UNFIT,
-        seeds=(queries.encode(queries.Page(prefix="a", after="b", limit=5)),),
-        encode=queries.encode,
+        seeds=(query_wire.encode(query_wire.Page(prefix="a", after="b", limit=5)),),
+        encode=query_wire.encode,
     ),
     Target(
         name="questions: inspection",
-        decode=queries.decode_inspect,
+        decode=query_wire.decode_inspect,
         errors=UNFIT,
-        seeds=(queries.encode(queries.Inspect("i")),),
-        encode=queries.encode,
+        seeds=(query_wire.encode(query_wire.Inspect("i")),),
+        encode=query_wire.encode,
     ),
-    Target(name="questions: inspection in JSON", decode=queries.decode_inspect_json, errors=UNFIT, seeds=(_JSON(queries.Inspect("i")),)),
+    Target(
+        name="questions: inspection in JSON", decode=query_wire.decode_inspect_json, errors=UNFIT, seeds=(_JSON(query_wire.Inspect("i")),)
+    ),
     Target(
         name="questions: stored rows",
-        decode=queries.decode_stored,
+        decode=query_wire.decode_stored,
         errors=UNFIT,
-        seeds=(queries.encode(queries.Stored(inspection="i", after=b"a")),),
-        encode=queries.encode,
+        seeds=(query_wire.encode(query_wire.Stored(inspection="i", after=b"a")),),
+        encode=query_wire.encode,
     ),
     Target(
         name="questions: stored rows in JSON",
-        decode=queries.decode_stored_json,
+        decode=query_wire.decode_stored_json,
         errors=UNFIT,
-        seeds=(_JSON(queries.Stored(inspection="i", after=b"a")),),
+        seeds=(_JSON(query_wire.Stored(inspection="i", after=b"a")),),
     ),
     Target(
         name="questions: staleness",
-        decode=lambda data: queries.Staleness.parse(data.decode("latin-1")),
+        decode=lambda data: query_wire.Staleness.parse(data.decode("latin-1")),
         errors=(ValueError,),
         seeds=(b"100", b"250ms", b"100,250ms"),
         encode=lambda found: str(found).encode(),

@@ -10,19 +10,25 @@ from typing import Any, Final
 import google_crc32c
 import msgspec
 
-from holdfast.clients.directory import Workers
-from holdfast.core import announcements, books, compression, frames, harvest, queries, ranges, registry, resets, stamps
-from holdfast.core import fetch_requests as fetches
-from holdfast.core import transaction_requests as transactions
-from holdfast.core.announcements import Announce, Leave, Summary, partitions_of
-from holdfast.core.broker_logs import decode_group, decode_transaction
-from holdfast.core.codec import Marker, RowCodec, decode_due, decode_marker, encode_due, encode_marker, row_key, text_key
-from holdfast.core.compression import Compression
-from holdfast.core.election import Beat
-from holdfast.core.producer_requests import decode_init_producer_id_response, decode_produce_response, decode_request
-from holdfast.core.record_batch import Record, RecordBatch, batches, decode_batch, encode_batch
-from holdfast.core.strays import Audit
+from holdfast.clients.tables.directory import Workers
+from holdfast.core import ranges
+from holdfast.core.broker_logs.folds import decode_group, decode_transaction
+from holdfast.core.claims import frames, resets
+from holdfast.core.engine import query_wire
+from holdfast.core.engine.codec import Marker, RowCodec, decode_due, decode_marker, encode_due, encode_marker, row_key, text_key
+from holdfast.core.engine.strays import Audit
+from holdfast.core.groups import announcements
+from holdfast.core.groups.announcements import Announce, Leave, Summary, partitions_of
+from holdfast.core.kafka import compression
+from holdfast.core.kafka import fetch_requests as fetches
+from holdfast.core.kafka import transaction_requests as transactions
+from holdfast.core.kafka.compression import Compression
+from holdfast.core.kafka.record_batch import Record, RecordBatch, batches, decode_batch, encode_batch
+from holdfast.core.outbox import harvest
+from holdfast.core.outbox.election import Beat
+from holdfast.core.producers import ledger, registry, stamps
 from holdfast.errors import HoldfastError
+from holdfast.models.requests import decode_init_producer_id_response, decode_produce_response, decode_request
 from holdfast.outbox import commands
 
 LIMIT_UNPACKED_BYTES: Final = 1 << 20
@@ -130,9 +136,9 @@ def _announced(value: bytes) -> Any:
 
 _ANNOUNCE = Announce("g", "m-1", "c", None, ("orders",), None, (("orders", 6),), (("orders", (0, 1, 2)),), 4, ("range",), 6_000)
 _TABLE: dict[str, Any] = {"table": "totals", "version": 1, "partition": 0, "role": "active", "as_of_offset": 5, "stream_ms": 7}
-_ROWS = queries.RowsReply(**_TABLE, values=[b"x", None])
-_PAGE = queries.PageReply(**_TABLE, rows=[("a", b"x")], after=None)
-_REFUSAL = msgspec.convert({"error": "moved", "message": "restoring"}, queries.Refusal)
+_ROWS = query_wire.RowsReply(**_TABLE, values=[b"x", None])
+_PAGE = query_wire.PageReply(**_TABLE, rows=[("a", b"x")], after=None)
+_REFUSAL = msgspec.convert({"error": "moved", "message": "restoring"}, query_wire.Refusal)
 _WORKER = {
     "url": "http://a:6066",
     "generation": 3,
@@ -249,7 +255,7 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         name="producer books",
-        decode=lambda data: books.decode(headers_of(data), 3),
+        decode=lambda data: ledger.decode(headers_of(data), 3),
         seeds=(stamped((0, b"billing"), (1, b"7"), (2, b"1041")), stamped((4, b"d"), (0, b"b"), (1, b"7"), (2, b"1"))),
     ),
     Target(name="position markers", decode=decode_marker, seeds=(encode_marker(Marker(41, 99, 1)),), encode=encode_marker),
@@ -269,22 +275,32 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target(
         name="announced workers",
-        decode=lambda data: Workers([queries.decode_worker(data)]).urls,
+        decode=lambda data: Workers([query_wire.decode_worker(data)]).urls,
         seeds=(_JSON(_WORKER), b'{"url":"\\ud800","x":' + b"[" * 400 + b"]" * 400 + b"}"),
         errors=UNFIT,
     ),
-    Target(name="replies: rows", decode=queries.decode_rows_reply, seeds=(queries.encode(_ROWS),), errors=UNFIT, encode=queries.encode),
-    Target(name="replies: page", decode=queries.decode_page_reply, seeds=(queries.encode(_PAGE),), errors=UNFIT, encode=queries.encode),
-    Target(name="replies: refusal", decode=queries.decode_refusal, seeds=(queries.encode(_REFUSAL),), errors=UNFIT, encode=queries.encode),
+    Target(
+        name="replies: rows", decode=query_wire.decode_rows_reply, seeds=(query_wire.encode(_ROWS),), errors=UNFIT, encode=query_wire.encode
+    ),
+    Target(
+        name="replies: page", decode=query_wire.decode_page_reply, seeds=(query_wire.encode(_PAGE),), errors=UNFIT, encode=query_wire.encode
+    ),
+    Target(
+        name="replies: refusal",
+        decode=query_wire.decode_refusal,
+        seeds=(query_wire.encode(_REFUSAL),),
+        errors=UNFIT,
+        encode=query_wire.encode,
+    ),
     Target(
         name="questions: keys",
-        decode=queries.decode_keys,
-        seeds=(queries.encode(queries.Keys(["a"])),),
+        decode=query_wire.decode_keys,
+        seeds=(query_wire.encode(query_wire.Keys(["a"])),),
         errors=UNFIT,
-        encode=queries.encode,
+        encode=query_wire.encode,
     ),
-    Target(name="questions: keys in JSON", decode=queries.decode_keys_json, seeds=(_JSON(queries.Keys(["a"])),), errors=UNFIT),
-    Target(name="questions: page in JSON", decode=queries.decode_page_json, seeds=(_JSON(queries.Page()),), errors=UNFIT),
+    Target(name="questions: keys in JSON", decode=query_wire.decode_keys_json, seeds=(_JSON(query_wire.Keys(["a"])),), errors=UNFIT),
+    Target(name="questions: page in JSON", decode=query_wire.decode_page_json, seeds=(_JSON(query_wire.Page()),), errors=UNFIT),
     Target(
         name="record batches",
         decode=lambda data: decode_batch(data, limit_bytes=LIMIT_UNPACKED_BYTES),

@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import google_crc32c
 import pytest
 
-from holdfast.core.compression import Compression
-from holdfast.core.record_batch import (
+from holdfast.core.engine.skips import Ranges, Skip, behind, decode_skip, encode_skip, merged
+from holdfast.core.kafka.compression import Compression
+from holdfast.core.kafka.record_batch import (
     HEADER_BYTES,
     LOG_APPEND_TIME_BIT,
     TRANSACTIONAL_BIT,
@@ -22,7 +23,6 @@ from holdfast.core.record_batch import (
     encode_records,
     marker_batch,
 )
-from holdfast.core.skips import Ranges, Skip, behind, decode_skip, encode_skip, merged
 from holdfast.errors import WireError
 from holdfast.kafka.batch_reader import LIMIT_HEADERS, PIECE_BYTES, BatchReader
 from holdfast.kafka.records import Records

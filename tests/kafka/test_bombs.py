@@ -10,7 +10,6 @@ from collections.abc import AsyncIterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
 from itertools import pairwise
-from pathlib import Path
 
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
@@ -20,9 +19,9 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed, Fetched
 from holdfast.kafka.records import Records
-from tests.columns import take
+from tests.support.columns import take
+from tests.support.places import ROOT
 
-ROOT = Path(__file__).resolve().parents[2]
 MIB = 1 << 20
 DEADLINE_S = 120.0
 CODECS = ["gzip", "snappy", "lz4", "zstd"]

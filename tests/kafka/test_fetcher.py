@@ -14,12 +14,12 @@ from typing import Any, cast
 import pytest
 from aiokafka.errors import KafkaConnectionError
 
-from holdfast.core.fetch_requests import FETCH, Wanted, fetch_request, fetched, whole_batches
-from holdfast.core.record_batch import Record, RecordBatch, encode_batch
-from holdfast.core.wire import Reader, put_compact, put_uvarint
+from holdfast.core.kafka.fetch_requests import FETCH, Wanted, fetch_request, fetched, whole_batches
+from holdfast.core.kafka.record_batch import Record, RecordBatch, encode_batch
+from holdfast.core.kafka.wire import Reader, put_compact, put_uvarint
 from holdfast.errors import TopicError, WireError
 from holdfast.kafka.feed import ATTEMPTS, Feed, Fetched
-from holdfast.kafka.packed import Packed
+from holdfast.kafka.raw_request import Packed
 
 DEADLINE_S = 60.0
 TOPIC = "events"

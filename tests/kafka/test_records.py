@@ -5,9 +5,9 @@ from __future__ import annotations
 import pytest
 from confluent_kafka import Message
 
-from holdfast.core.processor import INPUTS, Headers
+from holdfast.core.engine.processor import INPUTS, Headers
 from holdfast.kafka.records import Record, Records
-from tests.columns import take
+from tests.support.columns import take
 
 
 def message(offset: int, headers: Headers = (), key: bytes | None = None) -> Message:

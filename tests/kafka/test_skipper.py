@@ -12,10 +12,10 @@ from confluent_kafka import Consumer, KafkaError, Message, Producer, TopicPartit
 from confluent_kafka.admin import AdminClient
 
 from holdfast.config import Settings
-from holdfast.core.unreadable import Unreadable
+from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.kafka.skipper import Skipper
-from tests.hostile_batches import ROOM, corrupt_batch, misplaced_batch, send, send_bomb, send_raw
+from tests.support.hostile_batches import ROOM, corrupt_batch, misplaced_batch, send, send_bomb, send_raw
 
 WITHIN_S = 60.0
 POLL_S = 0.1

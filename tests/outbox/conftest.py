@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.dev.databases import Postgres
+from holdfast.dev.databases.servers import Postgres
 from tests.outbox.databases import DATABASES, FreshOutbox, url_of
 
 

@@ -10,11 +10,11 @@ import pytest
 from sqlalchemy import Engine, create_engine
 from sqlalchemy.pool import NullPool
 
-from holdfast.outbox.layouts import Layout, layout_named
-from holdfast.outbox.migrate import upgrade
-from holdfast.outbox.rows import OutboxRows
-from holdfast.outbox.schema import OutboxTables, database_url, outbox_tables
-from holdfast.outbox.writer import OutboxWriter
+from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.schema.layouts import Layout, layout_named
+from holdfast.outbox.schema.migrate import upgrade
+from holdfast.outbox.schema.tables import OutboxTables, database_url, outbox_tables
+from holdfast.outbox.writer.outbox_writer import OutboxWriter
 
 DATABASES = ("postgres", "mariadb", "mysql", "sqlite")
 LAYOUTS = ("holdfast", "goharvest", "debezium")

@@ -11,9 +11,9 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from holdfast.core.election import ElectionSettings, FenceReason, Leadership
+from holdfast.core.outbox.election import ElectionSettings, FenceReason, Leadership
 from holdfast.errors import HoldfastError
-from holdfast.outbox.neli import Election
+from holdfast.outbox.election import Election
 
 TIMEOUT_S = 2.0
 

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Protocol
 
-from holdfast.dev.databases import Postgres
+from holdfast.dev.databases.servers import Postgres
 
 SIZE_MB = 160
 LIMIT_BYTES = 256 << 10

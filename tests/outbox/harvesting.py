@@ -22,21 +22,22 @@ from typing import Any, Self
 from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
 from holdfast.config import Settings
-from holdfast.core.election import Leadership
-from holdfast.core.partitioners import murmur2
-from holdfast.core.sequences import advance
-from holdfast.dev import leash
+from holdfast.core.engine.partitioners import murmur2
+from holdfast.core.kafka.sequences import advance
+from holdfast.core.outbox.election import Leadership
+from holdfast.dev import parent_death
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.outbox.fenced import FencedTerm
-from holdfast.outbox.harvester import STRATEGIES, Harvester, open_rows
-from holdfast.outbox.layouts import OutboxRow
-from holdfast.outbox.records import OutboxRecord
-from holdfast.outbox.rows import OutboxRows
+from holdfast.outbox.harvest.fenced import FencedTerm
+from holdfast.outbox.harvest.harvester import STRATEGIES, Harvester, open_rows
+from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.harvest.shard import Desk, ShardStats, Signals, Term
+from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.settings import HarvestSettings
-from holdfast.outbox.shard import Desk, ShardStats, Signals, Term
 from holdfast.outbox.topics import ensure_topics
-from tests.harness import ROOT, wait_for
+from holdfast.outbox.writer.records import OutboxRecord
 from tests.outbox.databases import FreshOutbox
+from tests.support.harness import wait_for
+from tests.support.places import ROOT
 
 PARTITIONS = 4
 DEADLINE_S = 30.0
@@ -332,7 +333,7 @@ def harvest_process(
         "election": election,
     }
     command = [sys.executable, "-P", "-m", "tests.outbox.harvesting", json.dumps(spec)]
-    leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
+    leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -15,13 +15,14 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from holdfast.core.election import Beat, ElectionSettings, Phase
-from holdfast.dev import leash
+from holdfast.core.outbox.election import Beat, ElectionSettings, Phase
+from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, TopicError
-from holdfast.outbox.neli import Election
-from tests.harness import ROOT, wait_for
+from holdfast.outbox.election import Election
 from tests.outbox.electors import TIMEOUT_S, Journal, Noting, election
+from tests.support.harness import wait_for
+from tests.support.places import ROOT
 
 DEADLINE_S = 30.0
 Join = Callable[..., Election]
@@ -65,7 +66,7 @@ class Contest:
 def process(on: Contest, name: str) -> subprocess.Popen[str]:
     """Start a member as a process of its own; it prints what it is told."""
     command = [sys.executable, "-P", "-m", "tests.outbox.electors", on.broker.bootstrap, on.topic, name]
-    leashed = [sys.executable, "-I", "-S", leash.__file__, str(os.getpid()), *command]
+    leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
     return subprocess.Popen(leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
 

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 import json
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from holdfast.config import Settings
-from holdfast.core.partitioners import goharvest_cell
+from holdfast.core.engine.partitioners import goharvest_cell
 from holdfast.errors import ConfigError
 from holdfast.outbox.goharvest import Limits, _camel, limits_of, settings_of
 from holdfast.outbox.settings import HarvestSettings, Strategy
+from tests.support.places import TESTDATA
 
-TESTDATA = Path(__file__).resolve().parents[1] / "testdata"
 VECTORS = json.loads((TESTDATA / "outbox_defaults.json").read_text())
 FNV = json.loads((TESTDATA / "fnv1a32.json").read_text())
 

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import pytest
 
-from holdfast.agents.harvester import HarvesterPage
-from holdfast.outbox.harvester import Harvester
-from holdfast.outbox.layouts import DebeziumLayout, bucket_of
-from holdfast.outbox.schema import outbox_tables
+from holdfast.agents.services.harvester import HarvesterPage
+from holdfast.outbox.harvest.harvester import Harvester
+from holdfast.outbox.schema.layouts import DebeziumLayout, bucket_of
+from holdfast.outbox.schema.tables import outbox_tables
+from holdfast.outbox.schema.wakeup import channel_of
 from holdfast.outbox.settings import HarvestSettings
-from holdfast.outbox.wakeup import channel_of
+from tests.support.places import DOCS
 
-PAGE = (Path(__file__).parents[2] / "docs" / "outbox.md").read_text()
+PAGE = (DOCS / "outbox.md").read_text()
 
 
 def table(name: str, page: str = PAGE) -> list[list[str]]:

@@ -12,13 +12,14 @@ from typing import Any
 
 import pytest
 
-from holdfast.dev.databases import Postgres
+from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox.migrate import downgrade, upgrade
+from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.troubles import FORGOTTEN_S, Trouble
-from tests.harness import ROOT, wait_for
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import PARTITIONS, Alone, Rig
+from tests.support.harness import wait_for
+from tests.support.places import ROOT
 
 LONG_S = 60.0
 

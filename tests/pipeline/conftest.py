@@ -12,8 +12,8 @@ from confluent_kafka import Producer
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.pipeline.session import SparkOptions, open_session
-from tests.parts import part
 from tests.pipeline.folds import Log
+from tests.support.parts import part
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

@@ -14,20 +14,20 @@ from confluent_kafka.admin import AdminClient
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.audit import Rules, progress_topic
-from holdfast.core.harvest import Books
-from holdfast.core.partitioners import of_key
-from holdfast.core.row_digests import RowDigests
-from holdfast.core.stamps import DIGEST, Stamp, stamp_headers
+from holdfast.core.engine.partitioners import of_key
+from holdfast.core.outbox.harvest import Books
+from holdfast.core.producers.audit import Rules, progress_topic
+from holdfast.core.producers.row_digests import RowDigests
+from holdfast.core.producers.stamps import DIGEST, Stamp, stamp_headers
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ConfigError
 from holdfast.pipeline.audit import AuditOptions, AuditReport, audit
 from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import Engine, Source
-from tests.audit_histories import OUTBOX, Published, orders, renumbered
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record
 from tests.pipeline.lakes import write_bronze
+from tests.support.audit_histories import OUTBOX, Published, orders, renumbered
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

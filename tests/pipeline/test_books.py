@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from holdfast.agents.bookkeeper import books, dedupe
+from holdfast.agents.services.bookkeeper import books, dedupe
 from holdfast.config import Settings
-from holdfast.core.books import Judgement, book_key
-from holdfast.core.stamps import Stamp, stamp_headers
+from holdfast.core.producers.ledger import Judgement, book_key
+from holdfast.core.producers.stamps import Stamp, stamp_headers
 from holdfast.pipeline.replay import ReplayOptions, replay
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record

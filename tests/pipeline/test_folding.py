@@ -12,8 +12,8 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.codec import RowCodec, digest, row_key, text_key, wake_key
-from holdfast.core.folding import Batch, Folder
+from holdfast.core.engine.codec import RowCodec, digest, row_key, text_key, wake_key
+from holdfast.core.engine.folding import Batch, Folder
 from holdfast.errors import OrderError
 from holdfast.pipeline.folding import (
     OUT_ROWS,

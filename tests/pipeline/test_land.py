@@ -29,9 +29,9 @@ from holdfast.pipeline.lake import Commit, Landed, bronze_path, history_of, last
 from holdfast.pipeline.land import Landing, LandOptions, land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
-from tests.harness import wait_for_ends
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record, accounts
+from tests.support.harness import wait_for_ends
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

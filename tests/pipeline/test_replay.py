@@ -14,7 +14,7 @@ from hypothesis import settings as hypothesis_settings
 from pyarrow import dataset
 
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline import on_spark
 from holdfast.pipeline.extent import Extent, Until
@@ -28,6 +28,7 @@ from holdfast.pipeline.topic import Span, TopicLog
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record, accounts, logs
 from tests.pipeline.lakes import ends, landed, write_bronze
+from tests.support.places import ROOT
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -291,7 +292,7 @@ def test_the_hash_seed_does_not_matter(lake: Path) -> None:
         "from tests.pipeline.folds import accounts; "
         f"print(replay(accounts('t'), Settings(), ReplayOptions(engine='local', source='bronze', lake={str(lake)!r})).digest)"
     )
-    root = Path(__file__).resolve().parents[2]
+    root = ROOT
     digests = {
         subprocess.run(
             [sys.executable, "-c", code],

@@ -18,8 +18,8 @@ import pyspark
 import pytest
 
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
-from holdfast.core.rows import Rows
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
 from holdfast.errors import SparkError
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.shipping import pack
@@ -84,7 +84,7 @@ def bonus(amount):
 APP = """
 import msgspec, os
 from cluster_rules import bonus
-from holdfast.core.processor import Processor
+from holdfast.core.engine.processor import Processor
 
 WHERE = os.path.abspath(__file__)
 

@@ -11,8 +11,8 @@ import pytest
 from confluent_kafka import Producer
 
 from holdfast.config import Settings
-from holdfast.core.processor import Processor
-from holdfast.core.skips import Skip, encode_skip
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.skips import Skip, encode_skip
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LostRecordsError, UnreadableError
 from holdfast.pipeline.extent import Until
@@ -20,7 +20,7 @@ from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
 from tests.chaos.counting import processors
-from tests.damage import one_batch
+from tests.support.damage import one_batch
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

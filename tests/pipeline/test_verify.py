@@ -13,9 +13,9 @@ from confluent_kafka import Producer
 
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
-from holdfast.core.codec import APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
-from holdfast.core.folding import Folder
-from holdfast.core.processor import Processor
+from holdfast.core.engine.codec import APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
+from holdfast.core.engine.folding import Folder
+from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
 from holdfast.kafka.connections import connector
@@ -25,9 +25,9 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
 from holdfast.pipeline.verify import Verdict, verify
 from holdfast.tables.changelog import ChangelogWriter
-from tests.harness import wait_for_ends
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Account, Log, Op, Record, accounts
+from tests.support.harness import wait_for_ends
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession

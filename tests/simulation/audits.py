@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from holdfast.core.claims import compat_claimed, is_live, is_reserved
-from holdfast.core.member_actions import Place
+from holdfast.core.claims.views import compat_claimed, is_live, is_reserved
+from holdfast.core.member.actions import Place
 from tests.simulation.checks import BALANCE, FREE, LIMIT_STALLED_AUDITS, PAUSED, STALLED, TWINS, Checks
 from tests.simulation.ledger import Ledger
 from tests.simulation.timeline import BEGAN_S

@@ -6,8 +6,8 @@ from collections.abc import Callable
 from random import Random
 from typing import Any
 
-from holdfast.core.balancer import Balancer, BalancerSettings
-from holdfast.core.member_actions import Place
+from holdfast.core.groups.balancer import Balancer, BalancerSettings
+from holdfast.core.member.actions import Place
 from tests.simulation.broker import Broker
 from tests.simulation.node import Node
 from tests.simulation.timeline import BEGAN_S

@@ -7,10 +7,10 @@ from dataclasses import dataclass
 from random import Random
 from typing import TYPE_CHECKING, NamedTuple, cast
 
-from holdfast.core.claims import Claim, CompatClaim, GuardedRow, fold_compat, fold_guarded
-from holdfast.core.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition
-from holdfast.core.member_actions import Place
-from holdfast.core.rows import Rows
+from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition
+from holdfast.core.claims.views import Claim, CompatClaim, GuardedRow, fold_compat, fold_guarded
+from holdfast.core.engine.rows import Rows
+from holdfast.core.member.actions import Place
 from tests.simulation.timeline import BEGAN_S, Timeline
 
 if TYPE_CHECKING:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 from math import inf
 from typing import TYPE_CHECKING
 
-from holdfast.core.claims import RESET_INSTANCE, Claim, ClaimKey, CompatClaim, Pause, pause_key
-from holdfast.core.frames import Frame, ReleaseGroup, ReleasingPartition, coordination_partition
-from holdfast.core.member_actions import Place
-from holdfast.core.member_settings import Delivery, MemberSettings
-from holdfast.core.resets import Commit, Decisions
+from holdfast.core.claims.frames import Frame, ReleaseGroup, ReleasingPartition, coordination_partition
+from holdfast.core.claims.resets import Commit, Decisions
+from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, CompatClaim, Pause, pause_key
+from holdfast.core.member.actions import Place
+from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 from tests.simulation.broker import Broker, Log, key_of
 from tests.simulation.ledger import Ledger

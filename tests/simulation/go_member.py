@@ -10,11 +10,11 @@ from math import inf
 from random import Random
 from typing import cast
 
-from holdfast.core.claims import CompatClaim, fold_compat, partition_claim
-from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
-from holdfast.core.health import Health, Sample, Verdict
-from holdfast.core.member_actions import Place
-from holdfast.core.rows import Rows
+from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
+from holdfast.core.claims.views import CompatClaim, fold_compat, partition_claim
+from holdfast.core.engine.rows import Rows
+from holdfast.core.member.actions import Place
+from holdfast.core.member.velocity import Health, Sample, Verdict
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks
 from tests.simulation.process import Process

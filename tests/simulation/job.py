@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from holdfast.core.member_actions import Place
+from holdfast.core.member.actions import Place
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

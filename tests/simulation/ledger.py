@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from holdfast.core.member_actions import Place
+from holdfast.core.member.actions import Place
 
 
 class Ledger:

@@ -7,10 +7,10 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING, Any
 
-from holdfast.core.frames import Frame, ReleasingPartition
-from holdfast.core.member import Member
-from holdfast.core.member_actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
-from holdfast.core.member_settings import Delivery, MemberSettings
+from holdfast.core.claims.frames import Frame, ReleasingPartition
+from holdfast.core.member.actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
+from holdfast.core.member.member import Member
+from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
 from tests.simulation.broker import Broker
 from tests.simulation.job import Habits, Job

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from holdfast.core.member_settings import Delivery, MemberSettings
+from holdfast.core.member.settings import Delivery, MemberSettings
 from tests.simulation.broker import Weather
 from tests.simulation.job import Habits
 from tests.simulation.units import lane_topics

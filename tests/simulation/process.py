@@ -7,7 +7,7 @@ from math import inf
 from random import Random
 from typing import TYPE_CHECKING
 
-from holdfast.core.frames import Frame
+from holdfast.core.claims.frames import Frame
 from tests.simulation.broker import Broker, Log, Wire
 from tests.simulation.timeline import BEGAN_S
 from tests.simulation.trace import WHOLE, Trace

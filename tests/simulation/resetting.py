@@ -5,10 +5,10 @@ from __future__ import annotations
 from enum import StrEnum
 from random import Random
 
-from holdfast.core.claims import RESET_INSTANCE, Claim, ClaimKey, is_live, is_reserved
-from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup, coordination_partition
-from holdfast.core.member_actions import Place
-from holdfast.core.resets import Abort, Commit, Decision, Decisions, final_offset, held_by_reset, release
+from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup, coordination_partition
+from holdfast.core.claims.resets import Abort, Commit, Decision, Decisions, final_offset, held_by_reset, release
+from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, is_live, is_reserved
+from holdfast.core.member.actions import Place
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks
 from tests.simulation.node import Node

@@ -6,11 +6,11 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.frames import ClaimingMessages, ClaimingPartition, Heartbeat, ReleaseGroup, ReleasingPartition
-from holdfast.core.member_actions import Deliver, Event, Reason, Send, Start
-from holdfast.core.member_log import LogView
-from holdfast.core.member_settings import Delivery, MemberSettings
-from tests.core.member_world import BEGAN_S, World
+from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Heartbeat, ReleaseGroup, ReleasingPartition
+from holdfast.core.member.actions import Deliver, Event, Reason, Send, Start
+from holdfast.core.member.log_view import LogView
+from holdfast.core.member.settings import Delivery, MemberSettings
+from tests.core.member.world import BEGAN_S, World
 
 
 def test_what_a_dead_process_had_under_way_does_not_end_its_successor() -> None:

@@ -7,9 +7,9 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.member_actions import Place
-from holdfast.core.resets import Commit
+from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition
+from holdfast.core.claims.resets import Commit
+from holdfast.core.member.actions import Place
 from tests.simulation.broker import Broker, Stay
 from tests.simulation.checks import LIMIT_STALLED_AUDITS, STALLED
 from tests.simulation.plan import Kind, draw

@@ -10,20 +10,21 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.core import claims, member_log
-from holdfast.core.balancer import Balancer
-from holdfast.core.claims import Claim, ClaimKey
-from holdfast.core.frames import Frame, Heartbeat
-from holdfast.core.member import Member
-from holdfast.core.member_actions import Deliver, Place
-from holdfast.core.member_claiming import Claiming
-from holdfast.core.member_claims import LocalClaim
-from holdfast.core.member_health import Checking
-from holdfast.core.member_keeping import Keeping
-from holdfast.core.member_log import LogView
-from holdfast.core.member_settings import MemberSettings
-from holdfast.core.resets import Decision
-from holdfast.core.rows import Rows
+from holdfast.core.claims import views
+from holdfast.core.claims.frames import Frame, Heartbeat
+from holdfast.core.claims.resets import Decision
+from holdfast.core.claims.views import Claim, ClaimKey
+from holdfast.core.engine.rows import Rows
+from holdfast.core.groups.balancer import Balancer
+from holdfast.core.member import log_view
+from holdfast.core.member.acquisition import Claiming
+from holdfast.core.member.actions import Deliver, Place
+from holdfast.core.member.health import Checking
+from holdfast.core.member.local_claims import LocalClaim
+from holdfast.core.member.log_view import LogView
+from holdfast.core.member.member import Member
+from holdfast.core.member.renewal import Keeping
+from holdfast.core.member.settings import MemberSettings
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
     BALANCE,
@@ -50,7 +51,7 @@ from tests.simulation.world import run_schedule
 Plant = Callable[[pytest.MonkeyPatch], None]
 LIMIT_SCHEDULES = 60
 
-fold_guarded = claims.fold_guarded
+fold_guarded = views.fold_guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,7 +65,7 @@ class Fault:
 
 def with_fold(monkeypatch: pytest.MonkeyPatch, fold: Callable[..., None]) -> None:
     monkeypatch.setattr(broker, "fold_guarded", fold)
-    monkeypatch.setattr(member_log, "fold_guarded", fold)
+    monkeypatch.setattr(log_view, "fold_guarded", fold)
 
 
 def a_lease_that_never_ends(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -79,10 +80,10 @@ def heartbeats_of_anybody_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the Go library does (D2)."""
 
     def heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s: int | None) -> Claim:
-        after = claims._taken(claim, frame, now_s)
+        after = views._taken(claim, frame, now_s)
         return msgspec.structs.replace(after, current_offset=frame.current_offset)
 
-    monkeypatch.setattr(claims, "_heartbeat", heartbeat)
+    monkeypatch.setattr(views, "_heartbeat", heartbeat)
 
 
 def offsets_go_back_with_any_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,18 +5,17 @@ from __future__ import annotations
 import os
 import subprocess
 import sys
-from pathlib import Path
 
 import pytest
 
-from holdfast.core.member_actions import Place
-from tests.scale import scaled
+from holdfast.core.member.actions import Place
 from tests.simulation.checks import NAMES
 from tests.simulation.plan import CROWD_EVERY, Kind, draw
 from tests.simulation.trace import Violation
 from tests.simulation.world import run_schedule
+from tests.support.places import ROOT
+from tests.support.scale import scaled
 
-ROOT = Path(__file__).resolve().parents[2]
 SEEDS = 24
 FOUND = (401541, 401965, 404034, 406815, 407805, 408075, 409396, 409785, 409864, 409937, 500533, 506239, 604386)
 """Schedules that broke a rule once. What was wrong has a test of its own in `test_found` or `test_harness`."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from holdfast.core.member_actions import Place
+from holdfast.core.member.actions import Place
 from tests.simulation.timeline import Timeline
 
 LIMIT_LINES = 40

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from holdfast.core.member_actions import Place
+from holdfast.core.member.actions import Place
 from tests.simulation.broker import key_of
 
 

@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 from typing import NamedTuple
 
-from holdfast.core.member_actions import Place
+from holdfast.core.member.actions import Place
 from tests.simulation.audits import Auditor
 from tests.simulation.balancing import BalancedNode, Talk
 from tests.simulation.broker import Broker

@@ -9,11 +9,11 @@ from types import SimpleNamespace
 
 from aiokafka.errors import KafkaConnectionError
 
-from holdfast.core import transaction_requests as wire
-from holdfast.core.record_batch import RecordBatch, decode_batch
-from holdfast.core.transaction_requests import Place
-from holdfast.core.wire import Reader, put_compact, put_uvarint
-from holdfast.kafka.packed import Packed
+from holdfast.core.kafka import transaction_requests as wire
+from holdfast.core.kafka.record_batch import RecordBatch, decode_batch
+from holdfast.core.kafka.transaction_requests import Place
+from holdfast.core.kafka.wire import Reader, put_compact, put_uvarint
+from holdfast.kafka.raw_request import Packed
 
 LOG: Place = ("log", 0)
 OUT: Place = ("out", 1)

@@ -11,12 +11,12 @@ import pytest
 from confluent_kafka import Consumer, KafkaError, Message, TopicPartition
 
 from holdfast.config import Settings
-from holdfast.core import transaction_requests
-from holdfast.core.codec import APPLIED, Marker, encode_marker
-from holdfast.core.folding import Changes
-from holdfast.core.partitioners import by_key
-from holdfast.core.processor import Emit
-from holdfast.core.sequences import MAX_EPOCH
+from holdfast.core.engine.codec import APPLIED, Marker, encode_marker
+from holdfast.core.engine.folding import Changes
+from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.processor import Emit
+from holdfast.core.kafka import transaction_requests
+from holdfast.core.kafka.sequences import MAX_EPOCH
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.connections import connector

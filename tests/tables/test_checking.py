@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import rocksdict as R
 
-from holdfast.core.codec import Marker, row_key, wake_key
+from holdfast.core.engine.codec import Marker, row_key, wake_key
 from holdfast.tables.checking import _LATER, Stopped, _compare
 from holdfast.tables.store import Budget, PartitionStore, Stamp
 

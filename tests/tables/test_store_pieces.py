@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from holdfast.core.codec import Marker, row_key
+from holdfast.core.engine.codec import Marker, row_key
 from holdfast.errors import StoreError
 from holdfast.tables import store as module
 from holdfast.tables.store import Budget, PartitionStore, Stamp

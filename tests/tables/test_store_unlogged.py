@@ -11,11 +11,11 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.core.codec import Marker, row_key
+from holdfast.core.engine.codec import Marker, row_key
 from holdfast.tables.store import LOGGED, UNLOGGED, Budget, PartitionStore, Stamp
+from tests.support.places import ROOT
 
 STAMP = Stamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
-ROOT = Path(__file__).resolve().parents[2]
 KEYS = [row_key(f"k{number:04d}") for number in range(2_000)]
 
 

@@ -11,14 +11,14 @@ from typing import Any
 import pytest
 from aiokafka.errors import IncompatibleBrokerVersion, KafkaConnectionError, RequestTimedOutError
 
-from holdfast.core import transaction_requests as wire
-from holdfast.core.codec import APPLIED, Marker
-from holdfast.core.folding import Changes
-from holdfast.core.partitioners import by_key, murmur2
-from holdfast.core.processor import Emit
-from holdfast.core.wire import put_compact
+from holdfast.core.engine.codec import APPLIED, Marker
+from holdfast.core.engine.folding import Changes
+from holdfast.core.engine.partitioners import by_key, murmur2
+from holdfast.core.engine.processor import Emit
+from holdfast.core.kafka import transaction_requests as wire
+from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
-from holdfast.kafka.packed import Packed
+from holdfast.kafka.raw_request import Packed
 from holdfast.tables import changelog, transactions
 from holdfast.tables.changelog import ChangelogWriter, _place_of
 from holdfast.tables.transactions import AbortableError, UndeliverableError, _first_refused

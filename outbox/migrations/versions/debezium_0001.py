@@ -7,8 +7,8 @@ from typing import Any
 from alembic import op
 from sqlalchemy import Column, Identity, String
 
-from holdfast.outbox.columns import JsonText, big_id, uuid_text
-from holdfast.outbox.migrate import add_number, create_own, create_table, drop_number, drop_own, refuse_loss, table_name
+from holdfast.outbox.schema.columns import JsonText, big_id, uuid_text
+from holdfast.outbox.schema.migrate import add_number, create_own, create_table, drop_number, drop_own, refuse_loss, table_name
 
 revision = "debezium_0001"
 down_revision = None

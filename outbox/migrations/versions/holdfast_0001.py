@@ -7,8 +7,8 @@ from typing import Any
 from alembic import op
 from sqlalchemy import BigInteger, Column, Identity, Integer, SmallInteger, String
 
-from holdfast.outbox.columns import big_id, blob, now_ms
-from holdfast.outbox.migrate import create_own, create_table, drop_own, refuse_loss, table_name, tune
+from holdfast.outbox.schema.columns import big_id, blob, now_ms
+from holdfast.outbox.schema.migrate import create_own, create_table, drop_own, refuse_loss, table_name, tune
 
 revision = "holdfast_0001"
 down_revision = None

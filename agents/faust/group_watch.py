@@ -1,0 +1,94 @@
+"""What the group answers to aiokafka's coordinator, told to the manager: whether the worker is still an owner, and when it has to end.
+
+Wraps private names of aiokafka 0.14.0, which tests/agents/faust/test_contract.py holds us to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any
+
+from aiokafka.errors import GroupAuthorizationFailedError
+from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.partitions.membership import Membership
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError
+
+logger = logging.getLogger(__name__)
+
+NO_ERROR, ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, REBALANCE_IN_PROGRESS, FENCED_INSTANCE_ID = 0, 22, 25, 27, 82
+LOOK_S = 0.1
+_REFUSING = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID})
+
+
+def watch_group(coordinator: Any, manager: PartitionManager) -> None:
+    """Have *manager* told what the group answers to *coordinator*, and of its end. Called in the coordinator's thread, before it joins."""
+    plain_send, plain_push = coordinator._send_req, coordinator._push_error_to_user
+
+    async def send(request: Any) -> Any:
+        # Before the request is on its way: the broker's clock begins no earlier.
+        sent_s, term = system_clock.monotonic_s(), manager.membership.term
+        if not isinstance(request, JoinGroupRequest):
+            answer = await plain_send(request)
+            _note(manager.membership, request, answer, sent_s, term)
+            return answer
+        manager.membership.joining()
+        looking = asyncio.ensure_future(_look(manager.membership))
+        try:
+            answer = await plain_send(request)
+            _note(manager.membership, request, answer, sent_s, term)
+            return answer
+        finally:
+            looking.cancel()
+            manager.membership.answered()
+
+    def push(error: BaseException) -> Any:
+        # aiokafka waits for its user to fetch, and to be told then; nothing is fetched through this consumer, so it would wait for ever.
+        if not coordinator._closing.done():
+            _end(manager, error)
+        return plain_push(error)
+
+    def ended(routine: asyncio.Task[None]) -> None:
+        if not coordinator._closing.done() and not routine.cancelled():
+            _end(manager, routine.exception())
+
+    coordinator._send_req, coordinator._push_error_to_user = send, push
+    coordinator._coordination_task.add_done_callback(ended)
+
+
+async def _look(membership: Membership) -> None:
+    while True:
+        await asyncio.sleep(LOOK_S)
+        membership.looked()
+
+
+def _end(manager: PartitionManager, error: BaseException | None) -> None:
+    cure = "; `holdfast acls` shows what a worker needs" if isinstance(error, GroupAuthorizationFailedError) else ""
+    manager.crash_soon(
+        HoldfastError(f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}{cure}")
+    )
+
+
+def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term: int) -> None:
+    codes = _codes(request, answer)
+    if codes & _REFUSING:
+        membership.refused(term)
+        logger.warning("the group refused this member (%s): it owns nothing any more and joins anew", type(request).__name__)
+    elif isinstance(request, HeartbeatRequest) and codes <= {NO_ERROR, REBALANCE_IN_PROGRESS}:
+        membership.heard(sent_s, rebalancing=REBALANCE_IN_PROGRESS in codes)
+    elif isinstance(request, JoinGroupRequest) and codes == {NO_ERROR}:
+        membership.joined()
+    elif isinstance(request, SyncGroupRequest) and codes == {NO_ERROR}:
+        membership.synced(sent_s)
+
+
+def _codes(request: Any, answer: Any) -> set[int]:
+    if isinstance(request, HeartbeatRequest | JoinGroupRequest | SyncGroupRequest):
+        return {answer.error_code}
+    if isinstance(request, OffsetCommitRequest):
+        return {code for _, partitions in answer.topics for _, code in partitions}
+    return set()

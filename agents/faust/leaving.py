@@ -1,0 +1,119 @@
+"""How a worker says why it leaves: an operating error in one line, whatever raised it; a traceback is for bugs."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import sys
+import sysconfig
+import traceback
+from collections.abc import Callable
+from pathlib import Path
+from types import TracebackType
+
+import faust
+from mode.worker import EX_FAILURE
+
+from holdfast.errors import HoldfastError
+
+logger = logging.getLogger(__name__)
+
+CRASHED = "Crashed reason=%r"
+"""What mode logs of each service that crashed, often outside of any handler, so that "NoneType: None" stands for the traceback."""
+
+Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
+
+
+def one_line(error: BaseException) -> str:
+    r"""Return the text of *error* as one line.
+
+    >>> one_line(HoldfastError("topic orders:\n  does not exist"))
+    'topic orders: does not exist'
+    """
+    return " ".join(str(error).split())
+
+
+class Worker(faust.Worker):
+    """Faust's worker process. It leaves with 1 after an operating error, which it has told once, in one line."""
+
+    _told = False
+
+    async def start(self) -> None:
+        """Start everything; an operating error ends the worker as a crash does."""
+        try:
+            await super().start()
+        except HoldfastError as error:
+            self._tell(error)
+
+    def _crash(self, reason: BaseException) -> None:
+        if isinstance(reason, HoldfastError):
+            self._tell(reason)
+        super()._crash(reason)
+
+    def _tell(self, error: HoldfastError) -> None:
+        if self._told:
+            return  # what fails because of the first failure is not worth another line
+        self._told = True
+        text = one_line(error)
+        logger.critical("leaving: %s", text)
+        if self.logfile:  # whoever started it looks here first
+            print(f"holdfast: {text}", file=self.stderr)
+
+    def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
+        """Have what is told once not be logged again by each service that the crash goes through."""
+        super().on_setup_root_logger(logger, level)
+        for handler in logger.handlers:
+            handler.addFilter(shortened)
+
+    def _shutdown_loop(self) -> None:
+        if self._told:
+            self.crash_reason = None  # stock raises it once more, for its traceback
+        try:
+            super()._shutdown_loop()
+        except (Exception, asyncio.CancelledError):
+            if not self._told:  # else it is of a task that is ended because of what was told
+                raise
+        if self._told:
+            raise SystemExit(EX_FAILURE)
+
+
+def shortened(record: logging.LogRecord) -> bool:
+    """Return whether to log *record* at all: not a crash that `Worker` tells.
+
+    What is logged of an operating error by holdfast has no traceback, and a crash by a bug has the bug's.
+    """
+    if str(record.msg).endswith(CRASHED) and isinstance(record.args, tuple) and isinstance(reason := record.args[0], BaseException):
+        record.exc_info = type(reason), reason, reason.__traceback__
+        return not isinstance(reason, HoldfastError)
+    if record.exc_info and isinstance(record.exc_info[1], HoldfastError) and record.name.startswith("holdfast."):
+        record.exc_info = None
+    return True
+
+
+def tell_in_one_line(before: Hook) -> Hook:
+    """Return a `sys.excepthook` that tells an operating error in one line with the user's line that met it, and leaves others to *before*.
+
+    A setting or a declaration is refused while the user's module is imported, in a process that is Faust's or the user's own.
+    `python -X dev` shows the traceback all the same.
+    """
+
+    def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, HoldfastError) and not sys.flags.dev_mode:
+            print(f"holdfast: {_place(trace)}{one_line(error)}", file=sys.stderr)
+        else:
+            before(kind, error, trace)
+
+    return hook
+
+
+def _place(trace: TracebackType | None) -> str:
+    """Return "file:line: " of the last frame that is neither ours nor a library's."""
+    libraries = [
+        str(Path(__file__).parents[2]),
+        *(sysconfig.get_path(name) for name in ("stdlib", "purelib", "platlib", "scripts")),
+        "<",
+    ]
+    for frame in reversed(traceback.extract_tb(trace)):
+        if not frame.filename.startswith(tuple(libraries)):
+            return f"{frame.filename}:{frame.lineno}: "
+    return ""

@@ -1,0 +1,152 @@
+"""Faust's life cycle of a rebalance with our fence and restore in its middle; Faust never reads a changelog itself.
+
+Overrides private names of faust-streaming 0.15.3, which tests/agents/faust/test_contract.py holds us to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from typing import Any, cast
+
+from faust.tables import manager, recovery
+from faust.types import TP
+from mode import Service
+
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.partitions.types import Plan
+from holdfast.errors import ConfigError, HoldfastError
+from holdfast.tables import lived
+from holdfast.tables.restore import Interrupted
+
+logger = logging.getLogger(__name__)
+
+STAY_EVERY_S = 1.0
+
+
+class FencedRecovery(recovery.Recovery):
+    """Turns an assignment into a plan for the manager, and opens the tap when the plan is carried out."""
+
+    app: Any
+    plan: Plan
+
+    @property
+    def manager(self) -> PartitionManager:
+        manager: PartitionManager = self.app.manager
+        return manager
+
+    # Stock opens every store to ask for its offset, buffers changelog events and publishes its progress; ours has none of these.
+    def flush_buffers(self) -> None: ...
+    def add_active(self, table: Any, tp: TP) -> None: ...
+    def add_standby(self, table: Any, tp: TP) -> None: ...
+
+    @Service.task
+    async def _slurp_changelogs(self) -> None: ...
+
+    @Service.task
+    async def _publish_stats(self) -> None: ...
+
+    @Service.task
+    async def _stay_in_group(self) -> None:
+        # aiokafka sees no fetches of ours and leaves the group after a while; the transport's loop, which tells it otherwise, runs only
+        # from the first assignment on that was carried out. A restore that stands still is ended by the manager's watch.
+        while not self.should_stop:
+            await self.sleep(STAY_EVERY_S)
+            if self.manager.adopting:
+                self.app.consumer.stay_in_group()
+
+    async def on_rebalance(self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0) -> None:
+        """Remember the assignment and return at once: heartbeats go on while the plan is carried out."""
+        if generation_id != self.app.consumer_generation_id:
+            return
+        # One snapshot: `assigned` holds changelog partitions, active and standby, too. The assignor may already speak of the next one.
+        active, standby = set(), set()
+        for name, processor in self.manager.processors.items():
+            source = {tp.partition for tp in assigned if tp.topic == processor.source}
+            changelog = {tp.partition for tp in assigned if tp.topic == processor.changelog(self.manager.settings.app)}
+            assert source <= changelog, f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
+            active |= {(name, number) for number in source}
+            standby |= {(name, number) for number in changelog - source}
+        manager = self.manager
+        self.plan = Plan(manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term)
+        self._generation_id = generation_id
+        self.signal_recovery_start.set()
+
+    @Service.task
+    async def _restart_recovery(self) -> None:
+        while not self.should_stop:
+            if await self.wait_for_stopped(cast(Any, self.signal_recovery_start)):
+                break
+            self.signal_recovery_start.clear()
+            plan = self.plan
+            try:
+                self._set_recovery_started()
+                await self._wait(self.manager.adopt(plan))
+                await self._open_the_tap(plan)
+            except (recovery.RebalanceAgain, Interrupted):
+                continue
+            except recovery.ServiceStopped:
+                break
+            except asyncio.CancelledError:
+                if self.should_stop:
+                    break
+                raise
+            except Exception as error:
+                if not isinstance(error, HoldfastError):
+                    logger.exception("could not take over the assigned partitions")
+                self.manager.crash(error)
+                raise
+
+    async def _open_the_tap(self, plan: Plan) -> None:
+        app, consumer, generation = self.app, self.app.consumer, plan.generation
+        await app.on_rebalance_complete.send()
+        if app.consumer_generation_id != generation or self.manager.epoch != plan.epoch:
+            return
+        self._set_recovery_ended()
+        app.flow_control.resume()  # clears agents' queues: now, while nothing can flow
+        # Seek before anything is resumed: stock resumes first and then takes the records it cleared for gaps in the log.
+        # wait_for inside: mode reports a timeout of _wait as "stopped", and stock then leaves its loop, silent for ever.
+        await self._wait(lived.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
+        if app.consumer_generation_id != generation or self.manager.epoch != plan.epoch:
+            return  # revoked meanwhile: nothing may flow before the next assignment is carried out
+        sources = {processor.source for processor in self.manager.processors.values()}
+        consumer.resume_partitions({tp for tp in consumer.assignment() if tp.topic in sources})
+        self.manager.opened()
+        self.completed.set()
+        consumer.resume_flow()
+        await app._fetcher.maybe_start()
+        self.tables.on_actives_ready()
+        self.tables.on_standbys_ready()
+        app.on_rebalance_end()
+        await self.manager.announce()
+        if app.assignor.moved:
+            await consumer.rejoin()  # nothing moves, and the other workers learn where this one is now
+
+
+class ManagedTables(manager.TableManager):
+    """Faust's table manager with our recovery; its first call of a revocation or a stop voids what was fetched."""
+
+    app: Any
+
+    @property
+    def recovery(self) -> recovery.Recovery:
+        if self._recovery is None:
+            self._recovery = FencedRecovery(self.app, self, beacon=self.beacon, loop=self.loop)
+        return self._recovery
+
+    def add(self, table: Any) -> Any:
+        """Take in the table of a processor; ConfigError for any other: nothing would restore it, so a restart would lose what it holds."""
+        if table.name not in {processor.table for processor in self.app.processors.values()}:
+            raise ConfigError(
+                f"table {table.name}: an application of create_app keeps only the tables of its processors, and this one would be empty after a "
+                f"restart; write what fills it as the fold of a Processor, and give that to create_app"
+            )
+        return super().add(table)
+
+    async def on_start(self) -> None:
+        # Stock sleeps a second first, to let agents subscribe; ours are declared before the app starts.
+        await self._update_channels()
+        await self.recovery.start()
+
+    def on_partitions_revoked(self, revoked: set[TP]) -> None:
+        self.app.manager.revoke()

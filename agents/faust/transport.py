@@ -1,0 +1,290 @@
+"""Faust's transport with our feed: group membership stays aiokafka's, records come from our own fetcher in batches.
+
+One Faust event is one fetch of one partition. Overrides private names of faust-streaming 0.15.3 and aiokafka 0.14.0, which
+tests/agents/faust/test_contract.py holds us to.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from hashlib import blake2s
+from typing import Any, cast
+
+from aiokafka.errors import CommitFailedError
+from aiokafka.structs import TopicPartition as AioTP
+from faust.transport.drivers import aiokafka as driver
+from faust.types import TP, ConsumerMessage
+
+from holdfast.agents.faust.group_watch import watch_group
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.clock import system_clock
+from holdfast.core.outbox.pacing import FEW_RECORDS
+from holdfast.kafka.feed import Fetched
+
+logger = logging.getLogger(__name__)
+
+WAIT_S = 0.1
+LIMIT_INSTANCE = 240
+
+
+def static_member(instance: str, topics: Iterable[str]) -> str:
+    """Return the group instance id of *instance* with this subscription.
+
+    >>> static_member("w1", ["b", "a"]) == static_member("w1", ["a", "b"]) != static_member("w1", ["a"])
+    True
+    """
+    return f"{instance[:LIMIT_INSTANCE]}.{blake2s(','.join(sorted(topics)).encode(), digest_size=4).hexdigest()}"
+
+
+class GroupThread(driver.AIOKafkaConsumerThread):
+    """aiokafka's consumer in its thread: joins, heartbeats, commits; it fetches nothing."""
+
+    def _create_worker_consumer(self, transport: Any) -> Any:
+        consumer = super()._create_worker_consumer(transport)
+        # Faust's 1500 ms is hard-wired; one slow long poll holds up what little goes through this consumer.
+        consumer._fetch_max_wait_ms = 100
+        return consumer
+
+    async def on_start(self) -> None:
+        await super().on_start()
+        watch_group(self._ensure_consumer()._coordinator, cast(Any, self.app).manager)
+
+    async def subscribe(self, topics: Iterable[str]) -> None:
+        topics = set(topics)
+        self._name_static_member(self._ensure_consumer()._coordinator, topics)
+        await super().subscribe(topics)
+
+    def _name_static_member(self, coordinator: Any, topics: set[str]) -> None:
+        """Have a static member's id tell what it subscribes to, until it has joined.
+
+        A static member that returns within its session gets back its old assignment without a rebalance, even when it subscribes to other
+        topics now: those of a processor's new version, or of an agent just added, would be nobody's.
+        """
+        instance = cast(Any, self.app).settings.instance_id
+        if instance is not None and coordinator.generation < 0:
+            coordinator._group_instance_id = static_member(instance, topics)
+
+    def verify_event_path(self, now: float, tp: TP) -> None:
+        """Say nothing of what aiokafka has fetched: it fetches nothing, so stock would take each partition for stuck from 300 s on.
+
+        Whether records in hand are folded and committed is the manager's watch to see, which ends a worker that is stuck.
+        """
+
+    async def _commit(self, offsets: Mapping[TP, int]) -> bool:
+        # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already rebalanced" in a text
+        # where a line break stands between the words, so a commit that crosses a rebalance would crash the worker.
+        try:
+            consumer = self._ensure_consumer()
+            await consumer.commit({AioTP(*tp): offset for tp, offset in offsets.items() if tp in self.assignment()})
+        except CommitFailedError:
+            return False
+        except Exception as error:  # noqa: BLE001  advice only
+            logger.warning("offsets not committed; lag tools show them late: %r", error)
+            return False
+        return True
+
+    def _stopped_set(self) -> None:
+        # A crash elsewhere ends the thread too, which closes its loop; nothing waits in it then.
+        try:
+            super()._stopped_set()
+        except RuntimeError:
+            self._stopped.set()
+
+    async def still(self, tps: Iterable[TP]) -> None:
+        """Stop aiokafka from prefetching *tps*: it does so for all assigned partitions, whatever Faust has paused."""
+        consumer = self._ensure_consumer()
+        assigned = consumer.assignment()
+        consumer.pause(*[AioTP(*tp) for tp in tps if AioTP(*tp) in assigned])
+
+    async def committed_offsets(self, tps: Iterable[TP]) -> dict[tuple[str, int], int]:
+        """Return where the group stopped in *tps*; 0, the beginning, where it never committed."""
+        consumer = self._ensure_consumer()
+        return {(tp.topic, tp.partition): await consumer.committed(AioTP(*tp)) or 0 for tp in tps}
+
+    async def rejoin(self) -> None:
+        """Have the group assign everything anew."""
+        self._ensure_consumer()._coordinator.request_rejoin()
+
+    def alive(self) -> None:
+        """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the group."""
+        self._ensure_consumer()._subscription._last_fetch_ended = system_clock.monotonic_s()
+
+
+class BatchConsumer(driver.Consumer):
+    """Hands a processor's agent one event per partition and fetch, at positions that the manager's state names.
+
+    Ordinary agents of the same app get their records one by one, as in any Faust app.
+    """
+
+    app: Any
+    _thread: Any
+
+    @property
+    def manager(self) -> PartitionManager:
+        manager: PartitionManager = self.app.manager
+        return manager
+
+    def _new_consumer_thread(self) -> GroupThread:
+        return GroupThread(self, loop=self.loop, beacon=self.beacon)
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        self._delivered: dict[TP, deque[int]] = {}
+        self._following: dict[TP, int] = {}
+        """Of each partition the offset after the last record that was acked, and all before it; at first where reading began."""
+
+    def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[TP]:
+        # Also those where nothing was acked: markers of transactions and skipped batches have no acks, and are passed all the same.
+        return (tp for tp in self._following if topics is None or tp in topics or tp.topic in topics)
+
+    def _new_offset(self, tp: TP) -> int | None:
+        # Offsets are committed up to the first one not acked, in the order of delivery. A processor's batches are acked in order, one
+        # offset each; an ordinary agent may ack in any order.
+        acked, delivered = self._acked_index[tp], self._delivered.get(tp, ())
+        while delivered and delivered[0] in acked:
+            offset = delivered.popleft()
+            acked.discard(offset)
+            self._following[tp] = offset + 1
+        self._acked[tp].clear()
+        following = self._following.get(tp)
+        return None if following is None else self.manager.feed.passed((tp.topic, tp.partition), following)
+
+    async def perform_seek(self) -> None:
+        """Point the feed at the state's positions, and at committed offsets for topics of ordinary agents. Nothing flows meanwhile."""
+        assigned = self.assignment()
+        await self._thread.call_thread(self._thread.still, assigned)
+        manager = self.manager
+        logs = {processor.changelog(manager.settings.app) for processor in manager.processors.values()}
+        ordinary = {tp for tp in assigned if tp.topic not in manager.sources and tp.topic not in logs}
+        committed = await self._thread.call_thread(self._thread.committed_offsets, ordinary)
+        positions = manager.positions()
+        self._delivered.clear()
+        self._following = {TP(*place): offset for place, offset in {**positions, **committed}.items()}
+        # What is committed for a processor tells nobody where to begin, so it is not asked for: its state's position is committed anew.
+        self._committed_offset.update({tp: committed.get((tp.topic, tp.partition), 0) for tp in self._following})
+        await manager.feed.assign(positions, committed, manager.skipping.ranges)
+
+    def stay_in_group(self) -> None:
+        """Count as a live member, although nothing is fetched."""
+        self._thread.alive()
+
+    async def rejoin(self) -> None:
+        """Ask the group for a new assignment, as after a heartbeat that tells of a rebalance."""
+        await self._thread.call_thread(self._thread.rejoin)
+
+    async def wait_empty(self) -> None:
+        """Wait for ordinary agents to ack what they have begun, a session long; what they keep longer is delivered again.
+
+        Stock waits for ever: an agent with a long job, or one that never acks, would keep all partitions of all workers from moving.
+        """
+        giving_up = self.loop.call_later(self.manager.settings.session_timeout_s, self._give_up)
+        try:
+            await super().wait_empty()
+        finally:
+            giving_up.cancel()
+
+    def _give_up(self) -> None:
+        left = {message for message in self._unacked_messages if message.topic not in self.manager.sources}
+        places = sorted(f"{each.topic}/{each.partition}/{each.offset}" for each in left)
+        logger.warning("not acked in time, to be delivered again: %s", places)
+        self._unacked_messages -= left
+
+    def discard(self, message: Any) -> None:
+        """Let nobody wait for a message that will not be acked."""
+        self._unacked_messages.discard(message)
+
+    async def _drain_messages(self, fetcher: Any) -> None:
+        manager, progress_s = self.manager, 0.0
+        try:
+            while not (self._stopped.is_set() or fetcher._stopped.is_set()):
+                # Only while transactions are made: a stuck fold makes this worker leave the group, as it should.
+                if manager.flow.room.is_set() or manager.flow.progress_s > progress_s:
+                    progress_s = manager.flow.progress_s
+                    self._thread.alive()
+                if not manager.flow.room.is_set():
+                    await self.wait_first(manager.flow.room.wait(), timeout=0.5)
+                # manager.open, not only flow_active: Faust does not stop the flow when the assignment before was empty.
+                if not manager.open or not self.flow_active or not manager.flow.room.is_set():
+                    await asyncio.sleep(0.02)
+                    continue
+                await self._deliver_next(manager)
+        except self.consumer_stopped_errors:
+            if not self.transport.app.should_stop:
+                raise
+        except asyncio.CancelledError:
+            if not self.transport.app.should_stop:
+                raise
+
+    async def _deliver_next(self, manager: PartitionManager) -> None:
+        epoch, generation = manager.epoch, self.app.consumer_generation_id
+        fetches = await manager.feed.fetch(epoch, WAIT_S)
+        for fetched in fetches:
+            if manager.epoch != epoch:
+                return  # revoked meanwhile: the next positions cover these records
+            if fetched.topic in manager.sources:
+                await self._deliver(fetched, generation)
+            else:
+                await self._deliver_singly(fetched, generation)
+        # A trickle is let gather here, for all partitions at once. Records that come after a pause do not wait.
+        trickle = fetches and sum(map(len, fetches)) < FEW_RECORDS
+        await asyncio.sleep(manager.trickle.wait_s(system_clock.monotonic_s(), system_clock.processor_s()) if trickle else 0)
+
+    async def _deliver(self, fetched: Fetched, generation: int) -> None:
+        tp = TP(fetched.topic, fetched.partition)
+        message = ConsumerMessage(
+            topic=fetched.topic,
+            partition=fetched.partition,
+            offset=fetched.last,
+            timestamp=system_clock.now_ms() / 1000,
+            timestamp_type=1,
+            headers=None,
+            key=None,
+            value=fetched,  # type: ignore[arg-type]  # our codec hands it on as it is
+            checksum=None,
+            serialized_key_size=0,
+            serialized_value_size=len(fetched),
+            tp=tp,
+            generation_id=generation,
+        )
+        self.manager.flow.taken(fetched)
+        self._delivered.setdefault(tp, deque()).append(fetched.last)
+        await self.callback(message)
+        self._read_offset[tp] = fetched.last + 1
+
+    async def _deliver_singly(self, fetched: Fetched, generation: int) -> None:
+        """Hand records of an ordinary agent's topic on one by one, as Faust does: at least once, by committed offsets."""
+        tp, epoch = TP(fetched.topic, fetched.partition), self.manager.epoch
+        delivered = self._delivered.setdefault(tp, deque())
+        records = fetched.records
+        columns = zip(records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True)
+        for offset, at_ms, key, value, headers in columns:
+            message = ConsumerMessage(
+                topic=fetched.topic,
+                partition=fetched.partition,
+                offset=offset,
+                timestamp=at_ms / 1000,
+                timestamp_type=int(fetched.broker_time),
+                headers=list(headers),  # type: ignore[arg-type]  # a value may be null
+                key=key,
+                value=value,
+                checksum=None,
+                serialized_key_size=len(key or b""),
+                serialized_value_size=len(value or b""),
+                tp=tp,
+                generation_id=generation,
+            )
+            # A full agent must not hold up a rebalance.
+            await self.wait_first(self.callback(message), self.suspend_flow.wait())
+            if self.manager.epoch != epoch:
+                return
+            delivered.append(offset)
+            self._read_offset[tp] = offset + 1
+
+
+class BatchTransport(driver.Transport):
+    """Faust transport of scheme `holdfast://`."""
+
+    Consumer = BatchConsumer

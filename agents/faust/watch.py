@@ -1,0 +1,122 @@
+"""The manager as a Faust service: it starts before anything consumes, is watched while it runs, and closes after everything else."""
+
+from __future__ import annotations
+
+import asyncio
+import faulthandler
+import logging
+import os
+import sys
+import threading
+from contextlib import suppress
+from typing import Any
+
+from mode import Service
+
+from holdfast.agents.partitions.checker import StoreChecker
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.clock import system_clock
+from holdfast.errors import HoldfastError
+from holdfast.tables import lived
+
+logger = logging.getLogger(__name__)
+
+TICK_S = 0.5
+PROBE_EVERY_S, NOTE_EVERY_S, TOUCH_EVERY_S = 5.0, 1.0, 600.0
+STUCK_EXIT_CODE = 70
+
+
+class ManagerService(Service):
+    """Starts, watches and closes the manager.
+
+    The watch ends a worker that cannot make progress: records in hand that are not committed, or an assignment that does not
+    become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a silent worker helps nobody. A fold that never
+    returns stops the event loop and with it the watch, so a thread watches the watch.
+    """
+
+    def __init__(self, manager: PartitionManager, **kwargs: Any) -> None:
+        self.manager = manager
+        self._restored = 0
+        self._checker = StoreChecker(manager)
+        self._ticked, self._ended = threading.Event(), threading.Event()
+        super().__init__(**kwargs)
+
+    async def on_start(self) -> None:
+        await self.manager.start()
+        threading.Thread(target=self._watch_the_watch, name="holdfast-watch", daemon=True).start()
+
+    async def on_stop(self) -> None:
+        self._ended.set()
+        self._checker.close()
+        await self.manager.close()
+
+    def _watch_the_watch(self) -> None:
+        # Own ticks are counted, not the clock: in a process that was frozen both stood still.
+        limit, missed = self.manager.settings.stall_timeout_s / TICK_S, 0
+        while not self._ended.wait(TICK_S):
+            missed = 0 if self._ticked.is_set() else missed + 1
+            self._ticked.clear()
+            if missed > limit:
+                logger.critical("the event loop has stood still for %.0f s: a fold that does not return? leaving", missed * TICK_S)
+                with suppress(Exception):  # the supervisor's next attempt matters more than this one's trace
+                    faulthandler.dump_traceback(sys.__stderr__ or 2)
+                os._exit(STUCK_EXIT_CODE)
+
+    @Service.task
+    async def _watch(self) -> None:
+        manager = self.manager
+        probed_s = noted_s = touched_s = ticked_s = system_clock.monotonic_s()
+        while not self.should_stop:
+            await asyncio.sleep(TICK_S / 2)
+            self._ticked.set()
+            now_s = system_clock.monotonic_s()
+            if now_s - ticked_s > lived.MOST_S:  # frozen, or held up: nothing could move, and what has come meanwhile is yet to be read
+                manager.flow.progress_s = min(now_s, manager.flow.progress_s + now_s - ticked_s)
+            ticked_s = now_s
+            if now_s - noted_s > NOTE_EVERY_S:
+                noted_s = now_s
+                manager.note_ends()
+            if now_s - touched_s > TOUCH_EVERY_S:
+                touched_s = now_s
+                manager.touch()
+            if manager.feed.broker_down and now_s - probed_s > PROBE_EVERY_S:
+                probed_s = now_s
+                await manager.feed.probe()
+            why = self._stuck(now_s)
+            if why is not None:
+                manager.crash(HoldfastError(why))
+                return
+
+    @Service.task
+    async def _check_stores(self) -> None:
+        await self._checker.run()
+
+    @Service.task
+    async def _skip_unreadable(self) -> None:
+        await self.manager.skipping.run()
+
+    def _stuck(self, now_s: float) -> str | None:
+        manager = self.manager
+        idle_s = now_s - manager.flow.progress_s
+        restored = manager.restored_records()
+        if (manager.open and not manager.flow.busy) or restored != self._restored:
+            manager.flow.progress_s, self._restored = now_s, restored
+        elif manager.open and idle_s > manager.settings.stall_timeout_s:
+            return f"records in hand and nothing committed for {idle_s:.0f} s"
+        elif not manager.open and idle_s > 2 * manager.settings.stall_timeout_s:
+            return f"not ready for {idle_s:.0f} s: {manager.unready()}"
+        if manager.standby_failure is not None:
+            return f"standby failed: {manager.standby_failure}"
+        return None
+
+
+def exit_within(seconds: float, code: int) -> None:
+    """End the process with *code* if it is still there after *seconds*: a stop must not hang on a thread that does not return."""
+
+    def end() -> None:
+        logger.critical("did not stop within %.0f s; leaving at once, the next owner fences and restores", seconds)
+        os._exit(code)
+
+    timer = threading.Timer(seconds, end)
+    timer.daemon = True
+    timer.start()

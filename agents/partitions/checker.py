@@ -1,0 +1,76 @@
+"""The background check: one store after the other compared with its changelog, each once in `store_check_interval_s`."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from functools import partial
+
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.errors import StoreError
+from holdfast.tables.checking import Stopped, check
+from holdfast.tables.partition import Partition
+
+logger = logging.getLogger(__name__)
+
+Held = tuple[str, int]
+POLL_S = 0.5
+
+
+class StoreChecker:
+    """Checks what a worker holds, active and standby, in turn, on a thread of its own. A rotten store is told to its partition, which tells the
+    manager: it answers nothing more and is rebuilt."""
+
+    def __init__(self, manager: PartitionManager) -> None:
+        self._manager, self._stop = manager, threading.Event()
+        self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-check")
+        self._last: Held | None = None
+
+    async def run(self) -> None:
+        """Check until cancelled; returns at once when the setting is 0."""
+        interval_s = self._manager.settings.store_check_interval_s
+        if not interval_s:
+            return
+        while True:
+            held = len(self._manager.holds())
+            await asyncio.sleep(max(POLL_S, interval_s / max(1, held)))
+            part = self._next()
+            if part is not None:
+                await self._check(part)
+
+    def close(self) -> None:
+        """End the check that runs, without waiting for it."""
+        self._stop.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+
+    def _next(self) -> Partition | None:
+        """Return the partition whose turn it is, None when none can be checked now."""
+        parts = {(part.processor.name, part.partition): part for part in self._manager.holds() if part.serving}
+        if not parts or not self._manager.open:
+            return None
+        order = sorted(parts)
+        later = [held for held in order if self._last is not None and held > self._last]
+        self._last = (later or order)[0]
+        return parts[self._last]
+
+    async def _check(self, part: Partition) -> None:
+        manager, settings = self._manager, self._manager.settings
+        where = f"{part.processor.name} partition {part.partition}"
+        try:
+            state = part.pin()
+            at, budget = state.applied, manager.cluster.environment.budget
+            call = partial(check, part, state, settings.consumer(), settings.app, budget, self._stop, settings.stall_timeout_s)
+            cause = await asyncio.get_running_loop().run_in_executor(self._pool, call)
+        except (Stopped, StoreError) as error:  # it was given up, or its damage is told already
+            logger.info("store of %s not checked to the end: %s", where, error)
+            return
+        except Exception as error:  # noqa: BLE001  a full disk, a broker that is away: the next turn tries again, folding goes on
+            logger.warning("store of %s could not be checked: %s", where, error)
+            return
+        if cause is None:
+            manager.metrics.partition(part.processor.name, part.partition).store_checks += 1
+            logger.info("store of %s is what its changelog says, as of offset %d", where, at)
+        else:
+            part.condemn(cause)

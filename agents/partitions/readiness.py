@@ -1,0 +1,40 @@
+"""Why a worker is not ready: what `/health/ready` says, in one line for a person."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping
+
+from holdfast.agents.partitions.membership import Membership
+from holdfast.agents.partitions.types import Held
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.kafka.feed import Feed
+from holdfast.tables.messages import Place
+
+
+class Readiness:
+    """Gathers the reasons from those who know them. *refusals* says of a batch that cannot be read why it is not skipped."""
+
+    def __init__(self, membership: Membership, feed: Feed, refusals: Mapping[Place, str]) -> None:
+        self._membership, self._feed, self._refusals = membership, feed, refusals
+        self.why = "starting: reading the cluster's topics"
+        """Why this worker does not fold at all, while it does not."""
+        self.held: dict[Held, str] = {}
+        """Why partitions stand still though they are this worker's: a person has to do something, and no restart would."""
+
+    def unready(self, *, folding: bool, lost: Collection[Held], standby_failure: Exception | None) -> str | None:
+        """Return why this worker is not ready, None when it is."""
+        if standby_failure is not None:
+            return f"standby failed: {standby_failure}"
+        if not folding:
+            return self.why
+        if not self._membership.owns():
+            return "the group has not confirmed this worker for a session, or does not know it: another may own these partitions by now"
+        if self._feed.broker_down:
+            return "broker unreachable"
+        if standing := [*self.held.values(), *map(self._unreadable, self._feed.standing.values())]:
+            return "; ".join(standing)
+        return f"lost to a newer owner: {sorted(lost)}" if lost else None
+
+    def _unreadable(self, found: Unreadable) -> str:
+        why = self._refusals.get((found.topic, found.partition))
+        return str(found) if why is None else f"{found}; it is not skipped: {why}"

@@ -1,0 +1,367 @@
+"""The path of a batch: gather, fold, one Kafka transaction, RocksDB, readers, ack. One runner per owned partition."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections import deque
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from holdfast.agents.partitions.types import NOT_IN_GROUP, Host
+from holdfast.clock import system_clock
+from holdfast.core.engine.codec import Marker
+from holdfast.core.engine.folding import Batch, Changes, Folder, Refused
+from holdfast.core.engine.processor import Emit
+from holdfast.errors import FencedError, RottenStoreError
+from holdfast.kafka.feed import Fetched
+from holdfast.kafka.records import Record
+from holdfast.tables.changelog import TURN_S
+from holdfast.tables.messages import Place
+from holdfast.tables.partition import Partition
+from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
+
+logger = logging.getLogger(__name__)
+
+LONG_TURN_S = 0.2
+"""Of transactions that need more than a turn to fold, one goes on for so long, then the next: its rows stay in the processor's cache."""
+BACKLOG_S = 0.1
+"""A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since. Of a shorter one readers soon see the changes."""
+TRANSACTION_S = 2.0
+"""How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
+TRANSACTION_EMITS = 10_000
+"""How many records one transaction emits, about. More in one make none of them cheaper, and all are held until it is committed."""
+TRANSACTION_ROWS = 100_000
+"""How many rows one transaction changes, about. Where it changes more, hardly one is changed twice; and all are held until it is committed."""
+FEW_ROWS = 500
+"""So many are written to RocksDB in a ms or two, right here: to wake a thread for it takes longer than the few of a live transaction do."""
+HOLD_S, HOLD_TICK_S = 5.0, 0.1
+"""How long a partition whose record a topic refuses waits before it tries again, and how soon it sees that it was revoked."""
+NOT_YET = "records before it are not committed yet"
+MISSING = name_of(UNKNOWN_TOPIC)
+QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
+"""How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
+Kafka takes by default, and only where the record is and why it was refused."""
+
+
+class Runner:
+    """Commits one partition, one transaction at a time, until nothing is pending.
+
+    What arrives while a transaction is in flight becomes the next one: batches are as small as the commit is quick and grow with
+    the backlog, whatever sizes the feed delivers; one that is folded for long takes in what arrives meanwhile. Commits of one partition
+    overlap folds of the others.
+    """
+
+    def __init__(self, host: Host, part: Partition) -> None:
+        self._host, self.part = host, part
+        self._pending: deque[Any] = deque()
+        self._counts = host.metrics.partition(part.processor.name, part.partition)
+        self.job: asyncio.Task[Any] | None = None
+        self._failed = False
+        self._refused, self._poisoned, self._told = 0, "", ""
+
+    def hand(self, event: Any) -> None:
+        """Take over one fetched event; it is acked when its records are durable, or dropped when the partition is lost."""
+        if self._failed:
+            self._host.void(event)
+            return
+        self._pending.append(event)
+        self._go_on()
+
+    def _go_on(self) -> None:
+        if self._pending and (self.job is None or self.job.done()):
+            self.job = asyncio.ensure_future(self._run())
+
+    def idle(self) -> bool:
+        return not self._pending and (self.job is None or self.job.done())
+
+    async def write_beside(self, records: list[Emit], what: str, epoch: int) -> str | None:
+        """Write *records* in a transaction that changes neither state nor position; return why not, None when they are durable.
+
+        They are the quarantine's: *what* tells of them when they are one too many. UndeliverableError when a topic refuses one. Not while
+        something is pending: a partition has one transaction at a time.
+        """
+        if self._poisoned:
+            return self._poisoned
+        if not self.idle() or self._failed:
+            return NOT_YET
+        self.job = asyncio.ensure_future(self._write_beside(records, what, epoch))
+        self.job.add_done_callback(lambda job: self._go_on())
+        # The host waits for the job when the partition is revoked, whoever has asked for it.
+        return await asyncio.shield(self.job)
+
+    async def _write_beside(self, records: list[Emit], what: str, epoch: int) -> str | None:
+        part, host = self.part, self._host
+        if not host.owns(part, epoch):
+            return "the partition was revoked"
+        marker = Marker(part.folder.applied, part.folder.stream_ms, part.processor.version)
+        try:
+            await self._commit(Changes(marker=marker, records=0), records)
+        except FencedError as error:
+            host.lost(part, epoch, error)
+            return str(error)
+        except (UndeliverableError, RottenStoreError):
+            raise
+        except Exception as error:
+            self._failed = True
+            host.crash(error)
+            raise
+        host.progressed()
+        self._count_refused(1, what)
+        return None
+
+    async def _run(self) -> None:
+        try:
+            while self._pending:
+                if events := self._gather():
+                    await self._transact(events)
+        except RottenStoreError:
+            self._failed = True  # the host knows, and takes the partition up anew
+            while self._pending:
+                self._host.void(self._pending.popleft())
+        except Exception as error:
+            logger.exception("partition %d of %s failed", self.part.partition, self.part.processor.table)
+            self._failed = True  # the worker is about to end; folding on after a batch that is missing would only hide why
+            while self._pending:
+                self._host.void(self._pending.popleft())
+            self._host.crash(error)
+
+    def _gather(self, size: int = 0) -> list[Any]:
+        """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits whatever is the first."""
+        events: list[Any] = []
+        limit = self._host.transaction_bytes
+        while self._pending and (not size or size + self._pending[0].value.size_bytes <= limit):
+            event = self._pending.popleft()
+            if self._host.owns(self.part, event.value.epoch):
+                events.append(event)
+                size += event.value.size_bytes
+            else:
+                self._host.void(event)
+        return events
+
+    async def _transact(self, events: list[Any]) -> None:
+        part, host = self.part, self._host
+        folder = part.folder
+        first: Fetched = events[0].value
+        if self._poisoned:
+            while await self._hold(self._poisoned, first.epoch):
+                pass
+            self._let_go(events)
+            return
+        assert first.first <= folder.applied + 1, (
+            f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {first.first}"
+        )
+        try:
+            await self._fold(folder, events)
+        except RottenStoreError:
+            self._let_go(events)
+            raise
+        changes = folder.changes
+        if changes is not None:
+            folded_s = system_clock.monotonic_s()
+            try:
+                is_written = await self._write_at_last(changes, [event.value for event in events], first.epoch)
+            except FencedError as error:
+                self._let_go(events)
+                host.lost(part, first.epoch, error)
+                return
+            except RottenStoreError:  # durable in Kafka, and read from there again
+                self._let_go(events)
+                raise
+            if not is_written:  # revoked meanwhile; this worker may keep the partition all the same, and read these records again
+                folder.rollback()
+                self._let_go(events)
+                return
+            self._note_refused(changes)
+            folder.commit()
+            part.wake_readers()
+            host.progressed()
+            self._counts.committed(
+                records=changes.records,
+                rows=len(changes.puts),
+                emitted=len(changes.emits),
+                quarantined=len(changes.refused),
+                seconds=system_clock.monotonic_s() - folded_s,
+            )
+        for event in reversed(events):
+            if event.value.last > folder.applied:
+                self._pending.appendleft(event)  # the rest of it is the next transaction's
+        for event in events:
+            if event.value.last <= folder.applied:
+                host.done(event)
+
+    async def _fold(self, folder: Folder[Any], events: list[Any]) -> None:
+        """Fold in turns, of which others of the event loop have the next; who needs more than one has a long turn when no other has."""
+        host, epoch, alone = self._host, events[0].value.epoch, False
+        began_s = long_s = turn_s = step_s = system_clock.monotonic_s()
+        try:
+            for _ in folder.steps(self._batches(events)):
+                now_s = system_clock.monotonic_s()
+                folder.stepped(now_s - step_s)
+                enough = now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS or folder.changing >= TRANSACTION_ROWS
+                if enough or not host.owns(self.part, epoch):  # a rebalance does not wait for those that wait here
+                    folder.close_early()
+                step_s = now_s
+                if now_s - turn_s > TURN_S:
+                    if alone and now_s - long_s > LONG_TURN_S:
+                        host.long_folds.release()
+                        alone = False
+                    await asyncio.sleep(0)
+                    if not alone:
+                        alone = await host.long_folds.acquire()
+                        long_s = system_clock.monotonic_s()
+                    turn_s = step_s = system_clock.monotonic_s()
+                    began_s += turn_s - now_s
+        finally:
+            if alone:
+                host.long_folds.release()
+
+    def _batches(self, events: list[Any]) -> Iterator[Batch]:
+        """Yield what *events* hold, and add to them what has arrived meanwhile when they take long."""
+        began_s = system_clock.monotonic_s()
+        for event in events:
+            fetched: Fetched = event.value
+            yield fetched.records.batch(fetched.partition, self.part.processor.inputs)
+            if event is events[-1] and system_clock.monotonic_s() - began_s > BACKLOG_S:
+                events += self._gather(sum(each.value.size_bytes for each in events))
+
+    def _let_go(self, events: list[Any]) -> None:
+        for event in events:
+            self._host.void(event)
+
+    async def _write_at_last(self, changes: Changes, fetched: list[Fetched], epoch: int) -> bool:
+        """Write a transaction, however long a topic refuses a record of it; False when the partition was revoked before that.
+
+        What a topic refuses is the cluster's mood, not the record's fault, and may not change what is folded: so the record is neither
+        quarantined nor left out. A restart would not mend it and would take all other partitions down: so this one waits, and says why.
+        """
+        held = False
+        while True:
+            try:
+                await self._write(changes, fetched)
+            except UndeliverableError as error:
+                if error.topic == self.part.changelog and error.why.startswith(MISSING):
+                    raise  # one made again is another topic: it lacks the rows that this state is made of
+                held = True
+                if not await self._hold(str(error), epoch):
+                    return False
+            else:
+                if held:
+                    logger.warning("partition %d of %s goes on", self.part.partition, self.part.processor.table)
+                return True
+
+    async def _hold(self, why: str, epoch: int) -> bool:
+        """Stand still for a while, let readiness tell why, and return whether the partition is still this worker's."""
+        part, host = self.part, self._host
+        held, until_s = (part.processor.name, part.partition), system_clock.monotonic_s() + HOLD_S
+        text = f"{part.processor.name} partition {part.partition} stands still: {why}"
+        if self._told != why:
+            logger.error("%s", text)
+            self._told = why
+        host.held[held], place = text, (part.processor.source, part.partition)
+        host.feed.hold(place, True)
+        try:
+            while host.owns(part, epoch) and system_clock.monotonic_s() < until_s:
+                host.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
+                await asyncio.sleep(HOLD_TICK_S)
+            return host.owns(part, epoch)
+        finally:
+            host.feed.hold(place, False)
+            if not host.owns(part, epoch):
+                host.held.pop(held, None)
+
+    def _note_refused(self, changes: Changes) -> None:
+        """Count records refused in a row, by transactions of which none was accepted."""
+        refused, part = changes.refused, self.part
+        self._host.held.pop((part.processor.name, part.partition), None)
+        self._told = ""
+        if len({each.offset for each in refused if each.stage != "wake"}) < changes.records:
+            self._refused = 0
+            return
+        last = refused[-1]
+        why = f"at offset {last.offset} of {part.processor.source} at {last.stage}: {last.error}: {last.reason[:200]}; mend the processor"
+        self._count_refused(changes.records, why)
+
+    def _count_refused(self, count: int, last: str) -> None:
+        """Count what was quarantined in a row, and stand still from the limit on; *last* tells of the last of it, and what to mend."""
+        self._refused, limit = self._refused + count, self._host.quarantine_limit
+        if limit and self._refused >= limit:
+            self._poisoned = (
+                f"{self._refused} records in a row were quarantined (quarantine_limit is {limit}), the last {last} and restart the worker, which "
+                "goes on after that offset, or raise quarantine_limit"
+            )
+
+    async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
+        host, refused = self._host, changes.refused
+        if not refused:
+            await self._commit(changes, [])
+            return
+        self._log_refused(refused)
+        topic, processor, place = host.quarantine_topic, self.part.processor.name, (self.part.processor.source, self.part.partition)
+        records = [next(fetch.records.at(each.offset) for fetch in fetched if each.offset <= fetch.last) for each in refused]
+        for copy_bytes in QUARANTINE_COPY_BYTES:
+            copies = [quarantine_record(topic, processor, place, *each, copy_bytes) for each in zip(refused, records, strict=True)]
+            try:
+                await self._commit(changes, copies)
+                return
+            except UndeliverableError as error:
+                if error.topic != topic or not copy_bytes:
+                    raise
+
+    async def _commit(self, changes: Changes, copies: list[Emit]) -> None:
+        part, host = self.part, self._host
+        changelog_next = await part.commit(changes, copies, host.commit_timeout_s)
+        if len(changes.puts) <= FEW_ROWS:
+            part.keep(changes, changelog_next)
+        else:
+            await host.thread(part.keep, changes, changelog_next)
+
+    def _log_refused(self, refused: list[Refused]) -> None:
+        for each in refused:
+            logger.warning(
+                "record quarantined: %s/%d/%d at %s: %s: %s",
+                self.part.processor.source,
+                self.part.partition,
+                each.offset,
+                each.stage,
+                each.error,
+                each.reason[:200],
+            )
+
+
+def quarantine_record(topic: str, processor: str, place: Place, refused: Refused, record: Record, copy_bytes: int) -> Emit:
+    """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers.
+
+    Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` tells its size; where the headers
+    alone do, they are left out too. The record itself is still in the source.
+    """
+    (source, partition), value, key, original = place, record.value, record.key, record.headers
+    headers: list[tuple[str, bytes | None]] = [
+        ("holdfast-processor", processor.encode()),
+        ("holdfast-topic", source.encode()),
+        ("holdfast-partition", b"%d" % partition),
+        ("holdfast-offset", b"%d" % refused.offset),
+        ("holdfast-stage", refused.stage.encode()),
+        ("holdfast-error", refused.error.encode()),
+        ("holdfast-reason", refused.reason.encode(errors="backslashreplace")),
+        ("holdfast-at-ms", b"%d" % record.at_ms),
+    ]
+    if key is not None:
+        headers.append(("holdfast-key", key if len(key) <= max(copy_bytes // 4, 1024) else key[:1024]))
+    size = sum(len(name.encode()) + len(content or b"") for name, content in original) + min(len(key or b""), copy_bytes // 4)
+    if size + len(value or b"") > copy_bytes:
+        headers.append(("holdfast-truncated", b"%d" % len(value or b"")))
+        value = b""
+        original = () if size > copy_bytes else original
+    where = f"{source}/{partition}/{refused.offset}/{processor}"
+    return Emit(topic, where, value, (*original, *headers))
+
+
+@dataclass(slots=True)
+class Owned:
+    """An active partition with the generation it was last confirmed in."""
+
+    part: Partition
+    runner: Runner
+    generation: int = NOT_IN_GROUP

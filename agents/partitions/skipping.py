@@ -1,0 +1,198 @@
+"""Past a batch that cannot be read: who may say so, and how it is written down before anything behind it is folded.
+
+A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it (holdfast/core/engine/skips.py). The skip
+is a record of `{app}-skips`, written together with its traces in the quarantine in one transaction of a table of that partition: so only
+the owner makes one, and whoever owns the partition next finds it. It changes no table. Replays read the same record.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from collections.abc import Callable
+from contextlib import suppress
+from typing import Any, Protocol
+
+from confluent_kafka import Message
+
+from holdfast.agents.metrics import Metrics
+from holdfast.agents.partitions.announcer import Announcer
+from holdfast.agents.partitions.runner import NOT_YET, Owned
+from holdfast.clock import system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.processor import Emit
+from holdfast.core.engine.skips import Ranges, Skip, Skips, behind, encode_skip
+from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.kafka.feed import Feed
+from holdfast.kafka.skip_log import PARTITION, read_skips
+from holdfast.tables.transactions import UndeliverableError
+
+logger = logging.getLogger(__name__)
+
+ASK_EVERY_S = 2.0
+"""How often what operators ask for is read while a partition stands."""
+AGAIN_S = 0.05
+"""How soon to look again whether the records before it are committed."""
+STAGE = "fetch"
+
+
+class SkippingHost(Protocol):
+    """What skipping asks of the manager that made it."""
+
+    settings: Settings
+    metrics: Metrics
+    feed: Feed
+    announcer: Announcer
+    epoch: int
+    open: bool
+    quarantine_topic: str
+    url: str
+
+    def owners(self, place: Place) -> list[Owned]:
+        """Return what this worker owns of the tables that fold a source partition."""
+        ...
+
+    def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
+        """Run a blocking call on a thread."""
+        ...
+
+
+class Skipping:
+    """What of the sources is skipped, as far as this worker was told, and the task that makes skips."""
+
+    def __init__(self, host: SkippingHost) -> None:
+        self._host, self._skips = host, Skips()
+        self.why: dict[Place, str] = {}
+        """Why a partition stands though it was to go on."""
+
+    async def refresh(self) -> None:
+        """Read what is skipped. At an adoption after the fence: from then on nobody else adds to it for these partitions."""
+        self._skips = await self._host.thread(read_skips, self._host.settings)
+
+    def ranges(self, topic: str, partition: int) -> Ranges:
+        """Return what is skipped of a partition."""
+        return self._skips.made(topic, partition)
+
+    async def run(self) -> None:
+        """Get partitions past what they stand before, until cancelled."""
+        host, clock, asked_s = self._host, system_clock, float("-inf")
+        while True:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(ASK_EVERY_S):
+                    await host.feed.met.wait()
+            host.feed.met.clear()
+            if not host.feed.unreadable or not host.open:
+                self.why.clear()
+                continue
+            try:
+                if clock.monotonic_s() - asked_s >= ASK_EVERY_S:
+                    await self.refresh()
+                    asked_s = clock.monotonic_s()
+                for place, found in list(host.feed.unreadable.items()):
+                    await self._consider(place, found)
+            except Exception as error:  # noqa: BLE001  a broker that is away: the partition stands, and the next turn tries again
+                logger.warning("what stands before an unreadable batch could not go on: %s", error)
+
+    async def _consider(self, place: Place, found: Unreadable) -> None:
+        host, epoch = self._host, self._host.epoch
+        if (following := behind(self.ranges(*place), found.first)) > found.first:
+            host.feed.skip(place, following - 1)
+            return
+        asked = self._skips.asked(*place, found.first, found.last)
+        if host.settings.unreadable != "quarantine" and asked is None:
+            return
+        owned = host.owners(place)
+        skip = Skip(
+            topic=found.topic,
+            partition=found.partition,
+            first=found.first,
+            last=found.last,
+            made=True,
+            error=found.error,
+            reason=found.reason,
+            by=host.url if asked is None else f"{asked.by} by {host.url}",
+            at_ms=system_clock.now_ms(),
+        )
+        why = self._objection(found, owned) or await self._write(skip, found, owned, epoch)
+        if why is NOT_YET:
+            asyncio.get_running_loop().call_later(AGAIN_S, host.feed.met.set)
+        elif why is not None:
+            self._tell(place, found, why)
+        elif host.feed.unreadable.get(place) is found and host.epoch == epoch:
+            self._skips.add(skip)
+            self.why.pop(place, None)
+            host.metrics.skipped[place] += 1
+            logger.warning(
+                "%s partition %d: offsets %d to %d are skipped and noted in %s", *place, found.first, found.last, host.quarantine_topic
+            )
+            host.feed.skip(place, found.last)
+
+    def _objection(self, found: Unreadable, owned: list[Owned]) -> str | None:
+        """Return why nothing may be skipped: nowhere to write it down, or a table that has folded a part of it, unlike a later replay."""
+        if not self._skips.has_topic:
+            return f"topic {self._host.settings.skips_topic} is missing, where skips are written down; run `holdfast topics create`"
+        for each in owned:
+            if each.part.applied >= found.first:
+                return (
+                    f"table {each.part.processor.table} has folded up to offset {each.part.applied}, which it could read then: it would not "
+                    "be what a replay gives; raise unpacked_batch_bytes again, or give its processor a new version"
+                )
+        return None
+
+    async def _write(self, skip: Skip, found: Unreadable, owned: list[Owned], epoch: int) -> str | None:
+        """Write the skip and its traces; return why not, None when all of it is durable."""
+        host = self._host
+        names = [each.part.processor.name for each in owned] or [host.settings.app]
+        records = [Emit(host.settings.skips_topic, skip.key, encode_skip(skip), partition=PARTITION)]
+        records += [trace(host.quarantine_topic, name, found) for name in names]
+        try:
+            if owned:
+                what = f"a batch of {found.topic} that cannot be read, offsets {found.first} to {found.last}; see who produces them"
+                return await owned[0].runner.write_beside(records, what, epoch)
+            # Agents that keep no state: there is nobody who must be kept from writing it too.
+            failure: str | None = await host.thread(_produce, host.announcer.producer, records)
+            return failure
+        except UndeliverableError as error:
+            return f"it cannot be noted: {error}"
+
+    def _tell(self, place: Place, found: Unreadable, why: str) -> None:
+        if self.why.get(place) != why:
+            logger.error("%s; it is not skipped: %s", found, why)
+        self.why[place] = why
+
+
+def trace(topic: str, processor: str, found: Unreadable) -> Emit:
+    """Return what the quarantine keeps of a batch that was skipped: where it was, and what its header tells. Nobody has its records."""
+    headers: dict[str, str] = {
+        "processor": processor,
+        "topic": found.topic,
+        "partition": str(found.partition),
+        "offset": str(found.first),
+        "stage": STAGE,
+        "error": found.error,
+        "reason": found.reason,
+        "at-ms": str(found.at_ms),
+        "last": str(found.last),
+        "codec": found.codec,
+        "size": str(found.size_bytes),
+        "records": str(found.records_count),
+        "producer": f"{found.producer_id}/{found.producer_epoch}",
+    }
+    where = f"{found.topic}/{found.partition}/{found.first}/{processor}"
+    return Emit(topic, where, b"", tuple((f"holdfast-{name}", value.encode(errors="backslashreplace")) for name, value in headers.items()))
+
+
+def _produce(producer: Any, records: list[Emit]) -> str | None:
+    """Send *records* and wait for them; return why one did not arrive."""
+    failures: list[str] = []
+
+    def delivered(error: Any, message: Message) -> None:
+        if error is not None:
+            failures.append(f"{message.topic()}: {error.str()}")
+
+    for each in records:
+        place = {} if each.partition is None else {"partition": each.partition}
+        producer.produce(each.topic, each.value, each.key, headers=list(each.headers), on_delivery=delivered, **place)
+    left = producer.flush(20.0)
+    return f"it cannot be noted: {failures[0] if failures else 'no acknowledgement within 20 s'}" if failures or left else None

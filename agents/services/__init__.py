@@ -1,0 +1,1 @@
+"""What holdfast's own application runs: the rationalizer, the bookkeeper, the harvester."""

@@ -1,0 +1,58 @@
+"""The rationalizer: the coordination topic folded into tables of claims, and the talk of balanced groups into a table of theirs.
+
+Declared like any user's processors.
+"""
+
+from __future__ import annotations
+
+from functools import partial
+from typing import Any
+
+from holdfast.config import Settings
+from holdfast.core.claims import frames, views
+from holdfast.core.engine.processor import Processor
+from holdfast.core.groups import membership
+
+CLAIMS, CLAIMS_COMPAT, GROUPS = "claims", "claims-compat", "groups"
+
+
+def processors(settings: Settings) -> list[Processor[Any, Any]]:
+    """Return the guarded view of the claims and, when asked for, the Go library's view beside it and the balanced groups."""
+    fold: Any = views.fold_guarded
+    if settings.claim_stale_after_s != frames.STALE_AFTER_S:
+        fold = partial(views.fold_guarded, stale_after_s=settings.claim_stale_after_s)
+    guarded = Processor(
+        name=CLAIMS,
+        source=settings.coordination_topic,
+        decode=frames.decode,
+        fold=fold,
+        row=views.GuardedRow,
+        route=views.route,
+    )
+    found: list[Processor[Any, Any]] = [guarded]
+    if settings.compat_view:
+        compat = Processor(
+            name=CLAIMS_COMPAT,
+            source=settings.coordination_topic,
+            decode=frames.decode,
+            fold=views.fold_compat,
+            row=views.CompatClaim,
+            route=views.route,
+        )
+        found.append(compat)
+    if settings.groups:
+        found.append(balanced(settings.groups_topic))
+    return found
+
+
+def balanced(topic: str) -> Processor[membership.Heard, membership.GroupsRow]:
+    """Return the table of balanced groups: members, generation and target of each, as every member computes them for itself."""
+    return Processor(
+        name=GROUPS,
+        source=topic,
+        decode=membership.decode_heard,
+        inputs=("value", "offset"),
+        fold=membership.fold_groups,
+        row=membership.GroupsRow,
+        route=membership.route,
+    )

@@ -1,0 +1,1 @@
+"""The worker's web port: queries, health and metrics."""

@@ -1,0 +1,64 @@
+"""Who may ask the web port what."""
+
+from __future__ import annotations
+
+import ipaddress
+from hmac import compare_digest
+from urllib.parse import urlsplit
+
+from aiohttp import web
+
+from holdfast.agents.web.replies import Refused
+from holdfast.config import Settings
+
+OPEN_ON_LOOPBACK = frozenset({"/health/live", "/health/ready", "/metrics"})
+
+
+class Access:
+    """The rules of the web port.
+
+    With a token, every request must bear it, with mutual TLS the handshake has asked for a certificate already; one of them is
+    required by the settings wherever others than this machine can reach the port. Health and metrics, which hold no row, are open
+    on loopback.
+
+    A page in a browser on this machine can reach a loopback port, and by a name of its own that resolves to 127.0.0.1 could even read
+    the answers. It cannot choose the Host header, so without a token that must name this machine.
+    """
+
+    def __init__(self, settings: Settings) -> None:
+        self._token = None if settings.web_token is None else settings.web_token.encode()
+        self._loopback = is_loopback(settings.web_bind)
+        self._check_host = self._loopback and self._token is None and settings.web_tls_ca is None
+        self._advertised = (urlsplit(settings.advertised_url).hostname or "").lower()
+
+    def check(self, request: web.Request) -> None:
+        """Raise Refused unless the request may be answered."""
+        if self._check_host and not self._is_ours(request.host):
+            raise Refused(403, "forbidden", "the Host header must name this machine, since no token protects this port")
+        if self._token is None or (self._loopback and request.path in OPEN_ON_LOOPBACK):
+            return
+        scheme, _, given = request.headers.get("Authorization", "").partition(" ")
+        if scheme.lower() != "bearer" or not given:
+            message = "this port asks for a token: send `Authorization: Bearer TOKEN` with the workers' web_token"
+            raise Refused(401, "no_token", message, headers={"WWW-Authenticate": 'Bearer realm="holdfast"'})
+        if not compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._token):
+            raise Refused(403, "wrong_token", "the token is not this worker's web_token")
+
+    def _is_ours(self, host: str) -> bool:
+        try:
+            name = (urlsplit(f"//{host}").hostname or "").lower()
+        except ValueError:
+            return False
+        return name == self._advertised or is_loopback(name)
+
+
+def is_loopback(host: str) -> bool:
+    """Tell whether *host* is this machine by definition; any other name could be anything.
+
+    >>> [is_loopback(host) for host in ("127.0.0.1", "127.8.8.8", "::1", "localhost", "0.0.0.0", "", "localhost.example.org")]
+    [True, True, True, True, False, False, False]
+    """
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"

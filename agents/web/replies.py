@@ -1,0 +1,207 @@
+"""How the web port reads requests and writes replies and refusals."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any, TypeVar
+from urllib.parse import unquote_to_bytes
+
+import msgspec
+from aiohttp import ClientError, web
+from aiohttp.http_exceptions import HttpProcessingError
+from multidict import MultiMapping
+
+from holdfast.core.engine import query_wire
+from holdfast.core.engine.query_wire import JSON, MSGPACK, Inspect, Keys, Page, Reason, Refusal, Staleness, Stored
+
+B = TypeVar("B")
+N = TypeVar("N", Inspect, Stored)
+
+BODY_TIMEOUT_S = 10.0
+LIMIT_INT = (1 << 63) - 1
+
+_COMMON = frozenset({"at-offset", "timeout-ms", "stale-ok", "version"})
+_OF_A_SCAN = _COMMON | {"prefix", "after", "limit"}
+
+
+class Refused(Exception):
+    """A request that gets no answer: HTTP status, reason, what to do."""
+
+    def __init__(
+        self,
+        status: int,
+        error: Reason,
+        message: str,
+        *,
+        owner: str | None = None,
+        retry_after_ms: int | None = None,
+        headers: Mapping[str, str] | None = None,
+    ) -> None:
+        super().__init__(message)
+        self.status = status
+        self.refusal = Refusal(error=error, message=message, owner=owner, retry_after_ms=retry_after_ms)
+        self.headers = dict(headers or {})
+        if retry_after_ms is not None:
+            self.headers["Retry-After"] = str(max(1, round(retry_after_ms / 1000)))
+
+
+def malformed(message: str) -> Refused:
+    return Refused(400, "malformed", message)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Terms:
+    """What a query states beside what it looks for."""
+
+    at_offset: int | None
+    timeout_ms: int
+    staleness: Staleness | None
+    version: int | None
+
+
+def terms_of(query: MultiMapping[str], *, scan: bool) -> Terms:
+    """Read the query string; a name that means nothing here is refused, so that a slip cannot drop a condition."""
+    if not query:
+        return _NO_TERMS
+    known = _OF_A_SCAN if scan else _COMMON
+    for name in query:
+        if name not in known:
+            raise malformed(f"unknown parameter {name[:40]!r}; this endpoint takes {', '.join(sorted(known))}")
+        if len(query.getall(name)) > 1:
+            raise malformed(f"parameter {name} is given twice")
+    staleness = None
+    if (text := query.get("stale-ok")) is not None:
+        try:
+            staleness = Staleness.parse(text)
+        except ValueError as error:
+            raise malformed(f"stale-ok: {error}") from None
+    timeout_ms = number(query, "timeout-ms")
+    return Terms(
+        at_offset=number(query, "at-offset"),
+        timeout_ms=query_wire.WAIT_MS if timeout_ms is None else min(timeout_ms, query_wire.LIMIT_WAIT_MS),
+        staleness=staleness,
+        version=number(query, "version"),
+    )
+
+
+_NO_TERMS = Terms(at_offset=None, timeout_ms=query_wire.WAIT_MS, staleness=None, version=None)
+
+
+def number(query: MultiMapping[str], name: str) -> int | None:
+    """Return a parameter that must be a whole number of 0 or more, None when it is not given."""
+    text = query.get(name)
+    return None if text is None else whole(text, name)
+
+
+def whole(text: str, name: str) -> int:
+    """Return the number, or refuse what is not one of 0 to 2^63-1 in plain digits."""
+    if not (text.isascii() and text.isdigit() and len(text) <= 19 and int(text) <= LIMIT_INT):
+        raise malformed(f"{name} is {text[:40]!r}; it must be a whole number from 0 to {LIMIT_INT}")
+    return int(text)
+
+
+def check_form(request: web.Request) -> None:
+    """Refuse, before a byte of the body is read, what no endpoint takes: an encoded body, a body where none belongs, a path that is no text."""
+    encoding = request.headers.get("Content-Encoding", "identity")
+    if encoding.strip().lower() != "identity":
+        message = f"the body is sent with Content-Encoding {encoding[:40]!r}; send it as it is"
+        raise Refused(415, "malformed", message, headers={"Accept-Encoding": "identity", "Connection": "close"})
+    if request.match_info.route.method != "POST" and request.body_exists:
+        raise Refused(413, "too_large", f"{request.method} {request.path[:200]} takes no body", headers={"Connection": "close"})
+    if (request.content_length or 0) > query_wire.LIMIT_BODY_BYTES:
+        raise _too_large()
+    if "%" in request.raw_path or not request.raw_path.isascii():
+        _check_text(request.raw_path)
+
+
+def _too_large() -> Refused:
+    message = f"the body is over {query_wire.LIMIT_BODY_BYTES} bytes; ask for fewer keys at a time"
+    return Refused(413, "too_large", message, headers={"Connection": "close"})
+
+
+def _check_text(path: str) -> None:
+    if (cut := _CUT_ESCAPE.search(path)) is not None:
+        raise malformed(f"{path[cut.start() : cut.start() + 3]!a} in the URL is no escape: write % as %25")
+    try:
+        unquote_to_bytes(path.encode("utf-8", "surrogateescape")).decode()
+    except UnicodeDecodeError as error:
+        raise malformed(f"the URL is not UTF-8 once its escapes are read: byte {error.object[error.start]:#04x}; keys are text") from None
+
+
+_CUT_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
+
+
+async def keys_of(request: web.Request) -> Keys:
+    """Read the body of a request for many rows."""
+    keys = await _body(request, query_wire.decode_keys, query_wire.decode_keys_json)
+    if not 1 <= len(keys.keys) <= query_wire.LIMIT_KEYS:
+        raise malformed(f"{len(keys.keys)} keys; ask for 1 to {query_wire.LIMIT_KEYS} at a time")
+    return keys
+
+
+async def page_of(request: web.Request) -> Page:
+    """Read what a scan asks for, from the query string (GET) or the body (POST)."""
+    if request.method == "POST":
+        page = await _body(request, query_wire.decode_page, query_wire.decode_page_json)
+    else:
+        limit = number(request.query, "limit")
+        prefix, after = request.query.get("prefix", ""), request.query.get("after")
+        page = Page(prefix=prefix, after=after, limit=query_wire.PAGE_ROWS if limit is None else limit)
+    if page.limit < 1:
+        raise malformed(f"limit is {page.limit}; ask for 1 to {query_wire.LIMIT_PAGE_ROWS} rows a page")
+    return page
+
+
+async def inspect_of(request: web.Request) -> Inspect:
+    """Read the body of a request for a digest."""
+    return _named(await _body(request, query_wire.decode_inspect, query_wire.decode_inspect_json))
+
+
+async def stored_of(request: web.Request) -> Stored:
+    """Read the body of a request for stored rows."""
+    asked = _named(await _body(request, query_wire.decode_stored, query_wire.decode_stored_json))
+    if not 1 <= asked.limit <= query_wire.LIMIT_PAGE_ROWS:
+        raise malformed(f"limit is {asked.limit}; ask for 1 to {query_wire.LIMIT_PAGE_ROWS} rows a page")
+    return asked
+
+
+def _named(asked: N) -> N:
+    if not 1 <= len(asked.inspection) <= query_wire.LIMIT_INSPECTION:
+        raise malformed(f"inspection has {len(asked.inspection)} characters; name it with 1 to {query_wire.LIMIT_INSPECTION}")
+    return asked
+
+
+async def _body(request: web.Request, decode: Callable[[bytes], B], decode_json: Callable[[bytes], B]) -> B:
+    try:
+        async with asyncio.timeout(BODY_TIMEOUT_S):
+            body = await request.read()
+    except TimeoutError:
+        raise Refused(408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+    except web.HTTPRequestEntityTooLarge:
+        raise _too_large() from None
+    except (web.RequestPayloadError, HttpProcessingError, ClientError, ConnectionError) as error:
+        raise Refused(400, "malformed", f"body: it broke off ({str(error)[:120]})", headers={"Connection": "close"}) from None
+    try:
+        return decode(body) if request.content_type == MSGPACK else decode_json(body)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise malformed(f"body: {error}") from None
+
+
+def wants_msgpack(request: web.Request) -> bool:
+    return MSGPACK in request.headers.get("Accept", "")
+
+
+def respond(request: web.Request, body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+    """Return *body* in the form the asker accepts; JSON unless MessagePack is asked for."""
+    content, content_type = (query_wire.encode(body), MSGPACK) if wants_msgpack(request) else (query_wire.encode_json(body) + b"\n", JSON)
+    return web.Response(body=content, status=status, headers={"Content-Type": content_type, "Cache-Control": "no-store", **(headers or {})})
+
+
+def respond_refused(request: web.Request, refused: Refused) -> web.Response:
+    response = respond(request, refused.refusal, status=refused.status, headers=refused.headers)
+    if request.body_exists and not request.content.is_eof():
+        response.force_close()  # the rest of the body is not read
+    return response

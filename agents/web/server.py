@@ -1,0 +1,382 @@
+"""The worker's web port: queries, health and metrics over HTTP, answered from the moment the worker starts.
+
+It is a server of its own and not Faust's, whose pages show tables to anyone, answer from partitions the worker has lost, and know
+neither tokens nor TLS. Start it before recovery: while partitions are restoring, it says so.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, TypeVar, cast
+
+from aiohttp import web
+from mode import Service
+
+from holdfast.agents import descriptors
+from holdfast.agents.metrics import Metrics, age_bound_ms, behind
+from holdfast.agents.serving import UNKNOWN, Replica, Serving
+from holdfast.agents.web.access import Access
+from holdfast.agents.web.inspection_routes import InspectionPages
+from holdfast.agents.web.port import Connection, Door, Limits, Runner, Troubles
+from holdfast.agents.web.replies import (
+    Refused,
+    Terms,
+    check_form,
+    keys_of,
+    page_of,
+    respond,
+    respond_refused,
+    terms_of,
+    wants_msgpack,
+    whole,
+)
+from holdfast.clients.tables.web_tls import server_tls
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.engine import query_wire
+from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
+from holdfast.errors import ConfigError, StoreError
+
+logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
+
+LIMIT_IN_FLIGHT = 2_000
+RETRY_AFTER_MS = 200
+SHUTDOWN_S = 2.0
+_FIRST_CHUNK = 16
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+
+
+class WebService(Service):
+    """Serves *serving* on the web port of *settings* for as long as it runs."""
+
+    def __init__(self, settings: Settings, serving: Serving, metrics: Metrics, *, clock: Clock = system_clock) -> None:
+        super().__init__()
+        self._settings = settings
+        self._application = build_application(settings, serving, metrics, clock)
+        self._watch_loop = metrics.watch_loop
+        self._troubles = Troubles(metrics.web_refused, clock)
+        self._runner: Runner | None = None
+        self._door: Door | None = None
+
+    async def on_start(self) -> None:
+        settings = self._settings
+        tls = server_tls(settings)
+        connections = descriptors.connections_within(descriptors.raised_limit(), settings.web_connections)
+        if connections < settings.web_connections:
+            logger.warning("the limit of open files leaves room for %d of web_connections=%d", connections, settings.web_connections)
+        runner = Runner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
+        await runner.setup()
+        limits = Limits(connections=connections, per_peer=min(connections, settings.web_connections_per_peer))
+        door = Door(cast(Callable[[], Connection], runner.server), limits, tls, self._troubles)
+        try:
+            await door.open(settings.web_bind, settings.web_port)
+        except OSError as error:
+            await runner.cleanup()
+            raise ConfigError(
+                f"cannot listen on {settings.web_bind} port {settings.web_port}: {error.strerror}; set web_bind and web_port to a free place"
+            ) from error
+        self._runner, self._door = runner, door
+        self.add_future(self._watch_loop())
+        logger.info("web port open", extra={"url": settings.advertised_url})
+
+    async def on_stop(self) -> None:
+        runner, self._runner = self._runner, None
+        door, self._door = self._door, None
+        if door is not None:
+            await door.close()
+        if runner is not None:
+            await runner.cleanup()
+
+
+def build_application(settings: Settings, serving: Serving, metrics: Metrics, clock: Clock) -> web.Application:
+    """Return the aiohttp application behind the web port."""
+    access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
+    health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
+
+    @web.middleware
+    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+        try:
+            check_form(request)
+            access.check(request)
+            return await handler(request)
+        except Refused as refused:
+            return respond_refused(request, refused)
+        except web.HTTPException as error:
+            known = "; see /tables, /health/live, /health/ready, /metrics" if error.status == 404 else ""
+            allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
+            message = f"{request.method} {request.path[:200]}: {error.reason}{known}"
+            return respond_refused(request, Refused(error.status, "malformed", message, headers=allowed))
+        except StoreError as error:  # closed meanwhile, or damaged: then its partition is being taken up anew
+            return respond_refused(request, Refused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS))
+        except Exception:
+            logger.exception("a request failed", extra={"path": request.path[:200]})
+            return respond_refused(request, Refused(500, "failed", "the worker failed to answer; its log has the cause"))
+
+    application = web.Application(middlewares=[guard], client_max_size=query_wire.LIMIT_BODY_BYTES)
+    here = "/tables/{table}/{partition}"
+    application.add_routes(
+        [
+            web.post(f"{here}/get", tables.counted("get_many", tables.rows)),
+            web.post(f"{here}/scan", tables.counted("scan", tables.scan)),
+            web.get(f"{here}/scan", tables.counted("scan", tables.scan)),
+            web.get(here + r"/rows/{key:[\s\S]*}", tables.counted("get", tables.row)),
+            web.post(f"{here}/digest", tables.counted("digest", inspections.digest)),
+            web.post(f"{here}/stored", tables.counted("stored", inspections.stored)),
+            web.get("/tables", tables.list),
+            web.get("/health/live", health.live),
+            web.get("/health/ready", health.ready),
+            web.get("/metrics", health.metrics),
+        ]
+    )
+    application.on_cleanup.append(inspections.close)
+    return application
+
+
+class _Health:
+    def __init__(self, serving: Serving, metrics: Metrics) -> None:
+        self._serving, self._metrics = serving, metrics
+
+    async def live(self, request: web.Request) -> web.Response:
+        return respond(request, {"status": "live"})
+
+    async def ready(self, request: web.Request) -> web.Response:
+        cause = self._serving.unready()
+        if cause is None:
+            return respond(request, {"status": "ready"})
+        return respond(request, {"status": "unready", "cause": cause}, status=503, headers={"Retry-After": "1"})
+
+    async def metrics(self, request: web.Request) -> web.Response:
+        body, content_type = self._metrics.exposition(self._serving, request.headers.get("Accept", ""))
+        return web.Response(body=body, headers={"Content-Type": content_type, "Cache-Control": "no-store"})
+
+
+class _Tables:
+    """The queries. Between finding the replica and the last byte read from it nothing waits, so it cannot be lost in between."""
+
+    def __init__(self, settings: Settings, serving: Serving, metrics: Metrics, clock: Clock) -> None:
+        self._app, self._url = settings.app, settings.advertised_url
+        self._serving, self._metrics, self._clock = serving, metrics, clock
+        self._codecs: dict[str, RowCodec[Any]] = {}
+        self._in_flight = 0
+
+    def counted(self, verb: str, handler: Handler) -> Handler:
+        """Return *handler* with a limit on how many run, and its outcomes and times in the metrics."""
+
+        async def count(request: web.Request) -> web.StreamResponse:
+            if self._in_flight >= LIMIT_IN_FLIGHT:
+                raise Refused(503, "not_ready", f"{LIMIT_IN_FLIGHT} queries are in progress here; ask again", retry_after_ms=RETRY_AFTER_MS)
+            name = request.match_info["table"]
+            table, outcome = name if name in self._serving.tables() else "", "failed"
+            self._in_flight += 1
+            began_s = self._clock.monotonic_s()
+            try:
+                response = await handler(request)
+                outcome = "ok"
+                return response
+            except Refused as refused:
+                outcome = refused.refusal.error
+                raise
+            finally:
+                self._in_flight -= 1
+                self._metrics.query(table, verb, outcome, self._clock.monotonic_s() - began_s)
+
+        return count
+
+    async def list(self, request: web.Request) -> web.Response:
+        tables = {name: self._describe(name, processor) for name, processor in sorted(self._serving.tables().items())}
+        return respond(request, {"app": self._app, "url": self._url, "tables": tables})
+
+    def _describe(self, name: str, processor: Processor[Any, Any]) -> dict[str, Any]:
+        partitions = self._serving.partitions(name)
+        held = [replica for at in range(partitions) if (replica := self._serving.lookup(name, at)) is not None]
+        return {
+            "version": processor.version,
+            "source": processor.source,
+            "partitions": partitions,
+            "held": [
+                {
+                    "partition": replica.partition,
+                    "role": _role(replica),
+                    "serving": replica.serving,
+                    "as_of_offset": replica.applied,
+                    "stream_ms": replica.stream_ms,
+                    "approximate_rows": replica.approximate_rows(),
+                }
+                for replica in held
+            ],
+        }
+
+    # -- the three reads
+
+    async def row(self, request: web.Request) -> web.Response:
+        key = request.match_info["key"]
+        replica = await self._replica(request, terms_of(request.query, scan=False))
+        about, value = _about(replica), replica.get(key)
+        _still(replica)
+        if wants_msgpack(request):
+            return respond(request, RowReply(**about, key=key, found=value is not None, value=value))
+        return respond(request, {**about, "key": key, "found": value is not None, "value": self._rendered(replica, value)})
+
+    async def rows(self, request: web.Request) -> web.Response:
+        terms, keys = terms_of(request.query, scan=False), (await keys_of(request)).keys
+        replica = await self._replica(request, terms)
+        about = _about(replica)
+        values, _ = _bounded(len(keys), lambda got, count: replica.get_many(keys[len(got) : len(got) + count]), _size_of_value)
+        _still(replica)
+        if wants_msgpack(request):
+            return respond(request, RowsReply(**about, values=values))
+        return respond(request, {**about, "values": [self._rendered(replica, value) for value in values]})
+
+    async def scan(self, request: web.Request) -> web.Response:
+        terms, page = terms_of(request.query, scan=request.method == "GET"), await page_of(request)
+        limit = min(page.limit, query_wire.LIMIT_PAGE_ROWS)
+        replica = await self._replica(request, terms)
+        about = _about(replica)
+        rows, ended = _bounded(limit, lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count), _size_of_row)
+        _still(replica)
+        after = None if ended else rows[-1][0]
+        if wants_msgpack(request):
+            return respond(request, PageReply(**about, rows=rows, after=after))
+        return respond(request, {**about, "rows": [[key, self._rendered(replica, value)] for key, value in rows], "after": after})
+
+    def _rendered(self, replica: Replica, value: bytes | None) -> Any:
+        if value is None:
+            return None
+        processor = replica.processor
+        codec = self._codecs.get(processor.name)
+        if codec is None:
+            codec = self._codecs[processor.name] = RowCodec(processor.row)
+        return render(codec.decode(value))
+
+    # -- finding the replica
+
+    async def find(self, request: web.Request, terms: Terms) -> Replica:
+        """Return the replica that may answer a request of another kind on the same terms; raises Refused."""
+        return await self._replica(request, terms)
+
+    async def _replica(self, request: web.Request, terms: Terms) -> Replica:
+        """Return the replica that may answer, once it has reached the offset asked for; raises Refused."""
+        table, at = request.match_info["table"], request.match_info["partition"]
+        processor = self._serving.tables().get(table)
+        if processor is None:
+            known = ", ".join(sorted(self._serving.tables())) or "none"
+            raise Refused(404, "no_such_table", f"no table {table[:100]!r} in application {self._app}; its tables: {known}")
+        if terms.version is not None and terms.version != processor.version:
+            raise Refused(
+                404, "no_such_table", f"table {table} is version {processor.version} here, not {terms.version}; asker and worker differ"
+            )
+        partition, partitions = whole(at, "partition"), self._serving.partitions(table)
+        if partition >= partitions > 0:
+            raise Refused(404, "no_such_table", f"table {table} has partitions 0 to {partitions - 1}, not {partition}")
+        replica = self._find(request, table, partition, terms.staleness)
+        if terms.at_offset is None or replica.applied >= terms.at_offset:
+            return replica
+        reached = await replica.reached(terms.at_offset, terms.timeout_ms / 1000)
+        replica = self._find(request, table, partition, terms.staleness)  # it may have moved meanwhile
+        if reached and replica.applied >= terms.at_offset:
+            return replica
+        raise Refused(
+            504,
+            "offset_timeout",
+            f"{table}/{partition} is at offset {replica.applied}, not yet {terms.at_offset} after {terms.timeout_ms} ms; "
+            "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)",
+        )
+
+    def _find(self, request: web.Request, table: str, partition: int, staleness: Staleness | None) -> Replica:
+        replica = self._serving.lookup(table, partition)
+        if replica is not None and replica.serving:
+            if replica.active:
+                return replica
+            too_stale = "its owner answers" if staleness is None else _too_stale(replica, staleness, self._clock.now_ms())
+            if too_stale is None:
+                return replica
+        else:
+            too_stale = ""
+        owner = self._serving.owner(table, partition)
+        if owner is not None and owner != self._url:
+            path = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
+            raise Refused(421, "moved", f"{table}/{partition} is served by {owner}", owner=owner, headers={"Location": owner + path})
+        if replica is None:
+            cause = "is not held here and has no known owner: a rebalance is under way"
+        elif too_stale:
+            cause = f"is a standby here ({too_stale}) and has no known owner: a rebalance is under way"
+        else:
+            cause = f"is not serving here: {self._serving.unready() or 'it is about to move'}"
+        raise Refused(503, "not_ready", f"{table}/{partition} {cause}", retry_after_ms=RETRY_AFTER_MS)
+
+
+def _role(replica: Replica) -> Role:
+    return "active" if replica.active else "standby"
+
+
+def _about(replica: Replica) -> dict[str, Any]:
+    """Return what every reply tells. Taken before the rows are read: what is read after it can only reflect more."""
+    return {
+        "table": replica.processor.name,
+        "version": replica.processor.version,
+        "partition": replica.partition,
+        "role": _role(replica),
+        "as_of_offset": replica.applied,
+        "stream_ms": replica.stream_ms,
+    }
+
+
+def _still(replica: Replica) -> None:
+    """Refuse what was read, if it may be another's by now: a process can be frozen at any place, in the middle of a read too."""
+    if not replica.serving:
+        cause = f"{replica.processor.name}/{replica.partition} stopped serving while this was read"
+        raise Refused(503, "not_ready", cause, retry_after_ms=RETRY_AFTER_MS)
+
+
+def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:
+    """Return why this standby may not answer under *bound*, None when it may. What is not known is not fresh."""
+    if bound.offsets is not None:
+        if replica.source_end == UNKNOWN:
+            return "how many records it is behind is not known"
+        if behind(replica) > bound.offsets:
+            return f"{behind(replica)} records behind, {bound.offsets} allowed"
+    if bound.ms is not None:
+        age_ms = age_bound_ms(replica, now_ms)
+        if age_ms is None:
+            return "its age is not known"
+        if age_ms > bound.ms:
+            return f"up to {age_ms} ms old, {bound.ms} allowed"
+    return None
+
+
+def _bounded(limit: int, fetch: Callable[[list[T], int], Sequence[T]], size: Callable[[T], int]) -> tuple[list[T], bool]:
+    """Return up to *limit* items as far as the reply's limit in bytes lets them, at least one, and whether there are no more.
+
+    *fetch(got, count)* returns the next *count* items. The chunks grow only as the items seen so far allow, so that a table of rows of 1 MB
+    is not read into memory to answer one page.
+    """
+    got: list[T] = []
+    size_bytes, count = 0, _FIRST_CHUNK
+    while len(got) < limit:
+        count = min(count, limit - len(got))
+        chunk = fetch(got, count)
+        for item in chunk:
+            size_bytes += size(item)
+            if size_bytes > query_wire.LIMIT_REPLY_BYTES and got:
+                return got, False
+            got.append(item)
+        if len(chunk) < count:
+            return got, True
+        average = size_bytes // len(got) + 1
+        count = max(1, min(count * 8, (query_wire.LIMIT_REPLY_BYTES - size_bytes) // average + 1))
+    return got, False
+
+
+def _size_of_value(value: bytes | None) -> int:
+    return len(value or b"") + 8
+
+
+def _size_of_row(row: tuple[str, bytes]) -> int:
+    key = row[0]
+    return (len(key) if key.isascii() else len(key.encode("utf-8", "surrogatepass"))) + len(row[1]) + 16

@@ -1,0 +1,1 @@
+"""The claim consumers: services share partitions by claims on the coordination topic."""

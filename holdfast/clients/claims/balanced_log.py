@@ -1,0 +1,190 @@
+"""The partition of `holdfast.groups` where one balanced group lives, as a member reads and writes it."""
+
+from __future__ import annotations
+
+import logging
+import re
+from dataclasses import dataclass
+from typing import Any
+
+from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+
+from holdfast.clients.claims.frame_sender import Ack, Bursts
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.groups.java_order import coordinator_partition
+from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of, is_end
+from holdfast.kafka.log_tail import Tail, following
+from holdfast.kafka.skipper import Skipper
+
+logger = logging.getLogger(__name__)
+
+READ_RECORDS = 1_000
+POLL_S = 0.02
+LINGER_MS = 2
+NO_LEADERS_YET = KafkaError._NOENT
+ANY = 0
+"""Send id of announcements: what became of one is seen by reading it back, so they need not be told apart."""
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """One record of the group's partition; *at_ms* is -1 where it carries no time."""
+
+    offset: int
+    at_ms: int
+    value: bytes | None
+
+
+class GroupLog:
+    """The partition of `holdfast.groups` where one group lives, read from some time before its end. Used from one thread."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        topic: str,
+        group_id: str,
+        *,
+        timeout_s: float,
+        unsent_s: float,
+        follow_wait_ms: int = 20,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._settings, self._topic, self._group_id, self._clock = settings, topic, group_id, clock
+        self._timeout_s, self._unsent_s, self._follow_wait_ms = timeout_s, unsent_s, follow_wait_ms
+        self._reader: Consumer | None = None
+        self._skipper: Skipper | None = None
+        self._writer: Producer | None = None
+        self._bursts: Bursts | None = None
+        self._partition = 0
+        self._tail: Tail | None = None
+        self.last_error: str | None = None
+
+    def open(self, since_ms: int) -> None:
+        """Connect and begin with what was said at *since_ms*; TopicError without the topic, BrokerError when nobody answers."""
+        reads = following(self._settings, "groups-reader", self._follow_wait_ms)
+        self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
+        count = len(self._listed(self._topic, self._timeout_s))
+        if not count:
+            raise TopicError(
+                f"the topic of balanced groups, {self._topic}, does not exist at {self._settings.bootstrap_servers}: "
+                "create it with `holdfast --set groups=true topics create`, or name another one by groups_topic"
+            )
+        self._partition = coordinator_partition(self._group_id, count)
+        found = self._since(self._reader, since_ms)
+        self._reader.assign([found])  # the log's end, where nothing was said since then
+        self._skipper = Skipper(self._settings, reads, clock=self._clock)
+        self._skipper.begin(self._topic, self._partition, found.offset)
+        self._tail = Tail(self._topic, self._partition, found.offset)
+        writing: dict[str, str | int | bool] = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": LINGER_MS,
+            # A sign of life that arrives after the session is worse than none.
+            "message.timeout.ms": max(1_000, int(self._unsent_s * 1_000)),
+        }
+        writes: dict[str, Any] = self._settings.producer(**writing)
+        self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
+        self._bursts = Bursts(self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s)
+
+    def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
+        """Return where what was said at *since_ms* begins; waits for a partition that is only just being made, or whose leader changes."""
+        until_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            try:
+                (found,) = reader.offsets_for_times([TopicPartition(self._topic, self._partition, since_ms)], self._timeout_s)
+                if found.error is not None:
+                    raise KafkaException(found.error)
+                return found
+            except KafkaException as error:
+                if code_of(error) not in LEADER_MOVES | NO_TOPIC | {NO_LEADERS_YET} or self._clock.monotonic_s() > until_s:
+                    raise self._unreachable(error.args[0], self._timeout_s) from None
+            self._listed(self._topic, self._timeout_s)  # has librdkafka look who leads: what it found once it keeps
+            reader.poll(POLL_S)
+
+    def _listed(self, topic: str | None, timeout_s: float) -> dict[str, int]:
+        """Return the partition counts of *topic*, or of all topics; one that does not exist is left out."""
+        assert self._reader is not None
+        try:
+            listed = self._reader.list_topics(topic, timeout=timeout_s) if topic else self._reader.list_topics(timeout=timeout_s)
+        except KafkaException as error:
+            raise self._unreachable(error.args[0], timeout_s) from None
+        return {name: len(each.partitions) for name, each in listed.topics.items() if each.error is None and each.partitions}
+
+    def counts(self, topics: tuple[str, ...], pattern: str | None, timeout_s: float) -> dict[str, int]:
+        """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*; internal topics never do.
+
+        The only method that another thread may use meanwhile.
+        """
+        if pattern is None:
+            found: dict[str, int] = {}
+            for topic in topics:
+                found.update(self._listed(topic, timeout_s))
+            return found
+        matches = re.compile(pattern).fullmatch
+        return {name: count for name, count in self._listed(None, timeout_s).items() if not name.startswith("__") and matches(name)}
+
+    @property
+    def caught_up(self) -> bool:
+        """Return whether the partition has been read to where it ended at some moment after `open`."""
+        return self._tail is not None and self._reader is not None and self._tail.look(self._reader)
+
+    def poll(self, timeout_s: float) -> list[Heard]:
+        """Return what came since; waits up to *timeout_s* for the first."""
+        assert self._reader is not None
+        assert self._skipper is not None
+        assert self._tail is not None
+        assert self._bursts is not None
+        self._bursts.go_on()
+        first = self._reader.poll(timeout_s)
+        came = [] if first is None else [first, *self._reader.consume(READ_RECORDS - 1, 0)]
+        out = []
+        for message in self._skipper.sift(self._reader, came):
+            error = message.error()
+            if error is None:
+                kind, at_ms = message.timestamp()
+                self._tail.read(message.offset() or 0)
+                out.append(Heard(message.offset() or 0, -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms, message.value()))
+            elif is_end(error):
+                self._tail.at_end()
+            elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                raise TopicError(f"topic of balanced groups {self._topic}: {error.str()}")
+            elif error.fatal():
+                raise BrokerError(f"topic of balanced groups {self._topic}: {error.str()}")
+        return out
+
+    def send(self, value: bytes) -> None:
+        """Append an announcement. Whether it arrived is seen by reading it back."""
+        assert self._bursts is not None
+        self._bursts.send(ANY, value, self._partition)
+
+    def _told(self, ack: Ack) -> None:
+        if ack.error is not None:
+            self._warn(ack.error)
+
+    def close(self, timeout_s: float) -> None:
+        """Wait up to *timeout_s* for what was sent, and let go of the broker."""
+        if self._writer is not None and self._bursts is not None:
+            self._bursts.close(timeout_s)
+            self._writer.purge()
+            self._writer.flush(0)
+        if self._skipper is not None:
+            self._skipper.close()
+        if self._reader is not None:
+            self._reader.close()
+        self._writer = self._reader = self._bursts = self._skipper = None
+
+    def _unreachable(self, error: KafkaError, timeout_s: float) -> BrokerError:
+        why = self.last_error or error.str()
+        return BrokerError(
+            f"cannot read {self._topic} at {self._settings.bootstrap_servers} within {timeout_s:g} s: {why}; check the broker"
+        )
+
+    def _on_error(self, error: KafkaError) -> None:
+        self._warn(error.str())
+
+    def _warn(self, text: str) -> None:
+        if text != self.last_error:
+            logger.warning("topic of balanced groups: %s", text)
+        self.last_error = text

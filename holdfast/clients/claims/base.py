@@ -1,0 +1,131 @@
+"""What every form of claim consumer has in common: the hand that gives out messages, commits, and what can be asked."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from holdfast.clients.claims.engine import Engine
+from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
+from holdfast.clients.claims.queue import Handout
+from holdfast.core.member.actions import Notify, Place, Token
+from holdfast.core.member.member import Held
+
+
+class Hands:
+    """The part of a consumer that never waits."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._engine = engine
+        self._handout: Handout | None = None
+
+    # -- handing out
+
+    def _next_message(self) -> ClaimedMessage | None:
+        """Return the next message, None when there is none that may be handed out now.
+
+        The gate is asked last, of a message that is chosen and made, and what its caller does next is to return: a process that was
+        frozen, or an event loop that stood still, hands out nothing once the claim may be over (PROTOCOL.md#the-lease).
+        """
+        engine = self._engine
+        while True:
+            handout = self._handout
+            if handout is None:
+                handout = self._handout = engine.take_handout()
+                if handout is None:
+                    return None
+            at, batch = handout.at, handout.batch
+            message = ClaimedMessage(engine, batch.lease, batch.messages[at])
+            handout.at = at + 1
+            last = handout.at == len(batch.messages)
+            if engine.may_deliver(batch.lease):
+                if last:
+                    self._handout = None
+                    engine.used_up(handout)
+                return message
+            handout.at = at
+            self._handout = None
+            engine.set_aside(handout)
+
+    def _next_batch(self) -> ClaimedBatch | None:
+        """Return the next batch, what is left of one that was begun message by message first; None when there is none now."""
+        handout, self._handout = self._handout, None
+        if handout is not None:
+            self._engine.set_aside(handout)
+        handout = self._engine.take_handout()
+        if handout is None:
+            return None
+        rest = handout.rest()
+        batch = ClaimedBatch(self._engine, rest)
+        at, handout.at = handout.at, len(handout.batch.messages)
+        if self._engine.may_deliver(rest.lease):
+            self._engine.used_up(handout)
+            return batch
+        handout.at = at
+        self._engine.set_aside(handout)
+        return None
+
+    def _is_over(self) -> bool:
+        """Return whether no message will ever come again; raises what the consumer failed of."""
+        self._engine.raise_failure()
+        return self._engine.over
+
+    # -- commits
+
+    def commit(self, done: ClaimedMessage | Token) -> None:
+        """Note that a message is done; the log has it with the next heartbeat or `flush`. Raises CommitError and ClaimLostError."""
+        self._engine.commit(done if isinstance(done, Token) else done.token)
+
+    def commit_many(self, done: Sequence[ClaimedMessage | Token]) -> None:
+        """Note that messages are done, of any partitions and in any order. Raises at the first that cannot be, with those before it noted."""
+        for each in done:
+            self.commit(each)
+
+    # -- what can be asked
+
+    @property
+    def claims(self) -> Mapping[Place, Held]:
+        """Return the claims that are held now, by topic and partition."""
+        return self._engine.ask(lambda member: dict(member.claims))
+
+    @property
+    def load(self) -> int:
+        """Return how many claims are held."""
+        return self._engine.ask(lambda member: member.load)
+
+    @property
+    def lag(self) -> int:
+        """Return how many messages the claims held are behind the end of their logs, as last looked up."""
+        return self._engine.ask(lambda member: member.lag)
+
+    @property
+    def topic_claims(self) -> tuple[str, ...]:
+        """Return the topics whose partition 0 is held: with *whole_topic*, those held as a whole."""
+        return self._engine.ask(lambda member: member.topics_held)
+
+    @property
+    def recent_events(self) -> tuple[Notify, ...]:
+        """Return what happened lately, oldest first, at most LIMIT_EVENTS: claims won, lost, released and why."""
+        return self._engine.seen_events()
+
+    @property
+    def terminated(self) -> bool:
+        """Return whether the consumer has ended, by `terminate` or by a failure."""
+        return self._engine.ended.is_set()
+
+    @property
+    def group(self) -> str:
+        return self._engine.member_settings.group_id
+
+    @property
+    def client(self) -> str:
+        return self._engine.member_settings.client_id
+
+    @property
+    def instance(self) -> str:
+        """Return what tells this process from others under the same client id."""
+        return self._engine.member_settings.instance_id
+
+    def counters(self) -> dict[str, Any]:
+        """Return numbers for a metrics page: what is queued, what could not be decoded or read, what Kafka's own book refused."""
+        return self._engine.counters()

@@ -1,0 +1,243 @@
+"""The coordination topic as a claim client uses it: a reader that follows it from its beginning, and a writer of frames.
+
+The reader never joins a group and the writer is never transactional: both are as the Go library expects of its neighbours
+(PROTOCOL.md#frames). All calls are made from one thread, but `send`, which any thread may call.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections import deque
+from collections.abc import Iterable
+from collections.abc import Set as AbstractSet
+from typing import Any, NamedTuple
+
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
+
+from holdfast.clients.claims.frame_sender import Ack, Bursts
+from holdfast.config import Settings
+from holdfast.core.claims.frames import coordination_partition
+from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.codes import NO_TOPIC, is_end, is_of_group
+from holdfast.kafka.librdkafka_log import Quiet, impatient
+from holdfast.kafka.log_tail import Tail, following
+from holdfast.kafka.skipper import Skipper
+
+logger = logging.getLogger(__name__)
+quiet: Any = Quiet(logger)
+
+READ_RECORDS = 2_000
+"""Records taken from the reader at once."""
+FRAME_LINGER_MS = 2
+"""How long the writer waits for frames to go together; a member of a thousand partitions writes in bursts."""
+LIMIT_UNSENT = 100_000
+"""Frames written and not acknowledged; more than any member has partitions, so that only a broken broker reaches it."""
+
+CAPABILITY_HEADER = ("holdfast", b"1")
+"""On frames of members that obey a pause of their group. Not written with `interop`: then a frame is what the Go library writes."""
+
+
+class LogRecord(NamedTuple):
+    """One record of the coordination topic; *at_ms* is -1 where it carries no time, *capable* whether its sender obeys pauses."""
+
+    partition: int
+    offset: int
+    at_ms: int
+    value: bytes | None
+    capable: bool = False
+
+
+class CoordinationLog:
+    """Reads the coordination partitions that carry *topics*, and appends to any of them.
+
+    `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control records at the tail
+    notwithstanding (`Tail`). `ends` holds the ends that were told, the latest of each partition.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        compression: str = "none",
+        interop: bool = False,
+        send_timeout_s: float = 30.0,
+        follow_wait_ms: int = 20,
+    ) -> None:
+        self._settings, self._topic = settings, settings.coordination_topic
+        self._compression, self._send_timeout_s, self._follow_wait_ms = compression, send_timeout_s, follow_wait_ms
+        self._headers: list[tuple[str, str | bytes | None]] = [] if interop else [CAPABILITY_HEADER]
+        self._reader: Consumer | None = None
+        self._skipper: Skipper | None = None
+        self._writer: Producer | None = None
+        self._bursts: Bursts | None = None
+        self._acks: deque[Ack] = deque()
+        self.partitions = 0
+        self.reading: frozenset[int] = frozenset()
+        self.caught_up: set[int] = set()
+        self.ends: dict[int, int] = {}
+        self._tails: dict[int, Tail] = {}
+        self.last_error: str | None = None
+
+    # -- life
+
+    def open(self, topics: Iterable[str], timeout_s: float) -> None:
+        """Connect, and begin to read everything that was ever said about *topics*.
+
+        Raises TopicError when there is no coordination topic, BrokerError when nobody answers within *timeout_s*.
+        """
+        config = impatient(following(self._settings, "claims-reader", self._follow_wait_ms))
+        self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)
+        self._skipper = Skipper(self._settings, config)
+        self.partitions = self._count(timeout_s)
+        self.follow(topics)
+        writing: dict[str, str | int | bool] = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "compression.type": self._compression,
+            "linger.ms": FRAME_LINGER_MS,
+            # A heartbeat that arrives long after it was sent is a zombie's: better it never arrives.
+            "message.timeout.ms": max(1_000, int(self._send_timeout_s * 1_000)),
+            "queue.buffering.max.messages": LIMIT_UNSENT,
+        }
+        produces = impatient(self._settings.producer(**writing))
+        self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
+        self._bursts = Bursts(self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers)
+
+    def _count(self, timeout_s: float) -> int:
+        assert self._reader is not None
+        try:
+            listed = self._reader.list_topics(self._topic, timeout=timeout_s).topics[self._topic]
+            if listed.error is not None:
+                raise KafkaException(listed.error)
+        except KafkaException as error:
+            self.close()
+            cause: KafkaError = error.args[0]
+            if cause.code() in NO_TOPIC:
+                raise TopicError(
+                    f"the coordination topic {self._topic} does not exist at {self._settings.bootstrap_servers}: "
+                    "create it with `holdfast topics create`, or name another one by the setting coordination_topic"
+                ) from None
+            why = self.last_error or cause.str()
+            raise BrokerError(
+                f"cannot read the coordination topic {self._topic} at {self._settings.bootstrap_servers} within {timeout_s:g} s: {why}; "
+                "check bootstrap.servers and the broker"
+            ) from None
+        return len(listed.partitions)
+
+    def follow(self, topics: Iterable[str]) -> None:
+        """Read the coordination partitions of *topics* too, each from its beginning; what is read already goes on."""
+        self.follow_partitions({coordination_partition(topic, self.partitions) for topic in topics})
+
+    def follow_partitions(self, partitions: AbstractSet[int]) -> None:
+        """Read these coordination partitions too."""
+        assert self._reader is not None
+        assert self._skipper is not None
+        added = partitions - self.reading
+        if added:
+            # From 0, and from the first there is where that is gone (auto.offset.reset): asking for the beginning takes half a second.
+            self._reader.incremental_assign([TopicPartition(self._topic, number, 0) for number in sorted(added)])
+            for number in added:
+                self._skipper.begin(self._topic, number, 0)
+            self.reading |= added
+            self._tails |= {number: Tail(self._topic, number, 0) for number in added}
+
+    def close(self, timeout_s: float = 0.0) -> int:
+        """Wait up to *timeout_s* for acknowledgements, let go of the broker, and return how many frames were never acknowledged."""
+        writer, self._writer = self._writer, None
+        bursts, self._bursts = self._bursts, None
+        reader, self._reader = self._reader, None
+        if self._skipper is not None:
+            self._skipper.close()
+        unsent = 0
+        if writer is not None and bursts is not None:
+            unsent = bursts.close(timeout_s)
+            writer.purge()
+            writer.flush(0)
+        if reader is not None:
+            reader.close()
+        return unsent
+
+    def _on_error(self, error: KafkaError) -> None:
+        text = error.str()
+        if text != self.last_error:  # librdkafka repeats itself many times a second while a broker is away
+            logger.warning("coordination topic: %s", text)
+        self.last_error = text
+
+    # -- reading
+
+    def poll(self, timeout_s: float) -> list[LogRecord]:
+        """Return what came since, at most READ_RECORDS and none of it twice; waits up to *timeout_s* for the first.
+
+        Raises TopicError when the topic is gone or must not be read, BrokerError on what no waiting mends.
+        """
+        reader, skipper = self._reader, self._skipper
+        assert reader is not None
+        assert skipper is not None
+        first = reader.poll(timeout_s)
+        came = [] if first is None else [first, *reader.consume(READ_RECORDS - 1, 0)]
+        out = []
+        for message in skipper.sift(reader, came):
+            error = message.error()
+            if error is None:
+                kind, at_ms = message.timestamp()
+                at = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
+                capable = CAPABILITY_HEADER in (message.headers() or ())
+                out.append(LogRecord(message.partition() or 0, message.offset() or 0, at, message.value(), capable))
+            else:
+                self._judge(message, error)
+        if out:
+            self.last_error = None
+            if self._tails:
+                for record in out:
+                    if (tail := self._tails.get(record.partition)) is not None:
+                        tail.read(record.offset)
+        self._look_for_ends(reader)
+        return out
+
+    @property
+    def skipped(self) -> int:
+        """Return how many batches were passed that nobody can read."""
+        return 0 if self._skipper is None else self._skipper.skipped
+
+    def _look_for_ends(self, reader: Consumer) -> None:
+        for partition in [number for number, tail in self._tails.items() if tail.look(reader)]:
+            del self._tails[partition]
+            self.caught_up.add(partition)
+
+    def _judge(self, message: Message, error: KafkaError) -> None:
+        if is_end(error):
+            self.ends[message.partition() or 0] = message.offset() or 0
+            if (tail := self._tails.get(message.partition() or 0)) is not None:
+                tail.at_end()
+        elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+            raise TopicError(f"coordination topic {self._topic}: {error.str()}")
+        elif error.fatal():
+            raise BrokerError(f"coordination topic {self._topic}: {error.str()}")
+        elif not is_of_group(error):
+            self._on_error(error)
+
+    # -- writing
+
+    def send(self, send_id: int, value: bytes, partition: int) -> None:
+        """Append a frame; what becomes of it is told by `acks` under *send_id*, sooner or later. Never waits."""
+        if self._bursts is None:
+            self._acks.append(Ack(send_id, "the client is closed"))
+        else:
+            self._bursts.send(send_id, value, partition)
+
+    def acks(self) -> list[Ack]:
+        """Return what became of frames since the last call. Does not wait."""
+        if self._bursts is not None:
+            self._bursts.go_on()
+        out = []
+        while self._acks:
+            out.append(self._acks.popleft())
+        return out

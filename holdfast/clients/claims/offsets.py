@@ -1,0 +1,308 @@
+"""What a claim client asks the broker between its polls: where logs begin and end, what Kafka has as committed, how many partitions there are.
+
+Nothing here waits but `check_group` and `counts`, which are for the start: questions are put by a thread of its own, and what it found
+is looked at when its caller comes by. A slow broker so never holds up a heartbeat.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from contextlib import suppress
+from itertools import groupby
+from typing import Any, NamedTuple
+
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupState,
+    KafkaError,
+    KafkaException,
+    TopicPartition,
+)
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.errors import BrokerError, ConfigError, TopicError
+from holdfast.kafka.codes import COORDINATOR_MOVES, NO_TOPIC
+from holdfast.kafka.coordinator_admin import NEVER_S, CoordinatorAdmin
+from holdfast.kafka.librdkafka_log import Quiet, impatient
+
+logger = logging.getLogger(__name__)
+quiet: Any = Quiet(logger)
+
+LIMIT_ASKED = 5_000
+"""Partitions asked about in one round."""
+RETRY_S = 0.25
+ATTEMPT_S = 3.0
+"""How long one question may take before it is put again; far less than the patience of whoever waits for the answer."""
+COORDINATOR_WAIT_S = 0.05
+SLACK_S = 0.5
+"""A request ends by its own deadline; this is for the answer to reach us."""
+EARLIEST, LATEST = -2, -1
+"""Times that ask for the ends of a log."""
+
+
+class Watermarks(NamedTuple):
+    """Where a partition begins and ends, and the offset that `__consumer_offsets` has for the group, None without one."""
+
+    topic: str
+    partition: int
+    earliest: int
+    latest: int
+    committed: int | None
+
+
+Asked = Sequence[tuple[tuple[str, int], bool]]
+
+
+class Lookups:
+    """Asks on a connection of its own, since a broker answers those of a consumer in turn, after a fetch that waits for news.
+
+    It asks as a consumer that reads nothing, not as an admin client: over an outage, librdkafka's admin goes on waiting for a coordinator
+    that is gone, goes on naming a leader epoch that is over, and may abort the process when a request to a coordinator times out. What
+    fails here for whatever reason is asked anew by a new consumer, which has to find out who is there.
+    """
+
+    def __init__(self, settings: Settings, group_id: str, *, timeout_s: float, clock: Clock = system_clock) -> None:
+        self._clock = clock
+        self._servers, self._group_id, self._timeout_s = settings.bootstrap_servers, group_id, timeout_s
+        self._attempt_s = min(timeout_s, ATTEMPT_S)
+        self._admin_config: dict[str, Any] = {**impatient(settings.client()), "error_cb": self._on_error}
+        overrides: dict[str, str | int | bool] = {
+            "group.id": group_id,  # never joined, never committed to: it names the book that is read
+            "enable.auto.commit": False,
+            "isolation.level": "read_uncommitted",  # the end is where the next message goes, whoever may read it yet
+        }
+        self._config: dict[str, Any] = {**impatient(settings.consumer(**overrides)), "error_cb": self._on_error}
+        self._consumer: Consumer | None = None
+        self._changed = threading.Condition()
+        self._wanted: dict[tuple[str, int], bool] = {}
+        self._count_wanted: tuple[str, ...] = ()
+        self._found: deque[Watermarks] = deque()
+        self._counted: dict[str, int] = {}
+        self._closing = False
+        self._thread: threading.Thread | None = None
+        self._last_error: str | None = None
+
+    def _on_error(self, error: KafkaError) -> None:
+        if error.code() != KafkaError._ALL_BROKERS_DOWN:
+            self._last_error = error.str()
+
+    # -- while running
+
+    def ask(self, topic: str, partition: int, *, committed: bool) -> None:
+        """Have the watermarks of a partition looked up, and with *committed* what `__consumer_offsets` has; twice before the answer is once."""
+        with self._changed:
+            self._want(topic, partition, committed)
+            self._wake()
+
+    def _want(self, topic: str, partition: int, committed: bool) -> None:
+        self._wanted[topic, partition] = self._wanted.get((topic, partition), False) or committed
+
+    def answers(self) -> list[Watermarks]:
+        """Return what was found out since. A question that failed is put again, by itself."""
+        with self._changed:
+            found = list(self._found)
+            self._found.clear()
+        return found
+
+    def ask_counts(self, topics: Iterable[str]) -> None:
+        """Have the number of partitions of *topics* looked up, unless that is being done."""
+        with self._changed:
+            if not self._count_wanted:
+                self._count_wanted = tuple(topics)
+                self._wake()
+
+    def counted(self) -> dict[str, int]:
+        """Return what was counted since: partitions by topic, 0 for a topic that does not exist."""
+        with self._changed:
+            counted, self._counted = self._counted, {}
+        return counted
+
+    def close(self) -> None:
+        """End the thread; waits for what is in flight, at most for an attempt."""
+        with self._changed:
+            self._closing = True
+            self._changed.notify()
+        if self._thread is not None:
+            self._thread.join(self._attempt_s + SLACK_S)
+
+    def _wake(self) -> None:
+        if (self._thread is None or not self._thread.is_alive()) and not self._closing:
+            self._thread = threading.Thread(target=self._run, name="holdfast-claims-lookups", daemon=True)
+            self._thread.start()
+        self._changed.notify()
+
+    # -- the thread
+
+    def _run(self) -> None:
+        try:
+            while True:
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closing or self._wanted or self._count_wanted)
+                    if self._closing:
+                        return
+                    asked = sorted(self._wanted.items())[:LIMIT_ASKED]
+                    for place, _ in asked:
+                        del self._wanted[place]
+                    topics = self._count_wanted
+                # What a claim waits for comes first; what is counted waits longest for a broker that is away.
+                done = self._look(asked) and self._count_all(topics)
+                with self._changed:
+                    self._count_wanted = ()
+                    if not done:
+                        self._changed.wait_for(lambda: self._closing, RETRY_S)
+        finally:
+            self._renew()
+
+    def _connected(self) -> Consumer:
+        if self._consumer is None:
+            self._consumer = Consumer(self._config, logger=quiet)
+        return self._consumer
+
+    def _renew(self) -> None:
+        """Let go of the connection; the next question makes a new one."""
+        consumer, self._consumer = self._consumer, None
+        if consumer is not None:
+            with suppress(KafkaException):
+                consumer.close()
+
+    def _look(self, asked: Asked) -> bool:
+        """Find out about *asked*, all at once, or topic by topic where one is gone; False when something failed."""
+        done, parts = True, deque([asked])
+        while parts and not self._closing:
+            part = parts.popleft()
+            found: list[Watermarks] = []
+            again = False
+            try:
+                found = self._ends(part) if part else []
+            except KafkaException as error:
+                cause: KafkaError = error.args[0]
+                if cause.code() not in NO_TOPIC:
+                    again, done = True, False
+                    self._failed("offsets could not be looked up, will ask again", cause)
+                elif part[0][0][0] != part[-1][0][0]:
+                    parts += [list(group) for _, group in groupby(part, lambda each: each[0][0])]
+                # Else it is one topic and that is gone, which the counts tell.
+            with self._changed:
+                self._found += found
+                if again:
+                    for place, committed in part:
+                        self._want(*place, committed)
+        return done
+
+    def _failed(self, what: str, cause: KafkaError) -> None:
+        logger.info("%s: %s", what, cause.str() or cause.name())
+        self._renew()
+
+    def _ends(self, asked: Asked) -> list[Watermarks]:
+        """Return what is known of these partitions. Raises KafkaException on the first that could not be asked for."""
+        consumer = self._connected()
+        consumer.poll(0)  # it reads nothing, but this is how it tells what it logs
+        books = [TopicPartition(*place) for place, wanted in asked if wanted]
+        book = self._checked(consumer.committed(books, self._attempt_s)) if books else []
+        committed = {(each.topic, each.partition): each.offset for each in book if each.offset >= 0}
+        first, last = (
+            self._checked(consumer.offsets_for_times([TopicPartition(*place, time) for place, _ in asked], self._attempt_s))
+            for time in (EARLIEST, LATEST)
+        )
+        begins = {(each.topic, each.partition): each.offset for each in first}
+        found = []
+        for each in last:
+            place = (each.topic, each.partition)
+            if begins[place] < 0 or each.offset < 0:  # a leader that has just changed says -1
+                raise KafkaException(KafkaError(KafkaError.LEADER_NOT_AVAILABLE))
+            found.append(Watermarks(*place, begins[place], each.offset, committed.get(place)))
+        return found
+
+    @staticmethod
+    def _checked(places: list[TopicPartition]) -> list[TopicPartition]:
+        for each in places:
+            if each.error is not None:
+                raise KafkaException(each.error)
+        return places
+
+    def _count_all(self, topics: Sequence[str]) -> bool:
+        """Count partitions; False when that failed. What could not be counted is left to the next time somebody asks."""
+        for topic in topics:
+            if self._closing:
+                return False
+            try:
+                count = self._count(topic, self._attempt_s)
+            except KafkaException as error:
+                self._failed(f"partitions of {topic} could not be counted", error.args[0])
+                return False
+            with self._changed:
+                self._counted[topic] = count
+        return True
+
+    def _count(self, topic: str, timeout_s: float) -> int:
+        """Return the number of partitions of a topic, 0 when there is none of that name; raises KafkaException."""
+        listed = self._connected().list_topics(topic, timeout=timeout_s).topics[topic]
+        if listed.error is None:
+            return len(listed.partitions)
+        if listed.error.code() not in NO_TOPIC:
+            raise KafkaException(listed.error)
+        return 0
+
+    # -- at the start
+
+    def counts(self, topics: Iterable[str]) -> dict[str, int]:
+        """Return the number of partitions of each of *topics*; TopicError names one that does not exist, BrokerError means no answer."""
+        out: dict[str, int] = {}
+        try:
+            for topic in topics:
+                out[topic] = self._count(topic, self._timeout_s)
+                if out[topic] == 0:
+                    raise TopicError(f"topic {topic} does not exist at {self._servers}: create it, or correct its name")
+        except KafkaException as error:
+            self._connected().poll(0)  # hear what it has to say: a refused password, a certificate
+            raise self._no_answer(f"topic {topic}", error.args[0].str()) from None
+        finally:
+            self._renew()  # the thread makes its own
+        return out
+
+    def check_group(self) -> None:
+        """Raise ConfigError when Kafka knows a group of this name that has members: its coordinator would refuse our offsets (D24)."""
+        admin = CoordinatorAdmin(self._admin_config, quiet)
+        try:
+            found = self._describe_group(admin)
+        finally:
+            admin.close()
+        if found is None:
+            return
+        if found.members or found.state not in (ConsumerGroupState.DEAD, ConsumerGroupState.EMPTY, ConsumerGroupState.UNKNOWN):
+            names = ", ".join(sorted({member.client_id for member in found.members})[:5])
+            raise ConfigError(
+                f"group {self._group_id} is a live consumer group of Kafka's own ({found.state.name.lower()}; members: {names or 'joining'}): "
+                "its coordinator refuses offsets from anybody else. Stop those consumers, or claim under another group name"
+            )
+
+    def _describe_group(self, admin: CoordinatorAdmin) -> Any:
+        """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that is not ready yet."""
+        until_s = self._clock.monotonic_s() + self._timeout_s
+        while True:
+            # Short attempts: a look-up of the coordinator that began before there was one waits for it in vain.
+            (future,) = admin.client.describe_consumer_groups([self._group_id], request_timeout=NEVER_S).values()
+            try:
+                return admin.result(future, self._attempt_s)
+            except KafkaException as error:
+                cause: KafkaError = error.args[0]
+                if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
+                    return None
+                why, again = cause.str() or cause.name(), cause.code() in COORDINATOR_MOVES | {KafkaError._TIMED_OUT}
+            except FutureTimeoutError:
+                why, again = "no answer", True
+            if not again or self._clock.monotonic_s() > until_s:
+                raise self._no_answer(f"group {self._group_id}", why)
+            time.sleep(COORDINATOR_WAIT_S)
+
+    def _no_answer(self, what: str, why: str) -> BrokerError:
+        return BrokerError(f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers and the broker")
+
+
+"""A broker that has just started makes its book of offsets with the first question for it."""

@@ -1,0 +1,203 @@
+"""The topic of resets: decisions are written to it and looked up there (PROTOCOL.md#pausing-and-resetting-a-group).
+
+Any member may meet a partition that a reset holds which did not end; `settle` tells it what to do about it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Mapping
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.plan import UNPACKED, CreateTopic, Role, TopicSpec
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.claims.frames import ReleasingPartition
+from holdfast.core.claims.resets import (
+    RESETS_TOPIC,
+    Abort,
+    Commit,
+    Decision,
+    Decisions,
+    decode_decision,
+    encode_decision,
+    final_offset,
+    held_by_reset,
+    release,
+)
+from holdfast.core.claims.views import Claim, ClaimKey
+from holdfast.errors import BrokerError, DecodeError
+from holdfast.kafka.codes import ends_reading, is_end
+from holdfast.kafka.skipper import Skipper
+
+logger = logging.getLogger(__name__)
+
+PARTITION = 0
+_POLL_S = 0.1
+_READ = 500
+
+
+class ResetLog:
+    """Decisions about resets. Nothing is kept between calls; each call ends within *timeout_s* of its last progress."""
+
+    def __init__(
+        self, settings: Settings, *, topic: str = RESETS_TOPIC, timeout_s: float | None = None, clock: Clock = system_clock
+    ) -> None:
+        self._settings, self._clock, self.topic = settings, clock, topic
+        self._timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
+
+    def ensure(self) -> None:
+        """Create the topic where it is missing. It is kept for ever: a decision that is gone is one that nobody made."""
+        admin = Admin(self._settings, timeout_s=self._timeout_s, clock=self._clock)
+        if admin.cluster([self.topic]).partitions(self.topic) is None:
+            safe = {"min.insync.replicas": "2"} if self._settings.replication_factor >= 3 else {}
+            spec = TopicSpec(
+                name=self.topic,
+                partitions=1,
+                config={"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "LogAppendTime"} | UNPACKED | safe,
+                replication_factor=self._settings.replication_factor,
+                role=Role.SOURCE,
+            )
+            admin.apply([CreateTopic(spec=spec, partitions=1)])
+
+    def decide(self, decision: Decision) -> Decision:
+        """Append *decision* and return the one that counts: the first in the log about this reset, which may be somebody else's.
+
+        BrokerError when it is not known to be written: then it may be in the log or not, and `decide` of an Abort finds out which.
+        """
+        offset = self._append(decision)
+        found = self._read(offset + 1)[decision.reset_id]
+        assert found is not None, "a decision that was just written is in the log"
+        return found
+
+    def decisions(self) -> Decisions:
+        """Return all decisions there are."""
+        return self._read(None)
+
+    def _append(self, decision: Decision) -> int:
+        value, outcome = encode_decision(decision), list[tuple[KafkaError | None, Message]]()
+        overrides: dict[str, str | int | bool] = {
+            "enable.idempotence": False,  # the same decision twice is one decision, and an id would have to be waited for
+            "acks": "all",
+            "linger.ms": 0,
+            "message.timeout.ms": int(self._timeout_s * 1000),
+            "message.max.bytes": 1 << 20,
+        }
+        producer = Producer(self._settings.producer(**overrides), logger=logger)
+        try:
+            producer.produce(
+                self.topic,
+                value=value,
+                key=decision.group.encode(),
+                partition=PARTITION,
+                on_delivery=lambda error, sent: outcome.append((error, sent)),
+            )
+            producer.flush(self._timeout_s + 1)
+        except (KafkaException, BufferError) as error:
+            raise BrokerError(f"a decision about group {decision.group} cannot be sent to {self.topic}: {error}") from error
+        finally:
+            producer.purge()
+        if not outcome or outcome[0][0] is not None:
+            why = f"no acknowledgement within {self._timeout_s:g} s" if not outcome else outcome[0][0].str()  # type: ignore[union-attr]
+            raise BrokerError(f"a decision about group {decision.group} was not acknowledged by {self.topic}: {why}")
+        return outcome[0][1].offset() or 0
+
+    def _read(self, end: int | None) -> Decisions:
+        """Return the decisions below *end*; None is the present end of the topic."""
+        overrides: dict[str, str | int | bool] = {
+            "group.id": f"{self._settings.app}-resets-reader",  # never joined
+            "enable.auto.commit": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide a decision
+            "fetch.wait.max.ms": 10,
+        }
+        config = self._settings.consumer(**overrides)
+        consumer, skipper = Consumer(config, logger=logger), Skipper(self._settings, config, clock=self._clock)
+        found = Decisions()
+        try:
+            if end is None:
+                listed = consumer.list_topics(self.topic, timeout=self._timeout_s).topics.get(self.topic)
+                if listed is None or not listed.partitions:
+                    return found  # no reset was ever decided
+                end = consumer.get_watermark_offsets(TopicPartition(self.topic, PARTITION), timeout=self._timeout_s)[1]
+            consumer.assign([TopicPartition(self.topic, PARTITION, 0)])
+            skipper.begin(self.topic, PARTITION, 0)
+            self._take(consumer, skipper, end, found)
+            return found
+        except KafkaException as error:
+            raise BrokerError(
+                f"cannot read {self.topic} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
+            ) from error
+        finally:
+            skipper.close()
+            consumer.close()
+
+    def _take(self, consumer: Consumer, skipper: Skipper, end: int, found: Decisions) -> None:
+        position, progress_s = 0, self._clock.monotonic_s()
+        while position < end:
+            first = consumer.poll(_POLL_S)
+            came = skipper.sift(consumer, [] if first is None else [first, *consumer.consume(_READ, 0)])
+            if not came:
+                if self._clock.monotonic_s() - progress_s > self._timeout_s:
+                    raise BrokerError(f"reading {self.topic}: nothing came for {self._timeout_s:g} s; check the broker")
+                continue
+            progress_s = self._clock.monotonic_s()
+            for message in came:
+                error = message.error()
+                if error is None:
+                    position = (message.offset() or 0) + 1
+                    if position <= end:
+                        self._note(message, found)
+                elif is_end(error):
+                    position = max(position, message.offset() or 0)
+                elif ends_reading(error):
+                    raise KafkaException(error)
+
+    def _note(self, message: Message, found: Decisions) -> None:
+        try:
+            found.add(decode_decision(message.value()))
+        except DecodeError as error:
+            logger.warning("not a decision", extra={"topic": self.topic, "offset": message.offset(), "reason": str(error)})
+
+
+def settle(
+    resets: ResetLog,
+    held: Mapping[ClaimKey, Claim],
+    *,
+    client: str,
+    now_s: int,
+    is_silent: Callable[[Claim], bool],
+    start: Callable[[ClaimKey], int],
+) -> list[ReleasingPartition]:
+    """Return the frames that free what unfinished resets hold of *held*.
+
+    A reset that was decided is carried out at once. One that was not is given up if its administrator is silent: then nobody knows
+    whether it will decide after all, so an abort is written, and the first decision in the log counts. *start* tells where a claim
+    begins for which nobody ever told an offset.
+    """
+    by_reset: dict[str, list[ClaimKey]] = {}
+    for key, claim in held.items():
+        reset_id = held_by_reset(claim)
+        if reset_id is not None:
+            by_reset.setdefault(reset_id, []).append(key)
+    if not by_reset:
+        return []
+    frames: list[ReleasingPartition] = []
+    decisions = resets.decisions()
+    for reset_id, keys in sorted(by_reset.items()):
+        decision = decisions[reset_id]
+        if decision is None:
+            if not all(is_silent(held[key]) for key in keys):
+                continue
+            resets.ensure()
+            reason = "its administrator fell silent before it was decided"
+            decision = resets.decide(Abort(reset_id=reset_id, group=keys[0].group_id, client=client, at_s=now_s, reason=reason))
+        done = "carried out" if isinstance(decision, Commit) else "given up"
+        logger.warning("reset settled", extra={"reset": reset_id, "group": keys[0].group_id, "outcome": done, "partitions": len(keys)})
+        for key in sorted(keys):
+            offset = final_offset(decision, key, held[key])
+            frames.append(release(key, held[key], start(key) if offset is None else offset, now_s))
+    return frames

@@ -1,0 +1,343 @@
+"""What an administrator does with groups: look at them, pause and resume them, set their offsets.
+
+Claim groups, kept in the coordination topic, and the broker's own groups alike. No worker is needed: the topic is folded here.
+
+    with GroupAdmin(settings) as admin:
+        plan = admin.plan_reset("shop", Aim(Where.EARLIEST))
+        admin.reset_offsets(plan)
+"""
+
+from __future__ import annotations
+
+import uuid
+from collections.abc import Callable
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Self
+
+from holdfast.clients.claims.reset_log import ResetLog, settle
+from holdfast.clients.groups.broker import BrokerGroups
+from holdfast.clients.groups.positions import claimed_ways, positions
+from holdfast.clients.groups.records import Group, Kind, Member, Move, Position, Progress, State
+from holdfast.clients.groups.reset import ClaimReset, Knowledge
+from holdfast.clients.groups.view import GroupView
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.log_ends import GroupOffsets
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.claims.frames import ReleaseGroup, check_id
+from holdfast.core.claims.resets import RESETS_TOPIC, Aim, Scope, data_topic, held_by_reset
+from holdfast.core.claims.views import Claim, ClaimKey, Pause
+from holdfast.errors import ConfigError, GroupError
+
+CLIENT_ID = "holdfast-admin"
+RESET_DEADLINE_S = 900.0
+"""How long a reset waits for members by default; the Go library's own limit."""
+LIMIT_PAUSE_S = 30 * 86_400
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResetPlan:
+    """What a reset would do as things stand. For a claim group everything is computed again once no member can move its offset."""
+
+    group: str
+    kind: Kind
+    aim: Aim
+    moves: tuple[Move, ...]
+
+
+class GroupAdmin:
+    """Looks at groups and changes them. Use it in a `with`, from one thread; each look is as of its call."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        client: str = CLIENT_ID,
+        resets_topic: str = RESETS_TOPIC,
+        timeout_s: float | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        check_id("client", client)
+        timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
+        self._settings, self._client, self._clock, self._timeout_s = settings, client, clock, timeout_s
+        self._admin = Admin(settings, timeout_s=timeout_s, clock=clock)
+        self._broker = BrokerGroups(settings, timeout_s=timeout_s)
+        self._offsets = GroupOffsets(settings, timeout_s=timeout_s, clock=clock)
+        self._resets = ResetLog(settings, topic=resets_topic, timeout_s=timeout_s, clock=clock)
+        self._view: GroupView | None = None
+        self._has_claims: bool | None = None
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        view, self._view = self._view, None
+        if view is not None:
+            view.__exit__(kind, error, traceback)
+
+    # -- looking
+
+    def list(self) -> tuple[Group, ...]:
+        """Return all groups by name. A claim group also commits to the broker; that shadow is left out as long as nobody is in it."""
+        view = self._look()
+        found = (
+            []
+            if view is None
+            else [self._claim_group(view, group) for group in sorted({key.group_id for key in view.claims()} | {*view.pauses()})]
+        )
+        shadows = {group.group for group in found}
+        wanted = [name for name, state in self._broker.states().items() if name not in shadows or state not in ("Empty", "Dead")]
+        found += [described for described, _ in self._broker.describe_all(wanted).values()]
+        return tuple(sorted(found, key=lambda group: (group.group, group.kind)))
+
+    def state(self, group: str, kind: Kind | None = None) -> Group:
+        """Return one group; GroupError when there is none of that name and kind."""
+        if self._kind(group, kind) is Kind.CLAIM:
+            return self._claim_group(self._opened(), group)
+        return self._described(group)[0]
+
+    def members(self, group: str, kind: Kind | None = None) -> tuple[Member, ...]:
+        """Return the live members of a group: those of a claim group that hold something."""
+        if self._kind(group, kind) is Kind.CONSUMER:
+            return self._described(group)[1]
+        view = self._opened()
+        held: dict[tuple[str, str], list[tuple[str, int]]] = {}
+        for key, claim in view.claims(group).items():
+            if view.live(claim):
+                held.setdefault((claim.client_id, claim.instance_id), []).append((key.topic, key.partition))
+        return tuple(
+            Member(
+                group=group,
+                consumer_id=f"{client}-{instance}",
+                host=None,  # no frame tells it
+                client_id=client,
+                assignment=tuple(places),
+                obeys_pause=view.obeys(client, instance),
+            )
+            for (client, instance), places in sorted(held.items())
+        )
+
+    def describe(self, group: str, kind: Kind | None = None) -> tuple[Position, ...]:
+        """Return a line for each partition the group has anything to do with, in order; lanes after that of their partition."""
+        return self._describe_claims(group) if self._kind(group, kind) is Kind.CLAIM else self._describe_consumers(group)
+
+    # -- pausing
+
+    def pause(self, group: str, for_s: float) -> Pause:
+        """Pause a claim group: every member gives its claims back within a heartbeat interval, and none claims until the time is over."""
+        if not 1 <= for_s <= LIMIT_PAUSE_S:
+            raise ConfigError(f"a pause of {for_s:g} s: use 1 s to {LIMIT_PAUSE_S // 86_400} days")
+        view = self._claim_view(group, "paused")
+        view.insist_on_obedience()
+        now_s = view.now_s
+        frame = ReleaseGroup(now_s, uuid.uuid4().hex[:8], self._client, group, now_s + round(for_s))
+        view.send([frame], view.places(group))
+        return Pause(frame.msg_expire_time_s, now_s, frame.client_id, frame.instance_id)
+
+    def resume(self, group: str, *, force: bool = False) -> int:
+        """Lift the pause of a claim group and settle resets that did not end; return how many partitions those held.
+
+        A reset whose administrator is still heard of is in the way (GroupError), unless *force* ends it.
+        """
+        view = self._claim_view(group, "resumed")
+        freed = self.settle(group, force=force)
+        if left := self._reset_holds(view, group):
+            key, claim = next(iter(left.items()))
+            raise GroupError(
+                f"group {group}: reset {held_by_reset(claim)} by {claim.client_id} is under way and holds {len(left)} partitions, "
+                f"{key.topic}/{key.partition} first: wait for it, or end it with --force"
+            )
+        view.insist_on_obedience()
+        view.send([ReleaseGroup(view.now_s, uuid.uuid4().hex[:8], self._client, group, 0)], view.places(group))
+        return freed
+
+    def settle(self, group: str, *, force: bool = False) -> int:
+        """Carry out or give up what unfinished resets hold of a group; return how many partitions that freed.
+
+        One that was decided is carried out. One that was not is given up when its administrator has fallen silent, or with *force*.
+        """
+        view = self._opened()
+        held = self._reset_holds(view, group)
+        if not held:
+            return 0
+        untold = self._offsets.spots({key: None for key, claim in held.items() if claim.current_offset is None}, None)
+        frames = settle(
+            self._resets,
+            held,
+            client=self._client,
+            now_s=view.now_s,
+            is_silent=lambda claim: force or view.silent(claim),
+            start=lambda key: untold[key].start,
+        )
+        view.send(frames)
+        view.refresh()
+        return len(frames)
+
+    # -- resetting
+
+    def plan_reset(self, group: str, aim: Aim, scope: Scope | None = None, kind: Kind | None = None) -> ResetPlan:
+        """Return what a reset would do as things stand; changes nothing. GroupError when nothing is meant by *scope*."""
+        chosen = self._kind(group, kind)
+        current = self._claim_offsets(group, scope or Scope()) if chosen is Kind.CLAIM else self._consumer_offsets(group, scope or Scope())
+        if not current:
+            raise GroupError(f"group {group} has nothing to do with the partitions named: see `holdfast groups describe {group}`")
+        spots = self._offsets.spots(current, aim.at_ms)
+        moves = tuple(
+            Move(group=group, topic=key.topic, partition=key.partition, current_offset=offset, new_offset=aim.offset(spots[key]))
+            for key, offset in sorted(current.items())
+        )
+        return ResetPlan(group=group, kind=chosen, aim=aim, moves=moves)
+
+    def reset_offsets(
+        self, plan: ResetPlan, *, deadline_s: float = RESET_DEADLINE_S, tell: Callable[[Progress], None] = lambda progress: None
+    ) -> tuple[Move, ...]:
+        """Carry *plan* out and return what was moved: all of it, or GroupError and nothing.
+
+        A claim group is paused for it and goes on afterwards; *deadline_s* is how long to wait for its members. The broker's groups must
+        be empty, as Kafka's own tool demands.
+        """
+        if plan.kind is Kind.CONSUMER:
+            return self._reset_consumers(plan)
+        view = self._claim_view(plan.group, "reset")
+        view.insist_on_obedience()
+        self.settle(plan.group)
+        keys = [ClaimKey(move.group, move.topic, move.partition) for move in plan.moves]
+        knowledge = Knowledge(
+            spots=lambda current: self._offsets.spots(current, plan.aim.at_ms), commit=lambda new: self._offsets.commit(plan.group, new)
+        )
+        reset = ClaimReset(
+            view,
+            self._resets,
+            knowledge,
+            group=plan.group,
+            keys=keys,
+            aim=plan.aim,
+            client=self._client,
+            deadline_s=deadline_s,
+            tell=tell,
+            clock=self._clock,
+        )
+        return tuple(reset.run())
+
+    def _reset_consumers(self, plan: ResetPlan) -> tuple[Move, ...]:
+        group, members = self._described(plan.group)
+        if group.state != "Empty":
+            names = ", ".join(f"{member.consumer_id} at {member.host}" for member in members[:20])
+            raise GroupError(
+                f"group {plan.group} is {group.state}: its offsets can be reset only while it is empty; stop {names or 'its members'}"
+            )
+        self._offsets.commit(plan.group, {ClaimKey(move.group, move.topic, move.partition): move.new_offset for move in plan.moves})
+        return plan.moves
+
+    # -- parts: views
+
+    def _look(self) -> GroupView | None:
+        """Return the coordination topic as of now; None where there is none."""
+        if self._view is not None:
+            self._view.refresh()
+            return self._view
+        if self._has_claims is None:
+            self._has_claims = (
+                self._admin.cluster([self._settings.coordination_topic]).partitions(self._settings.coordination_topic) is not None
+            )
+        if not self._has_claims:
+            return None
+        self._view = GroupView(self._settings, timeout_s=self._timeout_s, clock=self._clock).__enter__()
+        return self._view
+
+    def _opened(self) -> GroupView:
+        view = self._look()
+        assert view is not None, "a claim group is one that was found in the coordination topic"
+        return view
+
+    def _kind(self, group: str, kind: Kind | None) -> Kind:
+        view = None if kind is Kind.CONSUMER else self._look()
+        if view is not None and (view.claims(group) or group in view.pauses()):
+            return Kind.CLAIM
+        if kind is Kind.CLAIM:
+            raise GroupError(f"nobody has ever claimed anything for group {group}: `holdfast groups list` shows what groups there are")
+        return Kind.CONSUMER
+
+    def _claim_view(self, group: str, done: str) -> GroupView:
+        if self._kind(group, None) is not Kind.CLAIM:
+            self._described(group)
+            raise GroupError(f"group {group} is kept by the broker: only claim groups can be {done}; stop its consumers instead")
+        return self._opened()
+
+    def _described(self, group: str) -> tuple[Group, tuple[Member, ...]]:
+        found = self._broker.describe(group)
+        if found is None:
+            raise GroupError(f"there is no group {group}: `holdfast groups list` shows what groups there are")
+        return found
+
+    def _reset_holds(self, view: GroupView, group: str) -> dict[ClaimKey, Claim]:
+        return {key: claim for key, claim in view.claims(group).items() if held_by_reset(claim) is not None}
+
+    # -- parts: claim groups
+
+    def _claim_group(self, view: GroupView, group: str) -> Group:
+        claims, pause = view.claims(group), view.pauses().get(group)
+        live = [claim for claim in claims.values() if view.live(claim)]
+        resets = tuple(sorted({found for claim in claims.values() if (found := held_by_reset(claim)) is not None}))
+        members = {(claim.client_id, claim.instance_id) for claim in live if held_by_reset(claim) is None}
+        state = State.RESETTING if resets else State.PAUSED if pause is not None else State.STABLE if live else State.EMPTY
+        return Group(
+            group=group,
+            kind=Kind.CLAIM,
+            state=state.value,
+            members=len(members),
+            partitions_held=len(live),
+            partitions=len(claims),
+            paused_until_s=None if pause is None else pause.expires_at_s,
+            resets=resets,
+        )
+
+    def _describe_claims(self, group: str) -> tuple[Position, ...]:
+        view = self._opened()
+        claims = view.claims(group)
+        ends = self._offsets.ends((data_topic(key.topic), key.partition) for key in claims)
+        return positions(group, claims, ends, now_s=view.now_s, stale_after_s=view.stale_after_s, live=view.live)
+
+    def _claim_offsets(self, group: str, scope: Scope) -> dict[ClaimKey, int | None]:
+        """Return the partitions meant, with their offsets as the log has them: those of the group's topics that nobody ever claimed too,
+        and of a topic worked on in lanes all lanes."""
+        claims = self._opened().claims(group)
+        topics = claimed_ways({key.topic for key in claims})
+        keys = [ClaimKey(group, *place) for place in self._offsets.places(group, scope, topics)]
+        return {key: claims[key].current_offset if key in claims else None for key in keys}
+
+    # -- parts: the broker's groups
+
+    def _describe_consumers(self, group: str) -> tuple[Position, ...]:
+        _, members = self._described(group)
+        committed = self._broker.committed(group)
+        owners = {place: member for member in members for place in member.assignment}
+        places = sorted({*committed, *owners})
+        ends = self._offsets.ends(places)
+        lines = []
+        for place in places:
+            end, owner, current = ends.get(place), owners.get(place), committed.get(place)
+            lines.append(
+                Position(
+                    group=group,
+                    topic=place[0],
+                    partition=place[1],
+                    current_offset=current,
+                    log_end_offset=end,
+                    lag=None if end is None or current is None else max(0, end - current),
+                    consumer_id=None if owner is None else owner.consumer_id,
+                    host=None if owner is None else owner.host,
+                    client_id=None if owner is None else owner.client_id,
+                )
+            )
+        return tuple(lines)
+
+    def _consumer_offsets(self, group: str, scope: Scope) -> dict[ClaimKey, int | None]:
+        self._described(group)
+        committed = self._broker.committed(group)
+        # As with Kafka's tool, a topic that is named may be one the group has not read yet.
+        places = self._offsets.places(group, scope, set(scope.topics) or {topic for topic, _ in committed})
+        if not scope.topics:
+            places = [place for place in places if place in committed]
+        return {ClaimKey(group, *place): committed.get(place) for place in places}

@@ -1,0 +1,109 @@
+"""What is told about groups, claim groups and the broker's own alike; field names are those of kafka-consumer-groups."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from holdfast.core.claims.views import ClaimStatus
+
+
+class Kind(StrEnum):
+    """Who keeps a group: the coordination topic, or the broker's group coordinator."""
+
+    CLAIM = "claim"
+    CONSUMER = "consumer"
+
+
+class State(StrEnum):
+    """States of a claim group, in Kafka's words where it has one. The broker's groups have the broker's own."""
+
+    STABLE = "Stable"
+    EMPTY = "Empty"
+    PAUSED = "Paused"
+    RESETTING = "Resetting"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Group:
+    """One group. *members* are those that hold something; *partitions* what they hold of how many are known."""
+
+    group: str
+    kind: Kind
+    state: str
+    members: int
+    partitions_held: int
+    partitions: int
+    coordinator: str | None = None
+    assignment_strategy: str | None = None
+    paused_until_s: int | None = None
+    resets: tuple[str, ...] = ()
+    """Resets that hold partitions: under way, or waiting to be settled."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Position:
+    """How far a group is in one partition, and who holds it; None is unknown or nobody. *log_end_offset* None: no such partition.
+
+    *lane* is None for a partition worked on as a whole. One worked on in lanes has a line `all-of-8`, with the lowest offset and the lag,
+    and a line for each lane that was ever claimed, `3-of-8`, with its owner.
+    """
+
+    group: str
+    topic: str
+    partition: int
+    current_offset: int | None
+    log_end_offset: int | None
+    lag: int | None
+    consumer_id: str | None
+    host: str | None
+    client_id: str | None
+    lane: str | None = None
+    status: ClaimStatus | None = None
+    owner_epoch: int | None = None
+    heartbeat_age_s: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Member:
+    """One member and what it holds. *obeys_pause* None: a member of a broker's group, which nobody pauses."""
+
+    group: str
+    consumer_id: str
+    host: str | None
+    client_id: str
+    assignment: tuple[tuple[str, int], ...]
+    obeys_pause: bool | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Move:
+    """Where a group is sent in one partition; *current_offset* None where none was ever told."""
+
+    group: str
+    topic: str
+    partition: int
+    current_offset: int | None
+    new_offset: int
+
+
+class Step(StrEnum):
+    """How far a reset of a claim group is. Up to CLAIMED it can fail, and then every partition keeps its offset; from DECIDED on it is done."""
+
+    PAUSED = "paused"
+    WAITING = "waiting"
+    CLAIMING = "claiming"
+    CLAIMED = "claimed"
+    DECIDED = "decided"
+    MOVING = "moving"
+    RESUMED = "resumed"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Progress:
+    """One step of a reset: *done* of *total* partitions; *waiting_for* names members that still hold some."""
+
+    step: Step
+    done: int = 0
+    total: int = 0
+    waiting_for: tuple[str, ...] = ()

@@ -1,0 +1,279 @@
+"""Sets the offsets of a claim group: all of them or none, whenever its administrator dies (PROTOCOL.md#pausing-and-resetting-a-group)."""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from typing import NamedTuple
+
+from holdfast.clients.claims.reset_log import ResetLog
+from holdfast.clients.groups.records import Move, Progress, Step
+from holdfast.clients.groups.view import GroupView
+from holdfast.clock import Clock
+from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup
+from holdfast.core.claims.resets import LIMIT_RESET_PARTITIONS, Abort, Aim, Commit, Decision, Spot, held_by_reset, release, reset_id_of
+from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey
+from holdfast.errors import BrokerError, ConfigError, GroupError, HoldfastError
+
+logger = logging.getLogger(__name__)
+
+LIMIT_FRAMES = 500
+"""Frames written before the next look at the log."""
+HEARTBEAT_INTERVALS = 0.25
+"""Share of the interval after which the administrator renews what it holds."""
+PAUSE_MARGIN_INTERVALS = 2.0
+"""How much longer than the reset may take its pause lasts, in intervals: nobody claims before it has ended."""
+LOOK_S = 0.2
+
+
+class Knowledge(NamedTuple):
+    """What the reset must know besides the coordination topic. Both are asked with the partitions of the reset."""
+
+    spots: Callable[[Mapping[ClaimKey, int | None]], Mapping[ClaimKey, Spot]]
+    """Current offsets (None: never told) to what new ones are made of."""
+    commit: Callable[[Mapping[ClaimKey, int]], None]
+    """Writes new offsets to `__consumer_offsets` as well."""
+
+
+class ClaimReset:
+    """One reset of one group. `run` ends with every partition at its new offset, or raises with every partition at its old one."""
+
+    def __init__(
+        self,
+        view: GroupView,
+        resets: ResetLog,
+        knowledge: Knowledge,
+        *,
+        group: str,
+        keys: Collection[ClaimKey],
+        aim: Aim,
+        client: str,
+        deadline_s: float,
+        tell: Callable[[Progress], None],
+        clock: Clock,
+    ) -> None:
+        if len(keys) > LIMIT_RESET_PARTITIONS:
+            raise ConfigError(
+                f"a reset takes at most {LIMIT_RESET_PARTITIONS} partitions, this one has {len(keys)}: name topics by --topic"
+            )
+        self._view, self._resets, self._knowledge, self._clock, self._tell = view, resets, knowledge, clock, tell
+        self._group, self._keys, self._aim, self._client = group, sorted(keys), aim, client
+        self._deadline_s, self._until_s = deadline_s, clock.monotonic_s() + deadline_s
+        self.reset_id = uuid.uuid4().hex[:12]
+        self._instance = RESET_INSTANCE + self.reset_id
+        self._interval_s = view.stale_after_s / 2
+        self._renewed_at_s = -self._interval_s
+        self._places: set[int] = set()
+        self._starts: Mapping[ClaimKey, Spot] = {}
+
+    def run(self) -> list[Move]:
+        """Return what was moved."""
+        self._resets.ensure()
+        rows = self._view.claims(self._group)
+        # Where a partition starts of which no offset was ever told; asked now, while nothing waits for the answer.
+        self._starts = self._knowledge.spots({key: rows[key].current_offset if key in rows else None for key in self._keys})
+        try:
+            self._pause()
+            self._await_release()
+            self._claim()
+            commit = self._commit()
+            self._tell(Progress(step=Step.CLAIMED, done=len(self._keys), total=len(self._keys)))
+        except BaseException as error:
+            self._give_up(error)
+            raise
+        decision = self._decide(commit)
+        if isinstance(decision, Abort):
+            raise GroupError(
+                f"reset of group {self._group}: {decision.client} gave it up because {decision.reason}; every partition keeps its offset"
+            )
+        self._tell(Progress(step=Step.DECIDED, done=len(self._keys), total=len(self._keys)))
+        self._carry_out(commit)
+        return self._moves(commit)
+
+    # -- until the decision
+
+    def _pause(self) -> None:
+        lasts_s = self._deadline_s + PAUSE_MARGIN_INTERVALS * self._interval_s
+        now_s = self._view.now_s
+        self._places = self._view.places(self._group)
+        pause = ReleaseGroup(now_s, self._instance, self._client, self._group, now_s + int(lasts_s) + 1)
+        self._view.send([pause], self._places)
+        self._tell(Progress(step=Step.PAUSED, total=len(self._keys)))
+
+    def _await_release(self) -> None:
+        """Return when no member of the group holds anything: those that are paused work on nothing."""
+        while True:
+            self._view.refresh()
+            holders = {key: claim for key, claim in self._view.claims(self._group).items() if self._view.live(claim)}
+            self._refuse_others(holders)
+            if not holders:
+                return
+            names = _names(holders.values())
+            self._tell(Progress(step=Step.WAITING, done=0, total=len(holders), waiting_for=names))
+            self._insist(f"{', '.join(names)} still hold {len(holders)} partitions")
+            self._view.take(LOOK_S)
+
+    def _claim(self) -> None:
+        told = -1
+        while True:
+            self._view.refresh()
+            rows = self._view.claims(self._group)
+            mine = [key for key in self._keys if self._is_mine(rows.get(key))]
+            self._refuse_others({key: rows[key] for key in self._keys if key in rows})
+            if len(mine) != told:
+                told = len(mine)
+                self._tell(Progress(step=Step.CLAIMING, done=told, total=len(self._keys)))
+            if len(mine) == len(self._keys):
+                self._renew(rows, due=any(rows[key].current_offset is None for key in mine))
+                return
+            self._renew(rows)
+            free = [key for key in self._keys if key not in rows or not (self._is_mine(rows[key]) or self._view.live(rows[key]))]
+            if not free:
+                names = _names(rows[key] for key in self._keys if key in rows and not self._is_mine(rows[key]))
+                self._insist(f"{', '.join(names)} hold what was to be claimed")
+                self._view.take(LOOK_S)
+                continue
+            self._insist(f"{len(free)} partitions could not be claimed")
+            now_s = self._view.now_s
+            self._view.send([ClaimingPartition(now_s, self._instance, self._client, *key) for key in free[:LIMIT_FRAMES]])
+
+    def _renew(self, rows: Mapping[ClaimKey, Claim], *, due: bool = False) -> None:
+        """Keep what is held, at the old offsets, so that nobody takes this reset for dead."""
+        now_s = self._clock.monotonic_s()
+        if not due and now_s - self._renewed_at_s < HEARTBEAT_INTERVALS * self._interval_s:
+            return
+        self._renewed_at_s, at_s = now_s, self._view.now_s
+        frames = [
+            Heartbeat(at_s, self._instance, self._client, *key, self._old(rows[key], key))
+            for key in self._keys
+            if key in rows and self._is_mine(rows[key])
+        ]
+        for some in _chunks(frames):
+            self._view.send(some)
+
+    def _commit(self) -> Commit:
+        """Return the decision: old offsets as members left them, new ones as they are found now."""
+        self._view.insist_on_obedience()  # one that does not obey may have come meanwhile
+        rows = self._view.claims(self._group)
+        old = {key: self._old(rows[key], key) for key in self._keys}
+        spots = self._knowledge.spots(old)
+        offsets: dict[str, list[tuple[int, int, int]]] = {}
+        for key in self._keys:
+            offsets.setdefault(key.topic, []).append((key.partition, old[key], self._aim.offset(spots[key])))
+        return Commit(
+            reset_id=self.reset_id,
+            group=self._group,
+            client=self._client,
+            at_s=self._view.now_s,
+            offsets={topic: tuple(moves) for topic, moves in offsets.items()},
+        )
+
+    def _give_up(self, error: BaseException) -> None:
+        """Nothing is decided: give everything back where it was, and let the group go on."""
+        try:
+            self._view.refresh()
+            rows = {key: claim for key, claim in self._view.claims(self._group).items() if self._is_mine(claim)}
+            at_s = self._view.now_s
+            for some in _chunks([release(key, claim, self._old(claim, key), at_s) for key, claim in rows.items()]):
+                self._view.send(some)
+            self._resume()
+        except HoldfastError as second:
+            logger.warning("reset not cleaned up", extra={"group": self._group, "reset": self.reset_id, "reason": str(second)})
+            error.add_note(f"cleaning up failed too ({second}); `holdfast groups resume {self._group}` does it later, old offsets stay")
+
+    # -- the decision, and after it
+
+    def _decide(self, commit: Commit) -> Decision:
+        """Return what counts. When it is unknown whether the commit was written, an abort is: the first of both is the decision."""
+        try:
+            return self._resets.decide(commit)
+        except HoldfastError as error:
+            reason = f"the commit was not acknowledged: {error}"
+        abort = Abort(reset_id=self.reset_id, group=self._group, client=self._client, at_s=self._view.now_s, reason=reason)
+        while True:
+            try:
+                decision = self._resets.decide(abort)
+                break
+            except BrokerError as error:
+                if self._clock.monotonic_s() > self._until_s:
+                    raise GroupError(
+                        f"reset of group {self._group}: whether it was decided is unknown, since {error}. All partitions stay held; "
+                        f"when the broker answers again, `holdfast groups resume {self._group}` finds out and carries on"
+                    ) from error
+        if isinstance(decision, Abort):
+            self._give_up(GroupError(reason))
+        return decision
+
+    def _carry_out(self, commit: Commit) -> None:
+        """Give every partition back with its new offset. From here on nothing but time is lost by failing: see `settle`."""
+        new = {ClaimKey(self._group, topic, partition): at for topic, moves in commit.offsets.items() for partition, _, at in moves}
+        try:
+            self._knowledge.commit(new)
+        except HoldfastError as error:
+            logger.info("offsets not committed to __consumer_offsets", extra={"group": self._group, "reason": str(error)})
+        while True:
+            try:
+                self._view.refresh()
+                rows = self._view.claims(self._group)
+                mine = [key for key in self._keys if self._is_mine(rows.get(key))]
+                self._tell(Progress(step=Step.MOVING, done=len(self._keys) - len(mine), total=len(self._keys)))
+                if not mine:
+                    break
+                at_s = self._view.now_s
+                self._view.send([release(key, rows[key], new[key], at_s) for key in mine[:LIMIT_FRAMES]])
+            except BrokerError as error:
+                if self._clock.monotonic_s() > self._until_s:
+                    raise GroupError(
+                        f"reset of group {self._group} is decided, but not every partition could be given back: {error}. "
+                        f"`holdfast groups resume {self._group}` finishes it"
+                    ) from error
+        self._resume()
+        self._tell(Progress(step=Step.RESUMED, done=len(self._keys), total=len(self._keys)))
+
+    def _resume(self) -> None:
+        self._view.send([ReleaseGroup(self._view.now_s, self._instance, self._client, self._group, 0)], self._places)
+
+    # -- parts
+
+    def _moves(self, commit: Commit) -> list[Move]:
+        return [
+            Move(group=self._group, topic=topic, partition=partition, current_offset=old, new_offset=new)
+            for topic, moves in commit.offsets.items()
+            for partition, old, new in moves
+        ]
+
+    def _is_mine(self, claim: Claim | None) -> bool:
+        return (
+            claim is not None
+            and claim.heartbeat_at_s is not None
+            and claim.instance_id == self._instance
+            and claim.client_id == self._client
+        )
+
+    def _old(self, claim: Claim, key: ClaimKey) -> int:
+        return self._starts[key].start if claim.current_offset is None else claim.current_offset
+
+    def _refuse_others(self, rows: Mapping[ClaimKey, Claim]) -> None:
+        for key, claim in rows.items():
+            other = held_by_reset(claim)
+            if other is not None and other != reset_id_of(self._instance):
+                raise GroupError(
+                    f"reset of group {self._group}: reset {other} by {claim.client_id} holds {key.topic}/{key.partition}: wait for it, "
+                    f"or end it by `holdfast groups resume {self._group} --force`"
+                )
+
+    def _insist(self, what: str) -> None:
+        if self._clock.monotonic_s() > self._until_s:
+            raise GroupError(
+                f"reset of group {self._group}: after {self._deadline_s:g} s {what}; every partition keeps its offset. "
+                "Stop those members, or allow more time by --timeout"
+            )
+
+
+def _names(claims: Collection[Claim] | Iterator[Claim]) -> tuple[str, ...]:
+    return tuple(sorted({f"{claim.client_id}-{claim.instance_id}" for claim in claims}))
+
+
+def _chunks(frames: Sequence[Frame]) -> Iterator[Sequence[Frame]]:
+    return (frames[start : start + LIMIT_FRAMES] for start in range(0, len(frames), LIMIT_FRAMES))

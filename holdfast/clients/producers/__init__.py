@@ -1,0 +1,1 @@
+"""A producer with a name that outlives its processes."""

@@ -1,0 +1,340 @@
+"""The quarantine: records that could not be decoded or folded, why, and how they get another chance.
+
+The quarantine topic holds one record for each refusal, written in the transaction of its batch. A retry adds a note to it: the same
+key, no value, and the header `holdfast-retried-to`. So the topic tells by itself what is still open.
+
+A batch that could not be read and was skipped is noted there too, once for each processor, at the stage `fetch`: nobody can try it again.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Generator, Iterable, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.processor import Headers
+from holdfast.errors import BrokerError, QuarantineError, TopicError
+from holdfast.kafka.codes import ends_reading, is_end
+from holdfast.kafka.skipper import Skipper
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 30.0
+LIMIT_LISTED = 100_000
+KEY_CUT_BYTES = 1_024
+RETRY_OF, RETRIED_TO = "holdfast-retry-of", "holdfast-retried-to"
+
+_POLL_S = 0.25
+_ANY = -1
+_LIMIT_DIGITS = 20
+FETCH = "fetch"
+"""The stage of a batch that could not be read."""
+_STAGE = "holdfast-stage"
+_NOTES = frozenset(
+    f"holdfast-{name}" for name in ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
+)
+_BATCH_NOTES = frozenset(f"holdfast-{name}" for name in ("last", "codec", "size", "records", "producer"))
+"""Only of the stage `fetch`: a record may have a header of such a name, the stamp of an outbox for one, and a batch has none of its own."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SkippedBatch:
+    """What the header of a skipped batch told: its *last* offset, how it is packed, its size as it lies there, and "id/epoch" of its producer.
+
+    *records_count* is what it claims, -1 where it tells nothing.
+    """
+
+    last: int
+    codec: str
+    size_bytes: int
+    records_count: int
+    producer: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says that it was too large to copy.
+    *size_bytes* is the size of its value in its topic. With *batch* it is not one record but a batch that was skipped, from *offset* on.
+
+    *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to* names the last copy that was
+    sent for another try, as topic/partition/offset.
+    """
+
+    topic: str
+    partition: int
+    offset: int
+    processor: str
+    stage: str
+    error: str
+    reason: str
+    appended_ms: int
+    at_ms: int
+    key: bytes | None
+    value: bytes | None
+    headers: Headers
+    size_bytes: int
+    truncated_bytes: int | None = None
+    key_cut: bool = False
+    retried_to: str | None = None
+    batch: SkippedBatch | None = None
+
+    @property
+    def place(self) -> str:
+        """Return where the record is in its topic: topic/partition/offset."""
+        return f"{self.topic}/{self.partition}/{self.offset}"
+
+    @property
+    def coordinates(self) -> str:
+        """Return its name in the quarantine: topic/partition/offset/processor."""
+        return f"{self.place}/{self.processor}"
+
+    def is_named(self, coordinates: str) -> bool:
+        """Return whether *coordinates* mean this record; without a processor they mean what any of them refused there."""
+        return coordinates in (self.coordinates, self.place)
+
+
+def read_record(message: Message) -> Quarantined | None:
+    """Return the quarantined record in a message of the quarantine topic, None for one that holds none."""
+    headers = _headers(message)
+    notes: dict[str, bytes] = {}
+    stage = next((value for name, value in reversed(headers) if name == _STAGE), None)
+    named = _NOTES | _BATCH_NOTES if stage == FETCH.encode() else _NOTES
+    # The worker appended its notes; a record's own header of the same name is further up and stays the record's.
+    while headers and headers[-1][0] in named and headers[-1][0] not in notes:
+        name, value = headers.pop()
+        notes[name] = value or b""
+
+    def text(name: str) -> str:
+        return notes[f"holdfast-{name}"].decode(errors="replace")
+
+    def number(name: str, least: int = 0, limit: int = 1 << 63) -> int:
+        found = int(text(name)) if len(notes[f"holdfast-{name}"]) <= _LIMIT_DIGITS else limit
+        if not least <= found < limit:
+            raise ValueError(f"{name} is {found}")
+        return found
+
+    try:
+        truncated = notes.get("holdfast-truncated")
+        key = notes.get("holdfast-key")
+        batch = _batch(text, number) if text("stage") == FETCH else None
+        whole = truncated is None and batch is None
+        return Quarantined(
+            topic=text("topic"),
+            partition=number("partition", limit=1 << 31),
+            offset=number("offset"),
+            processor=text("processor"),
+            stage=text("stage"),
+            error=text("error"),
+            reason=text("reason"),
+            appended_ms=number("at-ms", least=-(1 << 63)),
+            at_ms=message.timestamp()[1],
+            key=key,
+            value=message.value() if whole else None,
+            headers=tuple(headers),
+            size_bytes=batch.size_bytes if batch else len(message.value() or b"") if truncated is None else number("truncated"),
+            truncated_bytes=None if truncated is None else number("truncated"),
+            # The worker keeps no more of a key than this where it cannot keep the whole record.
+            key_cut=key is not None and len(key) == KEY_CUT_BYTES,
+            batch=batch,
+        )
+    except (KeyError, ValueError):
+        return None
+
+
+def _batch(text: Callable[[str], str], number: Callable[[str, int], int]) -> SkippedBatch:
+    return SkippedBatch(
+        last=number("last", 0),
+        codec=text("codec"),
+        size_bytes=number("size", 0),
+        records_count=number("records", -1),
+        producer=text("producer"),
+    )
+
+
+def cannot_retry(batch: SkippedBatch) -> str:
+    """Return why a skipped batch is not sent again."""
+    return f"a batch that cannot be read ({batch.codec}, {batch.size_bytes} bytes) was skipped; there is nothing to send again"
+
+
+class Quarantine:
+    """The quarantine of one application. Every call reads it as of its beginning and ends within *timeout_s* of its last progress."""
+
+    def __init__(self, settings: Settings, *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock) -> None:
+        self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
+        self.topic = settings.quarantine_topic
+
+    def records(self, wanted: Callable[[Quarantined], bool], *, values: bool = False, limit: int = LIMIT_LISTED) -> list[Quarantined]:
+        """Return what was set aside, oldest first, the newest *limit* of it; without *values* those are left out to save memory."""
+        found: dict[str, Quarantined] = {}
+        retried: dict[str, str] = {}
+        for message in self._log(self.topic):
+            copy = _header(message, RETRIED_TO)
+            if copy is not None:
+                retried[(message.key() or b"").decode(errors="replace")] = copy
+                continue
+            record = read_record(message)
+            if record is None or not wanted(record):
+                continue
+            found[record.coordinates] = record if values else replace(record, value=None)
+            if len(found) >= 2 * limit:
+                found = _newest(found, limit)
+        return [replace(record, retried_to=retried.get(name)) for name, record in _newest(found, limit).items()]
+
+    def original(self, record: Quarantined) -> Quarantined:
+        """Return the record whole: read again from its topic when the quarantine holds only a part of it."""
+        if record.truncated_bytes is None and not record.key_cut:
+            return record
+        with closing(self._log(record.topic, at=(record.partition, record.offset))) as log:
+            message = next(log, None)
+        if message is not None and message.offset() == record.offset:
+            headers = tuple(_headers(message))
+            return replace(record, key=message.key(), value=message.value(), headers=headers, truncated_bytes=None, key_cut=False)
+        raise QuarantineError(
+            f"{record.coordinates}: it was too large to be kept whole, and {record.topic} no longer has offset {record.offset}: "
+            "it cannot be retried; send it again from where it came"
+        )
+
+    def retry(self, records: Iterable[Quarantined]) -> Iterator[tuple[Quarantined, str]]:
+        """Send each record to its partition again and yield it with the copy's place, once the copy is in the log and noted.
+
+        QuarantineError, and nothing is sent, when one of them is a batch that was skipped.
+
+        Records that several processors refused at one place are sent once. If this ends between copy and note, the record looks open
+        although it was sent: it is sent at least once.
+
+        The copy is not transactional: readers of a coordination topic may be too old to know control records.
+        """
+        by_place: dict[str, list[Quarantined]] = {}
+        for record in records:
+            if record.batch is not None:
+                raise QuarantineError(f"{record.coordinates}: {cannot_retry(record.batch)}")
+            by_place.setdefault(record.place, []).append(record)
+        overrides: dict[str, str | int | bool] = {
+            "enable.idempotence": True,
+            "linger.ms": 0,
+            "message.timeout.ms": int(self._timeout_s * 1000),
+            "message.max.bytes": 64 << 20,  # the topic's own limit decides
+        }
+        producer = Producer(self._settings.producer(**overrides), logger=logger)
+        # The values are read again as they are sent, so that no more than one of them is in memory.
+        with closing(self._log(self.topic)) as log:
+            for message in log:
+                refused = read_record(message) if by_place else None
+                same = None if refused is None else by_place.pop(refused.place, None)
+                if refused is None or same is None:
+                    continue
+                copy = self._send_again(producer, self.original(refused))
+                for each in same:
+                    self._send(producer, self.topic, None, each.coordinates.encode(), None, [(RETRIED_TO, copy.encode())])
+                    yield each, copy
+        if by_place:
+            raise QuarantineError(f"{self.topic} no longer holds {', '.join(by_place)}: retention took it meanwhile")
+
+    def _send_again(self, producer: Producer, record: Quarantined) -> str:
+        headers = [(name, value) for name, value in record.headers if name != RETRY_OF]
+        again = (RETRY_OF, record.coordinates.encode())
+        partition, offset = self._send(producer, record.topic, record.partition, record.key, record.value, [*headers, again])
+        return f"{record.topic}/{partition}/{offset}"
+
+    # -- Kafka
+
+    def _send(
+        self, producer: Producer, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: list[tuple[str, Any]]
+    ) -> tuple[int, int]:
+        outcome: list[tuple[KafkaError | None, Message]] = []
+        try:
+            producer.produce(
+                topic,
+                value=value,
+                key=key,
+                partition=_ANY if partition is None else partition,
+                headers=headers,
+                on_delivery=lambda error, sent: outcome.append((error, sent)),
+            )
+            producer.flush(self._timeout_s + 1)
+        except (KafkaException, BufferError) as error:
+            raise QuarantineError(f"cannot send a record to {topic}: {error}; nothing was sent") from error
+        if not outcome or outcome[0][0] is not None:
+            why = f"no acknowledgement within {self._timeout_s:g} s" if not outcome else outcome[0][0].str()  # type: ignore[union-attr]
+            raise QuarantineError(
+                f"a record sent to {topic} was not acknowledged: {why}; see `holdfast quarantine list` before trying again"
+            )
+        sent = outcome[0][1]
+        return sent.partition() or 0, sent.offset() or 0
+
+    def _log(self, topic: str, at: tuple[int, int] | None = None) -> Generator[Message, None, None]:
+        """Yield the committed records of *topic* up to its present ends; of one partition from an offset on, with *at*."""
+        overrides: dict[str, str | int | bool] = {
+            "group.id": f"{self._settings.app}-quarantine-readers",  # never joined
+            "enable.auto.commit": False,
+            "isolation.level": "read_committed",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "error",
+            "fetch.wait.max.ms": 10,  # an empty fetch tells the end only when it returns
+        }
+        config = self._settings.consumer(**overrides)
+        consumer, skipper = Consumer(config, logger=logger), Skipper(self._settings, config, clock=self._clock)
+        try:
+            places = self._places(consumer, topic, at)
+            consumer.assign(places)
+            for place in places:
+                skipper.begin(topic, place.partition, max(0, place.offset))
+            yield from self._until_ends(consumer, skipper, topic, {place.partition for place in places})
+        except KafkaException as error:
+            raise BrokerError(
+                f"cannot read {topic} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
+            ) from error
+        finally:
+            skipper.close()
+            consumer.close()
+
+    def _places(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> list[TopicPartition]:
+        listed = consumer.list_topics(topic, timeout=self._timeout_s).topics.get(topic)
+        if listed is None or not listed.partitions:
+            raise TopicError(f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`")
+        if at is None:
+            return [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in listed.partitions]
+        return [TopicPartition(topic, *at)] if at[0] in listed.partitions else []
+
+    def _until_ends(self, consumer: Consumer, skipper: Skipper, topic: str, open_partitions: set[int]) -> Iterator[Message]:
+        progress_s = self._clock.monotonic_s()
+        while open_partitions:
+            message = consumer.poll(_POLL_S)
+            if message is None:
+                skipper.sift(consumer, ())
+                if self._clock.monotonic_s() - progress_s > self._timeout_s:
+                    raise BrokerError(f"reading {topic}: nothing came for {self._timeout_s:g} s; check the broker")
+                continue
+            progress_s = self._clock.monotonic_s()
+            if not skipper.sift(consumer, [message]):
+                continue
+            error = message.error()
+            if error is None:
+                yield message
+            elif is_end(error):
+                open_partitions.discard(message.partition() or 0)
+            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
+                return  # the offset asked for is no longer in the log
+            elif ends_reading(error):
+                raise KafkaException(error)
+
+
+def _newest(found: dict[str, Quarantined], limit: int) -> dict[str, Quarantined]:
+    """Return the *limit* newest, oldest first; the partitions of the quarantine come in no order of time."""
+    by_age = sorted(found.items(), key=lambda each: (each[1].at_ms, each[1].coordinates))
+    return dict(by_age[-limit:])
+
+
+def _headers(message: Message) -> list[tuple[str, bytes | None]]:
+    # The client's declared type allows shapes that only a producer may give.
+    return list(message.headers() or ())  # type: ignore[arg-type]
+
+
+def _header(message: Message, name: str) -> str | None:
+    return next((value.decode(errors="replace") for each, value in _headers(message) if each == name and value is not None), None)

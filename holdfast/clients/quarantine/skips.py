@@ -1,0 +1,141 @@
+"""Asking for a batch of a source to be skipped that cannot be read, and what was skipped so far.
+
+Whoever asks writes a wish to `{app}-skips`. A worker that stands before the batch makes the skip; nobody else can.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from holdfast.clients.topics.admin import Admin
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.skips import Skip, Skips, encode_skip
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.errors import BrokerError, SkipError, TopicError
+from holdfast.kafka.batch_at import BatchAt, batch_at
+from holdfast.kafka.raw_log import RawLog
+from holdfast.kafka.skip_log import PARTITION, read_skips
+
+logger = logging.getLogger(__name__)
+
+TIMEOUT_S = 30.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What would be skipped. *before* are the records of the batch that can be read, *asked* an earlier wish that no worker has met yet."""
+
+    batch: Unreadable
+    before: int
+    asked: Skip | None
+
+
+class SkipRequests:
+    """The skips of one application, whose processors and ordinary agents read *sources*. Every call ends within a few times *timeout_s*."""
+
+    def __init__(self, settings: Settings, sources: Iterable[str], *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock) -> None:
+        self._settings, self._sources, self._timeout_s, self._clock = settings, sorted(set(sources)), timeout_s, clock
+        self.topic = settings.skips_topic
+
+    def skips(self) -> Skips:
+        """Return all that was asked for and made; TopicError where the topic is missing."""
+        if not Admin(self._settings, timeout_s=self._timeout_s).cluster([self.topic]).topics:
+            raise TopicError(f"topic {self.topic} does not exist: run `holdfast topics create`")
+        return read_skips(self._settings, timeout_s=self._timeout_s, clock=self._clock)
+
+    async def plan(self, topic: str, partition: int, offset: int, skips: Skips) -> Plan:
+        """Return what a worker cannot read from *offset* on; SkipError when it can, or the skip was made already."""
+        if topic not in self._sources:
+            raise SkipError(f"{topic} is no source of application {self._settings.app}, which reads {', '.join(self._sources)}")
+        self._require_unmade(skips, topic, partition, offset, offset)
+        limit_bytes = self._settings.unpacked_batch_bytes
+        async with RawLog(self._settings, timeout_s=self._timeout_s, clock=self._clock) as log:
+            found = await batch_at(log, topic, partition, offset, limit_bytes=limit_bytes, committed=True)
+        batch = found.unreadable
+        if batch is None:
+            raise self._readable(topic, partition, offset, found)
+        if offset < batch.first:
+            raise SkipError(
+                f"{topic} partition {partition}: offset {offset} can be read, as {found.records} records of its batch can; what cannot "
+                f"begins at {batch.first}: name that offset"
+            )
+        self._require_unmade(skips, topic, partition, batch.first, batch.last)
+        return Plan(batch, found.records, skips.asked(topic, partition, batch.first, batch.last))
+
+    def _require_unmade(self, skips: Skips, topic: str, partition: int, first: int, last: int) -> None:
+        for each in skips.all():
+            if each.made and each.place == (topic, partition) and each.covers(first, last):
+                raise SkipError(
+                    f"{topic} partition {partition}: offsets {each.first} to {each.last} were skipped already, {when(each.at_ms)} by "
+                    f"{each.by or 'an unknown worker'}"
+                )
+
+    def _readable(self, topic: str, partition: int, offset: int, found: BatchAt) -> SkipError:
+        header = found.header
+        assert header is not None, "a batch without a header cannot be read"
+        where = f"{topic} partition {partition}: offset {offset} can be read"
+        if not found.records:
+            return SkipError(f"{where}: its batch holds nothing for a consumer, as a marker or an aborted transaction does not")
+        return SkipError(
+            f"{where}: its batch, {header.base_offset} to {header.last_offset}, holds {found.records} records and unpacks within "
+            f"unpacked_batch_bytes={self._settings.unpacked_batch_bytes}; there is nothing to skip"
+        )
+
+    def ask(self, plan: Plan, *, by: str) -> Skip:
+        """Write down that what *plan* tells is to be skipped, and return it once it is in the log."""
+        batch = plan.batch
+        skip = Skip(
+            topic=batch.topic,
+            partition=batch.partition,
+            first=batch.first,
+            last=batch.last,
+            made=False,
+            error=batch.error,
+            reason=batch.reason,
+            by=by,
+            at_ms=self._clock.now_ms(),
+        )
+        self._send(skip)
+        return skip
+
+    def _send(self, skip: Skip) -> None:
+        overrides: dict[str, str | int | bool] = {
+            "enable.idempotence": True,
+            "acks": "all",
+            "linger.ms": 0,
+            "message.timeout.ms": int(self._timeout_s * 1000),
+        }
+        producer = Producer(self._settings.producer(**overrides), logger=logger)
+        outcome: list[KafkaError | None] = []
+
+        def delivered(error: KafkaError | None, message: Message) -> None:
+            outcome.append(error)
+
+        try:
+            producer.produce(self.topic, encode_skip(skip), skip.key, PARTITION, on_delivery=delivered)
+            producer.flush(self._timeout_s + 1)
+        except (KafkaException, BufferError) as error:
+            raise BrokerError(f"cannot write to {self.topic}: {error}; nothing was asked for") from error
+        if not outcome or outcome[0] is not None:
+            why = f"no acknowledgement within {self._timeout_s:g} s" if not outcome else outcome[0].str()  # type: ignore[union-attr]
+            raise BrokerError(f"{self.topic} did not take it: {why}; see `holdfast quarantine skips` before asking again")
+
+
+def when(at_ms: int) -> str:
+    """Return a time as people read it.
+
+    >>> when(1_700_000_000_000), when(-1), when(1 << 62)
+    ('at 2023-11-14T22:13:20Z', 'at an unknown time', 'at @4611686018427387904')
+    """
+    if at_ms < 0:
+        return "at an unknown time"
+    try:
+        return f"at {datetime.fromtimestamp(at_ms / 1000, UTC):%Y-%m-%dT%H:%M:%SZ}"
+    except (ValueError, OverflowError, OSError):
+        return f"at @{at_ms}"

@@ -1,0 +1,1 @@
+"""The range consumer: work without order, shared out in blocks of offsets."""

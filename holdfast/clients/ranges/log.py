@@ -1,0 +1,337 @@
+"""What a `RangeConsumer` says to the broker: wishes and what became of them, messages of a block, dead letters. Used from one thread."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any
+
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient
+
+from holdfast.clock import Clock
+from holdfast.config import Settings
+from holdfast.core.groups.java_order import coordinator_partition
+from holdfast.core.kafka.unreadable import Unreadable
+from holdfast.core.ranges import Base, Horizon, RangeRow, Ranges, Wish, decode_wish, encode_wish, fold_range, low_water, range_key
+from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
+from holdfast.kafka.librdkafka_log import Quiet, impatient
+from holdfast.kafka.skipper import Skipper
+
+logger = logging.getLogger(__name__)
+quiet: Any = Quiet(logger)
+
+BASE_EVERY = 200
+"""Wishes that count between two records at which reading can begin."""
+SLACK_S = 1.0
+"""A request ends by its own deadline; this is for the answer to reach us."""
+TRIM_RECORDS = 1_000
+"""Records at the beginning that nobody needs any more and that are worth a request to delete them."""
+FETCH_S = 0.5
+POLL_S = 0.02
+
+_Dead = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
+"""Value, key and headers of a dead letter."""
+
+
+class RangeLog:
+    """The rows of one topic in one group, folded from *ranges_topic*; `wish` returns once the log has decided."""
+
+    def __init__(
+        self,
+        settings: Settings,
+        *,
+        topic: str,
+        group: str,
+        ranges_topic: str,
+        dead_letters: str,
+        lease_ms: int,
+        timeout_s: float,
+        clock: Clock,
+    ) -> None:
+        self._settings, self.topic, self._group, self._clock = settings, topic, group, clock
+        self._ranges_topic, self._dead_letters, self._lease_ms, self._timeout_s = ranges_topic, dead_letters, lease_ms, timeout_s
+        self._keys: dict[str, int] = {}
+        self._homes: dict[int, int] = {}
+        self._read: dict[int, int] = {}
+        self.rows: dict[int, RangeRow] = {}
+        self._log_lead_ms: int | None = None
+        self._watched, self._counted = (-1, -1), False
+        self._reader: Consumer | None = None
+        self._messages: Consumer | None = None
+        self._skipper: Skipper | None = None
+        self._watcher: Skipper | None = None
+        self._unreadable: dict[int, Unreadable] = {}
+        """Of each partition of the topic the batch that was last met and cannot be read."""
+        self.noted = 0
+        """How many such batches the dead letters have a note of."""
+        self._producer: Producer | None = None
+        self._admin: AdminClient | None = None
+        self._horizons: dict[int, Horizon] = {}
+        self._trimmed: dict[int, int] = {}
+
+    @property
+    def partitions(self) -> list[int]:
+        return sorted(self._homes)
+
+    def open(self) -> None:
+        """Connect, read all wishes there are, and begin the rows that nobody has begun."""
+        common: dict[str, str | int | bool] = {
+            "group.id": self._group,
+            "enable.auto.commit": False,
+            "enable.auto.offset.store": False,
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+            "fetch.wait.max.ms": 20,
+            "fetch.queue.backoff.ms": 5,
+        }
+        # An open transaction of a stranger must not hide wishes: nobody writes transactionally there by rule.
+        wishes = impatient(self._settings.consumer(**common, **{"isolation.level": "read_uncommitted"}))
+        messages = impatient(self._settings.consumer(**common, **{"isolation.level": "read_committed"}))
+        self._reader, self._messages = Consumer(wishes, logger=quiet), Consumer(messages, logger=quiet)
+        self._skipper = Skipper(self._settings, wishes, clock=self._clock)
+        self._watcher = Skipper(self._settings, messages, stands=self._stands, clock=self._clock)
+        writing: dict[str, str | int | bool] = {"enable.idempotence": True, "acks": "all", "linger.ms": 0}
+        timeout_ms = max(1_000, int(self._timeout_s * 1_000))
+        self._producer = Producer({**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet)
+        homes = self._count(self._ranges_topic, "create it with message.timestamp.type=LogAppendTime and retention.ms=-1")
+        self._count(self._dead_letters, "create it, or name another one by dead_letters")
+        for partition in range(self._count(self.topic, "create it, or correct its name")):
+            key = range_key(self._group, self.topic, partition)
+            self._keys[key], self._homes[partition] = partition, coordinator_partition(key, homes)
+        self._read = dict.fromkeys(self._homes.values(), 0)
+        self._horizons = {home: Horizon() for home in self._read}
+        self._trimmed = dict.fromkeys(self._read, 0)
+        self._reader.assign([TopicPartition(self._ranges_topic, home, OFFSET_BEGINNING) for home in self._read])
+        for home in self._read:
+            self._skipper.begin(self._ranges_topic, home, 0)
+        self.catch_up()
+        for partition in self._homes:
+            if partition not in self.rows:
+                self.wish(partition, Base(-1, Ranges(self._begin(partition))))
+
+    def _count(self, topic: str, what: str) -> int:
+        assert self._reader is not None
+        try:
+            listed = self._reader.list_topics(topic, timeout=self._timeout_s).topics[topic]
+        except KafkaException as error:
+            raise self._broken("looking for topics", error) from None
+        if listed.error is not None or not listed.partitions:
+            raise TopicError(f"topic {topic} does not exist at {self._settings.bootstrap_servers}: {what}")
+        return len(listed.partitions)
+
+    def _begin(self, partition: int) -> int:
+        """Return where a partition without a row begins: where the group stands in Kafka's own book, else at its first message."""
+        assert self._messages is not None
+        place, until_s = TopicPartition(self.topic, partition), self._clock.monotonic_s() + self._timeout_s
+        while True:
+            try:
+                earliest, _ = self._messages.get_watermark_offsets(place, self._timeout_s)
+                return max(earliest, self._messages.committed([place], self._timeout_s)[0].offset)
+            except KafkaException as error:
+                # A broker that has just started makes its book of offsets with the first question for it.
+                if code_of(error) not in COORDINATOR_MOVES or self._clock.monotonic_s() > until_s:
+                    raise self._broken(f"offsets of {self.topic}/{partition}", error) from None
+            self._messages.poll(POLL_S)
+
+    # -- wishes
+
+    def now_ms(self) -> int:
+        """Return what time it is in the log, estimated from below."""
+        return int(self._clock.monotonic_s() * 1_000) + (self._log_lead_ms or 0)
+
+    def catch_up(self) -> None:
+        """Fold all that is in the log by now."""
+        assert self._reader is not None
+        try:
+            ends = {
+                home: self._reader.get_watermark_offsets(TopicPartition(self._ranges_topic, home), self._timeout_s)[1]
+                for home in self._read
+            }
+        except KafkaException as error:
+            raise self._broken("the end of the ranges' log", error) from None
+        self._read_to(ends)
+
+    def _read_to(self, ends: dict[int, int]) -> None:
+        assert self._reader is not None
+        assert self._skipper is not None
+        until_s = self._clock.monotonic_s() + self._timeout_s
+        while any(self._read[home] < end for home, end in ends.items()):
+            if self._clock.monotonic_s() > until_s:
+                raise BrokerError(f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker")
+            for message in self._skipper.sift(self._reader, self._reader.consume(1_000, POLL_S)):
+                self._seen(message)
+
+    def _seen(self, message: Message) -> None:
+        home, offset, error = message.partition() or 0, message.offset() or 0, message.error()
+        if error is not None:
+            if is_end(error):
+                self._read[home] = max(self._read[home], offset)
+            elif error.fatal():
+                raise KafkaException(error)
+            return
+        self._read[home] = offset + 1
+        at_ms = message.timestamp()[1]
+        lead_ms = at_ms - int(self._clock.monotonic_s() * 1_000)
+        self._log_lead_ms = lead_ms if self._log_lead_ms is None else max(self._log_lead_ms, lead_ms)
+        key, wish = (message.key() or b"").decode(errors="replace"), decode_wish(message.value() or b"")
+        if wish is None:
+            return
+        previous = self._horizons[home].note(key, wish, offset, at_ms)
+        partition = self._keys.get(key)
+        if partition is None:
+            return
+        before = self.rows.get(partition)
+        row = fold_range(before, wish, offset, at_ms, self._lease_ms, previous)
+        if row is not None and row is not before:
+            self.rows[partition] = row
+            self._counted |= (home, offset) == self._watched
+
+    def wish(self, partition: int, wish: Wish) -> bool:
+        """Write a wish, read the log up to it, and return whether it counted."""
+        assert self._producer is not None
+        told: list[tuple[KafkaError | None, int]] = []
+        home = self._homes[partition]
+        self._producer.produce(
+            self._ranges_topic,
+            encode_wish(wish),
+            range_key(self._group, self.topic, partition).encode(),
+            partition=home,
+            on_delivery=lambda error, message: told.append((error, message.offset() or 0)),
+        )
+        self._producer.flush(self._timeout_s)
+        if not told or told[0][0] is not None:
+            raise BrokerError(f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {told[0][0] if told else 'no answer'}")
+        offset = told[0][1]
+        self._watched, self._counted = (home, offset), False
+        self._read_to({home: offset + 1})
+        counted, row = self._counted, self.rows.get(partition)
+        if counted and row is not None and row.since_base >= BASE_EVERY and self.wish(partition, Base(row.offset, row.row)):
+            self._trim(home)
+        return counted
+
+    def _trim(self, home: int) -> None:
+        """Have the broker delete the beginning of a log that nobody needs any more, best effort: it is asked again after the next Base."""
+        begin = self._horizons[home].begin(self._read[home], self.now_ms())
+        if begin - self._trimmed[home] < TRIM_RECORDS:
+            return
+        self._trimmed[home] = begin
+        if self._admin is None:
+            config: dict[str, Any] = {**self._settings.client()}
+            self._admin = AdminClient(config, logger=quiet)
+        place = TopicPartition(self._ranges_topic, home, begin)
+        (asked,) = self._admin.delete_records([place], request_timeout=self._timeout_s).values()
+        try:
+            asked.result(self._timeout_s + SLACK_S)
+        except (KafkaException, FutureTimeoutError) as error:
+            logger.warning("the beginning of %s/%d was not deleted, it grows: %s", self._ranges_topic, home, error)
+
+    # -- messages
+
+    def latest(self, partition: int) -> int:
+        """Return the end of a partition."""
+        assert self._messages is not None
+        try:
+            return self._messages.get_watermark_offsets(TopicPartition(self.topic, partition), self._timeout_s)[1]
+        except KafkaException as error:
+            raise self._broken(f"the end of {self.topic}/{partition}", error) from None
+
+    def fetch(self, partition: int, start: int, end: int, limit: int) -> tuple[list[Message], int]:
+        """Return messages from *start* to before *end*, at most *limit*, and the offset that they reach to.
+
+        What cannot be read is passed once the dead letters have a note of it: it can be handed out to nobody.
+        """
+        consumer, watcher = self._messages, self._watcher
+        assert consumer is not None
+        assert watcher is not None
+        place = (self.topic, partition)
+        if (stands := self._unreadable.get(partition)) is not None and stands.first <= start <= stands.last:
+            self._bury_unread(stands, start, min(end, stands.last + 1))
+            return [], min(end, stands.last + 1)
+        consumer.assign([TopicPartition(*place, start)])
+        watcher.resume(*place, start)
+        found: list[Message] = []
+        reached, until_s = start, self._clock.monotonic_s() + FETCH_S
+        while reached < end and len(found) < limit and self._clock.monotonic_s() < until_s:
+            message = consumer.poll(POLL_S)
+            came = watcher.sift(consumer, [] if message is None else [message])
+            if message is None or not came:
+                if partition in self._unreadable and self._unreadable[partition].first <= reached:
+                    break
+                continue
+            error, offset = message.error(), message.offset() or 0
+            if error is not None:
+                if is_end(error):
+                    reached = max(reached, min(end, offset))
+                    break
+                if error.fatal() or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:
+                    raise self._broken(f"reading {self.topic}/{partition}", KafkaException(error))
+                continue
+            if offset >= end:
+                reached = end
+                break
+            found.append(message)
+            reached = offset + 1
+        consumer.unassign()
+        return found, reached
+
+    def _stands(self, found: Unreadable) -> None:
+        self._unreadable[found.partition] = found
+        logger.error("%s; it goes to %s as a note of where it lies, other messages go on", found, self._dead_letters)
+
+    def _bury_unread(self, stands: Unreadable, first: int, end: int) -> None:
+        """Write to the dead letters where lies what cannot be read, from *first* to before *end*, and why it cannot."""
+        source = f"{self.topic}/{stands.partition}/{first}"
+        headers = {"source": source, "last-offset": str(end - 1), "error": stands.error, "reason": stands.reason}
+        self._write_dead([(None, None, [(f"holdfast-{name}", text.encode()) for name, text in headers.items()])])
+        self.noted += 1
+
+    def bury(self, messages: Iterable[Message], deliveries: int) -> None:
+        """Write *messages* to the dead letters, with where they come from in their headers."""
+        dead: list[_Dead] = []
+        for message in messages:
+            source = f"{message.topic()}/{message.partition()}/{message.offset()}"
+            had: Any = message.headers() or []
+            headers = [*had, ("holdfast-source", source.encode()), ("holdfast-deliveries", str(deliveries).encode())]
+            dead.append((message.value(), message.key(), headers))
+        self._write_dead(dead)
+
+    def _write_dead(self, dead: Iterable[_Dead]) -> None:
+        assert self._producer is not None
+        failed: list[str] = []
+
+        def told(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                failed.append(error.str())
+
+        for value, key, headers in dead:
+            self._producer.produce(self._dead_letters, value, key, headers=headers, on_delivery=told)
+        left = self._producer.flush(self._timeout_s)
+        if left or failed:
+            raise BrokerError(
+                f"{self._dead_letters} did not take all dead letters: {failed[0] if failed else 'no answer'}; nothing is lost"
+            )
+
+    def commit(self, partition: int) -> None:
+        """Have Kafka's own book of offsets follow the low-water offset, best effort."""
+        assert self._messages is not None
+        try:
+            self._messages.commit(offsets=[TopicPartition(self.topic, partition, low_water(self.rows[partition].row))], asynchronous=True)
+        except KafkaException as error:
+            logger.warning("offsets were not committed to Kafka: %s; %s has them", error.args[0].str(), self._ranges_topic)
+
+    def close(self) -> None:
+        """Let go of the broker."""
+        if self._producer is not None:
+            self._producer.flush(self._timeout_s)
+        for skipper in (self._skipper, self._watcher):
+            if skipper is not None:
+                skipper.close()
+        for consumer in (self._reader, self._messages):
+            if consumer is not None:
+                consumer.close()
+
+    def _broken(self, what: str, error: KafkaException) -> BrokerError:
+        return BrokerError(f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker")

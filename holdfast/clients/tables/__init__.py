@@ -1,0 +1,1 @@
+"""Reading tables from any process: which worker to ask, and what it answers."""

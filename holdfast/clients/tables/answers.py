@@ -1,0 +1,119 @@
+"""Answers: a row with how far it is true, and the terms a caller sets for it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from datetime import timedelta
+from types import MappingProxyType
+from typing import Any, Generic, TypeAlias, TypeVar
+
+import msgspec
+
+from holdfast.clients.tables.query_router import Question
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import Keys, Page, Reply, Role, Staleness, encode
+from holdfast.errors import QueryError
+
+T = TypeVar("T")
+
+NOWHERE = -1
+
+AtLeast: TypeAlias = tuple[int, int] | Mapping[int, int]
+"""A (source partition, offset) to be reflected in the answer, or several by partition: what a producer was told when it had written."""
+
+Bound: TypeAlias = Staleness | timedelta | int
+"""How stale a standby's answer may be: a time, or a number of source offsets."""
+
+
+class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
+    """A row and how far it is true: it reflects everything in source *partition* up to *as_of_offset*, perhaps more.
+
+    *value* is None when there is no such row. When every partition was asked and none has it, *partition* and *as_of_offset* are
+    NOWHERE (-1), and *positions* tells by partition how far each was. *stream_ms* is the highest append time the answer reflects
+    (the lowest of those, when several partitions were asked), -1 for none.
+    """
+
+    key: str
+    value: T
+    partition: int
+    as_of_offset: int
+    stream_ms: int
+    role: Role
+    positions: Mapping[int, int]
+
+
+class Terms:
+    """What the caller asks of every answer of one call."""
+
+    __slots__ = ("at_least", "deadline_s", "staleness")
+
+    def __init__(self, at_least: AtLeast | None, max_staleness: Bound | None, deadline_s: float) -> None:
+        self.at_least: Mapping[int, int] = {at_least[0]: at_least[1]} if isinstance(at_least, tuple) else at_least or {}
+        self.staleness = None if max_staleness is None else Staleness.of(max_staleness)
+        self.deadline_s = deadline_s
+
+    def check(self, partitions: Iterable[int]) -> None:
+        """A condition on a partition that is not asked would be dropped in silence; that is a slip of the caller."""
+        asked = set(partitions)
+        if self.at_least and asked.isdisjoint(self.at_least):
+            raise ValueError(f"at_least names partition {sorted(self.at_least)}, but the rows asked for live in {sorted(asked)}")
+
+    def question(self, processor: Processor[Any, Any], partition: int, verb: str, body: Keys | Page) -> Question:
+        try:
+            encoded = encode(body)
+        except UnicodeEncodeError as error:
+            raise QueryError(f"table {processor.name}: keys are Unicode text, this one is not ({error.reason})") from error
+        at_offset = self.at_least.get(partition)
+        return Question(
+            processor=processor,
+            partition=partition,
+            verb=verb,
+            body=encoded,
+            at_offset=None if at_offset is None else max(0, at_offset),
+            staleness=self.staleness,
+        )
+
+
+def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, bytes | None], Answer[Any]]:
+    """Return what makes an answer of each row of *reply*."""
+    positions = MappingProxyType({reply.partition: reply.as_of_offset})
+
+    def answer(key: str, value: bytes | None) -> Answer[Any]:
+        return Answer(
+            key=key,
+            value=None if value is None else decode(value),
+            partition=reply.partition,
+            as_of_offset=reply.as_of_offset,
+            stream_ms=reply.stream_ms,
+            role=reply.role,
+            positions=positions,
+        )
+
+    return answer
+
+
+def first_found(partials: Iterable[Mapping[str, Answer[Any]]]) -> dict[str, Answer[Any]]:
+    """Return one answer a key of those from several partitions; a row in two of them is a question without one answer."""
+    merged: dict[str, Answer[Any]] = {}
+    for partial in partials:
+        for key, answer in partial.items():
+            before = merged.get(key)
+            merged[key] = answer if before is None else _merged(before, answer)
+    return merged
+
+
+def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
+    positions = MappingProxyType({**one.positions, **other.positions})
+    if one.value is not None and other.value is not None:
+        raise QueryError(f"key {one.key[:80]!r} has rows in partitions {one.partition} and {other.partition}: say which with `partition`")
+    if one.value is None and other.value is None:
+        return Answer(
+            key=one.key,
+            value=None,
+            partition=NOWHERE,
+            as_of_offset=NOWHERE,
+            stream_ms=min(one.stream_ms, other.stream_ms),
+            role="standby" if "standby" in (one.role, other.role) else "active",
+            positions=positions,
+        )
+    return msgspec.structs.replace(one if one.value is not None else other, positions=positions)

@@ -1,0 +1,119 @@
+"""`TableClient` for callers without an event loop of their own: scripts, threads, the command line."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+from holdfast.clients.tables.answers import Answer, AtLeast, Bound
+from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
+from holdfast.clients.tables.directory import Directory
+from holdfast.config import Settings
+from holdfast.core.engine.processor import Processor
+from holdfast.errors import NotReadyError
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+_CLOSE_S = 10.0
+# Each call ends by its own deadline; this is only for a loop that does not run any more.
+_SLACK_S = 5.0
+
+
+class BlockingTableClient:
+    """The same reads as a `TableClient`, each waiting for its answer. Use it with `with`, from any number of threads."""
+
+    def __init__(self, settings: Settings, processors: Iterable[Processor[Any, Any]], *, directory: Directory | None = None) -> None:
+        self._client = TableClient(settings, processors, directory=directory)
+        self._loop = asyncio.new_event_loop()
+        self._thread = threading.Thread(target=self._run, name="holdfast-tables", daemon=True)
+
+    def _run(self) -> None:
+        asyncio.set_event_loop(self._loop)
+        self._loop.run_forever()
+
+    def _wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
+        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
+        try:
+            return future.result(timeout_s + _SLACK_S)
+        except TimeoutError as error:
+            raise NotReadyError(f"the client's own event loop did not answer within {timeout_s + _SLACK_S:g} s") from error
+        finally:
+            future.cancel()
+
+    def __enter__(self) -> Self:
+        self._thread.start()
+        self._wait(self._client.__aenter__(), _CLOSE_S)
+        return self
+
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        try:
+            self._wait(self._client.__aexit__(kind, error, traceback), _CLOSE_S)
+            self._wait(self._loop.shutdown_asyncgens(), _CLOSE_S)  # scans that were not read to their end
+        finally:
+            self._loop.call_soon_threadsafe(self._loop.stop)
+            self._thread.join(_CLOSE_S)
+            if not self._thread.is_alive():
+                self._loop.close()
+
+    def get(
+        self,
+        table: Processor[Any, R],
+        key: str,
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> Answer[R | None]:
+        """Return the row of *key*; its value is None when there is none."""
+        asked = self._client.get(table, key, partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness)
+        return self._wait(asked, timeout_s)
+
+    def get_many(
+        self,
+        table: Processor[Any, R],
+        keys: Sequence[str],
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> dict[str, Answer[R | None]]:
+        """Return the answer for each of *keys*."""
+        asked = self._client.get_many(table, keys, partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness)
+        return self._wait(asked, timeout_s)
+
+    def scan(
+        self,
+        table: Processor[Any, R],
+        prefix: str = "",
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> Iterator[Answer[R]]:
+        """Yield the rows whose key begins with *prefix*; *timeout_s* is for each page."""
+        rows = self._client.scan(
+            table, prefix, partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness, page_rows=page_rows
+        )
+        while True:
+            batch = self._wait(_next(rows, page_rows), timeout_s * 2)
+            yield from batch
+            if len(batch) < page_rows:
+                return
+
+
+async def _next(rows: AsyncIterator[Answer[R]], count: int) -> list[Answer[R]]:
+    """Take up to *count* rows, so that a hop between threads is paid once a page and not once a row."""
+    batch: list[Answer[R]] = []
+    async for row in rows:
+        batch.append(row)
+        if len(batch) >= count:
+            break
+    return batch

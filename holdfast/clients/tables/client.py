@@ -1,0 +1,302 @@
+"""Reading tables from any process: ask for a row, get it with the partition and offset it reflects.
+
+async with TableClient(settings, [totals]) as tables:
+    answer = await tables.get(totals, "ada")
+    print(answer.value, "as of", answer.partition, answer.as_of_offset)
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
+from types import TracebackType
+from typing import Any, Generic, Self, TypeVar, overload
+
+from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, Terms, answering, first_found
+from holdfast.clients.tables.directory import Directory, WorkersTopic
+from holdfast.clients.tables.query_router import Asker
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.codec import RowCodec
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import LIMIT_PAGE_ROWS, Keys, Page, RowsReply, decode_page_reply, decode_rows_reply
+from holdfast.errors import NoSuchTableError, QueryError
+
+__all__ = ["NOWHERE", "Answer", "AtLeast", "Bound", "TableClient"]
+
+R = TypeVar("R")
+T = TypeVar("T")
+
+TIMEOUT_S = 5.0
+PAGE_ROWS = 2_000
+CHUNK_KEYS = 1_000
+CHUNK_BYTES = 4 << 20
+
+
+class _Table(Generic[R]):
+    """A processor as its asker needs it."""
+
+    __slots__ = ("decode", "processor")
+
+    def __init__(self, processor: Processor[Any, R]) -> None:
+        self.processor = processor
+        codec: RowCodec[R] = RowCodec(processor.row)
+        self.decode: Callable[[bytes], R] = codec.decode
+
+
+class TableClient:
+    """Reads the tables of *processors* from whichever worker holds each partition.
+
+    A key's partition is the one given, else what the processor's `route` says, else that of *at_least* (a row changes only by records of
+    its own partition), else every partition is asked. It is never guessed from the key.
+
+    Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their workers restart;
+    see the QueryErrors for what can be in the way at the end.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        processors: Iterable[Processor[Any, Any]],
+        *,
+        directory: Directory | None = None,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._app, self._clock = settings.app, clock
+        self._tables = {processor.name: _Table(processor) for processor in processors}
+        self._asker = Asker(settings, WorkersTopic(settings, clock) if directory is None else directory, clock)
+
+    async def __aenter__(self) -> Self:
+        await self._asker.__aenter__()
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        await self._asker.__aexit__(kind, error, traceback)
+
+    # -- one row
+
+    @overload
+    async def get(
+        self,
+        table: Processor[Any, R],
+        key: str,
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> Answer[R | None]: ...
+    @overload
+    async def get(
+        self,
+        table: str,
+        key: str,
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> Answer[Any]: ...
+    async def get(
+        self,
+        table: Processor[Any, Any] | str,
+        key: str,
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> Answer[Any]:
+        """Return the row of *key*; its value is None when there is none."""
+        answers = await self.get_many(
+            table, (key,), partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness
+        )
+        return answers[key]
+
+    # -- many rows
+
+    @overload
+    async def get_many(
+        self,
+        table: Processor[Any, R],
+        keys: Sequence[str],
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> dict[str, Answer[R | None]]: ...
+    @overload
+    async def get_many(
+        self,
+        table: str,
+        keys: Sequence[str],
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> dict[str, Answer[Any]]: ...
+    async def get_many(
+        self,
+        table: Processor[Any, Any] | str,
+        keys: Sequence[str],
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> dict[str, Answer[Any]]:
+        """Return the answer for each of *keys*. Different answers may be from different moments; each says from which."""
+        found, terms = self._table(table), Terms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        _check_keys(keys)
+        if partition is None and isinstance(at_least, tuple) and found.processor.route is None:
+            partition = at_least[0]
+        if partition is not None:
+            terms.check([partition])
+            return await self._rows(found, partition, keys, terms)
+        by_partition, anywhere = await self._routed(found, keys, terms.deadline_s)
+        terms.check(by_partition)
+        answers = await _all(self._rows(found, each, wanted, terms) for each, wanted in by_partition.items())
+        merged = first_found(answers)
+        return {key: merged[key] for key in keys} if anywhere else merged
+
+    # -- rows in order
+
+    @overload
+    def scan(
+        self,
+        table: Processor[Any, R],
+        prefix: str = "",
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> AsyncIterator[Answer[R]]: ...
+    @overload
+    def scan(
+        self,
+        table: str,
+        prefix: str = "",
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> AsyncIterator[Answer[Any]]: ...
+    async def scan(
+        self,
+        table: Processor[Any, Any] | str,
+        prefix: str = "",
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> AsyncIterator[Answer[Any]]:
+        """Yield the rows whose key begins with *prefix*, partition by partition, in the order of the keys' UTF-8 bytes in each.
+
+        It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between pages the time is yours.
+        """
+        found, terms = self._table(table), Terms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        partitions: Iterable[int] = (
+            [partition] if partition is not None else range(await self._asker.partitions(found.processor, terms.deadline_s))
+        )
+        terms.check(partitions)
+        for each in partitions:
+            after: str | None = None
+            while True:
+                page = Page(prefix=prefix, after=after, limit=min(max(1, page_rows), LIMIT_PAGE_ROWS))
+                question = terms.question(found.processor, each, "scan", page)
+                reply = await self._asker.ask(question, decode_page_reply, self._clock.monotonic_s() + timeout_s)
+                answer = answering(found.decode, reply)
+                for key, value in reply.rows:
+                    yield answer(key, value)
+                after = reply.after
+                if after is None:
+                    break
+
+    # -- within
+
+    def _table(self, table: Processor[Any, Any] | str) -> _Table[Any]:
+        if not isinstance(table, str | Processor):
+            raise QueryError(f"a table is a Processor or its name, not {type(table).__name__}")
+        name = table if isinstance(table, str) else table.name
+        found = self._tables.get(name)
+        if found is None:
+            raise NoSuchTableError(f"this client was not given a processor {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}")
+        return found
+
+    async def _routed(self, table: _Table[Any], keys: Sequence[str], deadline_s: float) -> tuple[dict[int, list[str]], bool]:
+        """Return the keys by partition, and whether some are sought in every one."""
+        partitions = await self._asker.partitions(table.processor, deadline_s)
+        by_partition: dict[int, list[str]] = {}
+        anywhere = False
+        for key in dict.fromkeys(keys):
+            place = self._place(table.processor, key, partitions)
+            anywhere = anywhere or place is None
+            for each in range(partitions) if place is None else (place,):
+                by_partition.setdefault(each, []).append(key)
+        return by_partition, anywhere
+
+    @staticmethod
+    def _place(processor: Processor[Any, Any], key: str, partitions: int) -> int | None:
+        if processor.route is None:
+            return None
+        try:
+            place = processor.route(key, partitions)
+        except Exception as error:
+            raise QueryError(f"key {key[:80]!r} is none that {processor.name} could hold: its route says {error}") from error
+        return None if place is None else int(place)
+
+    async def _rows(self, table: _Table[Any], partition: int, keys: Sequence[str], terms: Terms) -> dict[str, Answer[Any]]:
+        answers: dict[str, Answer[Any]] = {}
+        at = 0
+        while at < len(keys):
+            question = terms.question(table.processor, partition, "get", Keys(_chunk(keys, at)))
+            reply: RowsReply = await self._asker.ask(question, decode_rows_reply, terms.deadline_s)
+            if not reply.values:
+                raise QueryError(f"{question}: the worker answered for none of the keys asked; its version differs")
+            answer = answering(table.decode, reply)
+            for key, value in zip(keys[at : at + len(reply.values)], reply.values, strict=False):
+                answers[key] = answer(key, value)
+            at += len(reply.values)
+        return answers
+
+
+def _check_keys(keys: Sequence[str]) -> None:
+    if isinstance(keys, str):
+        raise QueryError(f"keys are a sequence of strings, not the single string {keys[:40]!r}: use get, or [key]")
+    for key in keys:
+        if not isinstance(key, str):
+            raise QueryError(f"a key is a string, not {type(key).__name__}: rows are kept by strings")
+
+
+def _chunk(keys: Sequence[str], at: int) -> list[str]:
+    """Return the keys of the next request: at least one, else as many as stay within the limits."""
+    chunk: list[str] = []
+    size = 0
+    for key in keys[at : at + CHUNK_KEYS]:
+        size += len(key) * 4 if not key.isascii() else len(key)
+        if chunk and size > CHUNK_BYTES:
+            break
+        chunk.append(key)
+    return chunk
+
+
+async def _all(questions: Iterable[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return all results; the first failure ends the others."""
+    tasks = [asyncio.ensure_future(question) for question in questions]
+    if len(tasks) == 1:
+        return [await tasks[0]]
+    try:
+        return list(await asyncio.gather(*tasks))
+    except BaseException:
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+        raise

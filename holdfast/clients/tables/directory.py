@@ -1,0 +1,306 @@
+"""Which worker holds which partition of which table, as the workers themselves announce it on the application's workers topic."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import re
+import time
+from collections.abc import Iterable, Mapping
+from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import TimeoutError as FutureTimeoutError
+from typing import Any, Protocol
+from urllib.parse import urlsplit
+
+import msgspec
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+from yarl import URL
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_worker
+from holdfast.errors import BrokerError
+from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of, ends_reading, is_end
+from holdfast.kafka.skipper import Skipper
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.25
+_LEADER_WAIT_S = 0.05
+_SLACK_S = 0.2
+LIMIT_WORKERS = 10_000
+LIMIT_RECORD_BYTES = 1 << 20
+LIMIT_URL = 300
+LIMIT_PARTITIONS = 100_000
+
+
+class Workers:
+    """What the workers claim to hold, at one moment. Claims are by table name and version; other versions are other tables.
+
+    >>> old = WorkerClaims(url="http://a", generation=1, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[0, 1])})
+    >>> new = WorkerClaims(url="http://b", generation=2, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[1])})
+    >>> workers = Workers([old, new])
+    >>> workers.owner("t", 1, 0), workers.owner("t", 1, 1), workers.owner("t", 2, 0), workers.partitions("t", 1)
+    ('http://a', 'http://b', None, 2)
+    """
+
+    __slots__ = ("_by_age", "_claimants", "_partitions", "_standbys", "urls")
+
+    def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
+        # Ascending, so that what is written last into the maps is the newest claim.
+        self._by_age = sorted(claims, key=lambda worker: (worker.generation, worker.at_ms, worker.url))
+        self._standbys: dict[tuple[str, int, int], list[str]] = {}
+        self._partitions: dict[tuple[str, int], int] = {}
+        self.urls = frozenset(worker.url for worker in self._by_age)
+        self._claimants: dict[tuple[str, int, int], list[str]] = {}
+        for worker in self._by_age:
+            for table, held in worker.tables.items():
+                self._take(worker.url, table, held)
+
+    def _take(self, url: str, table: str, held: TableClaims) -> None:
+        self._partitions[table, held.version] = held.partitions
+        for partition in held.active:
+            self._claimants.setdefault((table, held.version, partition), []).insert(0, url)
+        for partition in held.standby:
+            self._standbys.setdefault((table, held.version, partition), []).insert(0, url)
+
+    def owner(self, table: str, version: int, partition: int) -> str | None:
+        """Return the URL of the worker with the newest claim on the partition."""
+        claimants = self._claimants.get((table, version, partition))
+        return claimants[0] if claimants else None
+
+    def claimants(self, table: str, version: int, partition: int) -> list[str]:
+        """Return the URLs of all workers that claim to own the partition, newest claim first: a claim may be old, or false."""
+        return self._claimants.get((table, version, partition), [])
+
+    def standbys(self, table: str, version: int, partition: int) -> list[str]:
+        """Return the URLs of the workers that keep a replica of the partition, newest claim first."""
+        return self._standbys.get((table, version, partition), [])
+
+    def partitions(self, table: str, version: int) -> int:
+        """Return how many partitions the table has, 0 when no worker has told."""
+        return self._partitions.get((table, version), 0)
+
+    def versions(self, table: str) -> list[int]:
+        """Return the versions of the table that workers serve."""
+        return sorted(version for name, version in self._partitions if name == table)
+
+
+def read_claims(url: str, value: bytes) -> WorkerClaims:
+    """Return what a worker's record says, the key of which is *url*; raises ValueError for one that no worker writes."""
+    if len(value) > LIMIT_RECORD_BYTES:
+        raise ValueError(f"{len(value)} bytes, {LIMIT_RECORD_BYTES} are the limit")
+    try:
+        claims = decode_worker(value)
+    except msgspec.DecodeError as error:
+        raise ValueError(f"it is unreadable: {error}") from None
+    if claims.url != url:
+        raise ValueError(f"its key is {url[:80]!a} and its URL {claims.url[:80]!a}")
+    _check_origin(url)
+    if not 0 <= claims.generation < 1 << 31:
+        raise ValueError(f"generation {claims.generation}")
+    for table, held in claims.tables.items():
+        if not 0 < held.partitions <= LIMIT_PARTITIONS:
+            raise ValueError(f"table {table[:80]!a} of {held.partitions} partitions")
+        if any(not 0 <= each < held.partitions for each in (*held.active, *held.standby)):
+            raise ValueError(f"table {table[:80]!a} has partitions 0 to {held.partitions - 1}, and others are claimed")
+    return claims
+
+
+def _check_origin(url: str) -> None:
+    """Refuse what is not the origin of a worker: http or https, host and port, nothing else.
+
+    >>> _check_origin("http://[::1]:6066")
+    >>> for url in ("http://a/b", "http://u:p@a:1", "file:///etc/passwd", "http://a:99999", "http://a b:1", "http://a\\r\\nb"):
+    ...     try: _check_origin(url)
+    ...     except ValueError: pass
+    ...     else: print(url)
+    """
+    parts = urlsplit(url)
+    if len(url) > LIMIT_URL or parts.scheme not in ("http", "https") or not parts.hostname or _UNFIT.search(url):
+        raise ValueError(f"{url[:80]!a} is no URL of a worker")
+    if parts.path or parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0:  # .port raises ValueError itself
+        raise ValueError(f"{url[:80]!a} is more than http(s)://host:port")
+    URL(url)
+
+
+_UNFIT = re.compile(r"[^\x21-\x7e]|[\\\"<>^`{|}]")
+
+
+class Directory(Protocol):
+    """Where a TableClient learns who holds what."""
+
+    @property
+    def workers(self) -> Workers:
+        """Return what was read last; empty at first."""
+        ...
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Bring `workers` abreast of what was announced before this call. Raises BrokerError when that takes longer."""
+        ...
+
+    async def close(self) -> None: ...
+
+
+class WorkersTopic:
+    """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new.
+
+    All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the event loop. The
+    end of the topic is asked for on a connection of its own: a broker answers the requests of one connection in turn, and on the
+    consumer's there is nearly always a fetch that waits for news.
+    """
+
+    def __init__(self, settings: Settings, clock: Clock = system_clock) -> None:
+        self._settings, self._clock = settings, clock
+        self._topic = settings.workers_topic
+        self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-workers-topic")
+        self._consumer: Consumer | None = None
+        self._skipper: Skipper | None = None
+        self._admin: AdminClient | None = None
+        self._next = 0
+        self._claims: dict[str, WorkerClaims] = {}
+        self.ignored = 0
+        """How many records of the topic were none that a worker writes."""
+        self.workers = Workers()
+
+    async def refresh(self, timeout_s: float) -> None:
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        self.workers = await asyncio.get_running_loop().run_in_executor(self._thread, self._read, deadline_s)
+
+    async def close(self) -> None:
+        await asyncio.get_running_loop().run_in_executor(self._thread, self._close)
+        self._thread.shutdown(wait=False)
+
+    # -- in the thread
+
+    def _close(self) -> None:
+        consumer, self._consumer, self._admin = self._consumer, None, None
+        skipper, self._skipper = self._skipper, None
+        if skipper is not None:
+            skipper.close()
+        if consumer is not None:
+            consumer.close()
+
+    def _read(self, deadline_s: float) -> Workers:
+        try:
+            consumer = self._opened(deadline_s)
+            end = self._end(deadline_s)
+            if end < self._next:  # the topic was deleted and made again
+                self._close()
+                consumer = self._opened(deadline_s)
+            while self._next < end:
+                message = consumer.poll(min(_POLL_S, self._left_s(deadline_s)))
+                assert self._skipper is not None
+                for each in self._skipper.sift(consumer, [] if message is None else [message]):
+                    self._take(each)
+        except KafkaException as error:
+            return self._failed(error.args[0])
+        return Workers(self._claims.values())
+
+    def _opened(self, deadline_s: float) -> Consumer:
+        if self._consumer is None:
+            overrides: dict[str, str | int | bool] = {
+                "group.id": f"{self._settings.app}-workers-readers",  # never joined
+                "enable.auto.commit": False,
+                "enable.partition.eof": True,
+                "auto.offset.reset": "earliest",
+                "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide who holds what
+                "fetch.queue.backoff.ms": 5,
+            }
+            config = self._settings.consumer(**overrides)
+            consumer = Consumer(config, logger=logger)
+            try:
+                # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
+                listed = consumer.list_topics(self._topic, timeout=self._left_s(deadline_s)).topics[self._topic]
+                if listed.error is not None:
+                    raise KafkaException(listed.error)
+                consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+            except BaseException:
+                consumer.close()
+                raise
+            self._skipper = Skipper(self._settings, config, clock=self._clock)
+            self._skipper.begin(self._topic, 0, 0)
+            self._consumer, self._next, self._claims = consumer, 0, {}
+        return self._consumer
+
+    def _end(self, deadline_s: float) -> int:
+        while True:
+            try:
+                return self._asked_end(self._left_s(deadline_s))
+            except KafkaException as error:
+                # A topic just created, or whose leader just changed. The client fetches metadata anew and finds it in a moment.
+                if code_of(error) not in LEADER_MOVES:
+                    raise
+                time.sleep(min(_LEADER_WAIT_S, self._left_s(deadline_s)))
+
+    def _asked_end(self, timeout_s: float) -> int:
+        if self._admin is None:
+            config: dict[str, Any] = {**self._settings.client()}
+            self._admin = AdminClient(config, logger=logger)
+        place = TopicPartition(self._topic, 0)
+        asked = self._admin.list_offsets({place: OffsetSpec.latest()}, request_timeout=timeout_s)  # type: ignore[no-untyped-call]
+        try:
+            return int(asked[place].result(timeout_s + _SLACK_S).offset)
+        except FutureTimeoutError:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT)) from None
+
+    def _left_s(self, deadline_s: float) -> float:
+        left_s = deadline_s - self._clock.monotonic_s()
+        if left_s <= 0:
+            raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
+        return left_s
+
+    def _take(self, message: Message) -> None:
+        error = message.error()
+        if error is None:
+            self._next = (message.offset() or 0) + 1
+            self._learn(message.key(), message.value())
+        elif is_end(error):
+            # Compaction may have left nothing at the last offsets; the end is told by this alone.
+            self._next = max(self._next, message.offset() or 0)
+        elif ends_reading(error):
+            raise KafkaException(error)
+
+    def _learn(self, key: str | bytes | None, value: str | bytes | None) -> None:
+        raw_key, raw = (key.encode() if isinstance(key, str) else key or b""), (value.encode() if isinstance(value, str) else value)
+        try:
+            url = raw_key[: LIMIT_URL * 4].decode()
+            if raw is None:
+                self._claims.pop(url, None)
+                return
+            claims = read_claims(url, raw)
+            if url not in self._claims and len(self._claims) >= LIMIT_WORKERS:
+                raise ValueError(f"more than {LIMIT_WORKERS} workers")
+        except ValueError as error:  # of which DecodeError and UnicodeDecodeError are kinds
+            self.ignored += 1
+            if self.ignored & (self.ignored - 1) == 0:  # the 1st, 2nd, 4th, 8th
+                logger.warning("ignored %d records of %s, which no worker writes; the last: %.200s", self.ignored, self._topic, error)
+            return
+        self._claims[url] = claims
+
+    def _failed(self, error: KafkaError) -> Workers:
+        if error.code() in NO_TOPIC:
+            return Workers()  # no worker has ever announced itself
+        self._close()
+        raise BrokerError(
+            f"cannot read the workers topic {self._topic} at {self._settings.bootstrap_servers}: {error.str()}; "
+            "check bootstrap.servers and the broker"
+        )
+
+
+class FixedDirectory:
+    """A directory that knows what it was told; for tests and for a single worker without announcements."""
+
+    def __init__(self, claims: Iterable[WorkerClaims] = ()) -> None:
+        self.workers = Workers(claims)
+
+    def announce(self, claims: Mapping[str, WorkerClaims]) -> None:
+        """Replace what is known, keyed by URL as on the topic."""
+        self.workers = Workers(claims.values())
+
+    async def refresh(self, timeout_s: float) -> None:
+        """Nothing is newer than what was told."""
+
+    async def close(self) -> None:
+        """Nothing is held."""

@@ -1,0 +1,391 @@
+"""How one question about one partition gets its answer: who is asked, when again, and which error is told in the end."""
+
+from __future__ import annotations
+
+import asyncio
+import ssl
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import lru_cache
+from types import TracebackType
+from typing import Any, Self, TypeVar
+
+import aiohttp
+import msgspec
+from yarl import URL
+
+from holdfast.clients.tables.directory import Directory
+from holdfast.clients.tables.web_tls import Token, client_tls
+from holdfast.clock import Clock
+from holdfast.config import Settings
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import LIMIT_REPLY_BYTES, MSGPACK, Refusal, Reply, Staleness, decode_refusal
+from holdfast.errors import (
+    AccessError,
+    BrokerError,
+    HoldfastError,
+    MovedError,
+    NoSuchTableError,
+    NotReadyError,
+    OffsetTimeoutError,
+    QueryError,
+)
+
+A = TypeVar("A", bound=Reply)
+
+LIMIT_CONNECTIONS = 256
+LIMIT_CONNECTIONS_PER_WORKER = 64
+KEEPALIVE_S = 30.0  # below the server's, so that it is seldom the server that closes an idle connection
+ATTEMPT_S = 2.0
+REFRESH_S = 2.0
+ASKED_LAST_S = 10.0
+LIMIT_FAILED = 1_000
+LIMIT_READ_BYTES = 2 * LIMIT_REPLY_BYTES
+"""What is read of a reply at most. Workers stop at `LIMIT_REPLY_BYTES` of rows; keys, and the form that holds them, are not more than that again."""
+LIMIT_TOLD = 1_000
+"""Characters of a refusal that an error repeats."""
+LIMIT_HEADERS, LIMIT_HEADER_BYTES = 64, 8 << 10
+_LEAST_ATTEMPT_S = 0.25
+_LEAST_LEFT_S = 0.01
+_BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Question:
+    """One request about one partition of one table, and the terms of its answer."""
+
+    processor: Processor[Any, Any]
+    partition: int
+    verb: str
+    body: bytes
+    at_offset: int | None
+    staleness: Staleness | None
+
+    def __str__(self) -> str:
+        return f"{self.processor.name}/{self.partition}"
+
+
+class _Setback(Exception):
+    """An attempt that brought no answer, and what to make of it.
+
+    *at_once*: ask again without more ado, the worker is the right one. *final*: asking again cannot help. *cut*: it was short because the
+    deadline is near, so its silence says less than what stood in the way before. *busy*: a worker is there and says that it cannot answer yet, so that
+    older claims than its own are not worth a question.
+    """
+
+    def __init__(
+        self,
+        error: HoldfastError,
+        *,
+        moved_to: str | None = None,
+        at_once: bool = False,
+        final: bool = False,
+        cut: bool = False,
+        busy: bool = False,
+    ) -> None:
+        super().__init__(str(error))
+        self.error, self.moved_to, self.at_once, self.final, self.cut, self.busy = error, moved_to, at_once, final, cut, busy
+
+
+class _TooLong(Exception):
+    """More came than a worker ever sends."""
+
+
+async def _read(response: aiohttp.ClientResponse) -> bytes:
+    """Return the whole body, or raise _TooLong before more than `LIMIT_READ_BYTES` of it are held. What is left unread ends its connection."""
+    if (response.content_length or 0) > LIMIT_READ_BYTES:
+        raise _TooLong
+    pieces: list[bytes] = []
+    size_bytes = 0
+    async for piece in response.content.iter_any():
+        size_bytes += len(piece)
+        if size_bytes > LIMIT_READ_BYTES:
+            raise _TooLong
+        pieces.append(piece)
+    return pieces[0] if len(pieces) == 1 else b"".join(pieces)
+
+
+class Asker:
+    """Asks workers over pooled connections, and asks the directory when they are not where they were.
+
+    Every question is a read, so it can be asked again. It is, until its deadline: a worker that moves, restores, restarts or hangs
+    costs time but is no error. At the deadline the error tells what stood in the way last.
+    """
+
+    def __init__(self, settings: Settings, directory: Directory, clock: Clock) -> None:
+        self._settings, self._directory, self._clock = settings, directory, clock
+        self._session: aiohttp.ClientSession | None = None
+        self._tls: ssl.SSLContext | None = None
+        self._token = Token(settings)
+        self._failed: dict[str, float] = {}
+        """Until when (monotonic) a URL is asked last, since it did not answer: a claim may be old, or false."""
+        self._refreshing = asyncio.Lock()
+        self._refreshed = 0
+
+    async def __aenter__(self) -> Self:
+        headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
+        self._session = aiohttp.ClientSession(
+            connector=aiohttp.TCPConnector(
+                limit=LIMIT_CONNECTIONS, limit_per_host=LIMIT_CONNECTIONS_PER_WORKER, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=30
+            ),
+            headers=headers,
+            timeout=aiohttp.ClientTimeout(total=None),
+            cookie_jar=aiohttp.DummyCookieJar(),
+            auto_decompress=False,  # no worker compresses; what does is not inflated but refused as what cannot be read
+            max_headers=LIMIT_HEADERS,
+            max_line_size=LIMIT_HEADER_BYTES,
+            max_field_size=LIMIT_HEADER_BYTES,
+        )
+        return self
+
+    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+        session, self._session = self._session, None
+        if session is not None:
+            await session.close()
+        await self._directory.close()
+
+    # -- the directory
+
+    async def partitions(self, processor: Processor[Any, Any], deadline_s: float) -> int:
+        """Return how many partitions the table has."""
+        name, version, backoff_s, was_read = processor.name, processor.version, _BACKOFF_S, False
+        while True:
+            count = self._directory.workers.partitions(name, version)
+            if count:
+                return count
+            failure = await self._refresh(self._refreshed, deadline_s)
+            was_read = was_read or failure is None
+            if self._directory.workers.partitions(name, version):
+                continue
+            if (left_s := self._left_s(deadline_s)) <= 0:
+                if failure is not None and not was_read:  # else it is the deadline that cut the last look short
+                    raise failure
+                raise NotReadyError(f"no worker of {self._settings.app} has announced table {name} in time; is one running?")
+            self._refuse_other_version(processor)
+            await asyncio.sleep(min(backoff_s, left_s))
+            backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+    def _refuse_other_version(self, processor: Processor[Any, Any]) -> None:
+        versions = self._directory.workers.versions(processor.name)
+        if versions and processor.version not in versions:
+            raise NoSuchTableError(
+                f"workers of {self._settings.app} serve {processor.name} in version {', '.join(map(str, versions))}, not {processor.version}: "
+                "give the client the processor that the workers run"
+            )
+
+    async def _refresh(self, seen: int, deadline_s: float) -> BrokerError | None:
+        """Bring the directory abreast, unless somebody did since *seen* was read; return why it could not be."""
+        left_s = self._left_s(deadline_s)
+        try:
+            async with asyncio.timeout(max(0.0, left_s)), self._refreshing:
+                if self._refreshed == seen:
+                    await self._directory.refresh(max(0.001, min(REFRESH_S, self._left_s(deadline_s))))
+                    self._refreshed += 1
+        except BrokerError as error:
+            return error
+        except TimeoutError:
+            return BrokerError(
+                f"the workers topic {self._settings.workers_topic} was not read in time; check bootstrap.servers and the broker"
+            )
+        return None
+
+    def _candidates(self, question: Question) -> list[str]:
+        workers, name, version = self._directory.workers, question.processor.name, question.processor.version
+        urls = list(workers.claimants(name, version, question.partition))
+        if question.staleness is not None:
+            # An older claim is worth a question where only the owner may answer; where others may, the first of them is nearer the truth.
+            urls = urls[:1] + [url for url in self._standbys(question) if url not in urls] + urls[1:]
+        if self._failed and len(urls) > 1:
+            now_s = self._clock.monotonic_s()
+            urls.sort(key=lambda url: self._failed.get(url, now_s) > now_s)
+        return urls
+
+    def _standbys(self, question: Question) -> list[str]:
+        if question.staleness is None:
+            return []
+        return self._directory.workers.standbys(question.processor.name, question.processor.version, question.partition)
+
+    # -- asking
+
+    async def ask(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
+        """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for want of Kafka."""
+        backoff_s, told, unread, was_read = _BACKOFF_S, None, None, False
+        while True:
+            seen, known = self._refreshed, self._candidates(question)
+            met = await self._round(question, decode, deadline_s)
+            if not isinstance(met, _Setback):
+                return met
+            told = told if met.cut and told is not None else met
+            if not met.final and not met.at_once and self._left_s(deadline_s) > _LEAST_LEFT_S:
+                unread = await self._refresh(seen, deadline_s)
+                was_read = was_read or unread is None
+            now_known = self._candidates(question)
+            if met.final or (left_s := self._left_s(deadline_s)) <= _LEAST_LEFT_S:
+                raise told.error if now_known or was_read or unread is None else unread
+            if met.at_once:
+                continue
+            self._refuse_other_version(question.processor)
+            if now_known == known:
+                await asyncio.sleep(min(backoff_s, left_s / 2))
+                backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
+
+    def _left_s(self, deadline_s: float) -> float:
+        return deadline_s - self._clock.monotonic_s()
+
+    async def _round(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A | _Setback:
+        """Ask the owner, then where it says the partition went, then those that may stand in for it."""
+        setback = _Setback(
+            NotReadyError(f"no worker of {self._settings.app} claims {question}: none is running, or a rebalance is under way")
+        )
+        urls, redirected = self._candidates(question), False
+        final: _Setback | None = None
+        all_final = True
+        while urls:
+            url = urls.pop(0)
+            try:
+                reply = await self._attempt(url, question, decode, deadline_s)
+            except _Setback as met:
+                setback = met
+                if met.final:
+                    final = met
+                else:
+                    all_final = False
+                self._note_failure(url, met)
+            else:
+                self._failed.pop(url, None)
+                return reply
+            if setback.at_once or self._left_s(deadline_s) <= 0:
+                break
+            if setback.busy:
+                urls = [url for url in urls if url in self._standbys(question)]
+            if setback.moved_to is not None and not redirected:
+                redirected = True
+                urls.insert(0, setback.moved_to)
+        # Who cannot be helped by asking again may be no worker at all: only where nobody else is known that is the last word.
+        return final if final is not None and all_final else setback
+
+    def _note_failure(self, url: str, met: _Setback) -> None:
+        if met.busy or met.at_once or met.cut:
+            return
+        if len(self._failed) > LIMIT_FAILED:
+            self._failed.clear()
+        self._failed[url] = self._clock.monotonic_s() + ASKED_LAST_S
+
+    async def _attempt(self, url: str, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
+        left_s = max(0.001, self._left_s(deadline_s))
+        attempt_s = min(ATTEMPT_S, max(left_s / 2, _LEAST_ATTEMPT_S), left_s)
+        session = self._session
+        assert session is not None, "use `async with`"
+        try:
+            async with (
+                asyncio.timeout(attempt_s),
+                session.post(
+                    self._url(url, question, attempt_s),
+                    data=question.body,
+                    headers=self._token.headers(url),
+                    ssl=self._tls_for(url),
+                    allow_redirects=False,
+                ) as response,
+            ):
+                body = await _read(response)
+        except AccessError as refused:
+            raise _Setback(refused, final=True) from None
+        except _TooLong:
+            message = f"{url} answered for {question} more than {LIMIT_READ_BYTES} bytes, which no worker does: is it one?"
+            raise _Setback(QueryError(message), final=True) from None
+        except TimeoutError:
+            error = NotReadyError(f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or cut off")
+            raise _Setback(error, cut=attempt_s < ATTEMPT_S) from None
+        except aiohttp.ClientError as error:
+            raise self._unreachable(url, question, error) from error
+        except ValueError as unfit:
+            raise _Setback(QueryError(f"{url} is no URL that can be asked for {question}: {unfit}")) from unfit
+        if response.status == 200:
+            return self._decoded(url, question, decode, body)
+        raise self._refused(url, question, response, body)
+
+    def _url(self, url: str, question: Question, attempt_s: float) -> URL:
+        if question.at_offset is None and question.staleness is None:
+            return _plain_url(url, question.processor.name, question.partition, question.verb)
+        terms = [] if question.staleness is None else [f"stale-ok={question.staleness}"]
+        if question.at_offset is not None:
+            # The worker gives up a little earlier than this attempt, so that its word on how far it is arrives.
+            terms += [f"at-offset={question.at_offset}", f"timeout-ms={int(max(attempt_s * 0.75, attempt_s - 0.1) * 1000)}"]
+        return URL(f"{_plain_url(url, question.processor.name, question.partition, question.verb)}?{'&'.join(terms)}", encoded=True)
+
+    def _tls_for(self, url: str) -> ssl.SSLContext | bool:
+        if not url.startswith("https:"):
+            return True
+        if self._tls is None:
+            self._tls = client_tls(self._settings)
+        return self._tls
+
+    def _decoded(self, url: str, question: Question, decode: Callable[[bytes], A], body: bytes) -> A:
+        try:
+            reply = decode(body)
+        except msgspec.DecodeError as error:
+            raise _Setback(
+                QueryError(f"{url} answered for {question} what this client cannot read ({error}): versions differ"), final=True
+            ) from error
+        if reply.version != question.processor.version:
+            message = f"{url} serves {question.processor.name} in version {reply.version}, not {question.processor.version}"
+            raise _Setback(NoSuchTableError(f"{message}: give the client the processor that the workers run"), final=True)
+        return reply
+
+    # -- what stood in the way
+
+    def _unreachable(self, url: str, question: Question, error: aiohttp.ClientError) -> _Setback:
+        cause: BaseException | None = error
+        while cause is not None:
+            if isinstance(cause, ssl.SSLError):
+                message = f"{url} and this client do not accept each other's certificates ({getattr(cause, 'reason', None) or cause})"
+                return _Setback(
+                    AccessError(f"{message}: set web_tls_ca, web_tls_cert and web_tls_key as the workers have them"), final=True
+                )
+            cause = cause.__cause__ or cause.__context__
+        if url.startswith("https:") and self._settings.web_tls_cert is None and not isinstance(error, aiohttp.ClientConnectorError):
+            # Under TLS 1.3 a worker that wants a certificate ends the connection only after the handshake, often without a word.
+            message = f"{url} closed the connection while asked for {question}: it may be stopping, or it wants a certificate"
+            return _Setback(AccessError(f"{message}, and this client shows none: set web_tls_cert and web_tls_key"))
+        if isinstance(error, aiohttp.ServerDisconnectedError):
+            # An idle connection that the worker closed just when it was used again says nothing about the worker.
+            return _Setback(NotReadyError(f"{url} closed the connection while asked for {question}: it may be stopping"))
+        return _Setback(NotReadyError(f"{url} cannot be reached for {question} ({error}): it may have stopped"))
+
+    def _refused(self, url: str, question: Question, response: aiohttp.ClientResponse, body: bytes) -> _Setback:
+        try:
+            refusal = decode_refusal(body)
+        except msgspec.DecodeError:
+            refusal = Refusal(error="failed", message=f"HTTP {response.status} {response.reason}")
+        message = f"{url}: {refusal.message[:LIMIT_TOLD]}"
+        match response.status:
+            case 421:
+                return _Setback(
+                    MovedError(f"{message}; the directory and the workers do not agree yet, ask again"),
+                    moved_to=self._target(url, response),
+                    busy=True,
+                )
+            case 503:
+                return _Setback(NotReadyError(message), busy=True)
+            case 504:
+                return _Setback(OffsetTimeoutError(message), at_once=True)
+            case 404:
+                return _Setback(NoSuchTableError(message), final=True)
+            case 401 | 403:
+                return _Setback(AccessError(f"{message}; set web_token as the workers have it"), final=True)
+            case _:
+                return _Setback(QueryError(f"{message} (HTTP {response.status} for {question})"), final=True)
+
+    def _target(self, url: str, response: aiohttp.ClientResponse) -> str | None:
+        """Return where a redirect leads; never from https to http, since the token goes along."""
+        location = response.headers.get("Location", "")
+        try:
+            target = str(URL(location, encoded=True).origin())
+        except ValueError:
+            return None
+        return None if url.startswith("https:") and not target.startswith("https:") else target
+
+
+@lru_cache(maxsize=4096)
+def _plain_url(url: str, table: str, partition: int, verb: str) -> URL:
+    return URL(f"{url}/tables/{table}/{partition}/{verb}", encoded=True)

@@ -1,0 +1,89 @@
+"""The broker's book of a group's committed offsets, read and written from outside the group.
+
+By a consumer and not by an admin client: librdkafka ends the process (`eonce->refcnt > 0`, open as confluentinc/librdkafka#3663) when a
+broker goes away under an admin's question to a group's coordinator. A reset must outlive that.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.errors import BrokerError, GroupError
+from holdfast.kafka.codes import COORDINATOR_MOVES, HAS_MEMBERS, NO_ANSWER, code_of
+
+logger = logging.getLogger(__name__)
+
+_POLL_S = 0.02
+
+
+class GroupBook:
+    """Committed offsets of *group*. Each call is a connection of its own and ends within *timeout_s*; nobody joins the group."""
+
+    def __init__(self, settings: Settings, group: str, *, timeout_s: float, clock: Clock = system_clock) -> None:
+        self._settings, self._group, self._timeout_s, self._clock = settings, group, timeout_s, clock
+
+    def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
+        """Return what is committed of *places*; those where nothing is are left out."""
+        wanted = [TopicPartition(topic, partition) for topic, partition in places]
+        if not wanted:
+            return {}
+        with self._consumer() as consumer:
+            until_s = self._clock.monotonic_s() + self._timeout_s
+            while True:
+                try:
+                    found = consumer.committed(wanted, timeout=max(_POLL_S, until_s - self._clock.monotonic_s()))
+                    break
+                except KafkaException as error:
+                    # A broker that has just started makes its book with the first question for it.
+                    if code_of(error) not in COORDINATOR_MOVES or self._clock.monotonic_s() > until_s:
+                        raise self._refused("committed offsets", error.args[0]) from error
+                consumer.poll(_POLL_S)
+        for place in found:
+            if place.error is not None:
+                raise self._refused(f"committed offset of {place.topic}/{place.partition}", place.error)
+        return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
+
+    def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Commit *offsets* in one request. GroupError when members of the group are there, whose book it is then."""
+        places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())]
+        if not places:
+            return
+        outcome: list[tuple[KafkaError | None, list[TopicPartition]]] = []
+        with self._consumer(on_commit=lambda error, told: outcome.append((error, told))) as consumer:
+            until_s = self._clock.monotonic_s() + self._timeout_s
+            try:
+                consumer.commit(offsets=places, asynchronous=True)
+                while not outcome:
+                    if self._clock.monotonic_s() > until_s:
+                        raise BrokerError(f"new offsets of group {self._group}: no answer within {self._timeout_s:g} s")
+                    consumer.poll(_POLL_S)
+            except KafkaException as error:
+                raise self._refused("new offsets", error.args[0]) from error
+        refusal, told = outcome[0]
+        wrong = refusal or next((place.error for place in told if place.error is not None), None)
+        if wrong is not None:
+            raise self._refused("new offsets", wrong)
+
+    @contextmanager
+    def _consumer(self, **more: Any) -> Iterator[Consumer]:
+        overrides: dict[str, str | int | bool] = {"group.id": self._group, "enable.auto.commit": False}
+        consumer = Consumer({**self._settings.consumer(**overrides), **more}, logger=logger)
+        try:
+            yield consumer
+        finally:
+            consumer.close()
+
+    def _refused(self, what: str, cause: KafkaError) -> BrokerError | GroupError:
+        text = f"{what} of group {self._group}: {cause.str()}"
+        if cause.code() in NO_ANSWER | {KafkaError._WAIT_COORD} or cause.retriable():
+            return BrokerError(f"{text}; asked {self._settings.bootstrap_servers}, check the broker")
+        if cause.code() in HAS_MEMBERS:
+            return GroupError(f"{text}: it has members, stop them first")
+        return GroupError(text)

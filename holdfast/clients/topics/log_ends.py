@@ -1,0 +1,86 @@
+"""Where logs begin and end, as far as groups and their resets need to know."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.committed import GroupBook
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.claims.resets import Scope, Spot, data_topic
+from holdfast.core.claims.views import ClaimKey
+from holdfast.errors import TopicError
+
+Place = tuple[str, int]
+
+
+class GroupOffsets:
+    """Asks the broker anew at each call."""
+
+    def __init__(self, settings: Settings, *, timeout_s: float, clock: Clock = system_clock) -> None:
+        self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
+        self._admin = Admin(settings, timeout_s=timeout_s, clock=clock)
+
+    def spots(self, current: Mapping[ClaimKey, int | None], at_ms: int | None) -> dict[ClaimKey, Spot]:
+        """Return what is known of each partition, given its offset (None: never told); with *at_ms* also its first offset of that time.
+
+        One whose offset nobody told begins where the broker's committed offset is, if there is one. GroupError or TopicError when a
+        partition does not exist.
+        """
+        places = {key: (data_topic(key.topic), key.partition) for key in current}
+        wanted = sorted(set(places.values()))
+        ends = self._admin.offsets(wanted)
+        times = {} if at_ms is None else self._admin.offsets_at(wanted, at_ms)
+        untold: dict[str, list[Place]] = {}
+        for key, offset in current.items():
+            if offset is None:  # a lane begins where its partition stands
+                untold.setdefault(key.group_id, []).append(places[key])
+        committed = {group: self._book(group).committed(sorted(set(each))) for group, each in untold.items()}
+        spots = {}
+        for key, place in places.items():
+            offset = current[key]
+            if offset is None:
+                offset = committed[key.group_id].get(place)
+            spots[key] = Spot(offset, *ends[place], times.get(place))
+        return spots
+
+    def commit(self, group: str, new: Mapping[ClaimKey, int]) -> None:
+        """Write offsets to the broker's book, all in one request: of lanes, the lowest of each partition."""
+        lowest: dict[Place, int] = {}
+        for key, at in new.items():
+            place = (data_topic(key.topic), key.partition)
+            lowest[place] = min(at, lowest.get(place, at))
+        self._book(group).commit(lowest)
+
+    def _book(self, group: str) -> GroupBook:
+        return GroupBook(self._settings, group, timeout_s=self._timeout_s, clock=self._clock)
+
+    def ends(self, places: Iterable[Place]) -> Mapping[Place, int]:
+        """Return the next offset of those partitions that exist and have a leader."""
+        wanted = set(places)
+        topics = self._admin.cluster({topic for topic, _ in wanted}).topics
+        led = {(name, each.partition) for name, state in topics.items() for each in state.partitions if each.leader is not None}
+        return {place: end for place, (_, end) in self._admin.offsets(sorted(wanted & led)).items()}
+
+    def places(self, group: str, scope: Scope, topics: Collection[str]) -> list[Place]:
+        """Return the partitions of *topics* that *scope* means, whether anybody has read them or not.
+
+        TopicError when the scope names a topic that is neither among *topics* nor what one of them is a lane of, or a partition that does
+        not exist.
+        """
+        data = {data_topic(topic) for topic in topics}
+        counts = {name: len(state.partitions) for name, state in self._admin.cluster(data).topics.items()}
+        known = {topic for topic in topics if data_topic(topic) in counts} | counts.keys()
+        for topic, partitions in scope.topics.items():
+            if topic not in known:
+                raise TopicError(f"group {group} and topic {topic}: no such topic there; see `holdfast groups describe {group}`")
+            count = counts[data_topic(topic)]
+            if beyond := sorted(partition for partition in partitions if partition >= count):
+                raise TopicError(f"topic {data_topic(topic)} has {count} partitions: there is no partition {beyond[0]}")
+        return [
+            (topic, partition)
+            for topic in sorted(topics)
+            for partition in range(counts.get(data_topic(topic), 0))
+            if scope.has(topic, partition)
+        ]

@@ -1,0 +1,447 @@
+"""What the topics of an application must look like, what would have to change, and what is wrong with those that exist. Pure.
+
+`holdfast.clients.topics.admin` looks at the cluster and carries out what is decided here.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from enum import StrEnum
+from typing import Any
+
+from holdfast.config import Settings
+from holdfast.core.claims.resets import RESETS_TOPIC
+from holdfast.core.engine.folding import LIMIT_BYTES
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import LIMIT_KEY_BYTES
+from holdfast.errors import TopicError
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+DEFAULT_MESSAGE_BYTES = 1_048_588
+"""Kafka's own limit of a record batch (`max.message.bytes`)."""
+BATCH_BYTES = 1024
+"""What a record batch of one record takes besides its key, value and headers, and to spare."""
+EMIT_BYTES = LIMIT_BYTES + BATCH_BYTES
+ROW_BYTES = LIMIT_BYTES + LIMIT_KEY_BYTES + BATCH_BYTES
+"""What a topic must take so that no emit, and no row, that the fold's own limit allows is refused there."""
+
+
+class Role(StrEnum):
+    """What a topic is to the application."""
+
+    SOURCE = "source"
+    COORDINATION = "coordination"
+    CHANGELOG = "changelog"
+    EMIT = "emit"
+    QUARANTINE = "quarantine"
+    WORKERS = "workers"
+    SKIPS = "skips"
+    BESIDE = "beside"
+    """Holdfast's own, made and read by others than the application's workers."""
+
+
+class Severity(StrEnum):
+    """An error makes state wrong or a worker stop; a warning makes it worse than it could be."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSpec:
+    """How one topic must be. *partitions* None: nobody has said, and the topic does not exist that could say."""
+
+    name: str
+    partitions: int | None
+    config: Mapping[str, str]
+    replication_factor: int
+    role: Role
+    takes_bytes: int = 0
+    """How large a record batch it must take at least."""
+    source: str | None = None
+    """The topic whose partitions it follows: of a changelog, and of a topic that a fold emits to in place."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition as the cluster sees it; *leader* None when it has none."""
+
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicState:
+    """One topic as it is."""
+
+    name: str
+    partitions: tuple[PartitionState, ...]
+    config: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """The part of *config* that was set for this topic and is not the cluster's default."""
+
+    @property
+    def replication_factor(self) -> int:
+        """Return the replicas of the worst partition."""
+        return min((len(partition.replicas) for partition in self.partitions), default=0)
+
+    @property
+    def internal(self) -> bool:
+        """Tell whether Kafka keeps this topic for itself."""
+        return self.name in ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Cluster:
+    """The brokers and those topics that were asked for."""
+
+    brokers: tuple[int, ...]
+    topics: Mapping[str, TopicState]
+
+    def partitions(self, topic: str) -> int | None:
+        """Return the partition count of *topic*, None when it does not exist."""
+        found = self.topics.get(topic)
+        return len(found.partitions) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic:
+    """Create a topic; its partition count is known."""
+
+    spec: TopicSpec
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterConfig:
+    """Set these keys of an existing topic's configuration and leave the others."""
+
+    topic: str
+    config: Mapping[str, str]
+
+
+Action = CreateTopic | AlterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Finding:
+    """One thing that is not as it should be, and what to do."""
+
+    severity: Severity
+    topic: str
+    message: str
+    remedy: str
+
+
+Processors = Sequence[Processor[Any, Any]]
+
+
+def topic_names(settings: Settings, processors: Processors) -> list[str]:
+    """Return the names of every topic the application touches, sorted."""
+    names = {settings.quarantine_topic, settings.workers_topic, settings.skips_topic}
+    for processor in processors:
+        names |= {processor.source, processor.changelog(settings.app), *processor.emits}
+    if settings.ranges:
+        names.add(settings.ranges_topic)
+    return sorted(names)
+
+
+def beside_names(settings: Settings) -> list[str]:
+    """Return the names of holdfast's own topics that the application's workers need not touch: what clients, groups and outboxes speak by."""
+    outbox = settings.outbox_name or f"{settings.app}-outbox"
+    names = {settings.coordination_topic, settings.groups_topic, settings.ranges_topic, settings.producers_topic, RESETS_TOPIC}
+    return sorted(
+        names | {f"{settings.producers_topic}.answers"} | {f"{outbox}.{end}" for end in ("commands", "answers", "progress", "neli")}
+    )
+
+
+def specs_beside(settings: Settings, cluster: Cluster) -> list[TopicSpec]:
+    """Return how those of `beside_names` in *cluster* must be; nobody makes them here."""
+    return [
+        TopicSpec(name=name, partitions=cluster.partitions(name), config=UNPACKED, replication_factor=1, role=Role.BESIDE)
+        for name in beside_names(settings)
+        if name in cluster.topics
+    ]
+
+
+def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, partitions: int | None = None) -> list[TopicSpec]:
+    """Return every topic the application needs, each once, sources first.
+
+    Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must be created.
+    """
+    specs: dict[str, TopicSpec] = {}
+    for processor in processors:
+        name = processor.source
+        specs[name] = _source(settings, name, cluster.partitions(name) or partitions)
+    if settings.ranges:
+        # No table is folded from it here: its readers are the range consumers, each for itself.
+        name = settings.ranges_topic
+        specs.setdefault(name, _source(settings, name, cluster.partitions(name) or partitions))
+    for processor in processors:
+        count = specs[processor.source].partitions
+        changelog = processor.changelog(settings.app)
+        specs[changelog] = _spec(
+            settings, changelog, Role.CHANGELOG, count, _CHANGELOG | _ROOM, takes_bytes=ROW_BYTES, source=processor.source
+        )
+    for processor in processors:
+        count = partitions or specs[processor.source].partitions
+        for name in processor.emits:
+            if processor.in_place:
+                wide = specs[processor.source].partitions
+                specs[name] = _spec(settings, name, Role.EMIT, wide, _LOG | _ROOM, source=processor.source)
+            else:
+                specs.setdefault(name, _spec(settings, name, Role.EMIT, cluster.partitions(name) or count, _LOG | _ROOM))
+            specs[name] = replace(specs[name], takes_bytes=EMIT_BYTES)
+    widest = max((spec.partitions or 0 for spec in specs.values() if spec.role in (Role.SOURCE, Role.COORDINATION)), default=0)
+    quarantine, workers = settings.quarantine_topic, settings.workers_topic
+    count = cluster.partitions(quarantine) or widest or None
+    specs[quarantine] = _spec(settings, quarantine, Role.QUARANTINE, count, _QUARANTINE)
+    specs[workers] = _spec(settings, workers, Role.WORKERS, 1, _LATEST)
+    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, Role.SKIPS, 1, _LATEST)
+    return list(specs.values())
+
+
+UNPACKED = {"compression.type": "uncompressed"}
+"""Of every topic that is holdfast's own. A broker unpacks what comes compressed and refuses what is then larger than max.message.bytes: so nobody
+can put a batch there that its readers cannot unpack."""
+_LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+# Built anew from a log that has lost its beginning, a registry would give out epochs that others have had, and ranges begin again.
+_FOREVER = _LOG | {"retention.ms": "-1"}
+_CHANGELOG = UNPACKED | {
+    "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": str(HOUR_MS),
+    "delete.retention.ms": str(DAY_MS),
+}
+_LATEST = _CHANGELOG
+"""Of what is worth its last record for each key: who serves what, and what is skipped."""
+_ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
+_QUARANTINE = _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
+
+
+def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
+    role = Role.COORDINATION if name == settings.coordination_topic else Role.SOURCE
+    kept = name == settings.producers_topic or (settings.ranges and name == settings.ranges_topic)
+    own = kept or name in (settings.coordination_topic, settings.groups_topic, settings.ranges_topic)
+    return _spec(settings, name, role, partitions, (_FOREVER if kept else _LOG) | (UNPACKED if own else {}))
+
+
+def _spec(
+    settings: Settings,
+    name: str,
+    role: Role,
+    partitions: int | None,
+    config: Mapping[str, str],
+    *,
+    takes_bytes: int = 0,
+    source: str | None = None,
+) -> TopicSpec:
+    # With three replicas, two must have a record before it counts as written: then losing any one broker loses nothing. With two,
+    # asking for both would stop all writing as soon as one is away.
+    safe = {"min.insync.replicas": "2"} if settings.replication_factor >= 3 else {}
+    return TopicSpec(
+        name=name,
+        partitions=partitions,
+        config={**config, **safe},
+        replication_factor=settings.replication_factor,
+        role=role,
+        takes_bytes=takes_bytes,
+        source=source,
+    )
+
+
+_OURS = ("cleanup.policy", "compression.type", "message.timestamp.type", "min.insync.replicas")
+ALTERABLE = {
+    Role.CHANGELOG: (*_OURS, "max.message.bytes"),
+    Role.WORKERS: _OURS,
+    Role.SKIPS: _OURS,
+    Role.QUARANTINE: ("compression.type", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
+    Role.SOURCE: ("compression.type", "message.timestamp.type"),  # the first only of those that are holdfast's own
+    Role.COORDINATION: ("compression.type", "message.timestamp.type"),
+    Role.EMIT: (),
+    Role.BESIDE: ("compression.type",),
+}
+"""What `plan(..., alter=True)` sets right on existing topics. Never what could delete a record that someone else wrote."""
+
+
+def plan(specs: Sequence[TopicSpec], cluster: Cluster, *, alter: bool = False) -> list[Action]:
+    """Return what to do so that every topic exists, in order; with *alter* also so that existing ones are laid out right.
+
+    Nothing is planned that cannot be taken back: partition counts and replicas of existing topics stay. A topic without a
+    partition count is a TopicError.
+    """
+    actions: list[Action] = []
+    for spec in specs:
+        state = cluster.topics.get(spec.name)
+        if state is None:
+            actions.append(CreateTopic(spec=spec, partitions=_count(spec)))
+        elif alter and (changes := _changes(spec, state)):
+            actions.append(AlterConfig(topic=spec.name, config=changes))
+    return actions
+
+
+def _count(spec: TopicSpec) -> int:
+    if spec.partitions is None:
+        missing = spec.source or spec.name
+        raise TopicError(f"topic {missing} does not exist and nothing tells how many partitions it should have: pass --partitions N")
+    return spec.partitions
+
+
+def _changes(spec: TopicSpec, state: TopicState) -> dict[str, str]:
+    # Asking for two copies in sync of a topic that has fewer would stop every write to it.
+    keys = [key for key in ALTERABLE[spec.role] if key in spec.config and (key != "min.insync.replicas" or state.replication_factor >= 3)]
+    return {key: spec.config[key] for key in keys if key in state.config and not _is_as_wanted(key, state.config[key], spec.config[key])}
+
+
+def _is_as_wanted(key: str, found: str, wanted: str) -> bool:
+    return int(found) >= int(wanted) if key == "max.message.bytes" else found == wanted
+
+
+def check(specs: Sequence[TopicSpec], cluster: Cluster) -> list[Finding]:
+    """Return what is wrong with the topics of an application, errors first."""
+    findings = [finding for spec in specs for finding in _check_one(spec, cluster)]
+    return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
+
+
+def check_processors(settings: Settings, processors: Processors) -> list[Finding]:
+    """Return what is wrong with how processors are wired to topics, whatever the cluster looks like."""
+    findings = []
+    taken = {
+        settings.quarantine_topic,
+        settings.workers_topic,
+        settings.skips_topic,
+        *(processor.changelog(settings.app) for processor in processors),
+    }
+    for processor in processors:
+        if settings.coordination_topic in processor.emits:
+            message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
+            findings.append(_error(settings.coordination_topic, message, "emit to a topic of its own"))
+        for topic in {processor.source, *processor.emits} & taken:
+            message = f"processor {processor.name} reads or emits to a topic that holdfast keeps for itself"
+            findings.append(_error(topic, message, "choose another topic"))
+    return findings
+
+
+def _error(topic: str, message: str, remedy: str) -> Finding:
+    return Finding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
+
+
+def _warning(topic: str, message: str, remedy: str) -> Finding:
+    return Finding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
+
+
+def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
+    state = cluster.topics.get(spec.name)
+    if state is None:
+        remedy = f"run `holdfast topics create{'' if spec.partitions else ' --partitions N'}`"
+        if spec.role is Role.SKIPS:  # an application made before there was one runs without it
+            yield _warning(spec.name, "does not exist: no batch that cannot be read can be skipped", remedy)
+            return
+        yield _error(spec.name, f"does not exist ({spec.role})", remedy)
+        return
+    if spec.role is Role.BESIDE:
+        yield from _check_compression(spec, state)
+        return
+    yield from _check_partitions(spec, state)
+    yield from _check_cleanup(spec, state)
+    yield from _check_time(spec, state)
+    yield from _check_compression(spec, state)
+    yield from _check_replicas(spec, state)
+    wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
+    if size is not None and int(size) < spec.takes_bytes:
+        what = "row" if spec.role is Role.CHANGELOG else "record"
+        message = (
+            f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a partition would stand still at it"
+        )
+        yield _error(spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}"))
+    elif spec.role is Role.QUARANTINE and wanted is not None and size is not None and int(size) < int(wanted):
+        message = f"max.message.bytes is {size}, so the largest records are quarantined without their value"
+        yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
+
+
+def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    count = len(state.partitions)
+    if spec.role is Role.CHANGELOG and spec.partitions is not None and count != spec.partitions:
+        message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
+        remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
+        yield _error(spec.name, message, remedy)
+    if spec.role is Role.EMIT and spec.source is not None and spec.partitions is not None and count < spec.partitions:
+        message = f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into the partition it came by"
+        yield _error(spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}")
+    if spec.role in (Role.WORKERS, Role.SKIPS) and count != 1:
+        yield _error(spec.name, f"has {count} partitions instead of 1", f"delete {spec.name} and run `holdfast topics create`")
+    lost = [partition.partition for partition in state.partitions if partition.leader is None]
+    if lost:
+        yield _error(spec.name, f"partitions {lost} have no leader", "bring back the brokers that hold their replicas")
+
+
+def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    policy = state.config.get("cleanup.policy")
+    if policy is None:
+        return
+    if spec.role in (Role.CHANGELOG, Role.WORKERS, Role.SKIPS) and policy != "compact":
+        lost = "rows that do not change would be deleted in time and missing after a restore"
+        if spec.role is Role.SKIPS:
+            lost = "skips would be deleted in time, and what they leave out would stop its partition, or be read, again"
+        yield _error(spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact"))
+    if spec.role is Role.COORDINATION and "compact" in policy:
+        message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
+        yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+    if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
+        message = (
+            f"retention.ms is {state.config['retention.ms']}: what is built anew from the rest would forget names, epochs or what is done"
+        )
+        yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
+    if spec.role is Role.SOURCE and "compact" in policy:
+        message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
+        yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+
+
+def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    kind = state.config.get("message.timestamp.type")
+    if spec.role in (Role.SOURCE, Role.COORDINATION) and kind not in (None, "LogAppendTime"):
+        message = (
+            f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
+        )
+        yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
+
+
+def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    wanted, found = spec.config.get("compression.type"), state.config.get("compression.type")
+    if wanted is not None and found not in (None, wanted):
+        message = (
+            f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and hold them up"
+        )
+        yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
+
+
+def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+    found = state.replication_factor
+    if found < spec.replication_factor:
+        message = f"has {found} replica(s) instead of {spec.replication_factor}: losing a broker may lose records"
+        yield _warning(spec.name, message, "add replicas with kafka-reassign-partitions, or lower replication_factor")
+    required = int(state.config.get("min.insync.replicas", 1))
+    if required > found:
+        message = f"min.insync.replicas is {required} with {found} replica(s): no write can succeed"
+        yield _error(spec.name, message, _alter(spec, f"min.insync.replicas={max(1, found - 1)}"))
+    elif found >= 3 and required < 2:
+        message = f"min.insync.replicas is {required}: a record counts as written with one copy"
+        yield _warning(spec.name, message, _alter(spec, "min.insync.replicas=2"))
+    behind = [partition.partition for partition in state.partitions if len(partition.in_sync) < len(partition.replicas)]
+    if behind:
+        yield _warning(spec.name, f"partitions {behind} have replicas that are not in sync", "look at the brokers that hold them")
+    if spec.role is not Role.EMIT and state.config.get("unclean.leader.election.enable") == "true":
+        message = "unclean.leader.election.enable is true: records that were acknowledged may be lost"
+        yield _warning(spec.name, message, _alter(spec, "unclean.leader.election.enable=false"))
+
+
+def _alter(spec: TopicSpec, assignment: str) -> str:
+    remedy = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config {assignment}"
+    key, _, value = assignment.partition("=")
+    ours = key in ALTERABLE[spec.role] and spec.config.get(key) == value
+    return f"run `holdfast topics create --alter` or {remedy}" if ours else f"run {remedy}"

@@ -1,0 +1,1 @@
+"""The brokers' own logs, folded: transactions, committed offsets, and transactions whose ends were lost."""

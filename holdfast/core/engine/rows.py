@@ -1,0 +1,334 @@
+"""The rows of one source partition as a fold sees them: a dict-like overlay that remembers what changed."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Container, Iterator
+from heapq import heapify, heappop, heappush
+from itertools import chain, islice, repeat
+from typing import Generic, Protocol, TypeVar, overload
+
+from holdfast.core.engine.codec import ROW, WAKE, RowCodec, decode_due, row_key, row_keys, text_key, wake_key
+from holdfast.core.engine.key_order import KeyOrder
+from holdfast.errors import FoldError
+
+R = TypeVar("R")
+D = TypeVar("D")
+
+NEVER = 1 << 62
+LIMIT_KEY_BYTES = 32_768
+
+
+class Store(Protocol):
+    """Where committed rows lie. RocksDB live, a dict on Spark and in tests. What it raises stops the folder: no record is to blame."""
+
+    def get(self, key: bytes) -> bytes | None: ...
+
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        """Yield committed (key, value) pairs with *prefix* in key order."""
+        ...
+
+
+class _Unknown:
+    """What a look-up finds where nothing is known of a key; None is known to be no row."""
+
+    __slots__ = ()
+
+
+_UNKNOWN = _Unknown()
+
+
+class Rows(Generic[R]):
+    """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`.
+
+    Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see this transaction's own
+    changes. Keys are `str`.
+
+    What this transaction changed is looked up first: in a large one most rows are changed again and again, and that one dict is all
+    they touch. Committed rows are cached decoded in two generations (a full young one becomes the old one), which bounds memory at
+    about *cache_rows* rows; those that the transaction replaces are let go while it is folded. Over a store that began empty the cache
+    holds every row until it first drops some, and until then no row is looked for in the store.
+
+    `put` lists every row set since the folder last looked: a row that the same transaction replaces must be refused for what
+    another cut of the log would have refused it for. `failures` holds what the store raised, even when a fold swallowed it.
+    """
+
+    __slots__ = (
+        "_all_cached",
+        "_changed",
+        "_codec",
+        "_heap",
+        "_limit",
+        "_old",
+        "_order",
+        "_replaced",
+        "_store",
+        "_undo_wakes",
+        "_wakes",
+        "_wakes_changed",
+        "_young",
+        "failures",
+        "next_wake_ms",
+        "put",
+    )
+
+    def __init__(self, store: Store, codec: RowCodec[R], cache_rows: int) -> None:
+        self._store, self._codec, self._limit = store, codec, max(1, cache_rows // 2)
+        self._young: dict[str, R | None] = {}
+        self._old: dict[str, R | None] = {}
+        self._all_cached = next(store.scan(ROW), None) is None
+        self._changed: dict[str, R | None] = {}
+        self._order = KeyOrder()
+        self._replaced = 0
+        self.put: list[R] = []
+        self.failures: list[Exception] = []
+        self._wakes = {text_key(key): decode_due(value) for key, value in store.scan(WAKE)}
+        self._wakes_changed: dict[str, int | None] = {}
+        self._undo_wakes: dict[str, int | None] = {}
+        self._heap = [(at_ms, key) for key, at_ms in self._wakes.items()]
+        heapify(self._heap)
+        self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
+
+    @overload
+    def get(self, key: str) -> R | None: ...
+    @overload
+    def get(self, key: str, default: D) -> R | D: ...
+    def get(self, key: str, default: D | None = None) -> R | D | None:
+        """Return the row of *key*, or *default*."""
+        row = self._changed.get(key, _UNKNOWN)
+        if row is _UNKNOWN:
+            try:
+                row = self._young[key]  # cheaper than its get() where it hits, and a miss costs a read of the store anyway
+            except KeyError:
+                row = self._load(key)
+        return default if row is None else row  # type: ignore[return-value]
+
+    def _load(self, key: str) -> R | None:
+        found = self._old.get(key, _UNKNOWN)
+        if isinstance(found, _Unknown):
+            stored = row_key(key)
+            try:
+                value = None if self._all_cached else self._store.get(stored)
+                found = None if value is None else self._codec.decode(value)
+            except Exception as error:
+                self.failures.append(error)
+                raise
+        self._young[key] = found
+        return found
+
+    def __getitem__(self, key: str) -> R:
+        row = self.get(key)
+        if row is None:
+            raise KeyError(key)
+        return row
+
+    def __contains__(self, key: str) -> bool:
+        return self.get(key) is not None
+
+    def __setitem__(self, key: str, row: R) -> None:
+        self._changed[key] = row
+        self.put.append(row)
+
+    def __delitem__(self, key: str) -> None:
+        if self.get(key) is None:
+            raise KeyError(key)
+        self._changed[key] = None
+
+    def scan(self, prefix: str = "") -> Iterator[tuple[str, R]]:
+        """Yield (key, row) with *prefix* in the order of the keys' UTF-8 bytes, changes of this transaction included.
+
+        What the caller changes while scanning is not seen by that scan.
+        """
+        changed = self._changed_within(row_key(prefix))
+        overlay = iter(changed)
+        ahead = next(overlay, None)
+        for stored, row_stored in self._committed(row_key(prefix), changed):
+            while ahead is not None and ahead < stored:
+                if (row := changed[ahead]) is not None:
+                    yield text_key(ahead), row
+                ahead = next(overlay, None)
+            yield text_key(stored), row_stored
+        for key in chain(() if ahead is None else (ahead,), overlay):
+            if (row := changed[key]) is not None:
+                yield text_key(key), row
+
+    def _changed_within(self, prefix: bytes) -> dict[bytes, R | None]:
+        """Return this transaction's changes under *prefix* by stored key, in order, as they are now.
+
+        The order is made when the first scan asks for it and takes in what was changed since: those keys are the last of the dict, since a
+        key keeps its place there when its row changes again, and an undone record's keys are taken out of both.
+        """
+        order, fresh = self._order, len(self._changed) - len(self._order)
+        if fresh:
+            order.add(row_keys(list(islice(reversed(self._changed), fresh))))
+        return {stored: self._changed[text_key(stored)] for stored in order.within(prefix)}
+
+    def _committed(self, prefix: bytes, but: Container[bytes]) -> Iterator[tuple[bytes, R]]:
+        try:
+            for stored, value in self._store.scan(prefix):
+                if stored not in but:
+                    yield stored, self._codec.decode(value)
+        except Exception as error:
+            self.failures.append(error)
+            raise
+
+    def wake_at(self, key: str, at_ms: int | None) -> None:
+        """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before that record is folded.
+
+        One timer per key: another call replaces it, None cancels it. A time already passed fires at the next later append time,
+        so an `on_wake` that sets a time not after the record's (its own again, say) is called for it once per append time, not for ever.
+        """
+        if at_ms is not None and not (isinstance(at_ms, int) and -NEVER < at_ms < NEVER):
+            raise FoldError(f"wake_at({key!r:.200}, {at_ms!r:.200}): not a time in whole ms")
+        if len(wake_key(key)) > LIMIT_KEY_BYTES:
+            raise FoldError(f"timer key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
+        self._note_wake(key)
+        self._set_wake(key, at_ms)
+        self._wakes_changed[key] = at_ms
+
+    def _note_wake(self, key: str) -> None:
+        if key not in self._undo_wakes:
+            self._undo_wakes[key] = self._wakes.get(key)
+
+    def _set_wake(self, key: str, at_ms: int | None) -> None:
+        if at_ms is None:
+            self._wakes.pop(key, None)
+            return
+        self._wakes[key] = at_ms
+        heappush(self._heap, (at_ms, key))
+        if len(self._heap) > 2 * len(self._wakes) + 64:  # mostly timers since replaced: a session's, pushed back by each heartbeat
+            self._heap[:] = [(at_ms, key) for key, at_ms in self._wakes.items()]
+            heapify(self._heap)
+        self.next_wake_ms = self._heap[0][0]
+
+    def due(self, now_ms: int) -> list[tuple[str, int]]:
+        """Take the timers due at *now_ms*, each as (key, due time), the earliest first, ties by key. For the folder only.
+
+        `fire` each in turn. Timers set meanwhile wait for another call, which is what ends an `on_wake` that sets its own again.
+        """
+        ready: list[tuple[str, int]] = []
+        while self._heap and self._heap[0][0] <= now_ms:
+            at_ms, key = heappop(self._heap)
+            if self._wakes.get(key) == at_ms and (not ready or ready[-1] != (key, at_ms)):  # an undone change leaves its entry twice
+                ready.append((key, at_ms))
+                self._undo_wakes.setdefault(key, at_ms)  # no longer in the heap: a rollback must put it back
+        self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
+        return ready
+
+    def fire(self, key: str, due_ms: int) -> bool:
+        """Remove a timer taken by `due`; False when an earlier one's `on_wake` cancelled or replaced it. For the folder only."""
+        if self._wakes.get(key) != due_ms:
+            return False
+        self.wake_at(key, None)
+        return True
+
+    def changed(self) -> tuple[dict[str, R | None], dict[str, int | None]]:
+        """Return what this transaction changed so far: rows and timers by key, None for a removed one. For the folder only."""
+        return self._changed, self._wakes_changed
+
+    def forget_replaced(self) -> None:
+        """Drop the committed rows that this transaction has replaced so far, while the processor's cache has them. For the folder only."""
+        fresh = len(self._changed) - self._replaced
+        if fresh:
+            deque(map(self._young.pop, islice(reversed(self._changed), fresh), repeat(None)), 0)
+            self._replaced = len(self._changed)
+
+    def commit(self) -> None:
+        """Take the changes as committed to the store. For the folder only."""
+        self.forget_replaced()
+        # They have no key in common now, so the larger takes in the smaller: a large transaction has often replaced every row.
+        few, many = sorted((self._young, self._changed), key=len)
+        many.update(few)
+        self._young, self._changed, self._replaced = many, {}, 0
+        self._order.clear()
+        self._wakes_changed.clear()
+        self._undo_wakes.clear()
+        self.put.clear()
+        if len(self._young) > self._limit:
+            self._all_cached = self._all_cached and not self._old
+            self._old, self._young = self._young, {}
+
+    def rollback(self) -> None:
+        """Forget the changes since the last commit. For the folder only."""
+        self._all_cached = self._all_cached and not self._changed
+        for key in self._changed:
+            self._old.pop(key, None)  # older than the one that was let go
+        self._changed.clear()
+        self._order.clear()
+        self._replaced = 0
+        self.put.clear()
+        self.failures.clear()
+        for key, at_ms in self._undo_wakes.items():
+            self._set_wake(key, at_ms)
+        self._wakes_changed.clear()
+        self._undo_wakes.clear()
+
+
+class CanonicalRows(Rows[R]):
+    """Rows of a type that takes more than one form of a value: each row set is at once the one a later reader would find."""
+
+    __slots__ = ()
+
+    def __setitem__(self, key: str, row: R) -> None:
+        if row is not None:
+            row = self._codec.canonical(row)
+        self._note(key)
+        super().__setitem__(key, row)
+
+    def _note(self, key: str) -> None:
+        """Called before the row of *key* changes."""
+
+
+class JournaledRows(CanonicalRows[R]):
+    """The same rows, shared with *base* for one transaction, but able to undo one record at a time.
+
+    Slower; used where a record may be refused or where each change is to be told. `before` holds what this record changed: the
+    row it found and whether an earlier record of the transaction had changed it.
+    """
+
+    __slots__ = ("_base", "before", "wakes_before")
+
+    def __init__(self, base: Rows[R]) -> None:
+        for name in Rows.__slots__:
+            setattr(self, name, getattr(base, name))
+        self._base = base
+        self.before: dict[str, tuple[R | None, bool]] = {}
+        self.wakes_before: dict[str, tuple[int | None, bool, int | None]] = {}
+
+    def _note(self, key: str) -> None:
+        if key not in self.before:
+            self.before[key] = (self.get(key), key in self._changed)
+
+    def __delitem__(self, key: str) -> None:
+        if key in self:  # else the KeyError below changes nothing, and there is nothing to undo
+            self._note(key)
+        super().__delitem__(key)
+
+    def _note_wake(self, key: str) -> None:
+        if key not in self.wakes_before:
+            self.wakes_before[key] = (self._wakes.get(key), key in self._wakes_changed, self._wakes_changed.get(key))
+        super()._note_wake(key)
+
+    def keep(self) -> None:
+        """Accept what this record changed."""
+        self.before.clear()
+        self.wakes_before.clear()
+        self.put.clear()
+        self._base.next_wake_ms = self.next_wake_ms
+
+    def undo(self) -> None:
+        """Take back what this record changed."""
+        for key, (row, was_changed) in self.before.items():
+            if was_changed:
+                self._changed[key] = row
+            else:
+                del self._changed[key]
+                if self._order:
+                    self._order.discard(row_key(key))
+        for key, (at_ms, was_changed, change) in self.wakes_before.items():
+            self._set_wake(key, at_ms)
+            if was_changed:
+                self._wakes_changed[key] = change
+            else:
+                del self._wakes_changed[key]
+        self.keep()

@@ -1,0 +1,175 @@
+"""What is skipped of a source because nobody can read it: a part of the log's history, written down before anything goes on behind it.
+
+A skip is a record of `{app}-skips`, keyed by topic, partition and last offset. An operator *asks* for one, under a key of its own: the topic
+is compacted, and a wish that comes late must not displace what was made. A worker that owns the partition *makes* it. What was made holds for
+all tables, versions and replays of the application: the source is what its log holds without it.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_right
+from collections.abc import Iterable
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.untrusted import careful
+from holdfast.errors import DecodeError
+
+LIMIT_OFFSETS = 10_000_000
+"""No batch has as many records as a skip that spans more offsets than this would claim."""
+
+Ranges: TypeAlias = tuple[tuple[int, int], ...]
+"""Offsets of one partition that are skipped: (first, last), both included, ascending, none touching another."""
+
+
+class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
+    """Offsets *first* to *last*, both included, of one batch. *made* False: an operator asks that who stands before it goes on.
+
+    *error* and *reason* tell why it cannot be read, *by* who wrote this (a worker's URL, or a person's name), *at_ms* when.
+    """
+
+    topic: str
+    partition: int
+    first: int
+    last: int
+    made: bool
+    error: str = ""
+    reason: str = ""
+    by: str = ""
+    at_ms: int = -1
+
+    @property
+    def key(self) -> bytes:
+        """Return the record's key: compaction keeps the last of the wishes for a batch, and beside it what was made."""
+        return f"{self.topic}/{self.partition}/{self.last}{'' if self.made else '/asked'}".encode()
+
+    @property
+    def batch(self) -> tuple[str, int, int]:
+        """Return what is skipped. Whatever reader tells where the batch ends tells the same, but not where it had come to within it."""
+        return self.topic, self.partition, self.last
+
+    @property
+    def place(self) -> Place:
+        return self.topic, self.partition
+
+    def covers(self, first: int, last: int) -> bool:
+        """Return whether *first* to *last* share an offset with this."""
+        return self.first <= last and first <= self.last
+
+
+_decode = careful(msgspec.json.Decoder(Skip).decode)
+
+
+def encode_skip(skip: Skip) -> bytes:
+    return msgspec.json.encode(skip)
+
+
+def decode_skip(key: bytes | None, value: bytes) -> Skip:
+    """Read one record of the topic; DecodeError for what no tool of holdfast writes."""
+    try:
+        skip = _decode(value)
+    except msgspec.DecodeError as error:
+        raise DecodeError(f"not a skip: {error}") from error
+    if not 0 <= skip.first <= skip.last < skip.first + LIMIT_OFFSETS or skip.partition < 0:
+        raise DecodeError(f"not a skip: partition {skip.partition}, offsets {skip.first} to {skip.last}")
+    if key != skip.key:
+        raise DecodeError(f"a skip of {skip.key.decode()} under the key {key!r:.200}")
+    return skip
+
+
+class Skips:
+    """What `{app}-skips` says: the last record of each batch counts, and what was made before any wish. *has_topic* tells whether it is there.
+
+    >>> made = Skip(topic="orders", partition=0, first=5, last=7, made=True)
+    >>> Skips([made]).made("orders", 0), Skips([made]).made("orders", 1)
+    (((5, 7),), ())
+    """
+
+    def __init__(self, records: Iterable[Skip] = (), *, has_topic: bool = True) -> None:
+        self._records = dict[tuple[str, int, int], Skip]()
+        self.has_topic = has_topic
+        for record in records:
+            self.add(record)
+
+    def __len__(self) -> int:
+        return len(self._records)
+
+    def add(self, skip: Skip) -> None:
+        """Take a record. What was made stays made, whoever asks for it later."""
+        known = self._records.get(skip.batch)
+        if known is None or skip.made or not known.made:
+            self._records[skip.batch] = skip
+
+    def all(self) -> list[Skip]:
+        """Return every record, by topic, partition and offset."""
+        return sorted(self._records.values(), key=lambda each: (each.topic, each.partition, each.first))
+
+    def made(self, topic: str, partition: int) -> Ranges:
+        """Return what is skipped of a partition."""
+        return merged((each.first, each.last) for each in self._records.values() if each.made and each.place == (topic, partition))
+
+    def of_topic(self, topic: str) -> dict[int, Ranges]:
+        """Return what is skipped of each partition of *topic* that has a skip."""
+        partitions = {each.partition for each in self._records.values() if each.made and each.topic == topic}
+        return {partition: self.made(topic, partition) for partition in sorted(partitions)}
+
+    def asked(self, topic: str, partition: int, first: int, last: int) -> Skip | None:
+        """Return the wish that holds for a batch which cannot be read, None when there is none."""
+        found = (each for each in self._records.values() if not each.made and each.place == (topic, partition) and each.covers(first, last))
+        return next(found, None)
+
+
+def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+    """Return *ranges* ascending, those that touch joined.
+
+    >>> merged([(8, 9), (1, 3), (2, 5), (10, 10)])
+    ((1, 5), (8, 10))
+    """
+    out: list[tuple[int, int]] = []
+    for first, last in sorted(ranges):
+        if out and first <= out[-1][1] + 1:
+            out[-1] = (out[-1][0], max(out[-1][1], last))
+        else:
+            out.append((first, last))
+    return tuple(out)
+
+
+def behind(ranges: Ranges, offset: int) -> int:
+    """Return the first offset from *offset* on that is not skipped.
+
+    >>> [behind(((1, 5), (8, 10)), offset) for offset in (0, 1, 5, 6, 9, 11)]
+    [0, 6, 6, 6, 11, 11]
+    """
+    at = bisect_right(ranges, (offset, LIMIT_OFFSETS + offset)) - 1
+    return ranges[at][1] + 1 if at >= 0 and offset <= ranges[at][1] else offset
+
+
+def kept(ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of *first* to *end* (not included) that are not skipped, as (first, end).
+
+    >>> kept(((1, 5), (8, 10)), 0, 10), kept(((1, 5),), 2, 4)
+    ([(0, 1), (6, 8)], [])
+    """
+    out, at = [], first
+    for low, high in ranges:
+        if high < at:
+            continue
+        if low >= end:
+            break
+        if low > at:
+            out.append((at, low))
+        at = high + 1
+    if at < end:
+        out.append((at, end))
+    return out
+
+
+def gaps(ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
+    """Return the parts of *first* to *end* (not included) that are skipped, as (first, last).
+
+    >>> gaps(((1, 5), (8, 10)), 3, 9)
+    [(3, 5), (8, 8)]
+    """
+    return [(max(low, first), min(high, end - 1)) for low, high in ranges if low < end and high >= first]

@@ -1,0 +1,1 @@
+"""Balanced groups: who is a member, and which partitions are whose."""

@@ -1,0 +1,1 @@
+"""Kafka's four assignors, with Kafka's exact results."""

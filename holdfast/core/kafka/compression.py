@@ -1,0 +1,138 @@
+"""The compressions of a record batch, by libraries, and bounded: what unpacks to more than a limit is an error, not a full memory."""
+
+from __future__ import annotations
+
+import zlib
+from collections.abc import Callable
+from enum import IntEnum
+from typing import Any, assert_never
+
+import cramjam
+
+from holdfast.core.kafka.wire import Reader, WireReason
+from holdfast.errors import WireError
+
+LIMIT_UNPACKED_BYTES = 64 << 20
+_FIRST_BYTES = 1 << 16
+_XERIAL = b"\x82SNAPPY\x00"
+_XERIAL_HEADER = _XERIAL + b"\x00\x00\x00\x01\x00\x00\x00\x01"
+_XERIAL_BLOCK = 32 << 10
+_GZIP_BITS = 31
+_TOO_SMALL = "whole buffer"
+
+
+class Compression(IntEnum):
+    """How the records of a batch are packed; the number is in its attributes."""
+
+    NONE = 0
+    GZIP = 1
+    SNAPPY = 2
+    LZ4 = 3
+    ZSTD = 4
+
+
+def compress(kind: Compression, data: bytes) -> bytes:
+    """Return *data* packed as Kafka's Java clients pack it: snappy in xerial's frames, lz4 in independent blocks."""
+    match kind:
+        case Compression.NONE:
+            return data
+        case Compression.GZIP:
+            packer = zlib.compressobj(wbits=_GZIP_BITS)
+            return packer.compress(data) + packer.flush()
+        case Compression.SNAPPY:
+            out = bytearray(_XERIAL_HEADER)
+            for at in range(0, len(data), _XERIAL_BLOCK):
+                block = bytes(cramjam.snappy.compress_raw(data[at : at + _XERIAL_BLOCK]))
+                out += len(block).to_bytes(4, "big") + block
+            return bytes(out)
+        case Compression.LZ4:
+            # Kafka's brokers refuse blocks that depend on each other.
+            frames = cramjam.lz4.Compressor(level=9, content_checksum=False, block_linked=False)
+            frames.compress(data)
+            return bytes(frames.finish())
+        case Compression.ZSTD:
+            return bytes(cramjam.zstd.compress(data, level=3))
+        case _:
+            assert_never(kind)
+
+
+def decompress(kind: Compression, data: bytes, *, limit_bytes: int = LIMIT_UNPACKED_BYTES, base: int = 0) -> bytes:
+    """Return what is packed in *data*; WireError (at *base*, or within) when it is corrupt or takes more than *limit_bytes*.
+
+    >>> decompress(Compression.ZSTD, compress(Compression.ZSTD, b"abc" * 9), limit_bytes=27)[:6]
+    b'abcabc'
+    """
+    try:
+        match kind:
+            case Compression.NONE:
+                return data
+            case Compression.GZIP:
+                return _gunzip(data, limit_bytes, base)
+            case Compression.SNAPPY:
+                return _unsnappy(data, limit_bytes, base)
+            case Compression.LZ4:
+                return _grown(cramjam.lz4.decompress_into, data, limit_bytes, base)
+            case Compression.ZSTD:
+                return _grown(cramjam.zstd.decompress_into, data, limit_bytes, base)
+            case _:
+                assert_never(kind)
+    except (cramjam.DecompressionError, zlib.error) as error:
+        raise WireError(f"{kind.name.lower()}: {error}", offset=base, reason=WireReason.COMPRESSION) from None
+
+
+def _too_large(limit_bytes: int, base: int) -> WireError:
+    return WireError(f"the records unpack to more than {limit_bytes} bytes", offset=base, reason=WireReason.SIZE)
+
+
+def _grown(unpack: Callable[[bytes, Any], int], data: bytes, limit_bytes: int, base: int) -> bytes:
+    """Unpack into a buffer that grows only after it was really filled: what the data say of their size is not believed."""
+    size = min(limit_bytes, max(_FIRST_BYTES, 4 * len(data)))
+    while True:
+        out = bytearray(size)
+        try:
+            return bytes(memoryview(out)[: unpack(data, out)])
+        except cramjam.DecompressionError as error:
+            if _TOO_SMALL not in str(error):
+                raise
+        if size >= limit_bytes:
+            raise _too_large(limit_bytes, base)
+        size = min(limit_bytes, 4 * size)
+
+
+def _gunzip(data: bytes, limit_bytes: int, base: int) -> bytes:
+    out = b""
+    while data:  # a gzip file may be several, one behind the other
+        member = zlib.decompressobj(wbits=_GZIP_BITS)
+        out += member.decompress(data, limit_bytes - len(out) + 1)
+        if len(out) > limit_bytes:
+            raise _too_large(limit_bytes, base)
+        if not member.eof:
+            raise zlib.error("incomplete stream")
+        data = member.unused_data
+    return out
+
+
+def _unsnappy(data: bytes, limit_bytes: int, base: int) -> bytes:
+    if not data.startswith(_XERIAL):
+        return _snappy_block(data, limit_bytes, base)
+    out, reader = bytearray(), Reader(data, base=base)
+    reader.raw(len(_XERIAL_HEADER), "xerial header")
+    while reader.left:
+        at = reader.at
+        size = reader.int32("length of a snappy block")
+        if size < 0:
+            raise reader.error(f"a snappy block of {size} bytes", WireReason.LENGTH, at)
+        out += _snappy_block(reader.raw(size, "snappy block"), limit_bytes - len(out), base + at)
+    return bytes(out)
+
+
+def _snappy_block(data: bytes, limit_bytes: int, base: int) -> bytes:
+    told = int(cramjam.snappy.decompress_raw_len(data))
+    if told > limit_bytes:
+        raise _too_large(limit_bytes, base)
+    # Snappy writes at most 64 bytes for three of its own: a larger promise is a lie, and no memory is made for it.
+    if told > 64 * len(data):
+        raise WireError(f"snappy: {len(data)} bytes cannot hold {told}", offset=base, reason=WireReason.COMPRESSION)
+    out = bytearray(told)
+    written = int(cramjam.snappy.decompress_raw_into(data, out))
+    return bytes(out[:written])

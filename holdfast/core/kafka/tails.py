@@ -1,0 +1,28 @@
+"""Whether a log's tail holds records at all: the marker of a commit takes an offset too, and so does what was aborted."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+from holdfast.core.kafka.record_batch import HEADER_BYTES, decode_header
+
+
+def only_markers(data: bytes, first: int, end: int, aborted: Iterable[tuple[int, int]]) -> bool:
+    """Return whether *data*, what lies in a log from the batch of *first* on, shows that no committed record does from there to *end*.
+
+    *aborted* are (producer id, first offset) of the transactions in it that were aborted. Only headers are read: however large a batch
+    is unpacked, it is not unpacked here. *data* may end in the middle of a batch.
+    """
+    ended = sorted(aborted, key=lambda each: each[1])
+    at, reached = 0, first
+    while at + HEADER_BYTES <= len(data) and reached < end:
+        header = decode_header(data, at)
+        at += header.size_bytes
+        transaction = next((each for each in ended if each[0] == header.producer_id and each[1] <= header.base_offset), None)
+        if header.is_control:
+            if transaction is not None:
+                ended.remove(transaction)
+        elif header.last_offset >= first and header.records_count and not (header.is_transactional and transaction is not None):
+            return False
+        reached = max(reached, header.last_offset + 1)
+    return reached >= end or not data

@@ -1,0 +1,421 @@
+"""One instance of a claim client as a pure machine: it decides, a shell moves bytes (PROTOCOL.md#the-member)."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Mapping, Sequence
+from math import inf
+from typing import Protocol
+
+from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
+from holdfast.core.claims.views import Claim
+from holdfast.core.member.acquisition import Claiming
+from holdfast.core.member.actions import Action, Event, Place, Reason, Token
+from holdfast.core.member.local_claims import ATTEMPTS, Held, LocalClaim, Stage, frame_mark, held_as
+from holdfast.core.member.settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
+from holdfast.core.member.state import Draws
+from holdfast.errors import ClaimLostError
+
+__all__ = ["Draws", "Held", "Member"]
+
+_COMMITTING = frozenset({Stage.ACTIVE, Stage.DRAINING})
+
+
+class Gate(Protocol):
+    """Until when messages of one stay may be handed out: a number that moves as heartbeats are accepted, and drops at any stop."""
+
+    deliver_until_s: float
+
+
+class Member(Claiming):
+    """Everything one instance does to claim, keep, measure, commit and release partitions.
+
+    Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here reads a clock. The wall
+    clock is told by `clock` (at the start, and again before frames are observed and before each tick, since it may have jumped) because
+    frames carry it.
+
+    *coordination_partitions* is the number of partitions of the coordination topic. Read all of them that `coordination` names.
+    """
+
+    def __init__(self, settings: MemberSettings, *, coordination_partitions: int, draws: Draws, now_s: float, unix_s: float) -> None:
+        super().__init__(settings, coordination_partitions=coordination_partitions, draws=draws, now_s=now_s, unix_s=unix_s)
+        self._targets: frozenset[Place] | None = None
+        self._births = {}
+        self._began_ms = -1
+        self._conflict_at_s = inf
+        self._reclaimed = set()
+        self._skew_known = self._skewed = self._leaving = self._ended = False
+        self._end_at_s = inf
+
+    # -- what the shell needs to know
+
+    @property
+    def coordination(self) -> frozenset[int]:
+        """Return the coordination partitions to read from their beginning and to follow; grows when topics are added."""
+        return frozenset(self._topics.values())
+
+    def wake_at_s(self) -> float:
+        """Return when `tick` must be called at the latest; `inf` when nothing is due."""
+        if self._ended:
+            return inf
+        pause_s = self._paused_until_s if self._paused and not self._ending else inf
+        return min(self._next_due_s(), self._loop_at_s, self._pool.next_s(), self._conflict_at_s, self._end_at_s, pause_s)
+
+    def may_deliver(self, topic: str, partition: int, now_s: float) -> bool:
+        """Return whether a message may be handed out right now: the last gate before each hand-out, one look-up.
+
+        False once the lease may be over, fenced, paused, draining, terminated, or when too many messages are outstanding.
+        """
+        claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
+        return claim is not None and now_s < claim.deliver_until_s and claim.tracker.outstanding < self.settings.maximum_outstanding
+
+    def gate(self, topic: str, partition: int) -> Gate | None:
+        """Return the gate of a claim, to look at before each of many messages: the same object from `Start` to the end of the stay.
+
+        It knows nothing of `maximum_outstanding`: whoever reports whole batches as delivered keeps them within it by `outstanding`.
+        """
+        return self._claims.get(Place(topic, partition))
+
+    def deliver_until_s(self, topic: str, partition: int) -> float:
+        """Return until when messages may be handed out as things stand (-inf: not at all). Can shrink at any input: ask again."""
+        claim = self._claims.get(Place(topic, partition))
+        if claim is None or claim.tracker.outstanding >= self.settings.maximum_outstanding:
+            return -inf
+        return claim.deliver_until_s
+
+    @property
+    def claims(self) -> Mapping[Place, Held]:
+        """Return the claims that are held: started and not yet given back."""
+        return {place: held_as(claim) for place, claim in self._claims.items() if claim.started}
+
+    @property
+    def lag(self) -> int:
+        """Return how many messages the claims held are behind, by the latest watermarks."""
+        held = (claim for claim in self._claims.values() if claim.started)
+        return sum(max(0, claim.latest - claim.tracker.current) for claim in held if claim.latest is not None)
+
+    @property
+    def load(self) -> int:
+        """Return how many claims are held."""
+        return sum(claim.started for claim in self._claims.values())
+
+    @property
+    def topics_held(self) -> tuple[str, ...]:
+        """Return the topics whose partition 0 is held, sorted: what whole-topic mode counts."""
+        return self._topics_held()
+
+    @property
+    def terminated(self) -> bool:
+        """Return whether `terminate` (or a Fail) is through: nothing more will be sent or awaited."""
+        return self._ended
+
+    def outstanding(self, topic: str, partition: int) -> int:
+        """Return how many messages are delivered and not committed; 0 for a claim that is not held."""
+        claim = self._claims.get(Place(topic, partition))
+        return 0 if claim is None else claim.tracker.outstanding
+
+    def committed_offset(self, topic: str, partition: int) -> int | None:
+        """Return the offset that the log shows for the claim (guarded view), whoever holds it; None when nobody told any."""
+        row = self.row(topic, partition)
+        return None if row is None else row.current_offset
+
+    def row(self, topic: str, partition: int) -> Claim | None:
+        """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not read."""
+        log = self._topics.get(topic)
+        return None if log is None else self._logs[log].row(Place(topic, partition))
+
+    # -- inputs: the world
+
+    def clock(self, unix_s: float, now_s: float) -> list[Action]:
+        """The wall clock says *unix_s* at *now_s*."""
+        self._unix_lead_s = unix_s - now_s
+        return self._take()
+
+    def partitions(self, topic: str, count: int, now_s: float) -> list[Action]:
+        """*topic* has *count* partitions: call at the start and when metadata changes. More are claimed, missing ones given up."""
+        before, self._counts[topic] = self._counts.get(topic, 0), count
+        for claim in [each for place, each in self._claims.items() if place.topic == topic and place.partition >= count]:
+            self._release(claim, Reason.PARTITION_GONE, now_s, drain=False)
+        for partition in range(count, before):
+            self._pool.discard(Place(topic, partition))
+        if topic in self._topics and self._logs[self._topics[topic]].live and count > before:
+            self._enter(topic, before, now_s)
+        return self._done(now_s)
+
+    def _enter(self, topic: str, begin: int, now_s: float) -> None:
+        """Begin to claim partitions of *topic* from *begin* on: its log and their number are known."""
+        if self._counts.get(topic):
+            self._reclaim(topic, now_s)
+        for partition in range(begin, self._counts.get(topic, 0)):
+            self._sort(Place(topic, partition), now_s)
+
+    def topics(self, topics: Sequence[str], now_s: float) -> list[Action]:
+        """Work on these topics from now on (pattern subscriptions). Claims of others are handed over. See `coordination` for new partitions to read."""
+        wanted = set(topics)
+        for topic in [each for each in self._topics if each not in wanted]:
+            for claim in [each for place, each in self._claims.items() if place.topic == topic]:
+                self._release(claim, Reason.HANDED_OVER, now_s)
+            for partition in range(self._counts.get(topic, 0)):
+                self._pool.discard(Place(topic, partition))
+            self._retired.add(topic)
+        for topic in sorted(wanted):
+            check_id("topic", topic)
+            self._retired.discard(topic)
+            if topic not in self._topics:
+                self._add_topic(topic)
+            if self._logs[self._topics[topic]].live:
+                self._enter(topic, 0, now_s)
+        return self._done(now_s)
+
+    def caught_up(self, coordination_partition: int, now_s: float) -> list[Action]:
+        """All that was in the coordination partition when reading began has been observed. Fast reclaim happens here."""
+        log = self._logs.get(coordination_partition)
+        if log is None or log.live or self._ended:
+            return []
+        log.live = True
+        self._began_ms = max(self._began_ms, log.at_ms)
+        self._check_clock_behind(log, now_s)
+        if not self._failed:
+            self._pauses(now_s)
+            for topic, place in self._topics.items():
+                if place == coordination_partition:
+                    self._enter(topic, 0, now_s)
+        return self._done(now_s)
+
+    def observe(self, frame: Frame, coordination_partition: int, offset: int, at_ms: int, now_s: float) -> list[Action]:
+        """A frame was read; *at_ms* is its append time, -1 without LogAppendTime. In offset order; what was seen before is ignored."""
+        log = self._logs.get(coordination_partition)
+        if log is None or not log.arrive(offset, at_ms, now_s) or frame.group_id != self.settings.group_id or self._ended:
+            return []
+        if isinstance(frame, ReleaseGroup):
+            log.pause(frame)
+            if log.live and not self._ending:
+                self._pauses(now_s)
+            return self._done(now_s)
+        seen = log.fold(frame)
+        own = False
+        if frame.client_id == self._me[0]:
+            self._own_client_seen(frame, log, at_ms, now_s)
+            own = frame.instance_id == self._me[1]
+            if own:
+                self._own_seen(Place(frame.topic, frame.partition), frame)
+        if not log.live or self._topics.get(frame.topic) != coordination_partition:
+            return self._take()
+        place = Place(frame.topic, frame.partition)
+        claim = self._claims.get(place)
+        if own:
+            self._own_frame_seen(log, frame, None if claim is None else claim.sent.get(frame_mark(frame)), at_ms, now_s)
+            claim = self._claims.get(place)  # a clock that is too far off ends everything
+        if claim is None:
+            if own and not self._leaving and self._mine(seen.after):
+                self._orphan_seen(place, seen, now_s)
+            self._sort(place, now_s)
+        elif claim.stage in ATTEMPTS:
+            self._attempt_seen(claim, frame, seen, own, now_s)
+        else:
+            self._held_seen(claim, frame, seen, own, now_s)
+        return self._done(now_s)
+
+    def watermarks(self, topic: str, partition: int, earliest: int, latest: int, committed: int | None, now_s: float) -> list[Action]:
+        """Earliest, latest (next to be written) and committed offset (None: none). In answer to `Look`, and for every claim held a few
+        times per heartbeat interval: health is measured by it (then *committed* may be None)."""
+        claim = self._claims.get(Place(topic, partition))
+        if claim is None:
+            return []
+        claim.earliest, claim.latest = earliest, latest
+        if claim.stage is Stage.WON:
+            claim.committed = committed
+            self._start(claim, now_s)
+        return self._done(now_s)
+
+    def tick(self, now_s: float) -> list[Action]:
+        """Do what is due. Call at `wake_at_s` or earlier."""
+        if self._paused and now_s >= self._paused_until_s and not self._ending:
+            self._pauses(now_s)
+        for claim in self._due(now_s):
+            self._attend(claim, now_s)
+        for place in self._pool.due(now_s):
+            self._sort(place, now_s)
+        if now_s >= self._conflict_at_s:
+            self._settle_conflict(now_s)
+        if now_s >= self._loop_at_s:
+            self._loop(now_s)
+        return self._done(now_s)
+
+    def _done(self, now_s: float) -> list[Action]:
+        """Return what is to be done after an input."""
+        if self.settings.whole_topic:
+            self._tell_topics()
+        if self._ending and not self._ended and (now_s >= self._end_at_s or not (self._claims or self._sends)):
+            self._ended = True
+            for claim in list(self._claims.values()):
+                self._stop(claim)
+                self._tell(Event.ABANDONED, claim, claim.reason, "terminated before the log showed it released")
+                self._forget(claim, now_s)
+            self._tell(Event.TERMINATED)
+        return self._take()
+
+    def sent(self, send_id: int, ok: bool, now_s: float) -> list[Action]:
+        """What became of a `Send`. Not ok counts as unknown: the frame may be in the log all the same."""
+        sent = self._sends.pop(send_id, None)
+        if sent is None:
+            return []
+        sent.claim.unacknowledged -= 1
+        if not ok and self._claims.get(sent.claim.place) is sent.claim:
+            self._retry(sent.claim, sent.frame, now_s)
+        return self._done(now_s) if self._ending or self._out else []
+
+    def fetch_failed(self, topic: str, partition: int, reason: str, now_s: float) -> list[Action]:
+        """The partition cannot be fetched (offset out of range, not authorized, gone): the claim is released."""
+        claim = self._claims.get(Place(topic, partition))
+        if claim is not None:
+            self._tell(Event.FETCH_FAILED, claim, text=reason)
+            self._release(claim, Reason.FETCH_FAILED, now_s)
+        return self._done(now_s)
+
+    # -- inputs: the user
+
+    def delivered(self, topic: str, partition: int, offsets: range | Sequence[int], now_s: float) -> list[Action]:
+        """Messages were handed out: ascending offsets, a `range` where they are contiguous (that is the fast way).
+
+        Asserts that they follow what was delivered before.
+        """
+        claim = self._claims.get(Place(topic, partition))
+        if claim is None or not claim.started or not offsets:
+            return []
+        claim.message_s = now_s
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
+            if not claim.tracker.outstanding:
+                claim.work_s, claim.warned = now_s, False
+            claim.tracker.deliver(offsets)
+            return []
+        claim.handed = max(claim.handed, offsets[-1] + 1)
+        if claim.stage is Stage.DRAINING:
+            self._drained(claim, now_s)
+        return self._done(now_s)
+
+    def skipped(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
+        """Nothing below *offset* that was not delivered concerns this claim: holes of compaction, control records, other lanes."""
+        claim = self._claims.get(Place(topic, partition))
+        if claim is None or not claim.started:
+            return []
+        claim.handed = max(claim.handed, offset)
+        if claim.proposed is None and claim.committing is None:
+            if not claim.tracker.outstanding and offset > claim.tracker.position:
+                claim.message_s = now_s  # nothing to do is not the same as doing nothing
+            claim.tracker.skip_to(offset)
+        if claim.stage is Stage.DRAINING and self.settings.delivery is Delivery.AT_MOST_ONCE:
+            self._drained(claim, now_s)
+            return self._done(now_s)
+        return []
+
+    def waiting(self, topic: str, partition: int, waits: bool, now_s: float) -> list[Action]:
+        """Say whether messages are fetched (or not fetched for want of room) and wait for the user to take them: call a few times per interval.
+
+        A partition that is held up by its user is not wedged; that has another deadline, `handler_timeout_s`.
+        """
+        claim = self._claims.get(Place(topic, partition))
+        if claim is not None and claim.waits is not waits:
+            claim.waits = waits
+            if waits and not self._in_flight(claim):
+                claim.work_s, claim.warned = now_s, False
+        return []
+
+    def withdrawn(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
+        """Messages from *offset* on were reported as delivered but never handed out."""
+        claim = self._claims.get(Place(topic, partition))
+        if claim is None or not claim.started or self.settings.delivery is Delivery.AT_MOST_ONCE:
+            return []
+        claim.tracker.withdraw(offset)
+        if claim.stage is Stage.DRAINING:
+            self._drained(claim, now_s)
+        return self._done(now_s)
+
+    def fetched(self, topic: str, partition: int, offset_end: int, now_s: float) -> list[Action]:
+        """At most once: a batch that ends before *offset_end* waits to be handed out. `Deliver` follows when the log has committed it.
+
+        One batch at a time per claim: the next after `Deliver`. Asserts delivery at most once.
+        """
+        assert self.settings.delivery is Delivery.AT_MOST_ONCE, "batches are announced at most once only"
+        claim = self._claims.get(Place(topic, partition))
+        if claim is None or claim.stage is not Stage.ACTIVE or offset_end <= claim.tracker.current:
+            return []
+        assert (claim.proposed, claim.committing) == (None, None), f"{topic}/{partition}: a batch is under way already"
+        self._propose(claim, offset_end, now_s)
+        return self._done(now_s)
+
+    def commit(self, token: Token, now_s: float) -> list[Action]:
+        """The message is done. Twice is once. Raises CommitError when it was never delivered, ClaimLostError when its claim is gone."""
+        claim = self._holding(token.topic, token.partition, token.epoch)
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
+            claim.tracker.commit(token.offset)
+            if claim.stage is Stage.DRAINING:
+                self._drained(claim, now_s)
+                return self._done(now_s)
+        return []
+
+    def _holding(self, topic: str, partition: int, epoch: int) -> LocalClaim:
+        """Return the claim that a message was delivered under, or raise ClaimLostError."""
+        claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
+        if claim is None or claim.epoch != epoch or claim.stage not in _COMMITTING:
+            raise ClaimLostError(
+                f"{topic}/{partition}: the claim (epoch {epoch}) is not held any more, so nothing was committed; the message goes to its "
+                "next owner from the last offset committed"
+            )
+        return claim
+
+    def commit_many(self, topic: str, partition: int, epoch: int, offsets: range | Sequence[int], now_s: float) -> list[Action]:
+        """The messages are done: a `range`, or the list given to `delivered`, in one step. Raises as `commit`, and then commits none."""
+        claim = self._holding(topic, partition, epoch)
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
+            claim.tracker.commit_many(offsets)
+            if claim.stage is Stage.DRAINING:
+                self._drained(claim, now_s)
+                return self._done(now_s)
+        return []
+
+    def flush(self, now_s: float) -> list[Action]:
+        """Write what has been committed to the log now. It is through when `flushed` says so."""
+        for claim in list(self._claims.values()):
+            if claim.stage in _COMMITTING:
+                claim.flush_to = claim.offset()
+                if claim.flush_to > claim.offset_logged:
+                    self._renew(claim, now_s)
+        return self._done(now_s)
+
+    def flushed(self) -> bool:
+        """Return whether the log shows what was committed at the last `flush`, for all claims still held."""
+        for claim in self._claims.values():
+            if claim.flush_to is not None and claim.started:
+                row = self._row(claim)
+                if row is None or row.current_offset is None or row.current_offset < claim.flush_to:
+                    return False
+        return True
+
+    def aim(self, targets: Collection[tuple[str, int]] | None, now_s: float) -> list[Action]:
+        """Balanced groups: claim these and only these, hand others over; what stays is not touched. None returns to the free race."""
+        self._targets = None if targets is None else frozenset(Place(*target) for target in targets)
+        if self._targets is not None:
+            for claim in list(self._claims.values()):
+                if claim.place not in self._targets and claim.stage not in ATTEMPTS:
+                    self._release(claim, Reason.HANDED_OVER, now_s)
+        self._wake_loop(now_s)
+        return self._done(now_s)
+
+    def terminate(self, release: bool, now_s: float) -> list[Action]:
+        """Stop: with *release* drain and give everything back, else write a last heartbeat so that a restart reclaims fast."""
+        if self._ending:
+            return self._done(now_s)
+        self._ending, self._leaving = True, not release
+        wait_s = ATTEMPT_INTERVALS * self._interval_s
+        self._end_at_s = now_s + wait_s + (self.settings.drain_within_s if release else 0.0)
+        for claim in list(self._claims.values()):
+            if release:
+                if claim.stage not in ATTEMPTS:
+                    self._release(claim, Reason.TERMINATED, now_s)
+                continue
+            self._stop(claim)
+            if claim.stage in _COMMITTING:
+                self._send_heartbeat(claim, claim.tracker.current, now_s)
+                self._commit_offset(claim, claim.tracker.current)
+            self._forget(claim, now_s)
+        return self._done(now_s)

@@ -1,0 +1,1 @@
+"""An outbox's harvesters as pure machines: election, numbering and progress, the pacing of transactions."""

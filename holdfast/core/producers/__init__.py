@@ -1,0 +1,1 @@
+"""Producers and what became of their records: names, stamps, the ledger of sequences, the audit of an outbox."""

@@ -1,0 +1,451 @@
+"""The proof of an outbox: of every published row, whether it is there once, in its key's order, in numbers without a gap.
+
+A fold over one destination partition keeps the books of every producer (holdfast.core.producers.ledger), the last number of every key, and notes
+whatever is not as it must be, with its offset. `conclude` says what is left of that once the whole partition is known: a number that
+came late is out of order and not lost. Both are pure, so every engine says the same (docs/outbox.md, "Proving it").
+
+The rows of a partition:
+
+    =<producer>      its book                     /totals  the sums, and records of others
+    k<key>           the key's last number        n<key>   with `Rules.number`: the numbers its rows have had
+    f<offset>/<kind> a finding                    /found   how many findings there are, by kind
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Iterable, Mapping
+from enum import StrEnum
+from typing import TypeAlias
+
+import msgspec
+
+from holdfast.core.engine.folding import Refused
+from holdfast.core.engine.partitioners import of_key
+from holdfast.core.engine.processor import Emits, Headers, Input
+from holdfast.core.engine.rows import Rows
+from holdfast.core.kafka.sequences import MAX_SEQUENCE, NO_SEQUENCE, advance, distance
+from holdfast.core.producers import ledger
+from holdfast.core.producers.ledger import Book, Judgement, Totals
+from holdfast.core.producers.row_digests import Digested, examine
+from holdfast.core.producers.stamps import Stamp, read_stamp
+from holdfast.errors import DecodeError
+
+LIMIT_FINDINGS = 10_000
+"""Findings kept of one partition; the others are only counted."""
+LIMIT_NUMBERS = 256
+"""Numbers remembered of one key; of a lower one that is older, nobody can say whether it comes for the second time."""
+LIMIT_KEY_BYTES = 512
+FOUND_KEY = "/found"
+INPUTS: tuple[Input, ...] = ("key", "headers", "offset", "value", "partition")
+"""What `decode` takes of a record."""
+_FITS = Digested(known=True)
+
+
+class Kind(StrEnum):
+    """What can be wrong with a published record."""
+
+    LOST = "lost"
+    """Numbers of a producer that are not there."""
+    DUPLICATE = "duplicate"
+    """A number, or a row, that was there before."""
+    INVERSION = "inversion"
+    """A record behind a later one of its key."""
+    DISORDER = "out-of-order"
+    """A number that came late, which no key's order suffers from."""
+    ZOMBIE = "zombie"
+    """A record of an epoch that had been replaced."""
+    DOUBTFUL = "doubtful"
+    """A number so late that it may have come before; only told where very much is wrong already."""
+    CHANGED = "changed"
+    """A record whose key, value, headers or number are not those it was published with."""
+    MISPLACED = "misplaced"
+    """A record in another partition than it was published to, or than its key's."""
+    UNREADABLE = "unreadable"
+    """A record whose stamp or number cannot be read."""
+
+
+class Rules(msgspec.Struct, frozen=True, kw_only=True):
+    """What is audited. *outbox* None takes every producer that stamps its records for one.
+
+    *number* names a header by which the writing service numbers the rows of each key, ascending: then rows are proved as well, not only
+    what harvesters say of them, and records without a stamp too (strategy mark). *at_least_once* takes repetitions of a row as allowed.
+    *partitions* says that each key belongs to its partition by murmur2 among so many, for records whose digest does not tell.
+    """
+
+    outbox: str | None = None
+    number: str | None = None
+    at_least_once: bool = False
+    partitions: int | None = None
+
+    def covers(self, producer: str) -> bool:
+        """Return whether *producer* is audited.
+
+        >>> [Rules(outbox="shop").covers(name) for name in ("shop-0", "shop-12", "shop", "shop-eu-0", "other-0")]
+        [True, True, False, False, False]
+        """
+        if self.outbox is None:
+            return True
+        name, _, shard = producer.rpartition("-")
+        return name == self.outbox and shard.isdigit()
+
+
+class Place(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="k"):
+    """Where a key stands: its last record in the order of one producer's numbers."""
+
+    producer: str
+    sequence: int
+    offset: int
+
+
+class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="n"):
+    """The numbers that rows of one key have had: the highest, its offset, the last ones seen."""
+
+    highest: int
+    offset: int
+    recent: tuple[int, ...]
+
+
+class Finding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="f", kw_only=True):
+    """One thing that is wrong in a partition. *offset* is that of the record to blame, and for lost ones of the first record behind them.
+
+    *after* is the offset of the record that should not, or does not directly, precede it; -1 for none. *first* and *last* are the numbers
+    concerned, -1 when none can be read.
+    """
+
+    kind: Kind
+    offset: int
+    after: int
+    producer: str
+    epoch: int
+    first: int
+    last: int
+    key: str | None = None
+    reason: str = ""
+
+    @property
+    def records(self) -> int:
+        """Return how many records are concerned."""
+        return (self.last - self.first & MAX_SEQUENCE) + 1 if self.kind is Kind.LOST else 1
+
+
+class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
+    """How much was found in a partition: findings, of which not all are kept, repetitions that are allowed, and records without a digest."""
+
+    findings: int = 0
+    repeated: int = 0
+    undigested: int = 0
+
+
+AuditRow: TypeAlias = Book | Totals | Place | Numbers | Finding | Found
+
+
+class Seen(msgspec.Struct, frozen=True, gc=False):
+    """A record as the audit sees it; *stamp* None for a record of nobody who is audited."""
+
+    stamp: Stamp | None
+    key: bytes | None
+    number: int | None
+    offset: int
+    digested: Digested = Digested()
+
+
+def progress_topic(outbox: str) -> str:
+    """Return the topic on which the leaders of *outbox* tell how far they are."""
+    return f"{outbox}.progress"
+
+
+# -- the fold
+
+
+def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None, partition: int, *, rules: Rules) -> Seen:
+    """Return what counts of a record; for `INPUTS`. DecodeError for a stamp or number that cannot be read."""
+    stamp = read_stamp(headers)
+    if stamp is not None and not rules.covers(stamp.producer):
+        return Seen(None, key, None, offset)
+    number = None
+    if rules.number is not None:
+        found = next((content or b"" for name, content in reversed(headers) if name == rules.number), None)
+        if found is not None and found.isdigit() and len(found) <= 18:
+            number = int(found)
+        elif found is not None or stamp is not None:
+            told = "is missing" if found is None else f"{found[:40]!r} is not a number of ASCII digits below 10^18"
+            raise DecodeError(f"{rules.number} {told}, so the row's place among those of its key is not known")
+    digested = Digested() if stamp is None else examine(stamp, partition, key, value, headers)
+    if not digested.known and rules.partitions is not None and key is not None and (stamp is not None or number is not None):
+        own = of_key(key, rules.partitions)
+        if own != partition:
+            digested = Digested(misplaced=f"its key's partition among {rules.partitions} is {own}")
+    return Seen(stamp, key, number, offset, digested)
+
+
+def fold(rows: Rows[AuditRow], seen: Seen, at_ms: int, *, rules: Rules) -> Emits:
+    """Enter one record, and note what is wrong with it. Emits nothing."""
+    stamp = seen.stamp
+    if stamp is not None:
+        _enter(rows, stamp, seen, at_ms)
+    elif seen.number is None:
+        ledger.record(rows, ledger.NOBODY, seen.offset, at_ms)  # type: ignore[arg-type]
+    if seen.number is not None and seen.key is not None:
+        _number(rows, seen, seen.number, rules)
+    if seen.digested != _FITS:
+        _digested(rows, seen)
+    return None
+
+
+def _digested(rows: Rows[AuditRow], seen: Seen) -> None:
+    digested, stamp = seen.digested, seen.stamp or ledger.NOBODY
+    number = -1 if seen.stamp is None else stamp.sequence
+    if digested.changed:
+        _note(rows, _finding(Kind.CHANGED, seen, stamp, number, number, -1, digested.changed))
+    if digested.misplaced:
+        _note(rows, _finding(Kind.MISPLACED, seen, stamp, number, number, -1, digested.misplaced))
+    if not digested.known and seen.stamp is not None:
+        found = _found(rows)
+        rows[FOUND_KEY] = msgspec.structs.replace(found, undigested=found.undigested + 1)
+
+
+def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: Seen, at_ms: int) -> None:
+    name = ledger.book_key(stamp.producer)
+    known = rows.get(name)
+    if isinstance(known, Book) and stamp.sequence == known.last_sequence + 1 and stamp.epoch == known.epoch:
+        # Nearly every record there is, so it is entered directly.
+        rows[name] = Book(
+            known.epoch, stamp.sequence, seen.offset, at_ms, known.records + 1, known.first_sequence, known.first_offset, known.noted
+        )
+        if seen.key is not None:
+            rows[f"k{key_text(seen.key)}"] = Place(stamp.producer, stamp.sequence, seen.offset)
+        return
+    began = stamp.first or 0
+    if known is None and distance(began, stamp.sequence) >= 0:
+        # Its count began there, whatever is left of it here: then a number below the first one is late, and not one that came twice.
+        rows[name] = Book(stamp.epoch, advance(began, -1), -1, at_ms, 0, began, seen.offset)
+    before, judgement = ledger.record(rows, stamp, seen.offset, at_ms)  # type: ignore[arg-type]
+    if judgement in _STANDS:
+        if seen.key is not None:
+            rows[f"k{key_text(seen.key)}"] = Place(stamp.producer, stamp.sequence, seen.offset)
+        if judgement is Judgement.NEW:
+            return
+    if before is None:
+        return
+    kind, first, last, after = _KINDS[judgement], stamp.sequence, stamp.sequence, before.last_offset
+    if judgement is Judgement.GAP:
+        first = stamp.first if stamp.first is not None and stamp.epoch > before.epoch else advance(before.last_sequence, 1)
+        last = advance(stamp.sequence, -1)
+    elif judgement is Judgement.LATE and seen.key is not None:
+        place = rows.get(f"k{key_text(seen.key)}")
+        if isinstance(place, Place) and place.producer == stamp.producer and distance(place.sequence, stamp.sequence) < 0:
+            kind, after = Kind.INVERSION, place.offset
+    _note(rows, _finding(kind, seen, stamp, first, last, after, _reason(kind, stamp, before, first, last)))
+
+
+_STANDS = frozenset({Judgement.NEW, Judgement.GAP})
+_KINDS = {
+    Judgement.GAP: Kind.LOST,
+    Judgement.LATE: Kind.DISORDER,
+    Judgement.DUPLICATE: Kind.DUPLICATE,
+    Judgement.DOUBTFUL: Kind.DOUBTFUL,
+    Judgement.ZOMBIE: Kind.ZOMBIE,
+}
+
+
+def _reason(kind: Kind, stamp: Stamp, before: Book, first: int, last: int) -> str:
+    match kind:
+        case Kind.LOST:
+            return _missing(first, last)
+        case Kind.DUPLICATE:
+            return f"number {stamp.sequence} has come before, the next is {advance(before.last_sequence, 1)}"
+        case Kind.ZOMBIE:
+            return f"epoch {stamp.epoch} was replaced by {before.epoch}"
+        case Kind.DOUBTFUL:
+            return f"number {stamp.sequence} may have come before: more than {ledger.LIMIT_HOLES} ranges of numbers are missing"
+        case Kind.INVERSION:
+            return f"number {stamp.sequence} came behind a later one of its key"
+        case _:
+            return f"number {stamp.sequence} came after {before.last_sequence}"
+
+
+def _missing(first: int, last: int) -> str:
+    return f"number {first} is not there" if first == last else f"numbers {first} to {last} are not there"
+
+
+def _number(rows: Rows[AuditRow], seen: Seen, number: int, rules: Rules) -> None:
+    assert seen.key is not None
+    name = f"n{key_text(seen.key)}"
+    before = rows.get(name)
+    if not isinstance(before, Numbers):
+        rows[name] = Numbers(number, seen.offset, (number,))
+        return
+    if number > before.highest:
+        rows[name] = Numbers(number, seen.offset, (*before.recent, number)[-LIMIT_NUMBERS:])
+        return
+    stamp = seen.stamp or ledger.NOBODY
+    if number in before.recent:
+        if rules.at_least_once:
+            found = _found(rows)
+            rows[FOUND_KEY] = msgspec.structs.replace(found, repeated=found.repeated + 1)
+            return
+        kind, reason = Kind.DUPLICATE, f"row {number} of the key has come before"
+    elif len(before.recent) == LIMIT_NUMBERS and number < min(before.recent):
+        kind, reason = Kind.DOUBTFUL, f"row {number} of the key came after {before.highest}, and perhaps before"
+    else:
+        kind, reason = Kind.INVERSION, f"row {number} of the key came after {before.highest}"
+        rows[name] = Numbers(before.highest, before.offset, (*before.recent, number)[-LIMIT_NUMBERS:])
+    _note(rows, _finding(kind, seen, stamp, number, number, before.offset, reason), "row")
+
+
+def _finding(kind: Kind, seen: Seen, stamp: Stamp, first: int, last: int, after: int, reason: str) -> Finding:
+    key = None if seen.key is None or kind is Kind.LOST else key_text(seen.key)
+    return Finding(
+        kind=kind,
+        offset=seen.offset,
+        after=after,
+        producer=stamp.producer,
+        epoch=stamp.epoch,
+        first=first,
+        last=last,
+        key=key,
+        reason=reason,
+    )
+
+
+def _found(rows: Rows[AuditRow]) -> Found:
+    found = rows.get(FOUND_KEY)
+    return found if isinstance(found, Found) else Found()
+
+
+def _note(rows: Rows[AuditRow], finding: Finding, about: str = "") -> None:
+    found = _found(rows)
+    if found.findings < LIMIT_FINDINGS:
+        rows[f"f{finding.offset:019d}/{finding.kind}{about}"] = finding
+    rows[FOUND_KEY] = msgspec.structs.replace(found, findings=found.findings + 1)
+
+
+def key_text(key: bytes) -> str:
+    """Return a record's key as text: itself when it can be printed, `0x` and its bytes else, a digest when it is long.
+
+    >>> key_text(b"order-1"), key_text(b"\\xff\\x00"), key_text(b"0x41"), key_text(b"x" * 600)[:12]
+    ('order-1', '0xff00', '0x30783431', 'blake2b:dedb')
+    """
+    if len(key) > LIMIT_KEY_BYTES:
+        return f"blake2b:{hashlib.blake2b(key, digest_size=16).hexdigest()}"
+    try:
+        text = key.decode()
+    except UnicodeDecodeError:
+        return f"0x{key.hex()}"
+    return text if text.isprintable() and not text.startswith(("0x", "blake2b:")) else f"0x{key.hex()}"
+
+
+# -- what it comes to
+
+
+class PartitionAudit(msgspec.Struct, frozen=True, kw_only=True):
+    """What was found in one partition.
+
+    *records* were read, *audited* of them are the outbox's; *first_offset* is where the log begins: what was deleted before it is not
+    proved. *repeated* are repetitions that are allowed, *undigested* those of the outbox's records that tell no digest. *ends* says whether the last numbers were compared with what the leaders say.
+    *findings* are in the order of offsets, *untold* more were found.
+    """
+
+    topic: str
+    partition: int
+    first_offset: int
+    records: int
+    audited: int
+    producers: int
+    repeated: int
+    undigested: int
+    ends: bool
+    untold: int
+    findings: tuple[Finding, ...]
+
+    @property
+    def is_clean(self) -> bool:
+        return not self.findings and not self.untold
+
+
+def conclude(
+    topic: str,
+    partition: int,
+    rows: Mapping[str, AuditRow],
+    refused: Iterable[Refused],
+    *,
+    rules: Rules,
+    first_offset: int,
+    records: int,
+    expected: Mapping[str, int] | None = None,
+) -> PartitionAudit:
+    """Return what is wrong with a partition, from the rows that `fold` made of all of it.
+
+    *expected* holds the last number of each producer as its leaders tell it, None when that is not known or not to be compared. *rows*
+    may lack those of keys.
+    """
+    whole = first_offset == 0
+    kept = _books(rows)
+    found = rows.get(FOUND_KEY)
+    totals = rows.get(ledger.TOTALS_KEY)
+    told = [row for row in rows.values() if isinstance(row, Finding)]
+    counted = found.findings if isinstance(found, Found) else 0
+    findings = [each for one in told for each in ([one] if one.kind is not Kind.LOST else _still_lost(one, kept.get(one.producer), whole))]
+    for producer, book in kept.items():
+        if whole and book.first_sequence > MAX_SEQUENCE >> 1 and not book.faults.restarts:
+            findings.append(_lost(producer, book.epoch, 0, advance(book.first_sequence, -1), book.first_offset, -1))
+    findings += [_unreadable(each) for each in refused]
+    for producer, last in (expected or {}).items():
+        if rules.covers(producer):
+            findings += _short(producer, last, kept.get(producer), whole)
+    return PartitionAudit(
+        topic=topic,
+        partition=partition,
+        first_offset=first_offset,
+        records=records,
+        audited=records - (totals.unstamped if isinstance(totals, Totals) else 0),
+        producers=len(kept),
+        repeated=found.repeated if isinstance(found, Found) else 0,
+        undigested=found.undigested if isinstance(found, Found) else 0,
+        ends=expected is not None,
+        untold=max(0, counted - len(told)),
+        findings=tuple(sorted(findings, key=lambda each: (each.offset, each.kind, each.producer, each.first))),
+    )
+
+
+def _books(rows: Mapping[str, AuditRow]) -> dict[str, Book]:
+    out = {}
+    for key, row in rows.items():
+        producer = ledger.producer_of_key(key)
+        if producer is not None and isinstance(row, Book):
+            out[producer] = row
+    return out
+
+
+def _still_lost(gap: Finding, book: Book | None, whole: bool) -> Iterable[Finding]:
+    """Yield what of a gap has not come late; a gap at the beginning of a log that was cut off there is none."""
+    if gap.after < 0 and not whole:
+        return
+    faults = ledger.NO_FAULTS if book is None else book.faults
+    if faults.forgotten != NO_SEQUENCE and distance(gap.last, faults.forgotten) >= 0:
+        yield gap  # too much is missing to remember what came late
+        return
+    width = gap.last - gap.first & MAX_SEQUENCE
+    for hole in faults.holes:
+        if (hole.first - gap.first & MAX_SEQUENCE) <= width:
+            yield msgspec.structs.replace(gap, first=hole.first, last=hole.last, reason=_missing(hole.first, hole.last))
+
+
+def _lost(producer: str, epoch: int, first: int, last: int, offset: int, after: int, why: str = "") -> Finding:
+    reason = _missing(first, last) + why
+    return Finding(kind=Kind.LOST, offset=offset, after=after, producer=producer, epoch=epoch, first=first, last=last, reason=reason)
+
+
+def _short(producer: str, last: int, book: Book | None, whole: bool) -> Iterable[Finding]:
+    """Yield what the leaders say they published and nobody can read."""
+    why = f"; its leaders have published up to {last}"
+    if book is None:
+        if whole and last != NO_SEQUENCE:
+            yield _lost(producer, 0, 0, last, 0, -1, why)
+    elif distance(book.last_sequence, last) > 0:
+        yield _lost(producer, book.epoch, advance(book.last_sequence, 1), last, book.last_offset + 1, book.last_offset, why)
+
+
+def _unreadable(refused: Refused) -> Finding:
+    return Finding(kind=Kind.UNREADABLE, offset=refused.offset, after=-1, producer="", epoch=-1, first=-1, last=-1, reason=refused.reason)

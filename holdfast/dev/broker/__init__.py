@@ -1,0 +1,1 @@
+"""A real Kafka on this machine: one node or three."""

@@ -1,0 +1,216 @@
+"""One node of a cluster as a process: its files, its command line, how it is watched and ended."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from signal import SIGCONT, SIGTERM
+from typing import Any
+
+from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+from holdfast.clock import system_clock
+from holdfast.dev import parent_death, processes
+from holdfast.dev.broker import properties, state
+from holdfast.dev.broker.state import ClusterState, NodeState
+from holdfast.errors import DevBrokerError
+
+FORMAT_DEADLINE_S = 60.0
+_MINORITY_GRACE_S = 1.0
+_POLL_S = 0.05
+_LAST_LINES = 12
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeStatus:
+    """What one node is doing now; *condition* is running, paused or stopped."""
+
+    node_id: int
+    endpoint: str
+    condition: str
+    pid: int | None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Java:
+    """The Java program and the class path every node runs with."""
+
+    program: Path
+    class_path: str
+
+
+def home_of(folder: Path, node: NodeState) -> Path:
+    """Return the folder with everything of *node*."""
+    return folder / f"node-{node.node_id}"
+
+
+def look_at(node: NodeState) -> NodeStatus:
+    """Return what *node* is doing now."""
+    endpoint = f"{properties.HOST}:{node.port}"
+    if node.pid is None or node.birth is None or not processes.is_alive(node.pid, node.birth):
+        return NodeStatus(node_id=node.node_id, endpoint=endpoint, condition="stopped", pid=None)
+    condition = "paused" if processes.is_stopped(node.pid) else "running"
+    return NodeStatus(node_id=node.node_id, endpoint=endpoint, condition=condition, pid=node.pid)
+
+
+def is_up(node: NodeState) -> bool:
+    """Return whether the process of *node* exists, paused or not."""
+    return look_at(node).condition != "stopped"
+
+
+def write_settings(cluster: ClusterState, node: NodeState, folder: Path) -> None:
+    """Write the files *node* starts from, for the ports it has now."""
+    home = home_of(folder, node)
+    (home / "data").mkdir(parents=True, exist_ok=True)
+    state.write_private(home / "server.properties", properties.render(properties.server_properties(cluster, node, folder)))
+    state.write_private(home / "log4j2.xml", properties.log_settings(home))
+
+
+def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
+    """Give every new data folder the cluster's id (and its SCRAM user); all at once, for each is a JVM of its own."""
+    fresh = [home for home in (home_of(folder, node) for node in cluster.nodes) if not (home / "data" / "meta.properties").exists()]
+    if not fresh:
+        return
+    flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dlog4j2.level=WARN"]
+    # In one word with its option: one id in 64 begins with a dash.
+    format_id = ["format", f"--cluster-id={cluster.cluster_id}"]
+    command = [str(java.program), *flags, "-cp", java.class_path, "kafka.tools.StorageTool", *format_id]
+    if user := cluster.credentials:
+        # Other users of this machine can list this for a second: it is the password of a cluster that only listens on loopback.
+        command += ["--add-scram", f"{properties.MECHANISM}=[name={user.username},password={user.password}]"]
+    with ThreadPoolExecutor(max_workers=len(fresh)) as pool:
+        for home, ran in zip(fresh, pool.map(lambda home: _run([*command, "-c", str(home / "server.properties")]), fresh), strict=True):
+            if ran.returncode != 0:
+                raise DevBrokerError(f"formatting {home / 'data'} failed: {'; '.join(_without_frames(ran.stderr + ran.stdout))}")
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    try:
+        return subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
+    except subprocess.TimeoutExpired as error:
+        raise DevBrokerError(f"{command[0]} took longer than {FORMAT_DEADLINE_S:.0f} s; is the machine overloaded?") from error
+
+
+def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool) -> list[str]:
+    """Return the command that runs a node; *leashed*, it ends with the thread that forks it (see `leash`).
+
+    A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the processor time (2.1 s for 3.1 s),
+    and in the minutes of a test session it never earns back what the optimising compiler takes (26 s instead of 42 s in four minutes).
+    Three such compilers on a small machine also take what the nodes need to answer each other in time.
+    """
+    return [
+        *([sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())] if leashed else []),
+        str(java.program),
+        f"-Xms{min(256, heap_max_mb)}m",
+        f"-Xmx{heap_max_mb}m",
+        *([] if optimised else ["-XX:TieredStopAtLevel=1"]),
+        "-XX:+UseG1GC",
+        "-XX:MaxGCPauseMillis=20",
+        "-XX:+ExitOnOutOfMemoryError",
+        f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}",
+        "-cp",
+        java.class_path,
+        "kafka.Kafka",
+        str(home / "server.properties"),
+    ]
+
+
+def spawn(command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
+    """Start *command* with its output in ``console.log``; what the last run logged is kept as ``server.log.before``."""
+    with contextlib.suppress(FileNotFoundError):
+        os.replace(home / "server.log", home / "server.log.before")
+    with (home / "console.log").open("wb") as log:
+        # In a session of its own a Ctrl-C at the terminal reaches its owner only, which then ends it in good order.
+        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=home, start_new_session=True)
+
+
+def wait_ready(cluster: ClusterState, folder: Path, nodes: Sequence[NodeState], *, deadline_s: float) -> None:
+    """Return when each of *nodes*, asked by itself, lists all of them, and they lead every partition that one of them can lead."""
+    until_s = system_clock.monotonic_s() + deadline_s
+    for node in nodes:
+        _wait_for(cluster, folder, node, {each.node_id for each in nodes}, until_s)
+
+
+def _wait_for(cluster: ClusterState, folder: Path, node: NodeState, expected: set[int], until_s: float) -> None:
+    # One client for all tries: it dials again by itself, quickly, and keeps its complaints about a node still starting to itself.
+    quiet: dict[str, Any] = {"log_level": 0, "error_cb": lambda _: None, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200}
+    client = AdminClient({**properties.client_properties(cluster, folder, nodes=[node]), **quiet})
+    while True:
+        try:
+            if (reason := _what_is_missing(client, expected)) is None:
+                return
+            time.sleep(_POLL_S)
+        except KafkaException as error:
+            reason = str(error)
+        if not is_up(node):
+            raise DevBrokerError(f"node {node.node_id} ended; its last words:\n{last_words(folder, node)}")
+        if system_clock.monotonic_s() > until_s:
+            raise DevBrokerError(f"node {node.node_id} was not ready in time ({reason}); its last words:\n{last_words(folder, node)}")
+
+
+def _what_is_missing(client: AdminClient, expected: set[int]) -> str | None:
+    """Return what the cluster cannot do yet as the node of *client* sees it, None when it is ready."""
+    metadata = client.list_topics(timeout=1.0)
+    if not expected <= set(metadata.brokers):
+        return f"it lists the nodes {sorted(metadata.brokers)} only"
+    latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+    led = {}
+    for name, topic in metadata.topics.items():
+        for number, partition in topic.partitions.items():
+            if partition.leader in expected:
+                led[TopicPartition(name, number)] = latest
+            elif expected & set(partition.isrs):
+                return f"{name} {number} has no leader"
+    # A node tells who leads a partition a moment before it does so itself; a client that asks in between is refused.
+    for place, answer in client.list_offsets(led, request_timeout=1.0).items() if led else ():
+        try:
+            answer.result(1.5)
+        except (KafkaException, TimeoutError) as error:
+            return f"{place.topic} {place.partition} cannot be read: {error}"
+    return None
+
+
+def last_words(folder: Path, node: NodeState) -> str:
+    """Return the end of what *node* logged since it was last started, without stack frames."""
+    lines = []
+    for name in ("server.log", "console.log"):
+        path = home_of(folder, node) / name
+        if path.exists():
+            text = path.read_text(encoding="utf-8", errors="replace")
+            lines += _without_frames(text)
+    return "\n".join(lines) or f"none (look into {home_of(folder, node)})"
+
+
+def _without_frames(output: str) -> list[str]:
+    """Return the last lines that are no frames of a Java stack trace."""
+    return [line for line in output.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))][-_LAST_LINES:]
+
+
+def end_all(nodes: Sequence[NodeState], *, grace_s: float) -> None:
+    """End every process of *nodes*: SIGTERM to all, then SIGKILL to those left after *grace_s*.
+
+    Nodes left without a majority cannot say goodbye to a controller and would wait in vain, so they get a second only. They lose
+    nothing: what was acknowledged is with the operating system, and a majority had it before it was acknowledged.
+    """
+    majority = len(nodes) // 2 + 1
+    until_s = system_clock.monotonic_s() + grace_s
+    if grace_s > 0:
+        for node in nodes:
+            if node.pid is not None and node.birth is not None and processes.send(node.pid, node.birth, SIGTERM):
+                processes.send(node.pid, node.birth, SIGCONT)  # a paused one hears the signal only when it is woken
+    while (alive := [node for node in nodes if is_up(node)]) and system_clock.monotonic_s() < until_s:
+        if len(alive) < majority:
+            until_s = min(until_s, system_clock.monotonic_s() + _MINORITY_GRACE_S)
+            majority = 0  # the shorter deadline is set once
+        time.sleep(_POLL_S)
+    for node in alive:
+        if node.pid is not None and node.birth is not None:
+            processes.kill(node.pid, node.birth)

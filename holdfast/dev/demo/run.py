@@ -1,0 +1,183 @@
+"""The demo: the whole of holdfast on real parts in about two minutes, told step by step, every statement of it checked."""
+
+from __future__ import annotations
+
+import asyncio
+import importlib.util
+import shutil
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+
+from rich.console import Console
+
+from holdfast.clock import system_clock
+from holdfast.dev import processes
+from holdfast.dev.broker import jars
+from holdfast.dev.demo import fleet_process
+from holdfast.dev.demo.capture import PARTITIONS
+from holdfast.dev.demo.claim_steps import ClaimScenes
+from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, Running, Stage
+from holdfast.dev.demo.fleet import LiveFleet
+from holdfast.dev.demo.narrator import ClaimFindings, Findings, OutboxFindings, Teller, Way, console_for_people, summary
+from holdfast.dev.demo.outbox_steps import OutboxScenes
+from holdfast.dev.demo.worker_steps import DemoOptions, Scenes
+from holdfast.dev.signals import Signals
+from holdfast.errors import DemoError, HoldfastError
+from holdfast.jars import spark_jars
+
+__all__ = ["DemoOptions", "run_demo"]
+
+NEEDS = ("pyspark", "delta", "pyarrow", "alembic")
+Pointers = list[tuple[str, str]]
+
+
+def run_demo(options: DemoOptions, console: Console | None = None) -> Findings:
+    """Run the demo, print it, and return what it found; whatever does not hold is a HoldfastError.
+
+    What it started has ended when this returns or raises, unless it was to be kept and everything held. Must be called in the main
+    thread: a signal to end raises Interrupted there.
+    """
+    _require_packages()
+    teller = Teller(console or console_for_people())
+    with Signals():
+        stage = Stage(keep=options.keep, folder=options.folder)
+        try:
+            with stage, asyncio.Runner() as runner:
+                found, pointers = _play(options, stage, teller, runner)
+        except HoldfastError:
+            if stage.folder.exists():
+                teller.say(f"It ends here. The logs are in {stage.folder}; nothing runs any more.")
+            raise
+    teller.close(summary(found, pointers))
+    return found
+
+
+def _play(options: DemoOptions, stage: Stage, teller: Teller, runner: asyncio.Runner) -> tuple[Findings, Pointers]:
+    _introduce(teller, options, stage)
+    _start_broker(teller, stage)
+    with Scenes(options, stage, teller, runner) as scenes:
+        scenes.topics()
+        scenes.workers()
+        scenes.recording()
+        with LiveFleet(stage.settings, scenes.fleet, partitions=PARTITIONS) as live:
+            scenes.arrival(live)
+            scenes.life(live)
+            scenes.questions()
+            scenes.comeback(scenes.kill(live))
+            table = scenes.books(live)
+        # Imported where Spark is about to be used: what it brings along takes a second to load.
+        from holdfast.dev.demo.proof import Proof
+
+        ways = Proof(stage, scenes.claims, teller, scenes.seen.ends).ways(table)
+    claimed = ClaimScenes(stage, teller).play()
+    outbox = OutboxScenes(stage, teller).play()
+    pointers = _leave_running(stage, scenes) if options.keep else _end(teller, stage)
+    found = _findings(scenes, ways, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s)
+    return found, pointers
+
+
+def _require_packages() -> None:
+    for name in NEEDS:
+        if importlib.util.find_spec(name) is None:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+def _introduce(teller: Teller, options: DemoOptions, stage: Stage) -> None:
+    fate = "goes on afterwards, until `holdfast demo down`" if options.keep else "is gone afterwards"
+    teller.open(
+        "holdfast demo",
+        f"{options.clients:,} clients share {options.claims:,} partitions through a real Kafka. Two workers fold what they write into a table, one "
+        "of them is killed, and Spark folds the same log again. Then three services claim the partitions of a topic, and an outbox in SQLite is "
+        "published; each loses a process to SIGKILL in the middle. All of it runs on this machine, reachable from nowhere else, in "
+        f"{stage.folder}, and {fate}.",
+    )
+
+
+def _start_broker(teller: Teller, stage: Stage) -> None:
+    with teller.step("Start a Kafka broker"):
+        teller.waiting("looking for Java and the jars")
+        jars.find_java()
+        jars.class_path(progress=lambda words: teller.say(f"{words[:1].upper()}{words[1:]}."))
+        spark_jars(progress=lambda words: teller.say(f"{words[:1].upper()}{words[1:]}."))
+        teller.waiting("waiting until it answers")
+        began_s = system_clock.monotonic_s()
+        stage.start_broker()
+        took_s = system_clock.monotonic_s() - began_s
+        teller.say(f"Kafka {jars.KAFKA_VERSION}, one KRaft node, answers at {stage.cluster.bootstrap} after {took_s:.1f} s.")
+
+
+def _end(teller: Teller, stage: Stage) -> Pointers:
+    with teller.step("End everything"):
+        teller.waiting("ending the workers and the broker")
+        started = [(worker.name, worker.pid, worker.birth) for worker in (*stage.workers, *stage.actors)]
+        nodes = [node.pid for node in stage.cluster.status()]
+        stage.close(keep_logs=False)
+        left = [name for name, pid, birth in started if birth is not None and processes.is_alive(pid, birth)]
+        left += [f"broker node {node.node_id}" for node in stage.cluster.status() if node.condition != "stopped"]
+        if left or stage.folder.exists():
+            raise DemoError(
+                f"still there: {', '.join([*left, *([str(stage.folder)] if stage.folder.exists() else [])])}; end or remove it yourself"
+            )
+        teller.say(
+            f"{len(stage.workers)} workers, {len(stage.actors)} services and harvesters, {len(nodes)} broker node, Spark's JVM and {stage.folder} are gone."
+        )
+    return [
+        ("look around", f"{_program()} demo --keep    the same, left running, with its addresses"),
+        ("your own", "examples/counting.py    a whole application: one decode, one fold, one table"),
+        ("services", "examples/billing.py, examples/ordering.py    a service that claims; an outbox in ten lines"),
+        ("the rules", "docs/PROTOCOL.md    what the workers made of the frames, and why"),
+    ]
+
+
+def _leave_running(stage: Stage, scenes: Scenes) -> Pointers:
+    child = fleet_process.start(scenes.fleet, stage.folder, stage.config, partitions=PARTITIONS)
+    birth = processes.birth_of(child.pid)
+    if birth is None:
+        raise DemoError(f"the fleet ended at once; see {stage.folder / 'fleet.log'}")
+    stage.also(Running(name="fleet", pid=child.pid, birth=birth))
+    stage.leave_running()
+    holdfast, (place, url) = f"{_program()} --config {_shown(stage.config)}", min(scenes.seen.owners.items())
+    return [
+        ("running", f"Kafka at {stage.cluster.bootstrap}, the fleet at a tenth of its pace, and two workers:"),
+        *((worker.name, f"{worker.url}/tables  {worker.url}/metrics") for worker in stage.workers),
+        ("watch", f"{holdfast} claims watch"),
+        ("a page of rows", f"curl '{url}/tables/claims/{place}/scan?limit=3'"),
+        ("prove it again", f"{holdfast} verify claims"),
+        ("logs and data", str(stage.folder)),
+        ("end it", f"{_program()} demo down" + ("" if stage.is_default else f" --dir {_shown(stage.folder)}")),
+    ]
+
+
+def _program() -> str:
+    """Return how to call holdfast from here."""
+    beside = Path(sys.executable).with_name("holdfast")
+    return "holdfast" if shutil.which("holdfast") or not beside.exists() else _shown(beside)
+
+
+def _shown(path: Path) -> str:
+    """Return *path* as short as it can be typed in this folder."""
+    return str(path.relative_to(Path.cwd())) if path.is_relative_to(Path.cwd()) else str(path)
+
+
+def _findings(
+    scenes: Scenes, ways: Sequence[Way], claimed: ClaimFindings, outbox: OutboxFindings, *, rows: int, elapsed_s: float
+) -> Findings:
+    seen, counts, plan = scenes.seen, scenes.fleet.counts, scenes.fleet.plan
+    return Findings(
+        records=sum(end + 1 for end in seen.ends.values()),
+        rows=rows,
+        clients=plan.clients,
+        claims=plan.claims,
+        handovers=counts.handovers,
+        restarts=counts.restarts,
+        refused=counts.zombies,
+        live_rate=seen.live_records / seen.live_s,
+        visible_s=seen.visible_s,
+        takeover_s=seen.takeover_s,
+        session_timeout_s=SESSION_TIMEOUT_S,
+        ways=ways,
+        claimed=claimed,
+        outbox=outbox,
+        elapsed_s=elapsed_s,
+    )

@@ -1,0 +1,1 @@
+"""The classic group coordinator, with Kafka's states, timers and error codes."""

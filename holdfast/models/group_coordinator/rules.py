@@ -1,0 +1,401 @@
+"""The classic group coordinator as a fold of requests, with Kafka's states, timers and error codes (PROTOCOL.md#the-classic-coordinator).
+
+`step` takes a group, a request and its time, and returns the group and the replies. Joins and syncs wait in the group until they are
+answered. Deadlines that have passed are worked off first, each at its own time, so the result does not depend on when somebody looks.
+Names of rules are those of Kafka's GroupMetadataManager.
+"""
+
+from __future__ import annotations
+
+from typing import Any, assert_never
+
+import msgspec
+
+from holdfast.core.groups.codes import GroupCode, chosen_protocol
+from holdfast.models.group_coordinator.types import (
+    NO_GENERATION,
+    ClassicGroup,
+    ClassicMember,
+    Commit,
+    Delete,
+    Heartbeat,
+    Join,
+    Leave,
+    Look,
+    Reply,
+    Request,
+    State,
+    Sync,
+)
+
+Known = ClassicMember | GroupCode
+
+
+def step(group: ClassicGroup, request: Request, at_ms: int) -> tuple[ClassicGroup, list[Reply]]:
+    """Apply *request* at *at_ms*, after all deadlines up to then."""
+    context = TransitionContext(group)
+    context.pass_time(at_ms)
+    context.take(request, at_ms)
+    return context.group, context.replies
+
+
+class TransitionContext:
+    """One request's way through a group: *group* is what became of it, *replies* who was answered."""
+
+    def __init__(self, group: ClassicGroup) -> None:
+        self.group = group
+        self.replies: list[Reply] = []
+
+    def take(self, request: Request, at_ms: int) -> None:
+        """Apply *request*."""
+        match request:
+            case Join():
+                self._join(request, at_ms)
+            case Sync():
+                self._sync(request, at_ms)
+            case Heartbeat():
+                self._answer(request.request, self._heartbeat(request, at_ms))
+            case Leave():
+                self._answer(request.request, self._leave(request, at_ms))
+            case Commit():
+                self._answer(request.request, self._commit(request, at_ms))
+            case Delete():
+                self._delete(request)
+            case Look():
+                pass
+            case _:
+                assert_never(request)
+
+    # -- changes
+
+    def _set(self, **changes: Any) -> None:
+        self.group = msgspec.structs.replace(self.group, **changes)
+
+    def _change(self, member: ClassicMember, **changes: Any) -> ClassicMember:
+        after = msgspec.structs.replace(member, **changes)
+        self._set(members=tuple(after if each.member_id == member.member_id else each for each in self.group.members))
+        return after
+
+    def _answer(self, request: int, code: GroupCode, member_id: str = "") -> None:
+        self.replies.append(Reply(request, code, member_id))
+
+    # -- time
+
+    def pass_time(self, at_ms: int) -> None:
+        """Work off every deadline up to *at_ms*, the earliest first, ties in this order: joining, syncing, sessions, ids."""
+        while (due := self._due()) is not None and due[0] <= at_ms:
+            when_ms, _, what = due
+            if what == "join":
+                self._join_is_over(when_ms)
+            elif what == "sync":
+                late = {each.member_id for each in self.group.members if not each.synced and each.sync is None}
+                self._set(sync_ends_ms=None)
+                if late:
+                    self._remove(late, when_ms)
+            elif what == "session":
+                self._remove(
+                    {each.member_id for each in self.group.members if _session_runs(each) and each.session_ends_ms <= when_ms}, when_ms
+                )
+            else:
+                self._set(pending=tuple(each for each in self.group.pending if each[1] > when_ms))
+                self._maybe_complete(when_ms)
+
+    def _due(self) -> tuple[int, int, str] | None:
+        group, due = self.group, []
+        if group.join_ends_ms is not None:
+            due.append((group.join_ends_ms, 0, "join"))
+        if group.sync_ends_ms is not None:
+            due.append((group.sync_ends_ms, 1, "sync"))
+        due += [(each.session_ends_ms, 2, "session") for each in group.members if _session_runs(each)]
+        due += [(until_ms, 3, "id") for _, until_ms in group.pending]
+        return min(due, default=None)
+
+    def _join_is_over(self, at_ms: int) -> None:
+        group = self.group
+        if group.join_limit_ms is not None and group.newcomers and at_ms < group.join_limit_ms:
+            # Somebody came while the first join waited: others may be on their way.
+            self._set(join_ends_ms=min(at_ms + group.settings.initial_delay_ms, group.join_limit_ms), newcomers=False)
+            return
+        self._complete(at_ms)
+
+    # -- joining
+
+    def _join(self, said: Join, at_ms: int) -> None:
+        group, limits = self.group, self.group.settings
+        if group.state is State.DEAD:
+            return self._answer(said.request, GroupCode.COORDINATOR_NOT_AVAILABLE, said.member_id)
+        if not limits.session_low_ms <= said.session_ms <= limits.session_high_ms:
+            return self._answer(said.request, GroupCode.INVALID_SESSION_TIMEOUT, said.member_id)
+        if said.member_id == "":
+            return self._newcomer(said, at_ms)
+        if said.member_id in dict(group.pending) and said.instance_id is None:
+            return self._add(said, said.member_id, at_ms)
+        member = self._known(said.member_id, said.instance_id)
+        if isinstance(member, GroupCode):
+            return self._answer(said.request, member, said.member_id)
+        if not self._fits(said, besides=member.member_id):
+            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, said.member_id)
+        return self._rejoin(member, said, at_ms)
+
+    def _newcomer(self, said: Join, at_ms: int) -> None:
+        before = self.group.static(said.instance_id)
+        if before is not None:
+            if not self._fits(said, besides=before.member_id):
+                return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL)
+            return self._replace(before, said, at_ms)
+        if said.instance_id is None and said.requires_id:
+            if len(self.group.members) >= self.group.settings.max_size:
+                return self._answer(said.request, GroupCode.GROUP_MAX_SIZE_REACHED)
+            self._set(pending=(*self.group.pending, (said.new_id, at_ms + said.session_ms)))
+            return self._answer(said.request, GroupCode.MEMBER_ID_REQUIRED, said.new_id)
+        return self._add(said, said.new_id, at_ms)
+
+    def _fits(self, said: Join, besides: str = "") -> bool:
+        others = [tuple(name for name, _ in each.protocols) for each in self.group.members if each.member_id != besides]
+        return chosen_protocol([*others, tuple(name for name, _ in said.protocols)]) is not None
+
+    def _add(self, said: Join, member_id: str, at_ms: int) -> None:
+        if not self._fits(said):
+            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
+        if len(self.group.members) >= self.group.settings.max_size:
+            self._set(pending=tuple(each for each in self.group.pending if each[0] != member_id))
+            return self._answer(said.request, GroupCode.GROUP_MAX_SIZE_REACHED)
+        member = ClassicMember(
+            member_id=member_id,
+            instance_id=said.instance_id,
+            protocols=said.protocols,
+            session_ms=said.session_ms,
+            rebalance_ms=said.rebalance_ms,
+            session_ends_ms=at_ms + said.session_ms,
+            join=said.request,
+        )
+        pending = tuple(each for each in self.group.pending if each[0] != member_id)
+        leader = self.group.leader if self.group.member(self.group.leader) is not None else member_id
+        first = self.group.state is State.PREPARING and self.group.join_limit_ms is not None
+        self._set(members=(*self.group.members, member), pending=pending, leader=leader, newcomers=first or self.group.newcomers)
+        return self._prepare(at_ms)
+
+    def _rejoin(self, member: ClassicMember, said: Join, at_ms: int) -> None:
+        changed = member.protocols != said.protocols
+        state = self.group.state
+        if state is State.PREPARING or changed or (state is State.STABLE and member.member_id == self.group.leader):
+            self._park(member, said, at_ms)
+            return self._prepare(at_ms)
+        self._change(member, session_ends_ms=at_ms + member.session_ms)
+        self.replies.append(self._joined(member, said.request))
+        return None
+
+    def _park(self, member: ClassicMember, said: Join, at_ms: int) -> ClassicMember:
+        return self._change(
+            member,
+            protocols=said.protocols,
+            session_ms=said.session_ms,
+            rebalance_ms=said.rebalance_ms,
+            session_ends_ms=at_ms + said.session_ms,
+            join=said.request,
+        )
+
+    def _replace(self, before: ClassicMember, said: Join, at_ms: int) -> None:
+        """A static member is back under a new id: the old id is fenced, and in a stable group nothing else changes (KIP-345)."""
+        for waiting in (before.join, before.sync):
+            if waiting is not None:
+                self._answer(waiting, GroupCode.FENCED_INSTANCE_ID, before.member_id)
+        led = self.group.leader == before.member_id
+        self._change(before, member_id=said.new_id, join=None, sync=None)
+        if led:
+            self._set(leader=said.new_id)
+        member = self.group.member(said.new_id)
+        assert member is not None
+        member = self._change(
+            member,
+            protocols=said.protocols,
+            session_ms=said.session_ms,
+            rebalance_ms=said.rebalance_ms,
+            session_ends_ms=at_ms + said.session_ms,
+        )
+        if self.group.state is State.STABLE and self._chosen() == self.group.protocol:
+            self.replies.append(self._joined(member, said.request)._replace(skip_assignment=led))
+            return
+        self._change(member, join=said.request)
+        self._prepare(at_ms)
+
+    def _joined(self, member: ClassicMember, request: int) -> Reply:
+        group = self.group
+        listed = tuple((each.member_id, each.subscription(group.protocol)) for each in group.members)
+        leads = member.member_id == group.leader
+        return Reply(request, GroupCode.NONE, member.member_id, group.generation, group.protocol, group.leader, listed if leads else ())
+
+    def _chosen(self) -> str:
+        return chosen_protocol([tuple(name for name, _ in each.protocols) for each in self.group.members]) or ""
+
+    # -- rebalancing
+
+    def _prepare(self, at_ms: int) -> None:
+        """PrepareRebalance, unless one is under way; then see whether everybody has joined."""
+        group = self.group
+        if group.state is not State.PREPARING:
+            for each in group.members:
+                if each.sync is not None:
+                    self._answer(each.sync, GroupCode.REBALANCE_IN_PROGRESS, each.member_id)
+            members = tuple(msgspec.structs.replace(each, sync=None, synced=False) for each in group.members)
+            limit_ms = at_ms + max((each.rebalance_ms for each in members), default=0)
+            first = group.state is State.EMPTY
+            self._set(
+                state=State.PREPARING,
+                members=members,
+                join_ends_ms=min(at_ms + group.settings.initial_delay_ms, limit_ms) if first else limit_ms,
+                join_limit_ms=limit_ms if first else None,
+                newcomers=False,
+                sync_ends_ms=None,
+            )
+        self._maybe_complete(at_ms)
+
+    def _maybe_complete(self, at_ms: int) -> None:
+        group = self.group
+        if (
+            group.state is State.PREPARING
+            and group.join_limit_ms is None
+            and not group.pending
+            and all(each.join is not None for each in group.members)
+        ):
+            self._complete(at_ms)
+
+    def _complete(self, at_ms: int) -> None:
+        """CompleteJoin: who did not join is gone, but for static members; the others are the next generation."""
+        members = tuple(each for each in self.group.members if each.join is not None or each.instance_id is not None)
+        joined = [each.member_id for each in members if each.join is not None]
+        self._set(members=members)
+        if members and not joined:
+            self._set(join_ends_ms=at_ms + max(each.rebalance_ms for each in members), join_limit_ms=None)
+            return  # nobody is there to lead: wait for one of the static members
+        self._set(join_ends_ms=None, join_limit_ms=None, newcomers=False, generation=self.group.generation + 1)
+        if not members:
+            self._set(state=State.EMPTY, protocol="", leader="")
+            return
+        leader = self.group.leader if self.group.leader in joined else joined[0]
+        sync_ends_ms = at_ms + max(each.rebalance_ms for each in members)
+        self._set(state=State.COMPLETING, leader=leader, protocol=self._chosen(), sync_ends_ms=sync_ends_ms)
+        for each in self.group.members:
+            if each.join is not None:
+                self.replies.append(self._joined(each, each.join))
+                self._change(each, join=None, sync=None, synced=False, session_ends_ms=at_ms + each.session_ms)
+            else:
+                self._change(each, synced=True)  # it never joined, so it need not sync
+
+    def _remove(self, gone: set[str], at_ms: int) -> None:
+        for each in self.group.members:
+            for waiting in (each.join, each.sync) if each.member_id in gone else ():
+                if waiting is not None:
+                    self._answer(waiting, GroupCode.UNKNOWN_MEMBER_ID, each.member_id)
+        members = tuple(each for each in self.group.members if each.member_id not in gone)
+        leader = (
+            self.group.leader if self.group.leader not in gone else next((each.member_id for each in members if each.join is not None), "")
+        )
+        self._set(members=members, leader=leader)
+        if self.group.state in (State.STABLE, State.COMPLETING):
+            self._prepare(at_ms)
+        else:
+            self._maybe_complete(at_ms)
+
+    # -- the other requests
+
+    def _known(self, member_id: str, instance_id: str | None) -> Known:
+        """validateMember: the member of a request, or what the request is refused with."""
+        if instance_id is not None:
+            static = self.group.static(instance_id)
+            if static is None:
+                return GroupCode.UNKNOWN_MEMBER_ID
+            if static.member_id != member_id:
+                return GroupCode.FENCED_INSTANCE_ID
+        member = self.group.member(member_id)
+        return GroupCode.UNKNOWN_MEMBER_ID if member is None else member
+
+    def _of_generation(self, member_id: str, instance_id: str | None, generation: int) -> Known:
+        if self.group.state is State.DEAD:
+            return GroupCode.COORDINATOR_NOT_AVAILABLE
+        member = self._known(member_id, instance_id)
+        if not isinstance(member, GroupCode) and generation != self.group.generation:
+            return GroupCode.ILLEGAL_GENERATION
+        return member
+
+    def _sync(self, said: Sync, at_ms: int) -> None:
+        member = self._of_generation(said.member_id, said.instance_id, said.generation)
+        if isinstance(member, GroupCode):
+            return self._answer(said.request, member, said.member_id)
+        if said.protocol is not None and said.protocol != self.group.protocol:
+            return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, said.member_id)
+        if self.group.state is State.PREPARING:
+            return self._answer(said.request, GroupCode.REBALANCE_IN_PROGRESS, said.member_id)
+        member = self._change(member, synced=True, session_ends_ms=at_ms + member.session_ms)
+        if self.group.state is State.STABLE:
+            self.replies.append(self._synced(member, said.request))
+            return None
+        self._change(member, sync=said.request)
+        if member.member_id == self.group.leader:
+            self._assign(dict(said.assignments), at_ms)
+        return None
+
+    def _assign(self, assignments: dict[str, bytes], at_ms: int) -> None:
+        """The leader has spoken: whom it forgot gets nothing. Who has not synced yet still must."""
+        for each in self.group.members:
+            after = self._change(each, assignment=assignments.get(each.member_id, b""), sync=None)
+            if each.sync is not None:
+                self._change(after, session_ends_ms=at_ms + each.session_ms)
+                self.replies.append(self._synced(after, each.sync))
+        self._set(state=State.STABLE)
+
+    def _synced(self, member: ClassicMember, request: int) -> Reply:
+        group = self.group
+        return Reply(
+            request, GroupCode.NONE, member.member_id, group.generation, group.protocol, group.leader, assignment=member.assignment
+        )
+
+    def _heartbeat(self, said: Heartbeat, at_ms: int) -> GroupCode:
+        member = self._of_generation(said.member_id, said.instance_id, said.generation)
+        if isinstance(member, GroupCode):
+            return member
+        self._change(member, session_ends_ms=at_ms + member.session_ms)
+        return GroupCode.REBALANCE_IN_PROGRESS if self.group.state is State.PREPARING else GroupCode.NONE
+
+    def _leave(self, said: Leave, at_ms: int) -> GroupCode:
+        if self.group.state is State.DEAD:
+            return GroupCode.COORDINATOR_NOT_AVAILABLE
+        if said.member_id in dict(self.group.pending):
+            self._set(pending=tuple(each for each in self.group.pending if each[0] != said.member_id))
+            self._maybe_complete(at_ms)
+            return GroupCode.NONE
+        member: Known | None = (
+            self.group.static(said.instance_id) if said.member_id == "" else self._known(said.member_id, said.instance_id)
+        )
+        if member is None:
+            return GroupCode.UNKNOWN_MEMBER_ID
+        if isinstance(member, GroupCode):
+            return member
+        self._remove({member.member_id}, at_ms)
+        return GroupCode.NONE
+
+    def _commit(self, said: Commit, at_ms: int) -> GroupCode:
+        if said.generation == NO_GENERATION and said.member_id == "" and said.instance_id is None:
+            if self.group.state is State.DEAD:
+                return GroupCode.COORDINATOR_NOT_AVAILABLE
+            return GroupCode.NONE if self.group.state is State.EMPTY else GroupCode.UNKNOWN_MEMBER_ID
+        member = self._of_generation(said.member_id, said.instance_id, said.generation)
+        if isinstance(member, GroupCode):
+            return member
+        if self.group.state is State.COMPLETING:
+            return GroupCode.REBALANCE_IN_PROGRESS
+        self._change(member, session_ends_ms=at_ms + member.session_ms)
+        return GroupCode.NONE
+
+    def _delete(self, said: Delete) -> None:
+        for each in self.group.members:
+            for waiting in (each.join, each.sync):
+                if waiting is not None:
+                    self._answer(waiting, GroupCode.COORDINATOR_NOT_AVAILABLE, each.member_id)
+        self._set(state=State.DEAD, members=(), pending=(), join_ends_ms=None, join_limit_ms=None, sync_ends_ms=None, leader="")
+        self._answer(said.request, GroupCode.NONE)
+
+
+def _session_runs(member: ClassicMember) -> bool:
+    """Who waits for an answer of the coordinator cannot be blamed for silence."""
+    return member.join is None and member.sync is None

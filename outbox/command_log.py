@@ -1,0 +1,258 @@
+"""Following what the harvesters of one outbox are told, and answering it: every process hears everything, each answers for what it leads.
+
+A command gets one answer from each shard, whatever becomes of the leaders meanwhile. Who leads a shard when a command comes answers;
+if it is killed before that, whoever leads next does, as long as somebody waits. Before answering, a harvester reads the answers to
+their end, having led the shard before that: what a predecessor still said is then known, and it can say nothing more, since its lease
+is over. The answer of a process that was frozen between that look and its answer comes second, and second answers do not count.
+"""
+
+from __future__ import annotations
+
+import logging
+import threading
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
+from typing import Any, Protocol
+
+import msgspec
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.errors import BrokerError, HoldfastError
+from holdfast.kafka.codes import is_end, is_of_group
+from holdfast.outbox.commands import END_S, POLL_S, Answer, Command, Reader, Verb, end_of, read_answer, read_command
+from holdfast.outbox.settings import HarvestSettings
+
+logger = logging.getLogger(__name__)
+
+SOON_S = 0.02
+GRACE_S = 2.0
+"""A pause is answered once nothing is on its way any more, a new leader's commands once its term has begun; or after this."""
+HISTORY_MS = 700_000
+"""Answers of the last minutes are read at the start: nobody waits longer for one."""
+LIMIT_REMEMBERED = 4_096
+
+
+class Desk(Protocol):
+    """What a harvester is to those who tell it something."""
+
+    def obey(self, command: Command) -> None:
+        """Do as told."""
+
+    def caught_up(self) -> None:
+        """Everything that was said before this process came has been heard."""
+
+    def leads(self, shard: int) -> bool:
+        """Return whether this process leads *shard* right now."""
+
+    def is_settled(self, shard: int, verb: Verb) -> bool:
+        """Return whether what it says of *shard* now is worth saying."""
+
+    def answer(self, command: Command, shard: int) -> Answer:
+        """Return what *shard* says."""
+
+    def failed(self, error: HoldfastError) -> None:
+        """Nothing more will be heard."""
+
+
+class Orders:
+    """The commands that are open, and which shards have answered them; a fold of both topics, in any order of the two."""
+
+    def __init__(self, shards: int) -> None:
+        self._shards = shards
+        self._open: OrderedDict[str, tuple[Command, int]] = OrderedDict()
+        self._answered: OrderedDict[str, set[int]] = OrderedDict()
+
+    def hear(self, command: Command, ends_ms: int) -> None:
+        """Note a command whose answers are waited for until *ends_ms*; the oldest is forgotten when there are very many."""
+        self._open[command.id] = command, ends_ms
+        while len(self._open) > LIMIT_REMEMBERED:
+            self._open.popitem(last=False)
+
+    def hear_answer(self, answer_id: str, shard: int) -> None:
+        """Note that a shard has answered."""
+        self._answered.setdefault(answer_id, set()).add(shard)
+        while len(self._answered) > 2 * LIMIT_REMEMBERED:
+            self._answered.popitem(last=False)
+
+    def unsay(self, answer_id: str, shard: int) -> None:
+        """Note that an answer did not get through."""
+        self._answered.get(answer_id, set()).discard(shard)
+
+    def owed(self, now_ms: int) -> Iterator[tuple[Command, int]]:
+        """Yield which shard owes an answer to which command that somebody may still wait for, in the order of the commands."""
+        for command, ends_ms in list(self._open.values()):
+            if ends_ms < now_ms:
+                del self._open[command.id]
+                continue
+            answered = self._answered.get(command.id, set())
+            yield from ((command, shard) for shard in range(self._shards) if shard not in answered)
+
+
+class Follower(threading.Thread):
+    """Hears commands, has *hear* act on each (from this thread; it returns when that is done), and answers for *desk*."""
+
+    def __init__(self, settings: HarvestSettings, desk: Desk, hear: Callable[[Command], None], clock: Clock = system_clock) -> None:
+        super().__init__(name="holdfast-outbox-commands", daemon=True)
+        self._settings, self._desk, self._hear, self._clock = settings, desk, hear, clock
+        self._orders = Orders(settings.shards)
+        self._ended = threading.Event()
+        self._reader: Reader | None = None
+        self._producer: Any = None
+        self._at: dict[str, int] = {}
+        """How far each topic has been read."""
+        self._history: tuple[int, list[Command]] = 0, []
+        """Where what is said from now on begins, and what was said before."""
+        self._waiting_s: dict[tuple[str, int], float] = {}
+        """Since when an answer waits for its shard to settle."""
+
+    def open(self) -> None:
+        """Connect; raises BrokerError when the cluster cannot be asked."""
+        settings = self._settings
+        commands, answers = settings.commands_topic, settings.answers_topic
+        self._reader = reader = Reader(settings)
+        try:
+            end = end_of(reader.consumer, answers, self._clock)
+            since = TopicPartition(answers, 0, self._clock.now_ms() - HISTORY_MS)
+            (found,) = reader.consumer.offsets_for_times([since], timeout=END_S)
+            begin = found.offset if found.error is None and found.offset >= 0 else end
+            self._at = {commands: 0, answers: begin}
+            self._history = end_of(reader.consumer, commands, self._clock), []
+            reader.begin(self._at)
+        except KafkaException as error:
+            reader.close()
+            raise BrokerError(f"topic {commands}: {error.args[0].str()}; check that the broker is reachable") from error
+        self._producer = Producer({**settings.kafka.producer(), "message.timeout.ms": 10_000, "enable.idempotence": True})
+        self.start()
+
+    def close(self, timeout_s: float) -> None:
+        """End the thread."""
+        self._ended.set()
+        if self.is_alive():
+            self.join(timeout_s)
+
+    @property
+    def ended(self) -> bool:
+        """Whether nothing more is heard."""
+        return self._ended.is_set()
+
+    def run(self) -> None:
+        assert self._reader is not None
+        try:
+            if self._read_to(self._settings.commands_topic, self._history[0], None):
+                self._relive()
+                self._desk.caught_up()
+            wait_s = POLL_S
+            while not self._ended.is_set():
+                self._take(self._reader.poll(wait_s))
+                wait_s = SOON_S if self._answer_all() else POLL_S
+        except Exception as error:
+            if not self._ended.is_set():  # a harvester that is deaf would publish through a pause, or never begin
+                logger.exception("outbox %s: its commands are not heard any more", self._settings.name)
+                self._desk.failed(HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}"))
+        finally:
+            self._reader.close()
+            self._producer.flush(POLL_S)
+
+    # -- hearing
+
+    def _read_to(self, topic: str, end: int, timeout_s: float | None) -> bool:
+        """Read on until *topic* has been read to *end*; return whether it has."""
+        assert self._reader is not None
+        until_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        while self._at[topic] < end:
+            if self._ended.is_set() or (until_s is not None and self._clock.monotonic_s() > until_s):
+                return False
+            self._take(self._reader.poll(POLL_S))
+        return True
+
+    def _take(self, message: Message | None) -> None:
+        if message is None:
+            return
+        topic, offset, error = message.topic() or "", message.offset() or 0, message.error()
+        if error is not None:
+            if is_end(error):
+                self._at[topic] = max(self._at[topic], offset)
+            elif not is_of_group(error):  # the group is named, as a consumer must, and never joined
+                logger.warning("commands of outbox %s: %s", self._settings.name, error.str())
+            return
+        self._at[topic] = offset + 1
+        value = message.value()
+        if value is None:
+            return
+        try:
+            if topic == self._settings.commands_topic:
+                self._command(read_command(value), offset)
+            else:
+                answer = read_answer(value)
+                self._orders.hear_answer(answer.id, answer.shard)
+        except msgspec.DecodeError as error:
+            logger.warning("outbox %s: record %d of %s is not understood: %s", self._settings.name, offset, topic, error)
+
+    def _command(self, command: Command, offset: int) -> None:
+        end, old = self._history
+        # Whoever asks may have another clock, so what is heard at once is waited for from now on.
+        self._orders.hear(command, (command.at_ms if offset < end else self._clock.now_ms()) + command.wait_ms)
+        if offset < end:
+            old.append(command)
+            if len(old) > LIMIT_REMEMBERED:
+                old[:] = self._of_effect(old)
+        else:
+            self._hear(command)
+
+    def _relive(self) -> None:
+        """Act on what was said before this process came, as far as it holds: the last pause or resume, and what is still waited for."""
+        for command in self._of_effect(self._history[1]):
+            self._hear(command)
+        self._history[1].clear()
+
+    def _of_effect(self, commands: list[Command]) -> list[Command]:
+        lasting = [command for command in commands if command.verb in (Verb.PAUSE, Verb.RESUME)][-1:]
+        now_ms = self._clock.now_ms()
+        return [command for command in commands if command in lasting or command.at_ms + command.wait_ms >= now_ms]
+
+    # -- answering
+
+    def _due(self) -> tuple[list[tuple[Command, int]], bool]:
+        """Return what is to be answered now, and whether there is more that is not settled yet."""
+        now_s, due, waiting_s = self._clock.monotonic_s(), list[tuple[Command, int]](), dict[tuple[str, int], float]()
+        for command, shard in self._orders.owed(self._clock.now_ms()):
+            if self._desk.leads(shard):
+                since_s = waiting_s[command.id, shard] = self._waiting_s.get((command.id, shard), now_s)
+                if self._desk.is_settled(shard, command.verb) or now_s >= since_s + GRACE_S:
+                    due.append((command, shard))
+        self._waiting_s = waiting_s
+        return due, len(due) < len(waiting_s)
+
+    def _answer_all(self) -> bool:
+        """Answer what is due; return whether to look again soon."""
+        due, later = self._due()
+        if not due:
+            return later
+        answers = self._settings.answers_topic
+        assert self._reader is not None
+        try:
+            _, end = self._reader.consumer.get_watermark_offsets(TopicPartition(answers, 0), timeout=END_S)
+        except KafkaException as error:
+            logger.warning("outbox %s: cannot answer yet: %s", self._settings.name, error.args[0].str())
+            return False
+        if not self._read_to(answers, end, END_S):
+            return False
+        led = {(command.id, shard) for command, shard in due}
+        for command, shard in self._due()[0]:
+            if (command.id, shard) in led:  # led before the end was asked for, and leads still
+                self._orders.hear_answer(command.id, shard)
+                self._produce(self._desk.answer(command, shard))
+        self._producer.flush(POLL_S)
+        return later
+
+    def _produce(self, answer: Answer) -> None:
+        def delivered(error: KafkaError | None, _: Message) -> None:
+            if error is not None:
+                logger.warning("outbox %s: an answer did not get through: %s", self._settings.name, error.str())
+                self._orders.unsay(answer.id, answer.shard)
+
+        try:
+            self._producer.produce(self._settings.answers_topic, msgspec.json.encode(answer), on_delivery=delivered)
+        except BufferError:
+            self._orders.unsay(answer.id, answer.shard)

@@ -1,0 +1,1 @@
+"""Publishing the rows of an outbox: the harvester, its two strategies, and what becomes of refused rows."""

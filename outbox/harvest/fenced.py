@@ -1,0 +1,328 @@
+"""Strategy `fenced`: rows and progress in one Kafka transaction, rows deleted afterwards; exactly once for readers of committed records.
+
+    fence -> read progress -> delete what was published -> { take the lowest rows -> publish them with progress -> delete them }
+
+Whatever moment a leader dies at, the next one repairs it. Before the commit, nobody has seen the records and the rows are still there.
+After it, the progress record names the rows, and they are deleted before anything else is published. A leader that wakes up after its
+successor has fenced it can publish nothing more, and what it deletes was published: only published rows are ever deleted.
+
+The rows of the next batch are taken while this one is being committed. They lie above it, and are taken only if nothing became visible
+below: a row that commits late has a lower id, and rows of its key may come after it.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Iterable, Sequence
+
+from confluent_kafka import TopicPartition
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.outbox.harvest import BatchSize, Books, producer_name
+from holdfast.errors import BrokerError
+from holdfast.kafka.codes import REFUSED_TOPIC, TOO_LARGE
+from holdfast.outbox.harvest.foreign import ForeignMarks, delete_watching
+from holdfast.outbox.harvest.leading import lead_on
+from holdfast.outbox.harvest.limits import TopicLimits
+from holdfast.outbox.harvest.publisher import Aborted, Publisher, Refused, Stopped, read_progress
+from holdfast.outbox.harvest.refusals import BACKOFF_S, Refusals
+from holdfast.outbox.harvest.shard import Term
+from holdfast.outbox.harvest.worker_thread import Pending
+from holdfast.outbox.schema.layouts import OutboxRow
+
+logger = logging.getLogger(__name__)
+
+FIRST_ROWS = 64
+ABORTS_IN_TURN = 5
+
+
+class FencedTerm:
+    """One term of one leader. `run` returns when it is over; whatever happens, what it leaves behind is repaired by the next one."""
+
+    def __init__(self, term: Term, clock: Clock = system_clock) -> None:
+        self._term, self._clock = term, clock
+        self._settings, self._desk, self._signals, self._stats = term.settings, term.desk, term.signals, term.stats
+        self._books = Books(producer_name(term.settings.name, term.shard))
+        self._size = BatchSize(
+            least=min(FIRST_ROWS, term.settings.batch_rows), most=term.settings.batch_rows, limit_bytes=term.settings.batch_bytes
+        )
+        self._refusals = Refusals(term, clock)
+        self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
+        self._foreign = ForeignMarks(clock) if "leader_id" in term.desk.rows.layout.kinds else None
+        self._publisher: Publisher | None = None
+        self._ahead: Pending[list[OutboxRow]] | None = None
+        self._deleting: tuple[Pending[tuple[int, list[tuple[int, str]]]], list[int]] | None = None
+
+    def run(self) -> None:
+        """Lead until told to stop; errors cost a pause and a new beginning, never the term."""
+        try:
+            lead_on(self._term, self._lead_once, self._books.producer)
+        finally:
+            self._limits.close()
+
+    def _lead_once(self) -> None:
+        try:
+            self._begin()
+            self._lead()
+        finally:
+            self._end()
+
+    # -- beginning and end
+
+    def _begin(self) -> None:
+        settings, signals = self._settings, self._signals
+        self._refusals.lead()  # also: no fence for a database that is away
+        self._books = books = Books(producer_name(settings.name, self._term.shard))
+        self._publisher = publisher = Publisher(
+            settings.producer(),
+            transactional_id=settings.transactional_id(self._term.shard),
+            progress=TopicPartition(settings.progress_topic, self._term.shard),
+            books=books,
+            transaction_timeout_s=settings.transaction_timeout_s,
+            commit_timeout_s=settings.commit_timeout_s,
+            uses_buckets=self._desk.rows.layout.sharded,
+            stopping=signals.abandoned,
+            limits=self._limits,
+            clock=self._clock,
+            **self._term.clients,
+        )
+        publisher.fence(signals.stopping)
+        records = read_progress(
+            settings.kafka.consumer(), settings.progress_topic, books, stopping=signals.stopping, timeout_s=settings.commit_timeout_s
+        )
+        books.begin()
+        found = sorted(books.published)
+        repaired = self._desk.call(self._desk.rows.delete, found) if found else 0
+        books.deleted(found)
+        self._stats.epoch = books.epoch
+        logger.info(
+            "outbox %s: epoch %d after %d progress records, %d published rows deleted",
+            books.producer,
+            books.epoch,
+            records,
+            repaired,
+            extra={"producer": books.producer, "epoch": books.epoch},
+        )
+
+    def _end(self) -> None:
+        """Let go of everything. What is still being deleted was published, so it may go on."""
+        self._ahead = self._deleting = None
+        self._stats.in_flight = 0
+        self._refusals.blocked.clear()
+        publisher, self._publisher = self._publisher, None
+        if publisher is not None:
+            publisher.close()
+
+    # -- the loop
+
+    def _lead(self) -> None:
+        while not self._signals.stopping():
+            if self._signals.rests():
+                self._signals.sleep(self._settings.idle_poll_s)
+                continue
+            if self._signals.flush.is_set():
+                self._hurry()
+            rows, full = self._next()
+            self._desk.look(rows)
+            if rows and self._is_watched(rows):
+                self._settle()
+                self._signals.sleep(self._settings.idle_poll_s)
+                continue
+            if rows:
+                self._desk.busy()
+                self._harvest(rows, full)
+                self._stats.trouble.ends()
+            else:
+                self._settle()
+                self._stats.trouble.ends()
+                self._desk.wait()
+        self._settle()
+
+    def _is_watched(self, rows: Sequence[OutboxRow]) -> bool:
+        """Return whether somebody else is at work on the table, so that *rows* must be left to him for now."""
+        foreign = self._foreign
+        if foreign is None:
+            return False
+        foreign.look(rows)
+        if why := foreign.refusal:
+            self._ahead = None
+            self._stats.last_error = why
+            self._stats.trouble.strikes("foreign marks", why)
+            return True
+        if foreign.waits:
+            foreign.settled(self._desk.call(self._desk.rows.marks))
+        return False
+
+    def _hurry(self) -> None:
+        """Try again now what is held."""
+        self._signals.flush.clear()
+        self._ahead = None
+        self._refusals.hurry()
+
+    def _next(self) -> tuple[list[OutboxRow], bool]:
+        """Return the rows to publish now, in order, and whether there are probably more."""
+        ahead, self._ahead = self._ahead, None
+        rows = ahead.result() if ahead is not None else []
+        if not rows:
+            rows = self._take(None, None).result()
+        size_bytes = sum(len(row.value or b"") + 100 for row in rows)
+        full = len(rows) >= self._size.rows
+        self._size.taken(len(rows), size_bytes)
+        return rows, full
+
+    def _take(self, after_id: int | None, expecting: int | None) -> Pending[list[OutboxRow]]:
+        found: Pending[list[OutboxRow]] = self._desk.submit(
+            self._desk.rows.take,
+            self._size.rows,
+            buckets=self._desk.buckets,
+            without_topics=self._refusals.held_topics(),
+            after_id=after_id,
+            expecting=expecting,
+        )
+        return found
+
+    def _harvest(self, rows: list[OutboxRow], full: bool) -> None:
+        """Publish what can be published of *rows*, and have it deleted."""
+        last_id = rows[-1].id
+        fit = self._refusals.without_refused_topics(rows, self._require_publisher().destinations)
+        whole = len(fit) == len(rows)
+        self._limits.look({row.topic for row in fit})
+        rows = self._refusals.without_too_large(fit, self._limits)
+        odd = any(row.attempts or row.flaw is not None or row.partition is not None for row in rows)
+        if full and not odd and whole:
+            expecting = len(rows)  # a row that has just failed is not taken, nor what waits for it
+
+            def meanwhile() -> None:
+                self._ahead = self._take(last_id, expecting)
+
+            self._publish(rows, meanwhile)
+        else:
+            for some in self._portions(rows) if odd else [rows]:
+                self._publish(some)
+        self._refusals.ended()
+
+    def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
+        """Yield *rows* in order, those apart that failed before; what cannot be published at all is dealt with on the way."""
+        plain: list[OutboxRow] = []
+        for row in rows:
+            flaw = row.flaw
+            if flaw is None and self._require_publisher().destinations.outside(row):
+                flaw = f"topic {row.topic} has no partition {row.partition}"
+            if flaw is not None or row.attempts:
+                yield plain
+                plain = []
+                if flaw is None:
+                    yield [row]
+                elif not self._refusals.is_blocked(row):
+                    self._refusals.failed(row, flaw)
+            else:
+                plain.append(row)
+        yield plain
+
+    def _publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
+        """Publish *rows* but those whose key is blocked; what Kafka refuses is found and held, and the others are published."""
+        todo = [rows]
+        while todo:
+            part = self._refusals.unblocked(todo.pop())
+            if not part:
+                continue
+            try:
+                count = self._commit(part, meanwhile)
+                todo.append(part[count:])
+            except Refused as refused:
+                self._ahead = None  # taken before it was known that a key must wait
+                todo += reversed(self._isolated(part, refused))
+                if self._signals.stopping():
+                    return
+            meanwhile = None
+
+    def _commit(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None) -> int:
+        """Publish *rows* in one transaction, again when it comes to nothing for a reason that passes; return how many it took."""
+        publisher = self._require_publisher()
+        turn = 0
+        while True:
+            self._settle_deleted()
+            self._stats.in_flight = len(rows)
+            try:
+                count = publisher.publish(rows, meanwhile)
+                self._published(rows[:count])
+                return count
+            except Aborted as error:
+                self._ahead = None
+                self._stats.aborted += 1
+                self._stats.last_error = str(error)
+                if turn == ABORTS_IN_TURN:
+                    raise BrokerError(f"{error}; {turn + 1} times in turn") from error
+                self._signals.sleep(BACKOFF_S * 2**turn)
+                if self._signals.abandoned():
+                    raise Stopped from error
+            turn += 1
+
+    def _published(self, rows: Sequence[OutboxRow]) -> None:
+        stats, now_ms = self._stats, self._clock.now_ms()
+        stats.published += len(rows)
+        stats.batches += 1
+        stats.in_flight = 0
+        stats.last_published_ms = now_ms
+        created_ms = rows[0].created_ms
+        if created_ms is not None:
+            stats.latency.observe(max(0, now_ms - created_ms) / 1000)
+        ids = [row.id for row in rows]
+        self._settle()
+        self._deleting = (self._desk.submit(delete_watching, self._desk.rows, ids), ids)
+
+    def _settle_deleted(self) -> None:
+        """Take note of rows that are gone by now, so that the next progress record need not name them."""
+        if self._deleting is not None and self._deleting[0].done:
+            self._settle()
+
+    def _settle(self) -> None:
+        """Wait until what was published is deleted."""
+        if self._deleting is not None:
+            deleting, ids = self._deleting
+            self._deleting = None
+            _, marks = deleting.result()
+            self._books.deleted(ids)
+            if self._foreign is not None and self._foreign.others(marks):
+                self._foreign.moved()
+
+    # -- what Kafka refuses
+
+    def _isolated(self, rows: Sequence[OutboxRow], refused: Refused) -> list[Sequence[OutboxRow]]:
+        """Hold those of *rows* that are to blame, and return in which parts to publish the others.
+
+        A refused record takes its whole batch with it. So where several were in one, either the batch was too large, and will be cut
+        smaller; or they are halved until one is alone.
+        """
+        self._stats.refused += 1
+        self._settle()
+        destinations = self._require_publisher().destinations
+        if refused.why.code() in REFUSED_TOPIC:
+            for topic in {topic for topic, _ in refused.destinations}:
+                destinations.forget(topic)
+            left = self._refusals.without_refused_topics(rows, destinations)
+            if len(left) < len(rows):
+                return [left]
+        blamed = [rows[index] for index in refused.indexes] or list(rows if len(rows) == 1 else [])
+        if blamed and refused.why.code() in TOO_LARGE:
+            blamed = self._limits.refused(blamed)
+        elif len(blamed) != 1:
+            return self._halved(rows, refused)
+        for row in blamed:
+            if not self._refusals.is_blocked(row):
+                self._refusals.failed(row, str(refused))
+        ids = {row.id for row in blamed}
+        return [self._refusals.without_too_large([row for row in rows if row.id not in ids], self._limits)]
+
+    def _halved(self, rows: Sequence[OutboxRow], refused: Refused) -> list[Sequence[OutboxRow]]:
+        at = self._require_publisher().destinations.of(rows)
+        suspects = [row for row, destination in zip(rows, at, strict=True) if destination in refused.destinations and row.key is not None]
+        if not suspects or len(suspects) == len(rows):
+            middle = len(rows) // 2
+            return [rows[:middle], rows[middle:]]
+        ids = {row.id for row in suspects}
+        return [[row for row in rows if row.id not in ids], suspects]  # keys of other partitions, so no order is broken
+
+    def _require_publisher(self) -> Publisher:
+        assert self._publisher is not None
+        return self._publisher

@@ -1,0 +1,72 @@
+"""Marks of others in the table of a `fenced` harvester: reapers (or harvesters of strategy `mark`) that still run publish the same rows.
+
+A reaper marks rows, publishes and deletes them. It heeds no marks but its own, so nothing in the table can keep it off; what can be done
+is to see it at work and to leave the rows to it. Marks that stand still are what a reaper left behind when it ended: after a while these
+rows are published as all others.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from holdfast.clock import Clock, system_clock
+from holdfast.outbox.harvest.rows import OutboxRows
+from holdfast.outbox.schema.layouts import OutboxRow
+
+QUIET_S = 10.0
+"""How long nobody may have marked a row, or taken a marked one away, before this harvester publishes."""
+
+Mark = tuple[int, str]
+
+
+class ForeignMarks:
+    """What is known of marks in a table whose rows this harvester publishes without marking them."""
+
+    def __init__(self, clock: Clock = system_clock, quiet_s: float | None = None) -> None:
+        self._clock, self._quiet_s = clock, QUIET_S if quiet_s is None else quiet_s
+        self._moved_s: float | None = None
+        self._seen: frozenset[Mark] = frozenset()
+        self._left_behind: frozenset[Mark] = frozenset()
+
+    def look(self, rows: Iterable[OutboxRow]) -> None:
+        """Note the marks of the lowest rows, as they were just taken."""
+        found = frozenset((row.id, row.mark) for row in rows if row.mark is not None) - self._left_behind
+        if found != self._seen:
+            self._seen = found
+            self.moved()
+
+    def moved(self) -> None:
+        """Somebody else was seen at work."""
+        self._moved_s = self._clock.monotonic_s()
+
+    def others(self, marks: Iterable[Mark]) -> bool:
+        """Return whether there are marks among these that are not known to be left behind."""
+        return not self._left_behind.issuperset(marks)
+
+    @property
+    def refusal(self) -> str | None:
+        """Why nothing may be published now; None when nobody else is at work."""
+        if self._moved_s is None:
+            return None
+        quiet_s = self._clock.monotonic_s() - self._moved_s
+        if quiet_s >= self._quiet_s:
+            return None
+        return (
+            "rows bear marks in leader_id that are not this harvester's: a goharvest reaper, or a harvester of strategy mark, works on the "
+            f"same table, and rows would be published twice. Stop it; {self._quiet_s:g} s after its last mark this one goes on"
+        )
+
+    def settled(self, left_behind: Iterable[Mark]) -> None:
+        """Nobody has been at work for long: *left_behind* are all marks that are still there."""
+        self._left_behind, self._seen, self._moved_s = frozenset(left_behind), frozenset(), None
+
+    @property
+    def waits(self) -> bool:
+        """Whether somebody else was at work, and `settled` was not called since."""
+        return self._moved_s is not None
+
+
+def delete_watching(rows: OutboxRows, ids: Sequence[int]) -> tuple[int, list[Mark]]:
+    """Delete published rows, and return how many were there and which bore a mark by now."""
+    marks = rows.marks(ids)
+    return rows.delete(ids), marks

@@ -1,0 +1,46 @@
+"""Going on after errors: what a term does until it is over, the same for every strategy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from confluent_kafka import KafkaException
+
+from holdfast.errors import FencedError, HoldfastError, OutboxDatabaseError
+from holdfast.outbox.harvest.publisher import Stopped
+from holdfast.outbox.harvest.refusals import BACKOFF_S
+from holdfast.outbox.harvest.shard import Term
+from holdfast.outbox.harvest.worker_thread import Abandoned
+
+LIMIT_BACKOFF_S = 5.0
+
+
+def _kind(error: Exception) -> str:
+    if isinstance(error, OutboxDatabaseError):
+        return "database"
+    return "fenced" if isinstance(error, FencedError) else "broker"
+
+
+def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
+    """Call *lead*, which leads until it is told to stop, again after each error: that costs a pause, never the term.
+
+    Pauses grow while nothing is published in between. The term tells `stats.trouble` when it works again.
+    """
+    signals, stats, backoff_s = term.signals, term.stats, BACKOFF_S
+    stats.trouble.who = producer
+    while not signals.stopping():
+        published = stats.published
+        try:
+            lead()
+        except (Stopped, Abandoned):
+            pass
+        except (HoldfastError, KafkaException) as error:
+            stats.restarts += 1
+            stats.fenced += isinstance(error, FencedError)
+            stats.last_error = str(error)
+            stats.trouble.strikes(_kind(error), str(error))
+        if stats.published > published:
+            backoff_s = BACKOFF_S
+        if not signals.stopping():
+            signals.sleep(backoff_s)
+            backoff_s = min(backoff_s * 2, LIMIT_BACKOFF_S)

@@ -1,0 +1,336 @@
+"""Strategy `mark`: goharvest's mark, publish, purge or reset; at least once, and the order of goharvest.
+
+    mark the lowest rows -> publish them -> delete those that were delivered, take the mark off those that were not
+
+It publishes exactly what goharvest would (no headers of ours), to the table that goharvest has, and with `interop` in the election
+that goharvest's processes hold, so that they can be replaced one by one. What it does better is listed in docs/PROTOCOL.md.
+
+Order: rows of one key may be in flight together. The producer is idempotent and *gapless*: once a record is lost, nothing after it
+is appended, so a reader sees R0, R1, R1, R2 at worst, never R0, R2, R1. After a loss, what is left of the batch is published in ever
+smaller parts, until a row that is to blame is alone.
+
+The rows of the next batch are marked, and those of the last one deleted, while this one is on its way. When anything in it fails, what
+was marked ahead is given back: rows of a key that has to wait may be among them.
+"""
+
+from __future__ import annotations
+
+import logging
+import uuid
+from collections.abc import Callable, Iterable, Sequence
+from functools import partial
+from typing import Any
+
+from confluent_kafka import KafkaError, KafkaException, Message, Producer
+
+from holdfast.clock import Clock, system_clock
+from holdfast.core.outbox.harvest import BatchSize
+from holdfast.errors import BrokerError
+from holdfast.kafka.codes import REFUSED_RECORD, TOO_LARGE
+from holdfast.outbox.harvest.destinations import Destinations
+from holdfast.outbox.harvest.leading import lead_on
+from holdfast.outbox.harvest.limits import Rounds, TopicLimits
+from holdfast.outbox.harvest.marks import MarkedRows
+from holdfast.outbox.harvest.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, Stopped
+from holdfast.outbox.harvest.refusals import Refusals
+from holdfast.outbox.harvest.rows import Held
+from holdfast.outbox.harvest.shard import Term
+from holdfast.outbox.harvest.worker_thread import Pending
+from holdfast.outbox.schema.layouts import OutboxRow
+
+logger = logging.getLogger(__name__)
+
+FIRST_ROWS = 64
+
+
+class MarkTerm:
+    """One term of one leader. `run` returns when it is over; rows it leaves marked are marked anew by the next leader."""
+
+    def __init__(self, term: Term, clock: Clock = system_clock) -> None:
+        self._term, self._clock = term, clock
+        self._settings, self._desk, self._signals, self._stats = term.settings, term.desk, term.signals, term.stats
+        self._make_producer: Callable[[dict[str, Any]], Any] = term.clients.get("make_producer", Producer)
+        most = min(term.settings.batch_rows, term.settings.in_flight_rows)
+        self._size = BatchSize(least=min(FIRST_ROWS, most), most=most, limit_bytes=term.settings.batch_bytes)
+        self._marks = MarkedRows(term.desk.rows)
+        self._refusals = Refusals(term, clock)
+        self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
+        self._producer: Any = None
+        self._destinations = Destinations(None, uses_buckets=False, clock=clock)
+        self._leader_id = ""
+        self._held = Held(shard=term.shard, epoch=0)
+        self._delivered: set[int] = set()
+        """Rows that are on Kafka and still in the table."""
+        self._lost: set[int] = set()
+        """Rows that bear the mark and are not on their way."""
+        self._ahead: Pending[list[OutboxRow]] | None = None
+        self._purging: tuple[Pending[int], list[int]] | None = None
+
+    def run(self) -> None:
+        """Lead until told to stop; errors cost a pause and a new leader id, never the term."""
+        try:
+            lead_on(self._term, self._lead_once, self._settings.name)
+        finally:
+            self._drop_producer()
+            self._limits.close()
+
+    def _lead_once(self) -> None:
+        self._begin()
+        self._lead()
+
+    def _begin(self) -> None:
+        # Whether the last mark happened may be unknown. Marking under the same id would skip its rows; a new one takes them.
+        self._leader_id = str(uuid.uuid4())
+        self._ahead = self._purging = None
+        self._held = self._refusals.lead()
+        self._stats.epoch = self._held.epoch
+        # Published under another id of this process: these are this leader's to delete, whoever's mark they bear by now.
+        if self._delivered:
+            self._desk.call(self._desk.rows.delete, sorted(self._delivered))
+            self._delivered.clear()
+        self._lost.clear()
+        if self._producer is None:
+            self._open_producer()
+
+    def _lead(self) -> None:
+        while not self._signals.stopping():
+            if self._signals.rests():
+                self._signals.sleep(self._settings.idle_poll_s)
+                continue
+            if self._signals.flush.is_set():
+                self._signals.flush.clear()
+                self._refusals.hurry()
+            rows, full = self._next()
+            self._desk.look(rows)
+            if not rows:
+                self._settle()
+                self._stats.trouble.ends()
+                self._desk.wait()
+                continue
+            self._desk.busy()
+            try:
+                self._harvest(rows, full)
+                self._refusals.ended()
+                self._stats.trouble.ends()
+            finally:
+                self._stats.in_flight = 0
+        if not self._signals.abandoned():
+            self._give_back()
+            self._settle()
+
+    def _next(self) -> tuple[list[OutboxRow], bool]:
+        """Return the rows to publish now, in order, and whether there are probably more."""
+        ahead, self._ahead = self._ahead, None
+        rows = ahead.result() if ahead is not None else []
+        if not rows and not (self._desk.quiet and self._desk.call(self._desk.rows.count, limit=1) == 0):  # one statement, not four
+            rows = self._mark().result()
+        full = len(rows) >= self._size.rows
+        self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))
+        return rows, full
+
+    def _mark(self) -> Pending[list[OutboxRow]]:
+        marking: Pending[list[OutboxRow]] = self._desk.submit(
+            self._marks.mark,
+            self._size.rows,
+            self._leader_id,
+            held=self._held,
+            without_topics=self._refusals.held_topics(),
+        )
+        return marking
+
+    def _harvest(self, rows: Sequence[OutboxRow], full: bool) -> None:
+        """Publish *rows*, delete what was delivered and give back the rest."""
+        self._lost = {row.id for row in rows}
+        try:
+            fit = self._refusals.without_refused_topics(rows, self._destinations)
+            whole = len(fit) == len(rows)
+            self._limits.look({row.topic for row in fit})
+            fit = self._refusals.without_too_large(fit, self._limits)
+            if full and whole and not any(row.attempts or row.flaw is not None for row in fit):
+                self._ahead = self._mark()
+            for some in self._portions(fit):
+                self._publish(some)
+        except BaseException:
+            if not self._signals.abandoned():
+                self._give_back()
+                self._settle()
+            raise
+        if self._lost or not full:
+            self._settle()
+        else:
+            self._settle_purge()
+            ids = sorted(self._delivered)
+            self._purging = (self._desk.submit(self._marks.purge, ids, self._leader_id), ids)
+
+    def _give_back(self) -> None:
+        """Count what was marked ahead among what is lost."""
+        ahead, self._ahead = self._ahead, None
+        if ahead is not None:
+            self._lost.update(row.id for row in ahead.result())
+
+    def _settle_purge(self) -> None:
+        """Wait until the rows of the last batch are deleted."""
+        if self._purging is not None:
+            purging, ids = self._purging
+            self._purging = None
+            purging.result()
+            self._delivered.difference_update(ids)
+
+    def _settle(self) -> None:
+        """Delete what is delivered, take the mark off what is not."""
+        self._settle_purge()
+        delivered, lost = sorted(self._delivered), sorted(self._lost)
+        if delivered:
+            self._desk.call(self._marks.purge, delivered, self._leader_id)
+            self._delivered.difference_update(delivered)
+        if lost:
+            self._stats.resets += len(lost)
+            self._desk.call(self._marks.reset, lost, self._leader_id)
+            self._lost.clear()
+
+    def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
+        """Yield *rows* in order, so cut that no key has more than `key_in_flight` rows in a part, and rows that failed before alone."""
+        part: list[OutboxRow] = []
+        counts: dict[tuple[str, bytes | None], int] = {}
+        limit, whole = self._settings.key_in_flight, self._settings.key_in_flight >= self._size.most
+        for row in rows:
+            flaw = row.flaw
+            if flaw is not None or row.attempts:
+                yield part
+                part, counts = [], {}
+                if flaw is None:
+                    yield [row]
+                elif not self._refusals.is_blocked(row):
+                    self._refusals.failed(row, flaw)
+                continue
+            if not whole:
+                place = (row.topic, row.key)
+                counts[place] = counts.get(place, 0) + 1
+                if counts[place] > limit:
+                    yield part
+                    part, counts = [], {place: 1}
+            part.append(row)
+        yield part
+
+    def _publish(self, rows: Sequence[OutboxRow]) -> None:
+        """Publish *rows* but those whose key is blocked. After a loss, find the row to blame."""
+        todo = [rows]
+        while todo:
+            part = self._refusals.unblocked(todo.pop())
+            if not part:
+                continue
+            if self._signals.stopping():
+                raise Stopped
+            failed = self._send(part)
+            left = [row for row in part if row.id in self._lost]
+            self._count(part, left)
+            if left:
+                todo += reversed(self._parted(left, len(part), failed))
+
+    def _count(self, rows: Sequence[OutboxRow], left: Sequence[OutboxRow]) -> None:
+        self._stats.published += len(rows) - len(left)
+        self._stats.batches += 1
+        now_ms = self._clock.now_ms()
+        if len(left) < len(rows):
+            self._stats.last_published_ms = now_ms
+            if rows[0].created_ms is not None:
+                self._stats.latency.observe(max(0, now_ms - rows[0].created_ms) / 1000)
+
+    def _parted(self, left: list[OutboxRow], sent: int, failed: dict[int, KafkaError]) -> list[Sequence[OutboxRow]]:
+        """Hold those to blame for what is *left* of *sent* rows, and return in which parts to publish the others."""
+        self._stats.aborted += 1
+        self._give_back()
+        self._drop_producer()
+        self._open_producer()
+        refused = {row_id: error for row_id, error in failed.items() if error.code() in REFUSED_RECORD}
+        if not refused:
+            if self._signals.stopping():
+                raise Stopped
+            why = next(iter(failed.values()), None)
+            raise BrokerError(f"{len(left)} of {sent} rows were not delivered: {why.str() if why else 'no answer in time'}")
+        self._stats.refused += 1
+        blamed = [row for row in left if row.id in refused] or left[:1]
+        if all(refused[row.id].code() in TOO_LARGE for row in blamed if row.id in refused):
+            blamed = self._limits.refused(blamed)  # or the batch was too large, and is cut smaller from now on
+        elif len(blamed) > 1:
+            rest = left[left.index(blamed[0]) :]
+            middle = len(rest) // 2
+            return [left[: len(left) - len(rest)], rest[:middle], rest[middle:]]
+        why = next(iter(refused.values()))
+        for row in blamed:
+            if not self._refusals.is_blocked(row):
+                self._refusals.failed(row, f"{refused.get(row.id, why).name()}: {refused.get(row.id, why).str()}")
+        ids = {row.id for row in blamed}
+        return [self._refusals.without_too_large([row for row in left if row.id not in ids], self._limits)]
+
+    def _send(self, rows: Sequence[OutboxRow]) -> dict[int, KafkaError]:
+        """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the errors of the others."""
+        failed: dict[int, KafkaError] = {}
+        producer, sent = self._producer, list[int]()
+
+        def heard(row_id: int, error: KafkaError | None, _: Message) -> None:
+            if error is not None:  # nothing is said of the others
+                failed.setdefault(row_id, error)
+
+        self._stats.in_flight = len(rows)
+        produce = producer.produce
+        cut = self._limits.cut({row.topic for row in rows})
+        rounds = Rounds(cut, 0) if cut else None
+        for row, (topic, partition) in zip(rows, self._destinations.of(rows), strict=True):
+            if rounds is not None and rounds.ends_before(row, (topic, partition)):
+                self._await(sent, failed)
+                if failed or sent[-1] in self._lost or self._signals.stopping():
+                    return failed
+                sent.clear()
+            try:
+                produce(topic, row.value, row.key, partition, on_delivery=partial(heard, row.id), headers=row.headers)
+                sent.append(row.id)
+            except BufferError as error:
+                failed[row.id] = KafkaError(KafkaError._QUEUE_FULL, str(error))
+                break  # nothing of its key may overtake it
+            except (KafkaException, TypeError, ValueError) as error:
+                failed[row.id] = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._INVALID_ARG, str(error))
+                break
+        self._await(sent, failed)
+        return failed
+
+    def _await(self, sent: Sequence[int], failed: dict[int, KafkaError]) -> None:
+        """Wait for the answers to the rows *sent*, and move those that did not fail from lost to delivered."""
+        until_s = self._clock.monotonic_s() + self._settings.heartbeat_timeout_s + SLICE_S
+        while self._clock.monotonic_s() < until_s and not self._signals.abandoned():
+            try:
+                if not self._producer.flush(SLICE_S):
+                    delivered = set(sent) - failed.keys()
+                    self._delivered |= delivered
+                    self._lost -= delivered
+                    return
+            except (KafkaException, SystemError) as error:
+                # The client raises what ended its producer while it is calling back (which makes it a SystemError, now and then);
+                # the answers for the other rows come with the next flush.
+                logger.info("outbox %s: %s", self._settings.name, error)
+
+    # -- the producer
+
+    def _open_producer(self) -> None:
+        settings = self._settings
+        self._producer = self._make_producer(
+            {
+                **settings.producer(),
+                "enable.idempotence": True,
+                "enable.gapless.guarantee": True,
+                # Over before a successor begins: a session is three timeouts.
+                "delivery.timeout.ms": int(settings.heartbeat_timeout_s * 1000),
+                "linger.ms": 50,  # a flush sends at once; until then, gather few large requests
+                "delivery.report.only.error": True,
+                "queue.buffering.max.messages": 1_000_000,
+                "queue.buffering.max.kbytes": 1 << 20,
+                "batch.num.messages": 10_000,
+                "message.max.bytes": LIMIT_MESSAGE_BYTES,
+            }
+        )
+        self._destinations.ask(self._producer)
+
+    def _drop_producer(self) -> None:
+        producer, self._producer = self._producer, None
+        if producer is not None:
+            producer.purge()

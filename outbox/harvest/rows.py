@@ -1,0 +1,407 @@
+"""What a harvester does with the rows of an outbox: take the lowest, delete the published, set aside what Kafka will not have.
+
+Why no row can be skipped: ids are given at INSERT and become visible at COMMIT, so a lower id may appear after a higher one was
+published. Nothing here remembers how far it came: `take` asks for the lowest rows that are there, published rows are gone, and a late
+one is simply the lowest next time. Rows of one key that must be in order come from transactions that follow each other (the second
+reads what the first wrote, so it began after that commit), and those take their ids in that order.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Final, Self
+
+from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, select
+from sqlalchemy.engine.url import URL
+
+from holdfast.clock import Clock, system_clock
+from holdfast.errors import FencedError
+from holdfast.outbox.schema.database import Database
+from holdfast.outbox.schema.layouts import Layout, OutboxRow
+from holdfast.outbox.schema.tables import OutboxTables, outbox_tables
+from holdfast.outbox.schema.wakeup import Wakeup
+
+__all__ = ["Held", "Lease", "OutboxRow", "OutboxRows", "OutboxStatus", "Quarantined"]
+
+LIMIT_REASON: Final = 2_000
+LIMIT_COUNTED: Final = 1_000_000
+LIMIT_IDS: Final = 10_000  # of one statement
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Lease:
+    """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and `OutboxRows.check`."""
+
+    shard: int
+    epoch: int
+    leader: str
+    updated_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Held:
+    """The epoch of a shard that a leader took, and writes under."""
+
+    shard: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxStatus:
+    """What waits in an outbox. *waiting* is counted up to a million; *failing* rows are among them; *quarantined* ones are not."""
+
+    waiting: int
+    oldest_id: int | None
+    oldest_created_ms: int | None
+    failing: int
+    quarantined: int
+    leases: tuple[Lease, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Quarantined:
+    """One row that was set aside, and why."""
+
+    row: OutboxRow
+    reason: str
+    quarantined_ms: int
+
+
+class OutboxRows:
+    """The rows of one outbox, over one connection of its own. For one thread at a time; `interrupt` may come from any.
+
+    Every call is one statement (or one short transaction) in autocommit mode, and raises `OutboxDatabaseError`; all may be repeated.
+    """
+
+    def __init__(
+        self,
+        url: str | URL,
+        *,
+        table: str = "outbox",
+        layout: str | Layout = "holdfast",
+        clock: Clock = system_clock,
+        database: Database | None = None,
+    ) -> None:
+        self.database = Database(url) if database is None else database
+        self.tables: OutboxTables = outbox_tables(layout, table, dialect=self.database.name)
+        self.layout = self.tables.layout
+        self._clock = clock
+        self._takes: dict[tuple[bool, bool, bool, int, int, bool], tuple[str, dict[str, Any]]] = {}
+        self._failing: set[int] = set()  # ids that may have a row in the attempts table
+        self._outbox, self._attempts, self._quarantine, self._lease = map(self.database.quoted, self.tables.every)
+        quote = self.database.dialect.identifier_preparer.quote
+        self._order = quote(self.layout.order)
+        self._columns = [quote(column.name) for column in self.tables.outbox.columns]
+
+    # --- taking ------------------------------------------------------------------------------------------------------------
+
+    def take(
+        self,
+        limit: int,
+        *,
+        after_id: int | None = None,
+        buckets: range | None = None,
+        excluding: Collection[bytes] = (),
+        without_topics: Collection[str] = (),
+        expecting: int | None = None,
+        hold_keys: bool = True,
+    ) -> list[OutboxRow]:
+        """Return at most *limit* rows in the order of their ids: the lowest, or the lowest above *after_id*.
+
+        *buckets* are those of a shard (a range of step 1). Left out are rows of the keys *excluding*, rows that failed and are not due
+        yet and, with *hold_keys*, all later rows of their topic and key.
+
+        *expecting* makes it safe to take rows above *after_id* while those up to it are in flight: nothing is returned unless exactly
+        that many rows up to *after_id* would be taken in the same look at the table. Another one there has become visible late or fallen
+        due again, and rows above it may have to follow it.
+        """
+        named: dict[str, Any] = {"limit_rows": limit, "now_ms": self._clock.now_ms()}
+        if after_id is not None:
+            named["after_id"] = after_id
+        if buckets is not None:
+            named |= {"bucket_low": buckets.start, "bucket_high": buckets.stop - 1}
+        keys = sorted(excluding)
+        if keys:  # in powers of two, so that there are few texts of the statement
+            keys += keys[-1:] * ((1 << (len(keys) - 1).bit_length()) - len(keys))
+            as_text = self.layout.name != "holdfast"
+            named |= {f"key_{index}": key.decode() if as_text else key for index, key in enumerate(keys)}
+        topics = sorted(map(self._stored_topic, without_topics))
+        named |= {f"topic_{index}": topic for index, topic in enumerate(topics)}
+        if expecting is not None:
+            named["expecting"] = expecting
+        shape = (after_id is not None, buckets is not None, hold_keys, len(keys), len(topics), expecting is not None)
+        found = self._takes.get(shape)
+        if found is None:
+            found = self._takes[shape] = self.database.compile(self._take(*shape))
+        sql, own = found
+        decode = self.layout.decode
+        rows = [decode(raw) for raw in self.database.rows(sql, own | named)]
+        self.note_failing(rows)
+        return rows
+
+    def now_ms(self) -> int:
+        """Return the time by which rows that failed fall due."""
+        return self._clock.now_ms()
+
+    def note_failing(self, rows: Iterable[OutboxRow]) -> None:
+        """Remember which of *rows* have failed before, so that their attempts are forgotten once they are published."""
+        self._failing.update(row.id for row in rows if row.attempts)
+
+    def _take(self, with_after: bool, with_buckets: bool, hold_keys: bool, excluded: int, topics: int, expecting: bool) -> Any:
+        outbox, mine = self.tables.outbox, self.tables.attempts.alias("mine")
+        order = outbox.c[self.layout.order]
+        shape = (with_buckets, hold_keys, excluded, topics)
+        statement = (
+            select(*self.layout.selection(outbox), func.coalesce(mine.c.attempts, literal_column("0")))
+            .select_from(outbox.outerjoin(mine, mine.c.id == order))
+            .where(*self.takeable(outbox, mine, *shape))
+            .order_by(order)
+            .limit(bindparam("limit_rows"))
+        )
+        if with_after:
+            statement = statement.where(order > bindparam("after_id", type_=order.type))
+        if expecting:
+            before, theirs = outbox.alias("before_it"), self.tables.attempts.alias("theirs")
+            place = before.c[self.layout.order]
+            seen = (
+                select(func.count())
+                .select_from(before.outerjoin(theirs, theirs.c.id == place))
+                .where(place <= bindparam("after_id", type_=order.type), *self.takeable(before, theirs, *shape))
+            )
+            statement = statement.where(seen.scalar_subquery() == bindparam("expecting", type_=order.type))
+        return statement
+
+    def takeable(self, outbox: Any, mine: Any, with_buckets: bool, hold_keys: bool, excluded: int, topics: int) -> list[Any]:
+        """Return the conditions under which a row of *outbox*, with its failed attempts in *mine*, may be taken."""
+        layout, other = self.layout, self.tables.attempts.alias("other")
+        order, topic, key = outbox.c[layout.order], outbox.c[layout.topic], outbox.c[layout.key]
+        now = bindparam("now_ms", type_=mine.c.next_attempt_ms.type)
+        conditions: list[Any] = [or_(mine.c.id.is_(None), mine.c.next_attempt_ms <= now)]
+        if with_buckets and layout.sharded:
+            column = outbox.c.bucket
+            conditions.append(column.between(bindparam("bucket_low", type_=column.type), bindparam("bucket_high", type_=column.type)))
+        if hold_keys:
+            earlier = and_(other.c.topic == topic, other.c.key == key, other.c.id < order, other.c.next_attempt_ms > now)
+            conditions.append(~exists().select_from(other).where(earlier))
+        if excluded:
+            listed = [bindparam(f"key_{index}", type_=key.type) for index in range(excluded)]
+            conditions.append(or_(key.is_(None), key.not_in(listed)))
+        if topics:
+            conditions.append(topic.not_in([bindparam(f"topic_{index}", type_=topic.type) for index in range(topics)]))
+        return conditions
+
+    def marks(self, ids: Collection[int] | None = None) -> list[tuple[int, str]]:
+        """Return id and mark of the rows that bear one, of *ids* or of the whole table; none where the layout has no marks."""
+        outbox = self.tables.outbox
+        if "leader_id" not in outbox.c:
+            return []
+        order, leader = outbox.c[self.layout.order], outbox.c.leader_id
+        found: list[Any] = []
+        for some in _parts(ids) if ids is not None else [None]:
+            statement = select(order, leader).where(leader.is_not(None)).order_by(order).limit(LIMIT_COUNTED)
+            if some is not None:
+                statement = statement.where(literal_column(f"{self._order} IN ({_listed(some)})"))
+            found += self.database.rows(self.database.text(statement))
+        return [(int(id_), str(mark)) for id_, mark in found]
+
+    # --- what became of a row ------------------------------------------------------------------------------------------------
+
+    def delete(self, ids: Collection[int]) -> int:
+        """Delete rows that were published, and return how many of *ids* were there; one statement for up to 10,000."""
+        deleted = sum(self._delete(self._outbox, self._order, some) for some in _parts(ids))
+        self.forget_attempts(ids)
+        return deleted
+
+    def forget_attempts(self, ids: Collection[int]) -> None:
+        """Forget the failed attempts of rows that are gone."""
+        if self._failing and (healed := self._failing.intersection(ids)):
+            for some in _parts(healed):
+                self._delete(self._attempts, "id", some)
+            self._failing -= healed
+
+    def _delete(self, table: str, column: str, ids: Sequence[int]) -> int:
+        if self.database.is_postgres:
+            return self.database.count(f"DELETE FROM {table} WHERE {column} = ANY(%(ids)s::bigint[])", {"ids": list(ids)})
+        return self.database.count(f"DELETE FROM {table} WHERE {column} IN ({_listed(ids)})")
+
+    def attempt_failed(self, row: OutboxRow, reason: str, retry_at_ms: int, *, held: Held | None = None) -> int:
+        """Record that *row* could not be published, and return how many attempts have failed now; it is not taken before *retry_at_ms*.
+
+        FencedError, and nothing is recorded, when *held* is not the newest epoch of its shard: the row is its successor's.
+        """
+        attempts = row.attempts + 1
+        self._failing.add(row.id)
+        key = row.key if row.key is None or self.layout.name == "holdfast" else row.key.decode()
+        named = {
+            "id": row.id,
+            "topic": self._stored_topic(row.topic),
+            "key": key,
+            "attempts": attempts,
+            "last_error": reason[:LIMIT_REASON],
+            "next_attempt_ms": retry_at_ms,
+        }
+        changed = ("attempts", "last_error", "next_attempt_ms")
+        with self.database.transaction():
+            self.check(held)
+            self.database.count(self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed}), named)
+        return attempts
+
+    def hurry(self) -> int:
+        """Let every row that failed be taken again now, and return how many there are."""
+        return self.database.count(f"UPDATE {self._attempts} SET next_attempt_ms = 0 WHERE next_attempt_ms <> 0")
+
+    def _stored_topic(self, topic: str) -> str:
+        prefix: str = getattr(self.layout, "topic_prefix", "")
+        return topic.removeprefix(prefix)
+
+    def _upsert(self, table: str, key: str, named: Collection[str], updates: dict[str, str]) -> str:
+        quote = self.database.dialect.identifier_preparer.quote
+        marks = [f":{name}" if self.database.name == "sqlite" else f"%({name})s" for name in named]
+        sets = ", ".join(f"{quote(name)} = {value}" for name, value in updates.items())
+        clash = f"ON CONFLICT ({quote(key)}) DO UPDATE SET" if self.database.name in ("postgresql", "sqlite") else "ON DUPLICATE KEY UPDATE"
+        return f"INSERT INTO {table} ({', '.join(map(quote, named))}) VALUES ({', '.join(marks)}) {clash} {sets}"
+
+    def _given(self, name: str) -> str:
+        quoted = self.database.dialect.identifier_preparer.quote(name)
+        return f"excluded.{quoted}" if self.database.name in ("postgresql", "sqlite") else f"VALUES({quoted})"
+
+    def set_aside(self, row: OutboxRow, reason: str, *, held: Held | None = None) -> bool:
+        """Move *row* to the quarantine with *reason*, in one transaction; False when it was not there any more.
+
+        FencedError, and the row stays, when *held* is not the newest epoch of its shard: its successor may be publishing the row.
+        """
+        outbox, columns = self._outbox, ", ".join(self._columns)
+        mark = ":{}".format if self.database.name == "sqlite" else "%({})s".format
+        named = {"attempts": row.attempts, "reason": reason[:LIMIT_REASON], "quarantined_ms": self._clock.now_ms(), "id": row.id}
+        with self.database.transaction():
+            self.check(held)
+            moved = self.database.count(
+                f"INSERT INTO {self._quarantine} ({columns}, attempts, reason, quarantined_ms) "
+                f"SELECT {columns}, {mark('attempts')}, {mark('reason')}, {mark('quarantined_ms')} FROM {outbox} WHERE {self._order} = {mark('id')}",
+                named,
+            )
+            self._delete(outbox, self._order, [row.id])
+            self._delete(self._attempts, "id", [row.id])
+        self._failing.discard(row.id)
+        return moved == 1
+
+    # --- the quarantine ------------------------------------------------------------------------------------------------------
+
+    def quarantined(self, limit: int, *, after_id: int = 0, ids: Collection[int] | None = None) -> list[Quarantined]:
+        """Return at most *limit* rows that were set aside, in the order of their ids, of *ids* only when given."""
+        table = self.tables.quarantine
+        order = table.c[self.layout.order]
+        statement = select(*self.layout.selection(table), table.c.attempts, table.c.reason, table.c.quarantined_ms)
+        statement = statement.where(order > after_id).order_by(order).limit(limit)
+        if ids is not None:
+            statement = statement.where(order.in_(list(ids)))
+        found = self.database.rows(self.database.text(statement))
+        return [Quarantined(row=self.layout.decode(raw[:-2]), reason=raw[-2], quarantined_ms=raw[-1]) for raw in found]
+
+    def retry(self, ids: Collection[int]) -> int:
+        """Put rows of the quarantine back at the end of the outbox, under new ids, and return how many there were."""
+        names = [name for name in self._columns if name != self._order]
+        columns = ", ".join(names)
+        # leader_id is goharvest's mark: a row that comes back is nobody's.
+        values = ", ".join("NULL" if name == "leader_id" else name for name in names)
+        moved = 0
+        for some in _parts(sorted(ids)):
+            with self.database.transaction():
+                where = f"FROM {self._quarantine} WHERE {self._order} IN ({_listed(some)})"
+                moved += self.database.count(f"INSERT INTO {self._outbox} ({columns}) SELECT {values} {where} ORDER BY {self._order}")
+                self._delete(self._quarantine, self._order, some)
+        return moved
+
+    def discard(self, ids: Collection[int]) -> int:
+        """Delete rows of the quarantine for good, and return how many there were."""
+        return sum(self._delete(self._quarantine, self._order, some) for some in _parts(ids))
+
+    # --- leases and status ---------------------------------------------------------------------------------------------------
+
+    def epoch(self, shard: int, leader: str) -> int:
+        """Return the next epoch of *shard*, taken for *leader*: higher than any before, from 1."""
+        named = {"shard": shard, "epoch": 1, "leader": leader[:255], "updated_ms": self._clock.now_ms()}
+        sets = {"epoch": f"{self._lease}.epoch + 1", "leader": self._given("leader"), "updated_ms": self._given("updated_ms")}
+        with self.database.transaction():  # the row stays locked until it was read
+            self.database.count(self._upsert(self._lease, "shard", named, sets), named)
+            (found,) = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(shard)}")
+        return int(found[0])
+
+    def check(self, held: Held | None) -> None:
+        """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it so until the end of it.
+
+        A leader that slept through its succession is told here, whatever it still believes. None is nobody in particular: a person.
+        """
+        if held is None:
+            return
+        lock = "" if self.database.name == "sqlite" else " FOR UPDATE"  # there, a transaction that writes is alone
+        found = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(held.shard)}{lock}")
+        newest = int(found[0][0]) if found else 0
+        if newest != held.epoch:
+            raise FencedError(
+                f"shard {held.shard} of {self._outbox}: epoch {newest} was taken after {held.epoch}; this process leads it no more"
+            )
+
+    def lease(self, shard: int) -> Lease | None:
+        """Return who took the last epoch of *shard*; None when nobody ever did."""
+        return next((each for each in self._leases() if each.shard == shard), None)
+
+    def _leases(self) -> tuple[Lease, ...]:
+        found = self.database.rows(f"SELECT shard, epoch, leader, updated_ms FROM {self._lease} ORDER BY shard")
+        return tuple(Lease(shard=shard, epoch=epoch, leader=leader, updated_ms=at_ms) for shard, epoch, leader, at_ms in found)
+
+    def status(self) -> OutboxStatus:
+        """Return what waits, fails and was set aside, and who leads."""
+        oldest = self.database.rows(self._oldest())
+        row = self.layout.decode(oldest[0]) if oldest else None
+        return OutboxStatus(
+            waiting=self.count(),
+            oldest_id=None if row is None else row.id,
+            oldest_created_ms=None if row is None else row.created_ms,
+            failing=self._counted(f"{self._attempts} WHERE id IN (SELECT {self._order} FROM {self._outbox})"),
+            quarantined=self._counted(self._quarantine),
+            leases=self._leases(),
+        )
+
+    def _oldest(self) -> str:
+        table = self.tables.outbox
+        statement = select(*self.layout.selection(table), literal_column("0")).order_by(table.c[self.layout.order]).limit(1)
+        return self.database.text(statement)
+
+    def count(self, *, limit: int = LIMIT_COUNTED) -> int:
+        """Return how many rows wait, counted up to *limit*."""
+        return self._counted(self._outbox, limit=limit)
+
+    def _counted(self, source: str, *, limit: int = LIMIT_COUNTED) -> int:
+        ((count,),) = self.database.rows(f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {int(limit)}) AS counted")
+        return int(count)
+
+    # --- the connection --------------------------------------------------------------------------------------------------------
+
+    def wakeup(self) -> Wakeup | None:
+        """Return what hears of new rows at their commit, on a connection of its own; None where the database cannot tell (poll then)."""
+        return Wakeup(self.database.url, self.tables.outbox) if self.database.is_postgres else None
+
+    def interrupt(self) -> None:
+        """Make a call that waits for the database fail now, and every later one."""
+        self.database.interrupt()
+
+    def close(self) -> None:
+        """Close the connection."""
+        self.database.close()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+def _parts(ids: Iterable[int]) -> Iterator[list[int]]:
+    listed = list(ids)
+    yield from (listed[at : at + LIMIT_IDS] for at in range(0, len(listed), LIMIT_IDS))
+
+
+def _listed(ids: Iterable[int]) -> str:
+    return ", ".join(str(int(each)) for each in ids) or "NULL"

@@ -1,0 +1,1 @@
+"""Writing to the outbox, inside the transaction of the service."""

@@ -1,0 +1,204 @@
+"""Writing to the outbox, inside the transaction of the service: what is rolled back is never published, what is committed always is.
+
+    writer = OutboxWriter(value_encoder=msgspec.json.encode)
+    with Session(engine) as session, session.begin():
+        session.add(order)
+        writer.write(session, "orders", key=order.id, value={"total": 12})
+
+One statement a call, on the connection the caller is in a transaction on: an SQLAlchemy 2 Session or Connection, sync or async, or a plain
+connection or cursor of psycopg, psycopg2, pymysql, mysqlclient or sqlite3. On Postgres the same statement tells a listening harvester.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager
+from typing import Any, Final, Unpack
+
+from sqlalchemy.dialects import mysql, postgresql, sqlite
+from sqlalchemy.engine import Dialect
+
+from holdfast.errors import OutboxSchemaError
+from holdfast.outbox.schema.layouts import Layout, layout_named
+from holdfast.outbox.schema.tables import outbox_tables
+from holdfast.outbox.schema.wakeup import channel_of
+from holdfast.outbox.writer.records import LIMIT_BYTES, Encoder, OutboxRecord, RecordFields, prepared
+from holdfast.outbox.writer.targets import opened, opened_async
+
+__all__ = ["Encoder", "OutboxRecord", "OutboxWriter"]
+
+LIMIT_STATEMENT_BYTES: Final = 4_000_000
+
+_LIMIT_ROWS: Final = {"postgresql": 10_000, "mysql": 5_000, "sqlite": 3_000}  # SQLite: at most 32,766 parameters
+_DIALECTS: Mapping[str, Callable[[], Dialect]] = {"postgresql": postgresql.dialect, "mysql": mysql.dialect, "sqlite": sqlite.dialect}
+# How a column's value is written where it is not simply a parameter; the second is the type that Postgres is given.
+_FROM_ARRAY = {
+    "jsonb": ("{}::jsonb", "text"),
+    "text[]": ("ARRAY(SELECT jsonb_array_elements_text({}::jsonb))", "text"),
+}
+_NOW = {"postgresql": "now()", "mysql": "CURRENT_TIMESTAMP(6)", "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')"}
+
+
+class OutboxWriter:
+    """Writes records to the outbox *table*. It holds no connection and no state: one for a whole service, for all its threads.
+
+    Keys and values are bytes, or str (written as UTF-8), or whatever the encoder takes; with an encoder str goes through it too, bytes
+    never do, and None is always none. *notify* tells a harvester on Postgres at the commit; without it the harvester polls.
+    *limit_bytes* refuses what the broker would refuse later (None for no limit).
+    """
+
+    def __init__(
+        self,
+        *,
+        table: str = "outbox",
+        layout: str | Layout = "holdfast",
+        key_encoder: Encoder | None = None,
+        value_encoder: Encoder | None = None,
+        notify: bool = True,
+        limit_bytes: int | None = LIMIT_BYTES,
+    ) -> None:
+        self.table = table
+        self.layout = layout_named(layout)
+        self._key_encoder = key_encoder
+        self._value_encoder = value_encoder
+        self._notify = notify
+        self._limit_bytes = limit_bytes
+        self._channel = channel_of(outbox_tables(self.layout, table).outbox)
+        self._statements: dict[tuple[str, str, int], str] = {}
+
+    def write(self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]) -> None:
+        """Write one record on *target*, in its transaction; *value* None is a tombstone.
+
+        *headers* keep order and duplicates. *partition* and *timestamp_ms* go to Kafka as they are. *trace* is a W3C traceparent, or the
+        carrier that a tracer filled (traceparent, tracestate, baggage), and becomes headers. *event_id* and *event_type* exist in
+        Debezium's layout. Raises OutboxRecordError before anything is sent to the database, OutboxSchemaError where that lacks the table.
+        """
+        self.write_many(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
+
+    def write_many(self, target: Any, records: Iterable[OutboxRecord]) -> int:
+        """Write *records* on *target* in their order, in one statement (large ones in several), and return how many there were."""
+        encoded = self._encoded(records)
+        execute, kind, style = opened(target)
+        for sql, parameters in self._calls(encoded, kind, style):
+            with self._telling():
+                execute(sql, parameters)
+        return len(encoded)
+
+    @contextmanager
+    def _telling(self) -> Iterator[None]:
+        """Tell a missing table by its cure; any other failure is the caller's to know, as its driver tells it."""
+        try:
+            yield
+        except Exception as error:
+            if not _lacks_table(error):
+                raise
+            raise OutboxSchemaError(
+                f"the database has no table {self.table}: run `holdfast outbox init` on it, or name the table that it has (table=...)"
+            ) from error
+
+    async def write_async(self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]) -> None:
+        """Write one record as `write` does, on an AsyncSession, an AsyncConnection, or an async connection of psycopg or aiosqlite."""
+        await self.write_many_async(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
+
+    async def write_many_async(self, target: Any, records: Iterable[OutboxRecord]) -> int:
+        """Write *records* as `write_many` does, on an async target."""
+        encoded = self._encoded(records)
+        execute, kind, style = await opened_async(target)
+        for sql, parameters in self._calls(encoded, kind, style):
+            with self._telling():
+                await execute(sql, parameters)
+        return len(encoded)
+
+    # --- from records to values ----------------------------------------------------------------------------------------------------
+
+    def _encoded(self, records: Iterable[OutboxRecord]) -> list[tuple[Any, ...]]:
+        encode = self.layout.encode
+        named = {"key_encoder": self._key_encoder, "value_encoder": self._value_encoder}
+        return [encode(prepared(record, limit_bytes=self._limit_bytes, **named)) for record in records]
+
+    # --- from values to statements ---------------------------------------------------------------------------------------------------
+
+    def _calls(self, encoded: list[tuple[Any, ...]], kind: str, style: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+        for part in _parts(encoded, _LIMIT_ROWS[kind]):
+            if kind == "postgresql":  # one array a column: the statement is the same for any number of rows, and prepared once
+                yield self._statement(kind, style, 0), tuple(list(column) for column in zip(*part, strict=True))
+            else:
+                yield self._statement(kind, style, len(part)), tuple(value for row in part for value in row)
+
+    def _statement(self, kind: str, style: str, rows: int) -> str:
+        shape = (kind, style, rows)
+        found = self._statements.get(shape)
+        if found is None:
+            found = self._postgres(style) if kind == "postgresql" else self._values(kind, style, rows)
+            if rows <= 1:
+                self._statements[shape] = found
+        return found
+
+    def _names(self, kind: str) -> tuple[str, list[str]]:
+        preparer = _DIALECTS[kind]().identifier_preparer
+        table = outbox_tables(self.layout, self.table, dialect=kind).outbox
+        stamped = [self.layout.stamped] if self.layout.stamped else []
+        return preparer.format_table(table), [preparer.quote(name) for name in [*self.layout.written, *stamped]]
+
+    def _postgres(self, style: str) -> str:
+        table, names = self._names("postgresql")
+        types = list(self.layout.written.values())
+        marks = _marks(style, len(types))
+        arrays = ", ".join(f"{mark}::{_FROM_ARRAY.get(type_, ('', type_))[1]}[]" for mark, type_ in zip(marks, types, strict=True))
+        fields = [f"c{index}" for index in range(len(types))]
+        values = [_FROM_ARRAY.get(type_, ("{}", ""))[0].format(field) for field, type_ in zip(fields, types, strict=True)]
+        values += [_NOW["postgresql"]] if self.layout.stamped else []
+        insert = (
+            f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(values)} "
+            f"FROM unnest({arrays}) WITH ORDINALITY AS given({', '.join(fields)}, place) ORDER BY place"
+        )
+        if not self._notify:
+            return insert
+        # In the same statement, so that telling costs no round trip; Postgres sends it at the commit, once a transaction.
+        return (
+            f"WITH written AS ({insert} RETURNING 1) SELECT pg_notify('{self._channel}', '') FROM (SELECT count(*) FROM written) AS counted"
+        )
+
+    def _values(self, kind: str, style: str, rows: int) -> str:
+        table, names = self._names(kind)
+        width = len(self.layout.written)
+        marks = _marks(style, width * rows)
+        now = [_NOW[kind]] if self.layout.stamped else []
+        tuples = (f"({', '.join([*marks[at : at + width], *now])})" for at in range(0, width * rows, width))
+        return f"INSERT INTO {table} ({', '.join(names)}) VALUES {', '.join(tuples)}"
+
+
+def _parts(encoded: list[tuple[Any, ...]], limit_rows: int) -> Iterator[list[tuple[Any, ...]]]:
+    """Yield *encoded* in parts that each fit one statement."""
+    part: list[tuple[Any, ...]] = []
+    size = 0
+    for row in encoded:
+        weight = sum(len(value) for value in row if isinstance(value, bytes | str))
+        if part and (len(part) == limit_rows or size + weight > LIMIT_STATEMENT_BYTES):
+            yield part
+            part, size = [], 0
+        part.append(row)
+        size += weight
+    if part:
+        yield part
+
+
+def _marks(style: str, count: int) -> list[str]:
+    match style:
+        case "qmark":
+            return ["?"] * count
+        case "numeric_dollar":
+            return [f"${index + 1}" for index in range(count)]
+        case _:
+            return ["%s"] * count
+
+
+_UNDEFINED_TABLE, _NO_SUCH_TABLE = "42P01", 1146
+"""By which PostgreSQL, and MySQL and MariaDB, say that there is no such table; SQLite says it in words."""
+
+
+def _lacks_table(error: Exception) -> bool:
+    """Return whether a driver's error, or SQLAlchemy's around it, is that of a missing table."""
+    driver = getattr(error, "orig", None) or error
+    state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
+    return state == _UNDEFINED_TABLE or driver.args[:1] == (_NO_SUCH_TABLE,) or str(driver).startswith("no such table: ")

@@ -1,0 +1,236 @@
+"""What the group answers decides whether this worker is an owner: from when on, until when, and when the worker has to end."""
+
+from __future__ import annotations
+
+import asyncio
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+from aiokafka.protocol.commit import OffsetCommitRequest
+from aiokafka.protocol.group import HeartbeatRequest, JoinGroupRequest, SyncGroupRequest
+
+from holdfast.agents.faust import group_watch
+from holdfast.agents.faust.group_watch import watch_group
+from holdfast.agents.partitions.membership import Membership
+from holdfast.clock import ManualClock
+
+SESSION_S, REBALANCE_S = 6.0, 30.0
+HEARTBEAT = HeartbeatRequest("app", 3, "me")
+JOIN = JoinGroupRequest("app", 6_000, 30_000, "me", None, "consumer", [])
+SYNC = SyncGroupRequest("app", 3, "me", None, [])
+COMMIT = OffsetCommitRequest("app", 3, "me", -1, [("in", [(0, 7, "")])])
+
+
+def answer(code: int) -> SimpleNamespace:
+    return SimpleNamespace(error_code=code)
+
+
+class Coordinator:
+    """aiokafka's, as far as it is wrapped: its answers are prepared, and take *takes_ms* each."""
+
+    def __init__(self, clock: ManualClock) -> None:
+        self._clock, self._closing = clock, asyncio.get_running_loop().create_future()
+        self.answers: list[Any] = []
+        self.takes_ms = 0
+        self.may_answer = asyncio.Event()
+        self.may_answer.set()
+        self.pushed: list[BaseException] = []
+        self.fails = asyncio.Event()
+        self._coordination_task = asyncio.ensure_future(self._routine())
+
+    async def _routine(self) -> None:
+        await self.fails.wait()
+        raise AssertionError("http://old:1 is not http://new:1")
+
+    async def _send_req(self, request: object) -> Any:
+        self._clock.advance_ms(self.takes_ms)
+        await self.may_answer.wait()
+        return self.answers.pop(0)
+
+    def _push_error_to_user(self, error: BaseException) -> str:
+        self.pushed.append(error)
+        return "told"
+
+
+class Group:
+    """A membership with its coordinator on a clock of their own."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.clock = ManualClock()
+        self.membership = Membership(session_s=SESSION_S, rebalance_s=REBALANCE_S, clock=self.clock)
+        self.coordinator = Coordinator(self.clock)
+        self.crashes: list[BaseException] = []
+        monkeypatch.setattr(group_watch, "system_clock", self.clock)
+        watch_group(self.coordinator, SimpleNamespace(membership=self.membership, crash_soon=self.crashes.append))  # type: ignore[arg-type]
+
+    async def ask(self, request: object, reply: Any, takes_ms: int = 0) -> None:
+        self.coordinator.answers.append(reply)
+        self.coordinator.takes_ms = takes_ms
+        assert await self.coordinator._send_req(request) is reply
+
+    async def assigned(self) -> None:
+        await self.ask(JOIN, answer(0))
+        await self.ask(SYNC, answer(0))
+        self.membership.adopt(self.membership.term)
+        assert self.membership.owns()
+
+
+def test_an_assignment_is_counted_from_the_sending_of_the_sync_and_not_from_its_adoption(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def frozen() -> None:
+        group = Group(monkeypatch)
+        await group.ask(JOIN, answer(0))
+        await group.ask(SYNC, answer(0), takes_ms=2_000)
+        group.clock.advance_ms(3_999)
+        group.membership.adopt(group.membership.term)
+        assert group.membership.owns()
+        group.clock.advance_ms(1)
+        assert not group.membership.owns()
+
+    asyncio.run(frozen())
+
+
+def test_a_heartbeat_counts_from_its_sending(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def slow() -> None:
+        group = Group(monkeypatch)
+        await group.assigned()
+        await group.ask(HEARTBEAT, answer(0), takes_ms=5_000)
+        assert group.membership.owns()
+        group.clock.advance_ms(1_000)
+        assert not group.membership.owns()
+        await group.ask(HEARTBEAT, answer(0))
+        assert group.membership.owns()
+
+    asyncio.run(slow())
+
+
+@pytest.mark.parametrize("code", [22, 25, 82])
+@pytest.mark.parametrize("request_", [HEARTBEAT, JOIN, SYNC, COMMIT])
+def test_a_member_that_is_refused_owns_nothing_from_then_on(monkeypatch: pytest.MonkeyPatch, request_: object, code: int) -> None:
+    async def refused() -> None:
+        group = Group(monkeypatch)
+        await group.assigned()
+        await group.ask(request_, SimpleNamespace(error_code=code, topics=[("in", [(0, code)])]))
+        assert not group.membership.owns()
+        await group.ask(HEARTBEAT, answer(0))
+        assert not group.membership.owns(), "nothing but a new assignment makes it an owner again"
+        await group.assigned()
+
+    asyncio.run(refused())
+
+
+def test_from_the_next_generation_on_nothing_is_owned_before_its_assignment_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def next_generation() -> None:
+        group = Group(monkeypatch)
+        await group.assigned()
+        await group.ask(HEARTBEAT, answer(27))
+        assert group.membership.owns(), "nobody else does before the next generation begins"
+        await group.ask(JOIN, answer(0))
+        assert not group.membership.owns()
+        await group.ask(SYNC, answer(0))
+        assert not group.membership.owns()
+        group.membership.adopt(group.membership.term)
+        assert group.membership.owns()
+
+    asyncio.run(next_generation())
+
+
+def test_a_worker_frozen_while_it_joins_owns_nothing_before_it_has_read_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def frozen() -> None:
+        group = Group(monkeypatch)
+        looks = asyncio.Event()
+        monkeypatch.setattr(group_watch, "LOOK_S", 0.001)
+        plain = group.membership.looked
+
+        def look(membership: Membership) -> None:
+            plain()
+            looks.set()
+
+        monkeypatch.setattr(Membership, "looked", look)
+
+        async def turn() -> None:
+            looks.clear()
+            await asyncio.wait_for(looks.wait(), 30)
+
+        await group.assigned()
+        group.coordinator.may_answer.clear()
+        joining = asyncio.ensure_future(group.ask(JOIN, answer(0)))
+        await turn()
+        assert group.membership.owns(), "the others may be as slow as they like, within the session"
+        group.clock.advance_ms(1_000)
+        assert not group.membership.owns()
+        await turn()
+        assert not group.membership.owns(), "what came while it was frozen is being read in this turn"
+        await turn()
+        assert group.membership.owns()
+        group.coordinator.may_answer.set()
+        await joining
+        assert not group.membership.owns()
+
+    asyncio.run(frozen())
+
+
+def test_a_rebalance_keeps_a_member_no_longer_than_it_may_take(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def without_joining() -> None:
+        group = Group(monkeypatch)
+        await group.assigned()
+        for _ in range(int(REBALANCE_S) - 1):
+            group.clock.advance_ms(1_000)
+            await group.ask(HEARTBEAT, answer(27))
+            assert group.membership.owns()
+        group.clock.advance_ms(1_000)
+        await group.ask(HEARTBEAT, answer(27))
+        assert not group.membership.owns()
+
+    asyncio.run(without_joining())
+
+
+def test_a_late_refusal_of_an_earlier_term_ends_no_later_one(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def late() -> None:
+        group = Group(monkeypatch)
+        await group.assigned()
+        before = group.membership.term
+        await group.assigned()
+        group.membership.refused(before)
+        assert group.membership.owns()
+
+    asyncio.run(late())
+
+
+def test_a_coordinator_that_dies_ends_the_worker_and_says_why(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def dies() -> None:
+        group = Group(monkeypatch)
+        group.coordinator.fails.set()
+        await asyncio.wait([group.coordinator._coordination_task])
+        await asyncio.sleep(0)
+        assert [str(crash) for crash in group.crashes] == [
+            "this worker cannot take part in its group any more, aiokafka's coordinator has failed: http://old:1 is not http://new:1"
+        ]
+
+    asyncio.run(dies())
+
+
+def test_an_error_that_aiokafka_keeps_for_its_user_ends_the_worker(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def pushed() -> None:
+        group = Group(monkeypatch)
+        error = PermissionError("group app")
+        assert group.coordinator._push_error_to_user(error) == "told"
+        assert group.coordinator.pushed == [error]
+        assert "group app" in str(group.crashes[0])
+        group.coordinator._coordination_task.cancel()
+
+    asyncio.run(pushed())
+
+
+def test_a_coordinator_that_is_closed_ends_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
+    async def closed() -> None:
+        group = Group(monkeypatch)
+        group.coordinator._closing.set_result(None)
+        group.coordinator._push_error_to_user(PermissionError("group app"))
+        group.coordinator.fails.set()
+        await asyncio.wait([group.coordinator._coordination_task])
+        await asyncio.sleep(0)
+        assert group.coordinator._coordination_task.exception() is not None
+        assert not group.crashes
+
+    asyncio.run(closed())

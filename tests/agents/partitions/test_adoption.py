@@ -1,0 +1,88 @@
+"""An assignment that is overtaken by the next one: nothing of it may reach the broker once the next generation is joined."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+import pytest
+
+from holdfast.agents.metrics import Metrics
+from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.partitions.types import Plan
+from holdfast.config import Settings
+from holdfast.tables.restore import Interrupted
+
+NOTHING: frozenset[tuple[str, int]] = frozenset()
+
+
+class Alone:
+    """No group at all: nothing here asks for one."""
+
+    async def leave(self, error: BaseException) -> None:
+        raise error
+
+    async def rejoin(self) -> None: ...
+
+    def discard(self, message: object) -> None: ...
+
+    def who_owns(self, table: str, partition: int) -> str | None:
+        return None
+
+
+class SlowManager(PartitionManager):
+    """A manager whose adoption lasts until it is told to end, as a fence does on a slow broker."""
+
+    def __init__(self, folder: Path) -> None:
+        settings = Settings(data_dir=folder, kafka={"bootstrap.servers": "127.0.0.1:1"})
+        super().__init__(settings, {}, Metrics(settings.app), Alone())
+        self.began, self.may_end = asyncio.Event(), asyncio.Event()
+        self.adopted: list[int] = []
+
+    async def _adopt(self, plan: Plan) -> None:
+        self.began.set()
+        await self.may_end.wait()
+        self.adopted.append(plan.generation)
+
+
+def plan_of(manager: PartitionManager, generation: int) -> Plan:
+    return Plan(manager.epoch, generation, NOTHING, NOTHING)
+
+
+def test_the_next_generation_is_joined_only_when_the_interrupted_adoption_has_ended(tmp_path: Path) -> None:
+    async def rebalance_while_adopting() -> None:
+        manager = SlowManager(tmp_path)
+        first = asyncio.create_task(manager.adopt(plan_of(manager, 1)))
+        await manager.began.wait()
+        manager.revoke()
+        joining = asyncio.create_task(manager.settled())
+        await asyncio.sleep(0)
+        assert not joining.done()
+        assert manager.adopted == []
+        manager.may_end.set()
+        await asyncio.wait_for(joining, 10)
+        assert manager.adopted == [1]
+        await first
+
+    asyncio.run(rebalance_while_adopting())
+
+
+def test_an_assignment_revoked_before_its_adoption_began_is_never_adopted(tmp_path: Path) -> None:
+    async def revoke_first() -> None:
+        manager = SlowManager(tmp_path)
+        manager.may_end.set()
+        plan = plan_of(manager, 1)
+        manager.revoke()
+        with pytest.raises(Interrupted):
+            await manager.adopt(plan)
+        await manager.adopt(plan_of(manager, 2))
+        assert manager.adopted == [2]
+
+    asyncio.run(revoke_first())
+
+
+def test_joining_waits_for_nothing_when_no_adoption_is_under_way(tmp_path: Path) -> None:
+    async def nothing_to_wait_for() -> None:
+        await asyncio.wait_for(SlowManager(tmp_path).settled(), 1)
+
+    asyncio.run(nothing_to_wait_for())

@@ -1,0 +1,410 @@
+"""ClaimConsumer on a real broker: claimed, consumed, committed, given back, taken over."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable, Iterator
+from contextlib import closing
+from typing import Any
+
+import pytest
+from confluent_kafka import Consumer, Producer, TopicPartition
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]
+
+from holdfast.clients.claims.blocking import BlockingClaimConsumer
+from holdfast.clients.claims.consumer import ClaimConsumer
+from holdfast.config import Settings
+from holdfast.core.claims.frames import ClaimingPartition, Heartbeat, ReleasingPartition
+from holdfast.core.claims.views import Claim, claim_key
+from holdfast.core.member.actions import Event, Token
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.dev.ports import free_ports
+from holdfast.errors import BrokerError, ClaimLostError, CommitError, ConfigError, InstanceConflictError, TerminatedError, TopicError
+from tests.clients.claims.claiming import Ground, drain, scenario, take, until
+
+
+@pytest.fixture
+def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
+    with closing(Ground(broker.config, fresh_topic)) as found:
+        yield found
+
+
+@pytest.fixture
+def wide(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
+    with closing(Ground(broker.config, fresh_topic, partitions=4, coordination=4)) as found:
+        yield found
+
+
+def committed_in_kafka(ground: Ground) -> dict[int, int]:
+    """Return what Kafka's own book has for the group, by partition."""
+    reader = Consumer({**ground.config, "group.id": ground.group})
+    try:
+        wanted = [TopicPartition(ground.topic, at) for at in range(ground.partitions)]
+        return {each.partition: each.offset for each in reader.committed(wanted, timeout=10) if each.offset >= 0}
+    finally:
+        reader.close()
+
+
+@scenario
+async def test_what_one_owner_committed_and_released_the_next_owner_does_not_see_again(wide: Ground) -> None:
+    wide.fill(50)
+    async with wide.consumer("first", greedy=True) as first:
+        found = await take(first, 200)
+        assert first.load == 4
+        assert {(each.partition, each.offset) for each in found} == {(at, offset) for at in range(4) for offset in range(50)}
+        assert all(int(each.value or b"") == each.offset for each in found)
+    wide.fill(1, start=50)
+    async with wide.consumer("second", greedy=True) as second:
+        assert sorted((each.partition, each.offset) for each in await take(second, 4)) == [(at, 50) for at in range(4)]
+        await second.flush()
+        await until("Kafka's own book to follow", lambda: committed_in_kafka(wide) == dict.fromkeys(range(4), 51))
+    released = [(frame.client_id, frame.partition, frame.current_offset) for frame in wide.frames(ReleasingPartition)]
+    assert sorted(released) == sorted((client, at, offset) for client, offset in (("first", 50), ("second", 51)) for at in range(4))
+
+
+@scenario
+async def test_batches_hold_one_partition_each_and_are_committed_as_a_whole(wide: Ground) -> None:
+    wide.fill(500)
+    seen: dict[int, int] = {}
+    async with wide.consumer("first", greedy=True) as consumer:
+        async for batch in consumer.batches():
+            assert batch.first_offset == seen.get(batch.partition, 0)
+            assert [each.offset for each in batch] == list(range(batch.first_offset, batch.next_offset))
+            assert batch.is_held
+            seen[batch.partition] = batch.next_offset
+            batch.commit()
+            if sum(seen.values()) == 2_000:
+                break
+        await consumer.flush()
+        assert {place.partition: held.offset for place, held in consumer.claims.items()} == dict.fromkeys(range(4), 500)
+        assert consumer.lag == 0 or await until("the lag to be measured", lambda: consumer.lag == 0)
+
+
+@scenario
+async def test_commits_in_any_order_move_the_offset_to_the_first_message_not_done(ground: Ground) -> None:
+    """M7 on a live broker."""
+    ground.fill(6)
+    async with ground.consumer("first") as consumer:
+        messages = await take(consumer, 6, commit=False)
+        offsets = []
+        for done in (0, 2, 1, 3, 4, 5):
+            messages[done].commit()
+            messages[done].commit()  # twice is once
+            await consumer.flush()
+            offsets.append([frame.current_offset for frame in ground.frames(Heartbeat)][-1])
+        assert offsets == [1, 1, 3, 4, 5, 6]
+        with pytest.raises(CommitError):
+            consumer.commit(Token(ground.topic, 0, 95, messages[0].epoch))
+
+
+@scenario
+async def test_a_clean_release_reaches_the_next_owner_within_a_second(ground: Ground) -> None:
+    ground.fill(1)
+    async with ground.consumer("first") as first, ground.consumer("second") as second:
+        await until("one to own it", lambda: first.load + second.load == 1)
+        owner, heir = (first, second) if first.load else (second, first)
+        await take(owner, 1)
+        ground.fill(1, start=1)
+        released_s = time.monotonic()
+        leaving = asyncio.create_task(owner.terminate(release=True))
+        (message,) = await take(heir, 1)
+        took_s = time.monotonic() - released_s
+        await leaving
+        assert message.offset == 1
+        assert took_s < 10.0
+        with pytest.raises(TerminatedError):
+            _ = owner.load
+
+
+@scenario
+async def test_a_restart_within_the_time_takes_its_claims_back_by_heartbeats_alone(wide: Ground) -> None:
+    """M12: no ClaimingPartition, resumed at the offset of the last heartbeat."""
+    wide.fill(3)
+    first = wide.consumer("same", greedy=True)
+    async with first:
+        for message in await take(first, 12, commit=False):
+            if message.offset < 2:
+                message.commit()
+        await first.terminate(release=False)
+    async with wide.consumer("same", greedy=True) as again:
+        assert sorted((each.partition, each.offset) for each in await take(again, 4)) == [(at, 2) for at in range(4)]
+        assert {frame.instance_id for frame in wide.frames(ClaimingPartition)} == {first.instance}
+        assert {(frame.partition, frame.current_offset) for frame in wide.frames(Heartbeat) if frame.instance_id == again.instance} >= {
+            (at, 2) for at in range(4)
+        }
+
+
+@scenario
+async def test_a_restart_after_the_time_claims_like_anybody(ground: Ground) -> None:
+    """M12, after twice the interval."""
+    ground.fill(2)
+    async with ground.consumer("same", heartbeat_interval_s=1.0) as first:
+        (message,) = await take(first, 1)
+        await first.flush()
+        await first.terminate(release=False)
+    last_ms = max(each.at_ms for each in ground.written())
+    await until("the claim to be stale", lambda: time.time() * 1000 > last_ms + 4_500)
+    async with ground.consumer("same", heartbeat_interval_s=1.0, skew_limit_s=1.0) as again:
+        (message,) = await take(again, 1)
+        assert message.offset == 1
+        assert [frame.instance_id for frame in ground.frames(ClaimingPartition)] == [first.instance, again.instance]
+
+
+@scenario
+async def test_of_two_instances_under_one_client_id_the_older_fails_and_the_newer_works(ground: Ground) -> None:
+    ground.fill(3)
+    async with ground.consumer("same") as older:
+        out: list[Any] = []
+        older_runs = asyncio.create_task(drain(older, out))
+        await until("the first messages", lambda: len(out) == 3)
+        async with ground.consumer("same") as newer:
+            started_s = time.monotonic()
+            with pytest.raises(InstanceConflictError):
+                await older_runs
+            assert time.monotonic() - started_s < 3.0
+            ground.fill(2, start=3)
+            found = await take(newer, 1)
+            assert found[0].offset <= 3, "nothing is left out"
+            assert newer.load == 1
+    offsets = [frame.current_offset for frame in ground.frames(Heartbeat) if frame.instance_id == newer.instance]
+    assert offsets == sorted(offsets)
+
+
+@scenario
+async def test_new_partitions_are_claimed_without_a_restart(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    ground = Ground(broker.config, fresh_topic)
+    async with ground.consumer("first", greedy=True, partitions_lookup_s=0.5) as consumer:
+        await until("the first claim", lambda: consumer.load == 1)
+        admin = AdminClient({**ground.config})
+        admin.create_partitions([NewPartitions(ground.topic, 3)])[ground.topic].result(10)
+        await until("the new partitions", lambda: consumer.load == 3)
+        ground.fill(1, partition=2)
+        assert [(each.partition, each.offset) for each in await take(consumer, 1)] == [(2, 0)]
+
+
+@scenario
+async def test_another_number_of_coordination_partitions_stops_a_member(ground: Ground) -> None:
+    """All claims have moved; who goes on as before would own them twice."""
+    async with ground.consumer("first", partitions_lookup_s=0.5) as consumer:
+        admin = AdminClient({**ground.config})
+        admin.create_partitions([NewPartitions(ground.coordination, 3)])[ground.coordination].result(10)
+        with pytest.raises(TopicError, match="had 1 partitions and has 3"):
+            await take(consumer, 1)
+
+
+@scenario
+async def test_what_happens_to_claims_is_told_as_it_happens(ground: Ground) -> None:
+    told: list[tuple[Event, int]] = []
+
+    async def listen(consumer: ClaimConsumer) -> None:
+        async for event in consumer.events():
+            told.append((event.event, event.partition))
+
+    async with ground.consumer("first") as consumer:
+        listening = asyncio.create_task(listen(consumer))
+        await until("the claim", lambda: consumer.load == 1)
+    await asyncio.wait_for(listening, 5)
+    assert told[-1] == (Event.TERMINATED, -1)
+    assert (Event.RELEASED, 0) in told
+
+
+@scenario
+async def test_a_paused_group_releases_and_is_silent_until_the_pause_is_over(ground: Ground) -> None:
+    ground.fill(1)
+    async with ground.consumer("first") as consumer:
+        out: list[Any] = []
+        runs = asyncio.create_task(drain(consumer, out))
+        await until("the first message", lambda: len(out) == 1)
+        ground.pause(5)
+        paused_s = time.monotonic()
+        await until("the release", lambda: consumer.load == 0)
+        assert time.monotonic() - paused_s < 3.0
+        ground.fill(1, start=1)
+        await until("the end of the pause", lambda: consumer.load == 1)
+        await until("the message written meanwhile", lambda: len(out) == 2)
+        assert out[1][0] - paused_s > 3.5
+        assert out[1][1].offset == 1
+        runs.cancel()
+
+
+@scenario
+async def test_holes_and_control_records_at_the_end_do_not_look_like_a_backlog(ground: Ground) -> None:
+    writer = Producer({**ground.config, "transactional.id": f"{ground.topic}-tx"})
+    writer.init_transactions(20)
+    writer.begin_transaction()
+    writer.produce(ground.topic, value=b"0", partition=0)
+    writer.commit_transaction(20)
+    async with ground.consumer("first") as consumer:
+        await take(consumer, 1)
+        await until("the position to pass the control record", lambda: [held.offset for held in consumer.claims.values()] == [2])
+        assert consumer.lag == 0
+
+
+@scenario
+async def test_messages_in_flight_are_committed_before_the_release(ground: Ground) -> None:
+    """D21: the drain window."""
+    ground.fill(3)
+    async with ground.consumer("first", drain_s=4.0) as consumer:
+        messages = await take(consumer, 3, commit=False)
+        leaving = asyncio.create_task(consumer.terminate(release=True))
+        await asyncio.sleep(0.3)
+        assert not leaving.done()
+        for message in messages:
+            message.commit()
+        finished_s = time.monotonic()
+        await leaving
+        assert time.monotonic() - finished_s < 10.0
+        with pytest.raises((ClaimLostError, TerminatedError)):
+            messages[0].commit()
+    assert [frame.current_offset for frame in ground.frames(ReleasingPartition)] == [3]
+
+
+@scenario
+async def test_a_failed_handler_still_gives_the_claim_back(ground: Ground) -> None:
+    ground.fill(1)
+
+    async def serve() -> None:
+        async with ground.consumer("first", drain_s=0.0) as consumer:
+            async for _ in consumer:
+                raise ZeroDivisionError
+
+    with pytest.raises(ZeroDivisionError):
+        await serve()
+    assert [frame.current_offset for frame in ground.frames(ReleasingPartition)] == [0]
+
+
+@scenario
+async def test_frames_are_those_of_the_go_library_with_interop(wide: Ground) -> None:
+    wide.fill(5)
+    async with wide.consumer("first", interop=True, greedy=True) as consumer:
+        await take(consumer, 20)
+        await consumer.flush()
+    written = wide.written()
+    assert {type(each.frame) for each in written} == {ClaimingPartition, Heartbeat, ReleasingPartition}
+    assert all(each.key is None and each.headers == [] for each in written)
+    assert all(each.frame.version == 1 for each in written)
+
+
+@scenario
+async def test_without_interop_frames_say_that_their_sender_obeys_pauses(ground: Ground) -> None:
+    async with ground.consumer("first") as consumer:
+        await until("the claim", lambda: consumer.load == 1)
+    assert all(each.key is None and each.headers == [("holdfast", b"1")] for each in ground.written())
+
+
+def test_the_blocking_form_does_the_same(ground: Ground) -> None:
+    ground.fill(10)
+
+    def blocking() -> BlockingClaimConsumer:
+        return BlockingClaimConsumer(ground.settings, topics=[ground.topic], group=ground.group, client="first", heartbeat_interval_s=3.0)
+
+    def few(found: Iterator[Any], count: int) -> list[Any]:
+        return [next(found) for _ in range(count)]
+
+    with blocking() as consumer:
+        for message in few(iter(consumer), 4):
+            message.commit()
+        consumer.flush()
+        batch = next(consumer.batches())
+        assert (batch.first_offset, batch.next_offset) == (4, 10)
+        batch.commit()
+        assert consumer.get(0.05) is None
+    with blocking() as consumer:
+        ground.fill(1, start=10)
+        message = consumer.get(20)
+        assert message is not None
+        assert message.offset == 10
+
+
+# -- refused at the start
+
+
+@scenario
+async def test_a_broker_that_does_not_answer_is_an_error_within_the_deadline() -> None:
+    consumer = ClaimConsumer(f"127.0.0.1:{free_ports(1)[0]}", topics=["orders"], group="g", client="c", request_timeout_s=1.0)
+    started_s = time.monotonic()
+    with pytest.raises(BrokerError, match=r"127\.0\.0\.1"):
+        async with consumer:
+            pass
+    assert time.monotonic() - started_s < 5.0
+    assert consumer.terminated
+
+
+@scenario
+async def test_missing_topics_are_named(ground: Ground) -> None:
+    with pytest.raises(TopicError, match="nowhere"):
+        async with ground.consumer("first", topics=[ground.topic, "nowhere"]):
+            pass
+    settings = Settings(kafka=ground.config, coordination_topic="no-such-coordination")
+    with pytest.raises(TopicError, match="no-such-coordination"):
+        async with ClaimConsumer(settings, topics=[ground.topic], group=ground.group, client="first"):
+            pass
+
+
+@scenario
+async def test_the_name_of_a_live_consumer_group_is_refused(ground: Ground) -> None:
+    """D24: its coordinator would refuse our offsets."""
+    other = Consumer({**ground.config, "group.id": ground.group})
+    other.subscribe([ground.topic])
+    try:
+        await asyncio.to_thread(_joined, other)
+        with pytest.raises(ConfigError, match="live consumer group"):
+            async with ground.consumer("first"):
+                pass
+    finally:
+        other.close()
+
+
+def _joined(consumer: Consumer) -> None:
+    deadline_s = time.monotonic() + 20
+    while not consumer.assignment():
+        assert time.monotonic() < deadline_s
+        consumer.poll(0.1)
+
+
+def test_an_unknown_setting_is_refused_with_the_nearest_name() -> None:
+    with pytest.raises(ConfigError, match="heartbeat_interval_s"):
+        ClaimConsumer("127.0.0.1:9092", topics=["orders"], group="g", client="c", heartbeat_intervall_s=3)
+    with pytest.raises(ConfigError, match="at-most-once"):
+        ClaimConsumer("127.0.0.1:9092", topics=["orders"], group="g", client="c", delivery="exactly-once")
+    with pytest.raises(ConfigError, match="compression"):
+        ClaimConsumer("127.0.0.1:9092", topics=["orders"], group="g", client="c", compression="zstd")
+
+
+@scenario
+async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(ground: Ground) -> None:
+    """M6. All have decided to claim before the first of them writes it."""
+    together = threading.Barrier(10)
+    asked_s: list[float] = []
+    consumers = [ground.consumer(f"c{number}") for number in range(10)]
+    for each in consumers:
+        log = each._engine._log
+
+        def send(send_id: int, value: bytes, partition: int, send: Callable[[int, bytes, int], None] = log.send) -> None:
+            if value.startswith(b"ClaimingPartition/"):
+                together.wait(30)
+                asked_s.append(time.monotonic())
+            send(send_id, value, partition)
+
+        log.send = send  # type: ignore[method-assign]
+    try:
+        await asyncio.gather(*(each.__aenter__() for each in consumers))
+        await until("ten to have asked", lambda: len(asked_s) == 10)
+        lost: set[str] = set()
+
+        def all_know() -> bool:
+            lost.update(each.client for each in consumers if Event.RACE_LOST in [seen.event for seen in each.recent_events])
+            return len(lost) == 9 and sum(each.load for each in consumers) == 1
+
+        await until("nine losses and a win", all_know, 5.0)
+        assert time.monotonic() - max(asked_s) < 10.0
+        (winner,) = [each for each in consumers if each.load]
+        assert next(frame.instance_id for frame in ground.frames(ClaimingPartition)) == winner.instance
+        assert len(ground.frames(ClaimingPartition)) == 10
+        row = ground.rows()[claim_key(ground.group, ground.topic, 0)]
+        assert isinstance(row, Claim)
+        assert (row.instance_id, row.epoch, row.anomaly) == (winner.instance, 1, None)
+    finally:
+        await asyncio.gather(*(each.__aexit__(None, None, None) for each in consumers))

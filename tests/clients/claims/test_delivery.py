@@ -1,0 +1,205 @@
+"""At most once: who takes messages gets all that the log has committed before its claim is given back. Without a broker."""
+
+from __future__ import annotations
+
+from collections import deque
+from random import Random
+from typing import Any, cast
+
+import pytest
+from confluent_kafka import Message
+
+from holdfast.clients.claims.base import Hands
+from holdfast.clients.claims.delivery import Taking
+from holdfast.clients.claims.engine import Engine
+from holdfast.clients.claims.fetcher import FeedSettings
+from holdfast.clients.claims.log import LogRecord
+from holdfast.clients.claims.options import EngineSettings
+from holdfast.clients.claims.queue import Fetched, Lease
+from holdfast.clock import ManualClock
+from holdfast.config import Settings
+from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition, decode, encode
+from holdfast.core.member.actions import Event
+from holdfast.core.member.member import Member
+from holdfast.core.member.settings import Delivery, MemberSettings
+
+
+class Record:
+    """Stands for a message of Kafka's: all that is asked of it here is where it lies."""
+
+    def __init__(self, offset: int) -> None:
+        self._offset = offset
+
+    def offset(self) -> int:
+        return self._offset
+
+
+class Rig:
+    """The user's half of an engine, with a log that takes every frame at once, and messages that are put by hand."""
+
+    def __init__(self, delivery: Delivery = Delivery.AT_MOST_ONCE) -> None:
+        self.clock = ManualClock(now_ms=1_700_000_000_000)
+        settings = MemberSettings(
+            group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0, delivery=delivery, drain_s=2.0
+        )
+        self.taking = Taking(
+            Settings(kafka={"bootstrap.servers": "nobody:1"}), settings, EngineSettings(), FeedSettings(), clock=self.clock, draws=Random(1)
+        )
+        self.taking._feed = cast(Any, self)
+        self.frames: list[Frame] = []
+        self._unread: deque[Frame] = deque()
+        self.taking._log.send = self._send  # type: ignore[method-assign]
+        self.lease: Lease | None = None
+        now_s = self.clock.monotonic_s()
+        self.member = self.taking.member = Member(
+            settings, coordination_partitions=1, draws=Random(1), now_s=now_s, unix_s=self.clock.now_ms() / 1000
+        )
+        self.do(self.member.partitions("orders", 1, now_s))
+        self.do(self.member.caught_up(0, now_s))
+        self.clock.advance_ms(300)
+        self.do(self.member.tick(self.clock.monotonic_s()))
+        self.do(self.member.watermarks("orders", 0, 0, 100, None, self.clock.monotonic_s()))
+        assert self.lease is not None
+        self.hands: Hands = Hands(cast(Engine, self.taking))
+
+    # what a feed does
+
+    def start(self, lease: Lease) -> Lease:
+        self.lease = lease
+        return lease
+
+    def stop(self, lease: Lease) -> None:
+        lease.open = False
+        self.taking.queue.drop(lease)
+
+    # what a log and an engine do
+
+    def _send(self, send_id: int, value: bytes, partition: int) -> None:
+        frame = decode(value)
+        self.frames.append(frame)
+        self._unread.append(frame)
+
+    def do(self, actions: Any) -> None:
+        with self.taking.lock:
+            self.taking._do(actions)
+            self.read()
+
+    def read(self) -> None:
+        while self._unread:
+            offset = len(self.frames) - len(self._unread)
+            self.taking._do(self.member.observe(self._unread.popleft(), 0, offset, self.clock.now_ms(), self.clock.monotonic_s()))
+
+    def turn(self, after_ms: int = 0) -> None:
+        """Do what the engine's thread does in a turn."""
+        self.clock.advance_ms(after_ms)
+        with self.taking.lock:
+            now_s = self.clock.monotonic_s()
+            self.taking.turn_over(self.member, now_s)
+            self.taking._do(self.member.tick(now_s))
+            self.read()
+
+    def put(self, begin: int, end: int, *, moves_to: int = 0) -> None:
+        """Have messages arrive; with *moves_to* the log goes on to there without any."""
+        assert self.lease is not None
+        records = cast("list[Message]", [Record(offset) for offset in range(begin, end)])
+        batches = [Fetched(self.lease, records, begin, end, True, 10)]
+        if moves_to:
+            batches.append(Fetched(self.lease, [], end, moves_to, True, 0))
+        self.taking.queue.put(batches)
+        if self.member.settings.delivery is Delivery.AT_MOST_ONCE:
+            with self.taking.lock:
+                self.taking._propose(self.member, self.lease, self.clock.monotonic_s())
+                self.read()
+
+    def terminate(self) -> None:
+        self.taking.ending = True
+        self.do(self.member.terminate(True, self.clock.monotonic_s()))
+
+    @property
+    def released_at(self) -> int | None:
+        return next((frame.current_offset for frame in self.frames if isinstance(frame, ReleasingPartition)), None)
+
+
+def test_the_last_batch_of_a_claim_that_is_given_back_is_handed_out() -> None:
+    rig = Rig()
+    rig.put(0, 10)
+    assert any(isinstance(frame, Heartbeat) and frame.current_offset == 10 for frame in rig.frames)
+    rig.terminate()
+    assert not rig.taking.over
+    rig.turn()
+    assert rig.released_at is None
+    batch = rig.hands._next_batch()
+    assert batch is not None
+    assert (batch.first_offset, batch.next_offset) == (0, 10)
+    rig.turn()
+    assert rig.released_at == 10
+    assert rig.taking.over
+    assert rig.hands._next_batch() is None
+
+
+def test_a_claim_is_not_given_back_between_the_messages_of_what_is_committed() -> None:
+    rig = Rig()
+    rig.put(0, 5, moves_to=7)
+    first = rig.hands._next_message()
+    rig.terminate()
+    offsets = [-1 if first is None else first.offset]
+    while not rig.taking.over:
+        rig.turn()
+        message = rig.hands._next_message()
+        if message is not None:
+            offsets.append(message.offset)
+            assert rig.released_at is None
+    assert offsets == [0, 1, 2, 3, 4]
+    assert rig.released_at == 7
+    assert rig.taking.undelivered == 0
+
+
+@pytest.mark.parametrize("taken", [0, 2])
+def test_what_nobody_takes_in_the_drain_window_is_lost_and_said_to_be(taken: int) -> None:
+    rig = Rig()
+    rig.put(0, 3)
+    rig.put(3, 6)  # not announced before what is committed has been taken
+    for _ in range(taken):
+        assert rig.hands._next_message() is not None
+    rig.terminate()
+    rig.turn(1_900)
+    assert rig.released_at is None
+    rig.turn(200)
+    assert rig.released_at == 3
+    assert rig.taking.over
+    assert rig.hands._next_message() is None
+    lost = [event.text for event in rig.taking.seen_events() if event.event is Event.UNDELIVERED]
+    assert lost == [f"{3 - taken} messages, offsets {taken} to 2, were committed and not taken before the claim was given up"]
+    assert rig.taking.undelivered == 3 - taken
+
+
+def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:
+    """What is not handed out then is the next owner's, so nobody waits for it."""
+    rig = Rig(Delivery.AT_LEAST_ONCE)
+    rig.put(0, 5)
+    message = rig.hands._next_message()
+    assert message is not None
+    rig.terminate()
+    assert rig.taking.over
+    assert rig.hands._next_message() is None
+    message.commit()
+    rig.turn(2_100)
+    assert rig.released_at == 1
+    assert not [event for event in rig.taking.seen_events() if event.event is Event.UNDELIVERED]
+
+
+def test_a_clock_that_was_wrong_at_the_last_tick_does_not_end_a_pause_that_is_read_now() -> None:
+    """Long may pass between two ticks of a member with nothing to do; what it reads then is judged by what the clock shows then."""
+    clock = ManualClock(now_ms=1_700_000_000_000)
+    wanted = MemberSettings(group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0)
+    settings = Settings(kafka={"bootstrap.servers": "nobody:1"})
+    engine = Engine(settings, wanted, EngineSettings(), FeedSettings(), clock=clock, draws=Random(1))
+    clock.jump_ms(50_000)
+    member = Member(wanted, coordination_partitions=1, draws=Random(1), now_s=clock.monotonic_s(), unix_s=clock.now_ms() / 1000)
+    member.caught_up(0, clock.monotonic_s())
+    clock.jump_ms(-50_000)
+    clock.advance_ms(10_000)
+    now_ms = clock.now_ms()
+    pause = ReleaseGroup(now_ms // 1000, "reset-1", "admin", "g", now_ms // 1000 + 30)
+    engine._observe(member, [LogRecord(0, 0, now_ms, encode(pause))])
+    assert [event.event for event in engine.seen_events()] == [Event.PAUSED]

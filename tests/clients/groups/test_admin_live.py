@@ -1,0 +1,125 @@
+"""A claim group of live consumers, paused and reset (M13): all obey, and start exactly where they were sent, whoever dies meanwhile."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import closing
+
+import pytest
+
+from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
+from holdfast.clients.groups.admin import GroupAdmin
+from holdfast.clients.groups.records import Progress, Step
+from holdfast.config import Settings
+from holdfast.core.claims.resets import Aim, Where
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from tests.clients.claims.claiming import Ground, drain, scenario, until
+from tests.support.group_desk import killed_administrator
+from tests.support.places import ROOT
+
+INTERVAL_S = 2.0
+RECORDS = 30
+Taken = list[tuple[float, ClaimedMessage]]
+
+
+class Live(Ground):
+    """Consumers on four partitions with RECORDS messages each, whose resets are decided on a topic of their own."""
+
+    def __init__(self, broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+        super().__init__(broker.config, fresh_topic, partitions=4, coordination=4)
+        self.resets = f"{self.coordination}-resets"
+        self.broker = broker
+        self.fill(RECORDS)
+
+    def close(self) -> None:
+        super().close()
+        self.broker.delete_topics([self.resets])
+
+    def member(self, client: str, group: str) -> ClaimConsumer:
+        return self.consumer(client, group=group, heartbeat_interval_s=INTERVAL_S, greedy=True, resets_topic=self.resets)
+
+    def admin(self) -> GroupAdmin:
+        settings = Settings(coordination_topic=self.coordination, claim_interval_s=INTERVAL_S, kafka=self.config)
+        return GroupAdmin(settings, resets_topic=self.resets)
+
+
+@pytest.fixture
+def live(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Live]:
+    with closing(Live(broker, fresh_topic)) as made:
+        yield made
+
+
+def offsets(taken: Taken, since: int = 0) -> dict[int, list[int]]:
+    """Return the offsets of what was taken, by partition."""
+    found: dict[int, list[int]] = {}
+    for _, message in taken[since:]:
+        found.setdefault(message.partition, []).append(message.offset)
+    return found
+
+
+@scenario
+async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it_says(live: Live) -> None:
+    """M13: nobody works while the reset does; all four partitions begin at 0 afterwards, not at what was committed."""
+    taken: Taken = []
+    steps: dict[Step, float] = {}
+
+    def reset() -> None:
+        with live.admin() as admin:
+            assert {member.obeys_pause for member in admin.members("shop")} == {True}
+            admin.reset_offsets(admin.plan_reset("shop", Aim(Where.EARLIEST)), deadline_s=30, tell=note)
+
+    def note(progress: Progress) -> None:
+        steps.setdefault(progress.step, time.monotonic())
+
+    async with live.member("first", "shop") as first, live.member("second", "shop") as second:
+        tasks = [asyncio.create_task(drain(each, taken)) for each in (first, second)]
+        await until("every message once", lambda: len(taken) == 4 * RECORDS)
+        await first.flush()
+        await second.flush()
+        await asyncio.to_thread(reset)
+        await until("every message again", lambda: len(taken) >= 8 * RECORDS)
+        for task in tasks:
+            task.cancel()
+    assert offsets(taken, 4 * RECORDS) == {partition: list(range(RECORDS)) for partition in range(4)}
+    assert not [at_s for at_s, _ in taken if steps[Step.CLAIMED] <= at_s <= steps[Step.DECIDED]]
+    # "Within a health period": they obey when they read it, not when the next heartbeat is due.
+    assert steps[Step.CLAIMING] - steps[Step.PAUSED] < INTERVAL_S
+
+
+@scenario
+async def test_members_carry_on_by_themselves_after_the_administrator_was_killed(live: Live) -> None:
+    """M13, no second administrator: one group's reset was decided when its administrator died, the other's was not."""
+    groups = {"decided": Step.DECIDED, "undecided": Step.CLAIMED}
+    taken: dict[str, Taken] = {group: [] for group in groups}
+    async with live.member("first", "decided") as first, live.member("second", "undecided") as second:
+        tasks = [asyncio.create_task(drain(each, taken[group])) for each, group in zip((first, second), groups, strict=True)]
+        await until("every message once", lambda: all(len(each) == 4 * RECORDS for each in taken.values()))
+        await first.flush()
+        await second.flush()
+        bootstrap = live.settings.bootstrap_servers
+        children = [
+            await asyncio.create_subprocess_exec(
+                *killed_administrator(
+                    live.coordination, live.resets, bootstrap, group, step, interval_s=INTERVAL_S, deadline_s=3, offset=10
+                ),
+                cwd=ROOT,
+                env={**os.environ, "PYTHONPATH": str(ROOT)},
+            )
+            for group, step in groups.items()
+        ]
+        assert [await child.wait() for child in children] == [-signal.SIGKILL] * 2
+        live.fill(1, start=RECORDS)
+        await until("all groups at work again", lambda: _whole(taken["decided"]) and _whole(taken["undecided"]), within_s=40)
+        for task in tasks:
+            task.cancel()
+    assert offsets(taken["decided"], 4 * RECORDS) == {partition: list(range(10, RECORDS + 1)) for partition in range(4)}
+    assert offsets(taken["undecided"], 4 * RECORDS) == {partition: [RECORDS] for partition in range(4)}
+
+
+def _whole(taken: Taken) -> bool:
+    """Return whether the last message of every partition was taken."""
+    return sum(message.offset == RECORDS for _, message in taken) >= 4

@@ -1,0 +1,286 @@
+"""Ranges on a real broker: blocks shared, taken over after SIGKILL, put aside when they kill whoever touches them."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import subprocess
+import sys
+import time
+import uuid
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import OFFSET_BEGINNING, Consumer, Producer, TopicPartition
+
+from holdfast.clients.ranges import log
+from holdfast.clients.ranges.consumer import RangeConsumer
+from holdfast.config import Settings
+from holdfast.dev import parent_death
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.errors import ClaimLostError, ConfigError, TopicError
+from tests.clients.claims.claiming import LOG_APPEND, scenario, until
+from tests.support.places import ROOT
+
+LEASE_S = 2.0
+
+
+class Field:
+    """Topics of one test, and members on them."""
+
+    def __init__(self, broker: SessionBroker, create: FreshTopic) -> None:
+        self.config = {name: str(value) for name, value in broker.config.items()}
+        self.topic, self.dead = create("photos", partitions=2), create("dead")
+        self.ranges = create("ranges", partitions=2, config=LOG_APPEND)
+        self.group = f"resize-{uuid.uuid4().hex[:6]}"
+        self.settings = Settings(kafka=self.config)
+        self.children: list[subprocess.Popen[str]] = []
+
+    def named(self, client: str) -> dict[str, Any]:
+        return {
+            "topic": self.topic,
+            "group": self.group,
+            "client": client,
+            "block_messages": 10,
+            "lease_s": LEASE_S,
+            "maximum_deliveries": 2,
+            "dead_letters": self.dead,
+            "ranges_topic": self.ranges,
+        }
+
+    def consumer(self, client: str, **more: Any) -> RangeConsumer:
+        return RangeConsumer(self.settings, **{**self.named(client), **more})
+
+    def fill(self, count: int, partition: int = 0) -> None:
+        producer = Producer({**self.config, "linger.ms": 0})
+        for number in range(count):
+            producer.produce(self.topic, b"%d" % number, partition=partition)
+        assert producer.flush(30) == 0
+
+    def process(self, client: str, *, die_at: int = -1, work_s: float = 0.0) -> subprocess.Popen[str]:
+        told = {"settings": self.config, "named": self.named(client), "die_at": die_at, "work_s": work_s}
+        child = subprocess.Popen(
+            [
+                sys.executable,
+                "-I",
+                "-S",
+                parent_death.__file__,
+                str(os.getpid()),
+                sys.executable,
+                "-P",
+                "-m",
+                "tests.clients.ranges.process",
+            ],
+            env={**os.environ, "PYTHONPATH": str(ROOT), "RANGE_PROCESS": json.dumps(told)},
+            cwd=ROOT,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.children.append(child)
+        return child
+
+    def died(self, child: subprocess.Popen[str]) -> set[tuple[int, int]]:
+        """Return what a process handled before it died."""
+        out, _ = child.communicate(timeout=40)
+        return {tuple(json.loads(line)) for line in out.splitlines()}
+
+    def dead_letters(self) -> list[bytes]:
+        reader = Consumer({**self.config, "group.id": "nobody", "enable.auto.commit": False})
+        try:
+            end = reader.get_watermark_offsets(TopicPartition(self.dead, 0), 10)[1]
+            reader.assign([TopicPartition(self.dead, 0, OFFSET_BEGINNING)])
+            found: list[bytes] = []
+            for each in reader.consume(end, 20.0) if end else []:
+                headers: Any = each.headers() or []
+                found += [value for name, value in headers if name == "holdfast-source"]
+            return found
+        finally:
+            reader.close()
+
+    def close(self) -> None:
+        for child in self.children:
+            if child.poll() is None:
+                child.kill()
+            child.wait(10)
+            if child.stdout is not None:
+                child.stdout.close()
+
+
+@pytest.fixture
+def field(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Field]:
+    found = Field(broker, fresh_topic)
+    yield found
+    found.close()
+
+
+async def work(consumer: RangeConsumer, seen: list[tuple[int, int]], pause_s: float = 0.0, done: list[int] | None = None) -> None:
+    """Note what is *seen* and, block by block, of how many messages the consumer was told that they are *done*."""
+    async for block in consumer:
+        for record in block.records:
+            seen.append((block.partition, record.offset() or 0))
+            if pause_s:
+                await asyncio.sleep(pause_s)
+        await block.done()
+        if done is not None:
+            done.append(len(block.records))
+
+
+@scenario
+async def test_three_members_share_two_partitions_and_handle_every_message_once(field: Field) -> None:
+    field.fill(100, 0)
+    field.fill(100, 1)
+    seen: list[list[tuple[int, int]]] = [[], [], []]
+    async with field.consumer("a") as a, field.consumer("b") as b, field.consumer("c") as c:
+        tasks = [asyncio.create_task(work(each, out, 0.005)) for each, out in zip((a, b, c), seen, strict=True)]
+        await until("all to be handled", lambda: sum(map(len, seen)) >= 200)
+        field.fill(5)  # into blocks that were claimed before there was anything in them
+        await until("what came late to be handled", lambda: sum(map(len, seen)) >= 205)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    handled = [each for out in seen for each in out]
+    assert sorted(handled) == [(0, offset) for offset in range(105)] + [(1, offset) for offset in range(100)]
+    assert all(seen), "each had a part of it"
+
+
+@scenario
+async def test_the_open_blocks_of_a_killed_member_are_finished_by_another(field: Field) -> None:
+    field.fill(60, 0)
+    field.fill(60, 1)
+    child = field.process("first", die_at=25, work_s=0.001)
+    before = await asyncio.to_thread(field.died, child)
+    assert child.returncode != 0
+    assert len(before) < 120
+    seen: list[tuple[int, int]] = []
+    async with field.consumer("second") as second:
+        task = asyncio.create_task(work(second, seen))
+        await until("the rest to be handled", lambda: before | set(seen) == {(at, offset) for at in (0, 1) for offset in range(60)})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert len(seen) == len(set(seen))
+    assert len(before & set(seen)) <= 2 * 10, "only what was not noted as done comes again: at most a block of each partition"
+    assert field.dead_letters() == []
+
+
+@scenario
+async def test_what_kills_whoever_touches_it_goes_to_the_dead_letters_and_nothing_that_came_later_does(field: Field) -> None:
+    field.fill(14)
+    before: set[tuple[int, int]] = set()
+    for client in ("first", "second"):
+        before |= await asyncio.to_thread(field.died, field.process(client, die_at=13))
+    field.fill(16)  # the first six into the block that killed them
+    seen: list[tuple[int, int]] = []
+    async with field.consumer("third") as third:
+        task = asyncio.create_task(work(third, seen))
+        await until("the block to be put aside", lambda: third.buried == 4)
+        await until("the rest to be handled", lambda: {offset for _, offset in before | set(seen)} >= {*range(10), *range(14, 30)})
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert not {offset for _, offset in seen} & set(range(10, 14)), "nobody was given it a third time"
+    assert field.dead_letters() == [f"{field.topic}/0/{offset}".encode() for offset in range(10, 14)]
+
+
+@scenario
+async def test_what_was_failed_comes_again_and_what_is_lost_cannot_be_done(field: Field) -> None:
+    field.fill(5)
+    async with field.consumer("one") as consumer:
+        block = await anext(consumer)
+        await block.fail()
+        with pytest.raises(ClaimLostError):
+            await block.done()
+        again = await anext(consumer)
+        assert (again.first_offset, again.next_offset, again.deliveries) == (0, 5, 2)
+        await again.done()
+
+
+@scenario
+async def test_a_handler_that_holds_up_the_event_loop_for_several_leases_keeps_its_block(field: Field) -> None:
+    field.fill(5)
+    async with field.consumer("one") as one, field.consumer("two") as two:
+        block = await anext(one)
+        time.sleep(3 * LEASE_S)  # noqa: ASYNC251  as a handler does that computes
+        assert block.is_held
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(anext(two), 2 * LEASE_S)
+        await block.done()
+
+
+@scenario
+async def test_a_block_whose_handler_exceeds_its_deadline_goes_to_another(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+    field.fill(5)
+    async with field.consumer("one", handler_timeout_s=2 * LEASE_S) as one, field.consumer("two") as two:
+        block = await anext(one)
+        taken = await asyncio.wait_for(anext(two), 10 * LEASE_S)
+        assert (taken.first_offset, taken.deliveries) == (0, 2)
+        assert not block.is_held
+        with pytest.raises(ClaimLostError):
+            await block.done()
+        await taken.done()
+    told = [each.getMessage() for each in caplog.records if "handler_timeout_s is 4" in each.getMessage()]
+    assert len(told) == 2
+    assert "the block from offset 0 on" in told[0]
+
+
+@scenario
+async def test_who_leaves_gives_its_blocks_back_at_once_also_after_a_cancelled_wait(field: Field) -> None:
+    field.fill(12)
+    async with field.consumer("one", lease_s=600.0) as consumer:
+        block = await anext(consumer)
+        assert (block.partition, block.first_offset, block.next_offset) == (0, 0, 10)
+        await block.done()
+        block = await anext(consumer)
+        waiting = asyncio.ensure_future(anext(consumer))
+        await asyncio.sleep(0)
+        waiting.cancel()
+    assert not block.is_held
+    async with field.consumer("two", lease_s=600.0) as consumer:
+        again = await asyncio.wait_for(anext(consumer), 20)
+        assert (again.first_offset, again.next_offset, again.deliveries) == (10, 12, 2)
+        await again.done()
+    assert field.dead_letters() == []
+
+
+@scenario
+async def test_a_topic_that_is_missing_is_named(field: Field) -> None:
+    for more in ({"topic": "nowhere"}, {"ranges_topic": "nowhere"}, {"dead_letters": "nowhere"}):
+        with pytest.raises(TopicError, match="nowhere"):
+            async with field.consumer("one", **more):
+                pass
+    with pytest.raises(ConfigError):
+        field.consumer("one", block_messages=0)
+
+
+@scenario
+async def test_the_log_of_wishes_stays_short_and_who_finds_only_its_end_goes_on_exactly(
+    field: Field, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log, "BASE_EVERY", 10)
+    monkeypatch.setattr(log, "TRIM_RECORDS", 20)
+    field.fill(300, 0)
+    field.fill(300, 1)
+    seen: list[tuple[int, int]] = []
+    done: list[int] = []
+    async with field.consumer("a") as a, field.consumer("b") as b:
+        tasks = [asyncio.create_task(work(each, seen, done=done)) for each in (a, b)]
+        await until("all to be done", lambda: sum(done) >= 600, within_s=40)
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+    reader = Consumer({**field.config, "group.id": "nobody"})
+    try:
+        ends = [reader.get_watermark_offsets(TopicPartition(field.ranges, home), 10) for home in range(2)]
+    finally:
+        reader.close()
+    written, kept = sum(end for _, end in ends), sum(end - begin for begin, end in ends)
+    assert written > 150
+    assert kept < 100, f"{ends}: what nobody needs is deleted"
+    field.fill(40, 0)
+    async with field.consumer("newcomer") as newcomer:
+        task = asyncio.create_task(work(newcomer, seen))
+        await until("what came later", lambda: len(seen) >= 640)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+    assert sorted(seen) == [(0, offset) for offset in range(340)] + [(1, offset) for offset in range(300)]

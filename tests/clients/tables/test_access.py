@@ -1,0 +1,135 @@
+"""What asking again cannot cure: unknown tables, tokens, certificates. It is told at once."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from typing import Any, Self
+
+import msgspec
+import pytest
+
+from holdfast.clients.tables.client import TableClient
+from holdfast.clients.tables.directory import FixedDirectory
+from holdfast.config import Settings
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import TableClaims
+from holdfast.dev.memory_tables import MemoryWorker
+from holdfast.errors import (
+    AccessError,
+    HoldfastError,
+    MovedError,
+    NoSuchTableError,
+)
+from tests.clients.tables.tabling import ROUTED, TOTALS, Total, client, fold, one_worker, scenario, settings
+from tests.support.places import TLS
+
+
+def _claiming(*partitions: int, version: int = 1) -> dict[str, TableClaims]:
+    return {"totals": TableClaims(version=version, partitions=1, active=list(partitions))}
+
+
+class Hanging:
+    """A worker that takes connections and requests and never answers, as a stopped process does."""
+
+    def __init__(self) -> None:
+        self.asked = 0
+        self._writers: list[asyncio.StreamWriter] = []
+
+    async def __aenter__(self) -> Self:
+        self._server = await asyncio.start_server(self._hang, "127.0.0.1", 0)
+        self.url = f"http://127.0.0.1:{self._server.sockets[0].getsockname()[1]}"
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        self._server.close()
+        for writer in self._writers:
+            writer.close()
+        await self._server.wait_closed()
+
+    async def _hang(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        self.asked += 1
+        self._writers.append(writer)
+        await reader.read()
+
+
+# -- refused for good
+
+
+async def refused_at_once(tables: TableClient, kind: type[HoldfastError], match: str, table: Processor[Any, Any] | str = TOTALS) -> None:
+    """What asking again cannot cure is told at once, long before the deadline, whether or not the partition is known."""
+    began_s = time.monotonic()
+    for partition in (None, 0):
+        with pytest.raises(kind, match=match):
+            await tables.get(table, "ada", partition=partition, timeout_s=20)
+    assert time.monotonic() - began_s < 10
+
+
+@scenario
+async def test_an_unknown_table_is_told_at_once() -> None:
+    other: Processor[Any, Total] = Processor(name="other", source="orders", decode=bytes, fold=fold, row=Total)
+    async with one_worker() as worker, client(worker) as tables:
+        await refused_at_once(tables, NoSuchTableError, "only: routed, totals", "other")
+        await refused_at_once(tables, NoSuchTableError, "only: routed, totals", other)
+    async with MemoryWorker(settings(), [ROUTED], partitions=1) as worker:
+        claims = msgspec.structs.replace(worker.claims(), tables=_claiming(0))
+        async with client(directory=FixedDirectory([claims])) as tables:
+            await refused_at_once(tables, NoSuchTableError, "its tables: routed")
+
+
+@scenario
+async def test_another_version_of_a_table_is_another_table() -> None:
+    newer: Processor[Any, Total] = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total, version=2)
+    async with MemoryWorker(settings(), [newer], partitions=1) as worker:
+        async with client(worker) as tables:
+            await refused_at_once(tables, NoSuchTableError, "in version 2, not 1")
+        lying = msgspec.structs.replace(worker.claims(), tables=_claiming(0))
+        async with client(directory=FixedDirectory([lying])) as tables:
+            await refused_at_once(tables, NoSuchTableError, "version 2, not 1")
+
+
+@scenario
+async def test_a_wrong_or_missing_token_is_told_at_once_and_the_right_one_answers() -> None:
+    async with MemoryWorker(settings(web_token="open-sesame"), [TOTALS], partitions=1) as worker:
+        for token, match in ((None, "asks for a token"), ("open-sesam", "not this worker's")):
+            async with client(worker, web_token=token) as tables:
+                await refused_at_once(tables, AccessError, match)
+        async with client(worker, web_token="open-sesame") as tables:
+            assert (await tables.get(TOTALS, "ada")).value is None
+
+
+@scenario
+async def test_mutual_tls_answers_holders_of_a_certificate_and_tells_the_others_at_once() -> None:
+    authority: dict[str, Any] = {"web_tls_ca": TLS / "ca.pem"}
+    server: dict[str, Any] = {"web_tls_cert": TLS / "server.pem", "web_tls_key": TLS / "server-key.pem"}
+    ours: dict[str, Any] = {"web_tls_cert": TLS / "client.pem", "web_tls_key": TLS / "client-key.pem"}
+    async with MemoryWorker(settings(**authority, **server), [TOTALS], partitions=1) as worker:
+        assert worker.url.startswith("https:")
+        async with client(worker, **authority, **ours) as tables:
+            assert (await tables.get(TOTALS, "ada")).value is None
+        async with client(worker, web_tls_ca=TLS / "stranger.pem", **ours) as tables:
+            await refused_at_once(tables, AccessError, "certificates")
+        async with client(worker) as tables:
+            await refused_at_once(tables, AccessError, "certificates")
+
+
+@scenario
+async def test_who_shows_no_certificate_where_one_is_wanted_is_told_so_by_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "ca.pem"))  # it trusts the worker but has nothing to show
+    chosen = settings(web_tls_ca=TLS / "ca.pem", web_tls_cert=TLS / "server.pem", web_tls_key=TLS / "server-key.pem")
+    async with MemoryWorker(chosen, [TOTALS], partitions=1) as worker, client(worker) as tables:
+        with pytest.raises(AccessError, match="certificate"):
+            await tables.get(TOTALS, "ada", timeout_s=1)
+
+
+@scenario
+async def test_a_token_is_never_carried_from_https_to_http() -> None:
+    secure = settings(web_tls_cert=TLS / "server-keystore.pem", web_tls_key=TLS / "server-key.pem", web_token="t")
+    async with MemoryWorker(secure, [TOTALS], partitions=1, active=[]) as lured, Hanging() as thief:
+        lured.owners["totals", 0] = thief.url
+        claims = msgspec.structs.replace(lured.claims(), tables=_claiming(0))
+        trusting = Settings(app="shop", web_token="t", web_tls_cert=secure.web_tls_cert, web_tls_key=secure.web_tls_key)
+        async with TableClient(trusting, [TOTALS], directory=FixedDirectory([claims])) as tables:
+            with pytest.raises(MovedError):
+                await tables.get(TOTALS, "ada", timeout_s=1)
+        assert thief.asked == 0

@@ -1,0 +1,172 @@
+"""The workers topic on a real broker: who holds what, as announced up to now."""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import json
+import time
+import uuid
+from collections.abc import Awaitable, Callable, Iterator
+from typing import Any
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.clients.tables.directory import Workers, WorkersTopic
+from holdfast.config import Settings
+from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.dev.ports import free_ports
+from holdfast.errors import BrokerError
+from tests.support.strangers import open_transaction
+
+DEADLINE_S = 60.0
+
+
+def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
+    @functools.wraps(test)
+    def run(*args: Any, **kwargs: Any) -> None:
+        asyncio.run(asyncio.wait_for(test(*args, **kwargs), DEADLINE_S))
+
+    return run
+
+
+class Announcements:
+    """The workers topic of an application of its own, written as workers write it."""
+
+    def __init__(self, broker: SessionBroker) -> None:
+        self.broker = broker
+        self.settings = Settings(app=f"shop-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": broker.bootstrap})
+        self._producer = Producer(broker.client_config())
+
+    def create(self) -> None:
+        self.broker.create_topic(self.settings.workers_topic, config={"cleanup.policy": "compact"}, exact=True)
+
+    def tell(self, url: str, value: bytes | None) -> None:
+        self._producer.produce(self.settings.workers_topic, key=url, value=value)
+        assert self._producer.flush(DEADLINE_S) == 0
+
+    def claim(self, url: str, generation: int, *active: int, at_ms: int = 0, version: int = 1) -> None:
+        held = {"version": version, "partitions": 4, "active": list(active), "standby": []}
+        worker = {"url": url, "generation": generation, "started_ms": 0, "at_ms": at_ms, "tables": {"totals": held}}
+        self.tell(url, json.dumps(worker).encode())
+
+    def leave(self, url: str) -> None:
+        self.tell(url, None)
+
+
+@pytest.fixture
+def announcements(broker: SessionBroker) -> Iterator[Announcements]:
+    told = Announcements(broker)
+    yield told
+    broker.delete_topics([told.settings.workers_topic])
+
+
+@scenario
+async def test_what_was_announced_before_a_refresh_is_known_after_it(announcements: Announcements) -> None:
+    announcements.create()
+    topic = WorkersTopic(announcements.settings)
+    try:
+        await topic.refresh(20)
+        assert topic.workers.owner("totals", 1, 0) is None
+        announcements.claim("http://a", 1, 0, 1, 2, 3)
+        await topic.refresh(20)
+        assert [topic.workers.owner("totals", 1, partition) for partition in range(4)] == ["http://a"] * 4
+        announcements.claim("http://b", 2, 2, 3)
+        announcements.claim("http://a", 2, 0, 1)
+        await topic.refresh(20)
+        assert [topic.workers.owner("totals", 1, partition) for partition in range(4)] == ["http://a", "http://a", "http://b", "http://b"]
+        announcements.leave("http://a")
+        await topic.refresh(20)
+        assert [topic.workers.owner("totals", 1, partition) for partition in range(4)] == [None, None, "http://b", "http://b"]
+        began_s = time.monotonic()
+        await topic.refresh(20)
+        assert time.monotonic() - began_s < 5, "nothing new is soon known to be nothing new"
+    finally:
+        await topic.close()
+
+
+@scenario
+async def test_a_stranger_s_open_transaction_hides_no_worker(announcements: Announcements) -> None:
+    announcements.create()
+    topic = WorkersTopic(announcements.settings)
+    try:
+        with open_transaction(announcements.settings.client(), announcements.settings.workers_topic, 1):
+            announcements.claim("http://a", 1, 0)
+            await topic.refresh(20)
+            assert topic.workers.owner("totals", 1, 0) == "http://a"
+    finally:
+        await topic.close()
+
+
+@scenario
+async def test_a_second_reader_learns_the_same_from_the_beginning(announcements: Announcements) -> None:
+    announcements.create()
+    for generation in range(30):
+        announcements.claim(f"http://{generation % 3}", generation, generation % 4)
+    announcements.tell("http://broken", b"not json")
+    topic = WorkersTopic(announcements.settings)
+    try:
+        await topic.refresh(20)
+    finally:
+        await topic.close()
+    assert topic.workers.urls == {"http://0", "http://1", "http://2"}
+    assert topic.workers.owner("totals", 1, 29 % 4) == "http://2"
+
+
+@scenario
+async def test_an_application_that_never_ran_has_no_workers(announcements: Announcements) -> None:
+    topic = WorkersTopic(announcements.settings)
+    try:
+        await topic.refresh(20)
+        assert topic.workers.urls == frozenset()
+        announcements.create()
+        announcements.claim("http://a", 1, 0)
+        while not topic.workers.urls:  # the client's metadata may be a moment old
+            await topic.refresh(20)
+    finally:
+        await topic.close()
+
+
+@scenario
+async def test_a_topic_made_again_is_read_again(announcements: Announcements) -> None:
+    announcements.create()
+    topic = WorkersTopic(announcements.settings)
+    try:
+        for generation in range(5):
+            announcements.claim("http://old", generation, 0)
+        await topic.refresh(20)
+        assert topic.workers.urls == {"http://old"}
+        announcements.broker.delete_topics([announcements.settings.workers_topic])
+        announcements.create()
+        announcements.claim("http://new", 1, 0)
+        while topic.workers.urls != {"http://new"}:
+            try:
+                await topic.refresh(5)
+            except BrokerError:
+                await asyncio.sleep(0.1)  # leaders and metadata settle
+    finally:
+        await topic.close()
+
+
+@scenario
+async def test_a_broker_that_cannot_be_reached_costs_the_deadline_and_not_more() -> None:
+    topic = WorkersTopic(Settings(app="shop", kafka={"bootstrap.servers": f"127.0.0.1:{free_ports(1)[0]}"}))
+    try:
+        began_s = time.monotonic()
+        with pytest.raises(BrokerError, match="check bootstrap"):
+            await topic.refresh(0.5)
+        assert time.monotonic() - began_s < 3
+    finally:
+        await topic.close()
+
+
+def test_of_claims_in_one_generation_the_later_is_believed() -> None:
+    def claim(url: str, generation: int, at_ms: int) -> WorkerClaims:
+        held = TableClaims(version=1, partitions=1, active=[0])
+        return WorkerClaims(url=url, generation=generation, started_ms=0, at_ms=at_ms, tables={"totals": held})
+
+    claims = [claim("http://a", 5, 100), claim("http://b", 5, 200), claim("http://c", 4, 300)]
+    for order in (claims, claims[::-1]):
+        assert Workers(order).owner("totals", 1, 0) == "http://b"

@@ -1,0 +1,70 @@
+"""The fixtures a user's tests import: one broker, topics of their own, and any cluster in its place."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+from confluent_kafka.admin import AdminClient, ConfigResource, ResourceType  # type: ignore[attr-defined]
+
+from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.fixtures import FreshTopic, SessionBroker, session_broker
+from holdfast.errors import DevBrokerError
+
+DEADLINE_S = 60.0
+
+
+def test_a_fresh_topic_is_as_asked_ready_and_nobody_elses(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    topic, other = (fresh_topic("orders", partitions=3, config={"cleanup.policy": "compact"}) for _ in range(2))
+    assert topic != other
+    assert topic.startswith("orders-")
+    client = AdminClient(broker.client_config())
+    assert len(client.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) == 3
+    resource = ConfigResource(ResourceType.TOPIC, topic)
+    assert client.describe_configs([resource])[resource].result(DEADLINE_S)["cleanup.policy"].value == "compact"
+    producer = Producer(broker.client_config(acks="all"))
+    producer.produce(topic, b"value", b"key", partition=2)
+    assert producer.flush(DEADLINE_S) == 0
+
+
+def test_topics_are_deleted_after_the_test_and_twice_does_no_harm(broker: SessionBroker) -> None:
+    topics = FreshTopic(broker)
+    made = [topics(), topics("other")]
+    broker.delete_topics(made[:1])
+    topics.delete_all()
+    assert not {*made} & set(AdminClient(broker.client_config()).list_topics(timeout=DEADLINE_S).topics)
+
+
+def test_a_topic_that_cannot_be_made_says_why(broker: SessionBroker) -> None:
+    with pytest.raises(DevBrokerError, match=r"topic bad.* could not be created .*no\.such"):
+        broker.create_topic("bad", config={"no.such": "1"})
+    made = broker.create_topic("exact")
+    with pytest.raises(DevBrokerError, match="already exists"):
+        broker.create_topic(made, exact=True)
+    broker.delete_topics([made])
+
+
+@pytest.mark.broker
+def test_kafka_bootstrap_servers_names_the_cluster_to_use(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("KAFKA_BOOTSTRAP_SERVERS", "kafka.example:9092")
+    monkeypatch.setenv("HOLDFAST_KAFKA__SECURITY_PROTOCOL", "SSL")
+
+    def never() -> Path:
+        raise AssertionError("no broker is started")
+
+    (given,) = session_broker(never)
+    assert (given.bootstrap, given.cluster) == ("kafka.example:9092", None)
+    assert given.client_config(acks=1).items() >= {"security.protocol": "SSL", "acks": 1}.items()
+
+
+@pytest.mark.broker
+def test_without_it_the_session_starts_a_node_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.delenv("KAFKA_BOOTSTRAP_SERVERS", raising=False)
+    for started in session_broker(lambda: tmp_path / "kafka"):
+        assert started.cluster is not None
+        assert [each.condition for each in started.cluster.status()] == ["running"]
+        pid = started.cluster.status()[0].pid
+    assert pid is not None
+    assert not (tmp_path / "kafka").exists()
+    assert Cluster.find(tmp_path / "kafka") is None

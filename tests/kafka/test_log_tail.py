@@ -1,0 +1,111 @@
+"""A log that is followed has an end, even while others write to it all the time."""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import closing, contextmanager
+
+from confluent_kafka import Consumer, Producer, TopicPartition
+
+from holdfast.clients.claims.balanced_log import GroupLog
+from holdfast.clients.claims.log import CoordinationLog
+from holdfast.config import Settings
+from holdfast.dev.fixtures import FreshTopic, SessionBroker
+from holdfast.kafka.log_tail import Tail
+from tests.clients.claims.claiming import LOG_APPEND
+
+GAP_S = 0.005
+WITHIN_S = 20.0
+
+
+@contextmanager
+def chatter(broker: SessionBroker, topic: str) -> Iterator[list[int]]:
+    """Write to partition 0 of *topic* every few milliseconds; yields the offsets acknowledged."""
+    stop, written = threading.Event(), list[int]()
+
+    def write() -> None:
+        producer = Producer({**broker.config, "linger.ms": 0})
+        while not stop.wait(GAP_S):
+            producer.produce(topic, b"x", partition=0, on_delivery=lambda _, message: written.append(message.offset() or 0))
+            producer.poll(0)
+        producer.flush(10)
+
+    thread = threading.Thread(target=write)
+    thread.start()
+    try:
+        yield written
+    finally:
+        stop.set()
+        thread.join(20)
+
+
+def settings(broker: SessionBroker, coordination: str) -> Settings:
+    return Settings(kafka={name: str(value) for name, value in broker.config.items()}, coordination_topic=coordination)
+
+
+def test_a_coordination_log_that_never_falls_silent_is_caught_up_with(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    """The broker keeps answers back for 200 ms here, so none is ever without a record, and librdkafka never tells an end."""
+    topic = fresh_topic("marshal", partitions=1, config=LOG_APPEND)
+    log = CoordinationLog(settings(broker, topic), follow_wait_ms=200)
+    with chatter(broker, topic) as written, closing(log):
+        while len(written) < 50:
+            time.sleep(GAP_S)
+        before = written[-1]
+        log.open(["orders"], 10.0)
+        read, until_s = -1, time.monotonic() + WITHIN_S
+        while not log.caught_up:
+            assert time.monotonic() < until_s, f"read to {read} of {written[-1]} and not caught up"
+            for record in log.poll(0.1):
+                assert record.offset == read + 1
+                read = record.offset
+        assert read >= before, "what was there when reading began has been read"
+
+
+def test_a_groups_log_that_never_falls_silent_is_caught_up_with(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    topic = fresh_topic("groups", partitions=1, config=LOG_APPEND)
+    log = GroupLog(settings(broker, "marshal"), topic, "billing", timeout_s=10.0, unsent_s=5.0)
+    with chatter(broker, topic) as written:
+        while len(written) < 50:
+            time.sleep(GAP_S)
+        before = written[-1]
+        try:
+            log.open(0)
+            read, until_s = -1, time.monotonic() + WITHIN_S
+            while not log.caught_up:
+                assert time.monotonic() < until_s, f"read to {read} of {written[-1]} and not caught up"
+                for heard in log.poll(0.1):
+                    read = heard.offset
+            assert read >= before
+        finally:
+            log.close(1.0)
+
+
+def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    topic = fresh_topic("log", partitions=1)
+    producer = Producer({**broker.config})
+    for _ in range(10):
+        producer.produce(topic, b"x", partition=0)
+    assert producer.flush(10) == 0
+    reader = Consumer({**broker.config, "group.id": "tail", "enable.auto.commit": False})
+    with closing(reader):
+        tail = Tail(topic, 0, 0)
+        assert not tail.look(reader), "nobody has told an end"
+        reader.assign([TopicPartition(topic, 0, 0)])
+        until_s, seen = time.monotonic() + WITHIN_S, list[tuple[int, bool]]()
+        while len(seen) < 10:
+            assert time.monotonic() < until_s, seen
+            if (message := reader.poll(0.1)) is not None and message.error() is None:
+                tail.read(message.offset() or 0)
+                seen.append((message.offset() or 0, tail.look(reader)))
+        assert seen == [(offset, offset == 9) for offset in range(10)]
+
+
+def test_an_end_that_the_reader_tells_counts_whatever_was_read(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+    """Control records close a log whose last offset nobody is handed."""
+    reader = Consumer({**broker.config, "group.id": "tail"})
+    with closing(reader):
+        tail = Tail(fresh_topic("log", partitions=1), 0)
+        tail.at_end()
+        assert tail.look(reader)

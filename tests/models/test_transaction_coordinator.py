@@ -1,0 +1,357 @@
+"""The transaction coordinator: ids and epochs, KIP-360, epochs of each transaction (KIP-890), timeouts, and random lives of producers."""
+
+from __future__ import annotations
+
+from itertools import pairwise
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from holdfast.core.kafka.producer_state import Code
+from holdfast.core.kafka.sequences import MAX_EPOCH
+from holdfast.core.kafka.transaction_state import (
+    ALLOWED_PREVIOUS,
+    EXHAUSTED_EPOCH,
+    ID_BLOCK,
+    TRANSACTIONAL_ID_EXPIRATION_MS,
+    AbortTimedOut,
+    AddPartitions,
+    Answer,
+    ClientState,
+    Command,
+    EndTransaction,
+    ExpireIds,
+    InitProducerId,
+    MarkersWritten,
+    ProducerIds,
+    Transaction,
+    TransactionState,
+    TransitionPending,
+    VerifyPartition,
+    client_may,
+    transaction_key,
+)
+from tests.models.leading import Desk
+
+S = TransactionState
+ORDERS = ("orders", 0)
+
+
+def init(desk: Desk, expected: tuple[int, int] | None = None, name: str | None = "pay", timeout_ms: int = 60_000) -> Answer:
+    return desk.do(InitProducerId(transactional_id=name, timeout_ms=timeout_ms, expected=expected))
+
+
+def add(desk: Desk, pid: int, epoch: int, *partitions: tuple[str, int], name: str = "pay", version: int = 0) -> Answer:
+    found = partitions or (ORDERS,)
+    return desk.do(AddPartitions(transactional_id=name, producer_id=pid, epoch=epoch, partitions=found, client_version=version))
+
+
+def end(desk: Desk, pid: int, epoch: int, *, commit: bool = True, version: int = 0) -> Answer:
+    return desk.do(EndTransaction(transactional_id="pay", producer_id=pid, epoch=epoch, commit=commit, client_version=version))
+
+
+def written(desk: Desk) -> Answer:
+    return desk.do(MarkersWritten(transactional_id="pay"))
+
+
+def placed(desk: Desk, **fields: Any) -> None:
+    """Put the transactional id into a state of its life."""
+    desk.rows[transaction_key("pay")] = Transaction(**{"producer_id": 9, "timeout_ms": 60_000, "updated_ms": 0, **fields})
+
+
+# -- ids
+
+
+def test_a_producer_without_a_transactional_id_gets_a_new_id_and_leaves_no_row() -> None:
+    desk = Desk()
+    assert [init(desk, name=None).producer_id for _ in range(3)] == [0, 1, 2]
+    assert init(desk, name=None).epoch == 0
+    assert list(desk.rows.scan("t/")) == []
+
+
+def test_ids_come_in_blocks_and_the_next_is_asked_for_in_time() -> None:
+    desk = Desk()
+    for at in range(ID_BLOCK + 5):
+        assert init(desk, name=None).producer_id == at
+        ids = desk.rows.get("ids")
+        assert isinstance(ids, ProducerIds)
+        assert ids.next_id < ids.block_end
+    assert not ProducerIds(ID_BLOCK * 9 // 10 - 1, ID_BLOCK).wants_block
+    assert ProducerIds(ID_BLOCK * 9 // 10, ID_BLOCK).wants_block
+
+
+def test_requests_that_make_no_sense_are_refused() -> None:
+    desk = Desk()
+    assert init(desk, name="").error is Code.INVALID_REQUEST
+    for timeout_ms in (0, -1, 900_001):
+        assert init(desk, timeout_ms=timeout_ms).error is Code.INVALID_TRANSACTION_TIMEOUT
+    assert init(desk, timeout_ms=900_000).error is Code.NONE
+    assert add(desk, 0, 0, name="").error is Code.INVALID_REQUEST
+    assert add(desk, 0, 0, name="unknown").error is Code.INVALID_PRODUCER_ID_MAPPING
+    assert end(Desk(), 0, 0).error is Code.INVALID_PRODUCER_ID_MAPPING
+
+
+# -- epochs
+
+
+def test_each_start_raises_the_epoch_and_fences_the_one_before() -> None:
+    desk = Desk()
+    first, second = init(desk), init(desk)
+    assert (first.producer_id, first.epoch, second.epoch) == (second.producer_id, 0, 1)
+    assert add(desk, first.producer_id, 0).error is Code.PRODUCER_FENCED
+    assert add(desk, first.producer_id, 1).error is Code.NONE
+    assert add(desk, 77, 1).error is Code.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_a_start_during_a_transaction_aborts_it_under_an_epoch_nobody_is_told() -> None:
+    desk = Desk()
+    pid = init(desk).producer_id
+    add(desk, pid, 0)
+    assert init(desk).error is Code.CONCURRENT_TRANSACTIONS
+    assert (desk.row().state, desk.row().epoch, desk.row().last_epoch) == (S.PREPARE_ABORT, 1, -1)
+    assert end(desk, pid, 0).error is Code.PRODUCER_FENCED
+    assert init(desk).error is Code.CONCURRENT_TRANSACTIONS, "until the markers are written"
+    written(desk)
+    assert (init(desk).epoch, desk.row().state) == (2, S.EMPTY)
+
+
+def test_a_producer_that_says_who_it_is_goes_on_from_an_error() -> None:
+    """KIP-360."""
+    desk = Desk()
+    pid = init(desk).producer_id
+    assert init(desk, (pid, 0)).epoch == 1
+    assert init(desk, (pid, 0)).epoch == 1, "the answer was lost; asked again, it is the same"
+    assert init(desk, (pid, 1)).epoch == 2
+    assert init(desk, (pid, 0)).error is Code.PRODUCER_FENCED
+    assert init(desk, (pid + 1, 2)).error is Code.PRODUCER_FENCED
+    assert init(desk).epoch == 3
+    assert init(desk, (pid, 2)).error is Code.PRODUCER_FENCED, "a start by another forgets the last epoch"
+
+
+def test_the_first_call_of_a_producer_that_believes_to_have_an_id_gives_a_new_one() -> None:
+    desk = Desk()
+    answer = init(desk, (55, 3))
+    assert (answer.error, answer.epoch, answer.producer_id) == (Code.NONE, 0, 0)
+
+
+def test_behind_the_last_epoch_comes_the_next_id() -> None:
+    desk = Desk()
+    placed(desk, epoch=EXHAUSTED_EPOCH)
+    answer = init(desk)
+    assert (answer.epoch, answer.producer_id != 9) == (0, True)
+    assert (desk.row().previous_producer_id, desk.row().last_epoch) == (9, -1)
+    placed(desk, epoch=EXHAUSTED_EPOCH)
+    answer = init(desk, (9, EXHAUSTED_EPOCH))
+    assert (answer.epoch, desk.row().last_epoch) == (0, EXHAUSTED_EPOCH)
+    assert init(desk, (9, EXHAUSTED_EPOCH)) == answer.__class__(producer_id=answer.producer_id, epoch=0, touched=("pay",))
+    assert init(desk, (9, EXHAUSTED_EPOCH - 1)).error is Code.PRODUCER_FENCED
+
+
+def test_an_exhausted_epoch_is_fenced_once_more_and_never_beyond_the_largest() -> None:
+    desk = Desk()
+    placed(desk, epoch=EXHAUSTED_EPOCH, state=S.ONGOING, partitions=(ORDERS,))
+    assert init(desk).error is Code.CONCURRENT_TRANSACTIONS
+    assert desk.row().epoch == MAX_EPOCH
+    written(desk)
+    assert (init(desk).epoch, desk.row().producer_id != 9) == (0, True)
+
+
+# -- transactions
+
+
+def test_a_transaction_takes_partitions_and_keeps_when_it_began() -> None:
+    desk = Desk()
+    pid = init(desk).producer_id
+    desk.at_ms = 5_000
+    assert add(desk, pid, 0, ("b", 1), ("a", 2)).touched == ("pay",)
+    desk.at_ms = 6_000
+    assert add(desk, pid, 0, ("a", 2)).touched == (), "nothing new, nothing written"
+    assert add(desk, pid, 0, ("c", 0)).touched == ("pay",)
+    assert (desk.row().partitions, desk.row().started_ms, desk.row().updated_ms) == ((("a", 2), ("b", 1), ("c", 0)), 5_000, 6_000)
+    end(desk, pid, 0)
+    assert add(desk, pid, 0).error is Code.CONCURRENT_TRANSACTIONS
+    written(desk)
+    assert (desk.row().state, desk.row().partitions) == (S.COMPLETE_COMMIT, ())
+    desk.at_ms = 7_000
+    add(desk, pid, 0)
+    assert desk.row().started_ms == 7_000
+
+
+def test_a_leader_is_told_whether_a_partition_was_announced() -> None:
+    desk = Desk()
+    pid = init(desk).producer_id
+
+    def ask(partition: tuple[str, int], epoch: int = 0, producer_id: int = pid) -> Code:
+        return desk.do(VerifyPartition(transactional_id="pay", producer_id=producer_id, epoch=epoch, partition=partition)).error
+
+    assert ask(ORDERS) is Code.TRANSACTION_ABORTABLE
+    add(desk, pid, 0)
+    assert ask(ORDERS) is Code.NONE
+    assert ask(("orders", 1)) is Code.TRANSACTION_ABORTABLE
+    assert ask(ORDERS, epoch=1) is Code.PRODUCER_FENCED
+    assert ask(ORDERS, producer_id=pid + 1) is Code.INVALID_PRODUCER_ID_MAPPING
+    end(desk, pid, 0)
+    assert ask(ORDERS) is Code.CONCURRENT_TRANSACTIONS
+
+
+def test_while_a_transition_is_pending_everybody_is_asked_to_wait() -> None:
+    desk = Desk()
+    pid = init(desk).producer_id
+    add(desk, pid, 0)
+    desk.do(TransitionPending(transactional_id="pay", state=S.PREPARE_COMMIT))
+    assert init(desk).error is Code.CONCURRENT_TRANSACTIONS
+    assert add(desk, pid, 0, ("c", 1)).error is Code.CONCURRENT_TRANSACTIONS
+    assert end(desk, pid, 0).error is Code.CONCURRENT_TRANSACTIONS
+    assert end(desk, pid, 1).error is Code.PRODUCER_FENCED, "who may not ask at all is told first"
+    assert end(desk, pid, 1, version=2).error is Code.CONCURRENT_TRANSACTIONS, (
+        "with epochs of their own, the pending one may be the new one"
+    )
+    desk.do(TransitionPending(transactional_id="pay", state=None))
+    assert end(desk, pid, 0).error is Code.NONE
+    assert desk.do(TransitionPending(transactional_id="pay", state=S.ONGOING)).error is Code.INVALID_TXN_STATE
+    assert desk.do(TransitionPending(transactional_id="who", state=None)).error is Code.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_markers_without_an_end_are_refused() -> None:
+    desk = Desk()
+    init(desk)
+    assert written(desk).error is Code.INVALID_TXN_STATE
+    assert desk.do(MarkersWritten(transactional_id="who")).error is Code.INVALID_TXN_STATE
+
+
+# -- an epoch for each transaction
+
+
+def test_each_transaction_has_its_own_epoch_and_an_end_asked_again_is_known_by_it() -> None:
+    """KIP-890."""
+    desk = Desk()
+    pid, epoch = init(desk).producer_id, 0
+    for commit in (True, False, True):
+        assert add(desk, pid, epoch, version=2).error is Code.NONE
+        answer = end(desk, pid, epoch, commit=commit, version=2)
+        assert (answer.producer_id, answer.epoch) == (pid, epoch + 1)
+        assert end(desk, pid, epoch, commit=commit, version=2).error is Code.CONCURRENT_TRANSACTIONS
+        written(desk)
+        again = end(desk, pid, epoch, commit=commit, version=2)
+        assert (again.error, again.producer_id, again.epoch) == (Code.NONE, pid, epoch + 1)
+        assert end(desk, pid, epoch, commit=not commit, version=2).error is Code.INVALID_TXN_STATE
+        epoch += 1
+    assert end(desk, pid, epoch - 2, version=2).error is Code.PRODUCER_FENCED
+
+
+def test_the_last_epoch_ends_in_the_next_id_and_its_end_may_be_asked_again() -> None:
+    """KIP-890."""
+    desk = Desk()
+    placed(desk, epoch=EXHAUSTED_EPOCH, state=S.ONGOING, partitions=(ORDERS,))
+    answer = end(desk, 9, EXHAUSTED_EPOCH, version=2)
+    new = answer.producer_id
+    assert (answer.epoch, new != 9) == (0, True)
+    assert (desk.row().producer_id, desk.row().epoch) == (9, MAX_EPOCH), "the markers still have the old id"
+    assert end(desk, 9, EXHAUSTED_EPOCH, version=2).error is Code.CONCURRENT_TRANSACTIONS
+    written(desk)
+    assert (desk.row().producer_id, desk.row().epoch, desk.row().previous_producer_id) == (new, 0, 9)
+    again = end(desk, 9, EXHAUSTED_EPOCH, version=2)
+    assert (again.error, again.producer_id, again.epoch) == (Code.NONE, new, 0)
+    assert end(desk, 9, EXHAUSTED_EPOCH - 1, version=2).error is Code.INVALID_PRODUCER_ID_MAPPING
+    assert add(desk, new, 0, version=2).error is Code.NONE
+
+
+# -- sweeps
+
+
+def test_a_transaction_open_for_longer_than_its_timeout_is_fenced_and_aborted() -> None:
+    desk = Desk()
+    pid = init(desk, timeout_ms=30_000).producer_id
+    add(desk, pid, 0)
+    desk.at_ms += 30_000
+    assert desk.do(AbortTimedOut()).touched == ()
+    desk.at_ms += 1
+    assert desk.do(AbortTimedOut()).touched == ("pay",)
+    assert (desk.row().state, desk.row().epoch) == (S.PREPARE_ABORT, 1)
+    assert end(desk, pid, 0).error is Code.PRODUCER_FENCED
+    assert desk.do(AbortTimedOut()).touched == ()
+
+
+@pytest.mark.parametrize("state", TransactionState)
+def test_only_ids_without_a_transaction_are_forgotten(state: TransactionState) -> None:
+    desk = Desk()
+    placed(desk, epoch=1, state=state)
+    desk.at_ms = TRANSACTIONAL_ID_EXPIRATION_MS - 1
+    assert desk.do(ExpireIds()).touched == ()
+    desk.at_ms += 1
+    assert (desk.do(ExpireIds()).touched == ("pay",)) is (state in (S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT))
+
+
+# -- the client's own states
+
+
+def test_a_client_goes_the_ways_of_kafkas_own() -> None:
+    C = ClientState
+    happy = (C.UNINITIALIZED, C.INITIALIZING, C.READY, C.IN_TRANSACTION, C.COMMITTING, C.READY, C.IN_TRANSACTION, C.ABORTING, C.READY)
+    assert all(client_may(*step) for step in pairwise(happy))
+    assert client_may(C.ABORTING, C.INITIALIZING)
+    assert all(client_may(state, C.FATAL_ERROR) for state in C)
+    assert not any(client_may(C.FATAL_ERROR, state) for state in C if state is not C.FATAL_ERROR)
+    assert not client_may(C.ABORTABLE_ERROR, C.COMMITTING)
+
+
+# -- random lives
+
+TRANSACTIONAL = ("pay", "ship")
+steps = st.lists(
+    st.tuples(st.sampled_from(["init", "init", "go on", "add", "add", "commit", "abort", "again", "written", "written", "time", "expire"]), st.sampled_from(TRANSACTIONAL), st.integers(-1, 1)),
+    max_size=80,
+)  # fmt: skip
+
+
+def command_of(kind: str, name: str, row: Transaction | None, back: int, version: int, last: Command | None) -> Command:
+    pid, epoch = (row.producer_id, max(-1, row.epoch + back)) if row is not None else (3, 0)
+    match kind:
+        case "init":
+            return InitProducerId(transactional_id=name, timeout_ms=60_000)
+        case "go on":
+            return InitProducerId(transactional_id=name, timeout_ms=60_000, expected=(pid, epoch))
+        case "add":
+            return AddPartitions(transactional_id=name, producer_id=pid, epoch=epoch, partitions=(ORDERS,), client_version=version)
+        case "commit" | "abort":
+            return EndTransaction(transactional_id=name, producer_id=pid, epoch=epoch, commit=kind == "commit", client_version=version)
+        case "written":
+            return MarkersWritten(transactional_id=name)
+        case "time":
+            return AbortTimedOut()
+        case "expire":
+            return ExpireIds(expiration_ms=150_000)
+        case _:
+            return last or ExpireIds()
+
+
+@given(steps, st.sampled_from([0, 2]), st.sampled_from([0, EXHAUSTED_EPOCH - 3]))
+@settings(max_examples=150)
+def test_whatever_happens_states_follow_the_table_and_no_identity_is_given_twice(
+    lives: list[tuple[str, str, int]], version: int, epoch: int
+) -> None:
+    desk = Desk()
+    placed(desk, epoch=epoch)
+    desk.rows["ids"] = ProducerIds(10, 1_000)
+    given_out: set[tuple[int, int]] = set()
+    last: Command | None = None
+    for kind, name, back in lives:
+        before = {key: row for key, row in desk.rows.scan("t/") if isinstance(row, Transaction)}
+        command = command_of(kind, name, before.get(transaction_key(name)), back, version, last)
+        desk.at_ms += 61_000 if kind == "time" else 7
+        answer = desk.do(command)
+        after = {key: row for key, row in desk.rows.scan("t/") if isinstance(row, Transaction)}
+        for key, row in after.items():
+            old = before.get(key)
+            if old is not None and old != row:
+                assert old.state in ALLOWED_PREVIOUS[row.state], (old, row)
+                assert row.epoch <= MAX_EPOCH
+                if old.producer_id == row.producer_id:
+                    assert row.epoch >= old.epoch, "an epoch never goes back"
+        if isinstance(command, InitProducerId) and command.expected is None and answer.error is Code.NONE:
+            identity = (answer.producer_id, answer.epoch)
+            assert identity not in given_out, "two starts were given the same identity"
+            given_out.add(identity)
+        last = command

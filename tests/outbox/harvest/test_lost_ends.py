@@ -1,0 +1,40 @@
+"""A broker that has lost the end of a leader's transaction: the next leader waits, and goes on once it has been ended as was decided."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import pytest
+
+from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.fixtures import SessionBroker
+from tests.outbox.databases import FreshOutbox
+from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
+from tests.support.harness import end_transactions, wait_for
+from tests.support.lost_markers import lose_markers
+from tests.support.parts import part
+
+
+@pytest.fixture
+@part("broker")
+def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
+    with Cluster(tmp_path_factory.mktemp("frail"), short_lived=True) as cluster:
+        yield SessionBroker(config=cluster.client_config(), cluster=cluster)
+
+
+def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(frail: SessionBroker, postgres_outbox: FreshOutbox) -> None:
+    rig = Rig(frail, postgres_outbox, frail.create_topic("events", partitions=PARTITIONS))
+    progress = rig.settings().progress_topic
+    rig.fill(50)
+    with Alone(rig.settings()):
+        rig.wait_empty()
+    lose_markers(frail, progress, 0)
+    rig.fill(50)
+    with Alone(rig.settings(commit_timeout_s=2)) as leader:
+        wait_for("the reason", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: str(leader.stats))
+        assert "on a transaction is open" in leader.stats.last_error
+        assert rig.left() == 50
+    end_transactions(frail.bootstrap)
+    with Alone(rig.settings()):
+        rig.wait_empty()
+    rig.prove()

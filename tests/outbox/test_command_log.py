@@ -1,0 +1,154 @@
+"""Who owes an answer to what, as every harvester of an outbox folds it from the commands and the answers."""
+
+from __future__ import annotations
+
+import threading
+import uuid
+from itertools import permutations
+
+from holdfast.config import Settings
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import HoldfastError
+from holdfast.outbox.command_log import LIMIT_REMEMBERED, Follower, Orders
+from holdfast.outbox.commands import Answer, Command, Verb, tell
+from holdfast.outbox.settings import HarvestSettings
+from holdfast.outbox.topics import ensure_topics
+from tests.support.strangers import open_transaction
+
+DEADLINE_S = 30.0
+PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=1_000)
+STATUS = Command(id="s", verb=Verb.STATUS, at_ms=2_000)
+
+
+def owed(orders: Orders, now_ms: int = 3_000) -> list[tuple[str, int]]:
+    return [(command.id, shard) for command, shard in orders.owed(now_ms)]
+
+
+def test_every_shard_owes_an_answer_to_every_command_until_it_has_given_it() -> None:
+    orders = Orders(2)
+    orders.hear(PAUSE, 11_000)
+    orders.hear(STATUS, 12_000)
+    assert owed(orders) == [("p", 0), ("p", 1), ("s", 0), ("s", 1)]
+    orders.hear_answer("p", 1)
+    assert owed(orders) == [("p", 0), ("s", 0), ("s", 1)]
+    orders.unsay("p", 1)
+    assert ("p", 1) in owed(orders), "an answer that did not get through is still owed"
+
+
+def test_nobody_answers_what_nobody_waits_for() -> None:
+    orders = Orders(1)
+    orders.hear(PAUSE, 11_000)
+    assert owed(orders, 11_000) == [("p", 0)]
+    assert owed(orders, 11_001) == []
+
+
+def test_it_does_not_matter_which_topic_is_read_first() -> None:
+    def said(order: tuple[int, ...]) -> list[tuple[str, int]]:
+        orders = Orders(2)
+        for each in order:
+            if each == 0:
+                orders.hear(PAUSE, 11_000)
+            else:
+                orders.hear_answer("p", 0)
+        return owed(orders)
+
+    assert {tuple(said(order)) for order in permutations(range(2))} == {(("p", 1),)}
+
+
+def test_very_many_commands_are_not_remembered_for_ever() -> None:
+    orders = Orders(1)
+    for number in range(3 * LIMIT_REMEMBERED):
+        orders.hear(Command(id=f"c{number}", verb=Verb.STATUS, at_ms=0), 11_000)
+        orders.hear_answer(f"d{number}", 0)
+    assert len(owed(orders)) == LIMIT_REMEMBERED
+    assert len(orders._answered) == 2 * LIMIT_REMEMBERED
+
+
+class Believer:
+    """A harvester's side of a follower: leads shard 0 whatever happens, and numbers what it answers."""
+
+    def __init__(self) -> None:
+        self.heard: list[Verb] = []
+        self.said = 0
+        self.caught, self.ended = threading.Event(), threading.Event()
+
+    def obey(self, command: Command) -> None:
+        self.heard.append(command.verb)
+        if command.verb is Verb.PAUSE and self.heard.count(Verb.PAUSE) > 1:
+            raise RuntimeError("a bug")
+
+    def failed(self, error: HoldfastError) -> None:
+        self.ended.set()
+
+    def caught_up(self) -> None:
+        self.caught.set()
+
+    def leads(self, shard: int) -> bool:
+        return shard == 0
+
+    def is_settled(self, shard: int, verb: Verb) -> bool:
+        return True
+
+    def answer(self, command: Command, shard: int) -> Answer:
+        self.said += 1
+        return Answer(id=command.id, verb=command.verb, shard=shard, leader="b", epoch=1, paused=False, published=self.said, quarantined=0)
+
+
+def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: SessionBroker) -> None:
+    """A follower that is made deaf to answers repeats itself without end: the check that there is only one can fail."""
+    kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=2)
+    ensure_topics(settings)
+    desk = Believer()
+    follower = Follower(settings, desk, desk.obey)
+    follower.open()
+    try:
+        assert desk.caught.wait(DEADLINE_S)
+        assert [answer.published for answer in tell(settings, Verb.FLUSH, 1.5)] == [1], "nobody leads shard 1"
+        assert desk.said == 1
+        follower._orders.hear_answer = lambda *_: None  # type: ignore[method-assign]
+        assert [answer.published for answer in tell(settings, Verb.STATUS, 1.5)] == [2]
+        assert desk.said > 2
+        assert desk.heard == [Verb.FLUSH, Verb.STATUS]
+        assert not desk.ended.is_set()
+        for _ in range(2):
+            tell(settings, Verb.PAUSE, 0.1)
+        assert desk.ended.wait(DEADLINE_S), "who hears nothing any more says so"
+    finally:
+        follower.close(DEADLINE_S)
+    assert not follower.is_alive()
+
+
+def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
+    kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
+    ensure_topics(settings)
+    for verb in (Verb.RESUME, Verb.FLUSH, Verb.PAUSE):
+        assert tell(settings, verb, 0.2) == []
+    found: list[list[Answer]] = []
+    asking = threading.Thread(target=lambda: found.append(tell(settings, Verb.STATUS, DEADLINE_S)))
+    desk = Believer()
+    follower = Follower(settings, desk, desk.obey)
+    asking.start()
+    follower.open()
+    try:
+        asking.join(DEADLINE_S)
+    finally:
+        follower.close(DEADLINE_S)
+    assert desk.heard == [Verb.PAUSE, Verb.STATUS]
+    assert len(found[0]) == desk.said == 1
+
+
+def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(broker: SessionBroker) -> None:
+    kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
+    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
+    ensure_topics(settings)
+    desk = Believer()
+    follower = Follower(settings, desk, desk.obey)
+    with open_transaction(broker.config, settings.commands_topic, 1), open_transaction(broker.config, settings.answers_topic, 1):
+        follower.open()
+        try:
+            assert len(tell(settings, Verb.STATUS, DEADLINE_S)) == 1
+        finally:
+            follower.close(DEADLINE_S)
+    assert desk.heard == [Verb.STATUS]

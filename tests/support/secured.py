@@ -1,0 +1,133 @@
+"""A secured broker with ACLs, and principals that may do exactly what they were granted."""
+
+from __future__ import annotations
+
+import secrets
+import time
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka.admin import (  # type: ignore[attr-defined]
+    AclBinding,
+    AclBindingFilter,
+    AclOperation,
+    AclPermissionType,
+    AdminClient,
+    ResourcePatternType,
+    ResourceType,
+    ScramCredentialInfo,
+    ScramMechanism,
+    UserScramCredentialUpsertion,
+)
+
+from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource
+from holdfast.dev.broker.cluster import Cluster, Credentials
+
+DEADLINE_S = 60.0
+SUPER = "root"
+AUTHORIZER = {
+    "authorizer.class.name": "org.apache.kafka.metadata.authorizer.StandardAuthorizer",
+    # Nodes show each other the certificate of the development cluster.
+    "super.users": f"User:{SUPER};User:CN=holdfast dev",
+    "allow.everyone.if.no.acl.found": "false",
+}
+_RESOURCES = {
+    Resource.TOPIC: ResourceType.TOPIC,
+    Resource.GROUP: ResourceType.GROUP,
+    Resource.TRANSACTIONAL_ID: ResourceType.TRANSACTIONAL_ID,
+    Resource.CLUSTER: ResourceType.BROKER,
+}
+_OPERATIONS = {
+    Operation.READ: AclOperation.READ,
+    Operation.WRITE: AclOperation.WRITE,
+    Operation.CREATE: AclOperation.CREATE,
+    Operation.DELETE: AclOperation.DELETE,
+    Operation.ALTER: AclOperation.ALTER,
+    Operation.DESCRIBE: AclOperation.DESCRIBE,
+    Operation.DESCRIBE_CONFIGS: AclOperation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS: AclOperation.ALTER_CONFIGS,
+}
+_PATTERNS = {Pattern.LITERAL: ResourcePatternType.LITERAL, Pattern.PREFIXED: ResourcePatternType.PREFIXED}
+
+
+class Guarded:
+    """A real broker on which nobody may do anything but its administrator and who was granted it."""
+
+    def __init__(self, folder: Path) -> None:
+        self._cluster = Cluster(
+            folder, sasl=Credentials(username=SUPER, password=secrets.token_urlsafe(12)), properties=AUTHORIZER, short_lived=True
+        )
+
+    def __enter__(self) -> Self:
+        self._cluster.start()
+        self.admin = AdminClient({**self.root()})
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._cluster.stop()
+
+    def root(self) -> dict[str, str]:
+        """Return the Kafka properties of the administrator, who may do everything."""
+        return self._cluster.client_config()
+
+    def principal(self, name: str) -> dict[str, str]:
+        """Make a user without any grant and return its Kafka properties."""
+        password = secrets.token_urlsafe(12)
+        upsertion = UserScramCredentialUpsertion(name, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode())
+        for made in self.admin.alter_user_scram_credentials([upsertion]).values():
+            made.result(DEADLINE_S)
+        return {**self.root(), "sasl.username": name, "sasl.password": password}
+
+    def grant(self, name: str, grants: Iterable[Grant]) -> None:
+        """Let user *name* do what *grants* say and nothing else; returns when the broker does so."""
+        wanted = {_binding(name, grant) for grant in grants}
+        mine = self._granted(name)
+        for binding in mine - wanted:
+            self.admin.delete_acls([_filter(binding)])[_filter(binding)].result(DEADLINE_S)
+        for made in self.admin.create_acls(list(wanted - mine)).values() if wanted - mine else ():
+            made.result(DEADLINE_S)
+        until_s = time.monotonic() + DEADLINE_S
+        while self._granted(name) != wanted:
+            assert time.monotonic() < until_s, f"the grants of {name} are not what they should be"
+            time.sleep(0.02)
+
+    def _granted(self, name: str) -> set[AclBinding]:
+        whose: dict[str, Any] = {"name": None, "host": None, "principal": f"User:{name}"}  # None stands for any
+        every = AclBindingFilter(
+            restype=ResourceType.ANY,
+            resource_pattern_type=ResourcePatternType.ANY,
+            operation=AclOperation.ANY,
+            permission_type=AclPermissionType.ANY,
+            **whose,
+        )
+        return set(self.admin.describe_acls(every).result(DEADLINE_S))
+
+
+def _binding(name: str, grant: Grant) -> AclBinding:
+    return AclBinding(
+        _RESOURCES[grant.resource],
+        grant.name,
+        _PATTERNS[grant.pattern],
+        f"User:{name}",
+        "*",
+        _OPERATIONS[grant.operation],
+        AclPermissionType.ALLOW,
+    )
+
+
+def _filter(binding: AclBinding) -> AclBindingFilter:
+    return AclBindingFilter(
+        binding.restype,
+        binding.name,
+        binding.resource_pattern_type,
+        binding.principal,
+        binding.host,
+        binding.operation,
+        binding.permission_type,
+    )
+
+
+def environment(kafka: Mapping[str, str]) -> dict[str, str]:
+    """Return Kafka properties as environment variables of holdfast."""
+    return {f"HOLDFAST_KAFKA__{name.upper().replace('.', '_')}": value for name, value in kafka.items()}
