@@ -261,7 +261,7 @@ class PartitionManager:
         """Stop answering for *part*, whose write the broker refused, and ask the group whose it is now.
 
         It may be ours still, when the broker was away for longer than it keeps a transaction. The next assignment tells; without one
-        within a session this worker leaves, as it does when a partition is taken from it again and again.
+        within a session this worker leaves, as it does when a partition is taken from it again and again though the group confirms it.
         """
         logger.warning("partition lost: %s", error)
         part.lose()
@@ -270,7 +270,10 @@ class PartitionManager:
         held = (part.processor.name, part.partition)
         self._owned[held].generation = NOT_IN_GROUP
         now_s = system_clock.monotonic_s()
-        losses = self._losses[held] = [at_s for at_s in self._losses.get(held, []) if now_s - at_s < LOSSES_WITHIN_S] + [now_s]
+        losses = [at_s for at_s in self._losses.get(held, []) if now_s - at_s < LOSSES_WITHIN_S]
+        if self.membership.owns():  # else the group has given it away, as it does when this worker was frozen: no wonder
+            losses.append(now_s)
+        self._losses[held] = losses
         if len(losses) > LIMIT_LOSSES:
             self.crash(HoldfastError(f"{error}; for the {len(losses)}th time: does another application use this transactional id?"))
         elif epoch == self.epoch:  # the batch's epoch: the revocation often arrives before the refusal

@@ -11,6 +11,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 import pytest
+from confluent_kafka import IsolationLevel, TopicPartition
+from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.dev import parent_death
@@ -63,6 +65,17 @@ def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[
             process.wait(10)
 
 
+def all_decided(app: Application) -> bool:
+    """Return whether no transaction is open in the source: a reader sees nothing behind one."""
+    admin = AdminClient(app.broker.client_config())
+    places = {TopicPartition(app.source, number): OffsetSpec.latest() for number in range(app.partitions)}  # type: ignore[no-untyped-call]
+    ends = [
+        {place.partition: found.result(10).offset for place, found in admin.list_offsets(places, isolation_level=level).items()}
+        for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
+    ]
+    return ends[0] == ends[1]
+
+
 def prove_beside_harm(app: Application, acked: int) -> None:
     """Prove the tables, that the load is all there, and that what is forged is told from what is not."""
     idle_or_more = max(resident_bytes(worker, "VmHWM") for worker in app.live)
@@ -70,6 +83,7 @@ def prove_beside_harm(app: Application, acked: int) -> None:
     counts = app.processors[0]
     with BlockingTableClient(app.settings, [counts]) as tables:
         assert tables.get(counts, "k1", partition=1, timeout_s=30).value is not None, "forged workers hide the true one"
+    wait_for("the hostile producer's transactions to be over", lambda: all_decided(app), 120, app.tails)
     source = [message for messages in read_topic(app.broker, app.source).values() for message in messages]
     loaded = [message for message in source if message.key() is not None and HOSTILE not in dict(message.headers() or ())]
     assert len(loaded) == acked, "the load is not in the source as it was written"

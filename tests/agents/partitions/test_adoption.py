@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import asyncio
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import pytest
 
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.partitions.manager import LIMIT_LOSSES, PartitionManager
+from holdfast.agents.partitions.runner import Owned, Runner
 from holdfast.agents.partitions.types import Plan
+from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.errors import FencedError
 from holdfast.tables.restore import Interrupted
 
 NOTHING: frozenset[tuple[str, int]] = frozenset()
@@ -19,8 +24,11 @@ NOTHING: frozenset[tuple[str, int]] = frozenset()
 class Alone:
     """No group at all: nothing here asks for one."""
 
+    def __init__(self) -> None:
+        self.left: list[BaseException] = []
+
     async def leave(self, error: BaseException) -> None:
-        raise error
+        self.left.append(error)
 
     async def rejoin(self) -> None: ...
 
@@ -35,7 +43,8 @@ class SlowManager(PartitionManager):
 
     def __init__(self, folder: Path) -> None:
         settings = Settings(data_dir=folder, kafka={"bootstrap.servers": "127.0.0.1:1"})
-        super().__init__(settings, {}, Metrics(settings.app), Alone())
+        self.alone = Alone()
+        super().__init__(settings, {}, Metrics(settings.app), self.alone)
         self.began, self.may_end = asyncio.Event(), asyncio.Event()
         self.adopted: list[int] = []
 
@@ -86,3 +95,23 @@ def test_joining_waits_for_nothing_when_no_adoption_is_under_way(tmp_path: Path)
         await asyncio.wait_for(SlowManager(tmp_path).settled(), 1)
 
     asyncio.run(nothing_to_wait_for())
+
+
+@pytest.mark.parametrize("confirmed", [True, False])
+def test_who_loses_a_partition_again_and_again_leaves_unless_the_group_has_given_it_away(tmp_path: Path, confirmed: bool) -> None:
+    """A worker that is frozen again and again loses its partitions each time, and nobody else uses its transactional ids."""
+
+    async def run() -> None:
+        manager = SlowManager(tmp_path)
+        part: Any = SimpleNamespace(processor=SimpleNamespace(name="counts"), partition=1, lose=lambda: None)
+        manager._owned["counts", 1] = Owned(part, cast(Runner, None))
+        if confirmed:
+            manager.membership.synced(system_clock.monotonic_s())
+            manager.membership.adopt(manager.membership.term)
+        for _ in range(LIMIT_LOSSES + 1):
+            manager.lost(part, manager.epoch - 1, FencedError("counts.1: there is a newer owner"))
+        await asyncio.sleep(0)
+        told = [str(error) for error in manager.alone.left]
+        assert ["does another application use this transactional id?" in each for each in told] == [True] * confirmed
+
+    asyncio.run(run())
