@@ -278,6 +278,35 @@ def test_every_wing_is_there() -> None:
         assert {wing_of(module) for module in sources() if room_of(module) == room} - {""} == set(wings), room
 
 
+BEGIN, END = "<!-- drawn from tests/test_imports.py -->\n", "<!-- end -->\n"
+
+
+def drawn() -> str:
+    """Return the two tables as docs/DESIGN.md shows them: `python -P -m tests.test_imports` writes them there."""
+    out = ["| Room | may import of holdfast | and of these packages |", "|---|---|---|"]
+    for room, allowed in ROOMS.items():
+        packages = ", ".join(sorted(PACKAGES[room])) if room in PACKAGES else "any"
+        out.append(f"| `{room}` | {'anything' if allowed is None else ', '.join(sorted(allowed)) or 'nothing'} | {packages or 'none'} |")
+    out += ["", "| Wing | may import of its room |", "|---|---|"]
+    out += [
+        f"| `{room}.{wing}` | {', '.join(sorted(allowed)) or 'nothing'} |"
+        for room, wings in WINGS.items()
+        for wing, allowed in wings.items()
+    ]
+    return "\n".join(out) + "\n"
+
+
+def redrawn(page: str) -> str:
+    """Return *page* with the tables drawn anew."""
+    before, _, rest = page.partition(BEGIN)
+    return before + BEGIN + drawn() + END + rest.partition(END)[2]
+
+
+def test_the_design_page_shows_these_tables() -> None:
+    page = (ROOT / "docs" / "DESIGN.md").read_text()
+    assert page == redrawn(page), "run python -P -m tests.test_imports"
+
+
 CLOCKS = {
     "time": "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time thread_time",
     "datetime": "now utcnow today",
@@ -374,3 +403,7 @@ def test_a_planted_violation_is_found(module: str, text: str, why: str) -> None:
 )
 def test_what_is_allowed_is_not_found(module: str, text: str) -> None:
     assert violations({f"holdfast.{module}": text}) == []
+
+
+if __name__ == "__main__":
+    (ROOT / "docs" / "DESIGN.md").write_text(redrawn((ROOT / "docs" / "DESIGN.md").read_text()))
