@@ -27,14 +27,14 @@ REQUEST_S = 10.0
 
 
 @dataclass(frozen=True, slots=True)
-class Cluster:
+class Survey:
     """Partition counts by processor, and what its partitions' stores need to know."""
 
     environment: Environment
     partitions: Mapping[str, int]
 
 
-def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Cluster:
+def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Survey:
     """Return what a worker needs of the cluster. Blocks; raises TopicError for a missing or wrong topic, BrokerError without an answer."""
     admin = Admin(settings)
     for finding in require_topics(settings, processors, admin=admin):
@@ -60,7 +60,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Clu
         short := descriptors.shortage(limit, sum(partitions.values()), descriptors.connections_within(limit, settings.web_connections))
     ) is not None:
         logger.warning("%s", short)
-    return Cluster(environment, partitions)
+    return Survey(environment, partitions)
 
 
 def _compression(settings: Settings) -> int:

@@ -13,7 +13,7 @@ from holdfast.core.engine.processor import Processor
 UNKNOWN = -1
 
 
-class State(Protocol):
+class ReplicaState(Protocol):
     """The committed state of one moment, held until it is closed."""
 
     @property
@@ -87,7 +87,7 @@ class Replica(Protocol):
 
     def approximate_rows(self) -> int: ...
 
-    def pin(self) -> State:
+    def pin(self) -> ReplicaState:
         """Return the committed state of now; close it when done."""
         ...
 

@@ -17,20 +17,20 @@ from pathlib import Path
 from bench.processes import cpu_s, quantiles
 from bench.run import load_average
 from bench.warm import Committer, on_every_partition
-from holdfast.core.outbox.pacing import SENT_BACK_S, Pace
+from holdfast.core.outbox.pacing import SENT_BACK_S, TransactionPacing
 from holdfast.dev.broker.cluster import Cluster
 
 EVERY_S, RECORDS = 0.0113, 18
 
 
-class AtOnce(Pace):
+class AtOnce(TransactionPacing):
     """No rest."""
 
     def rest_s(self, now_s: float, *, records: int) -> float:
         return 0.0
 
 
-def measure(cluster: Cluster, name: str, make_pace: type[Pace], seconds: float) -> None:
+def measure(cluster: Cluster, name: str, make_pace: type[TransactionPacing], seconds: float) -> None:
     waited_s: list[float] = []
     took_s: list[float] = []
     brokers = [each.pid for each in cluster.status() if each.pid is not None]
@@ -70,7 +70,7 @@ def main() -> None:
     ):
         for _ in range(given.rounds):
             measure(at_once, "at once", AtOnce, given.seconds)
-            measure(rested, "rested", Pace, given.seconds)
+            measure(rested, "rested", TransactionPacing, given.seconds)
         print(f"  {load_average()}", flush=True)
 
 

@@ -20,7 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
 from holdfast.kafka.codes import is_end, is_of_group
-from holdfast.outbox.commands import END_S, POLL_S, Answer, Command, Reader, Verb, end_of, read_answer, read_command
+from holdfast.outbox.commands import END_S, POLL_S, Command, CommandReader, CommandReply, Verb, end_of, read_answer, read_command
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
@@ -33,7 +33,7 @@ HISTORY_MS = 700_000
 LIMIT_REMEMBERED = 4_096
 
 
-class Desk(Protocol):
+class CommandHandler(Protocol):
     """What a harvester is to those who tell it something."""
 
     def obey(self, command: Command) -> None:
@@ -48,7 +48,7 @@ class Desk(Protocol):
     def is_settled(self, shard: int, verb: Verb) -> bool:
         """Return whether what it says of *shard* now is worth saying."""
 
-    def answer(self, command: Command, shard: int) -> Answer:
+    def answer(self, command: Command, shard: int) -> CommandReply:
         """Return what *shard* says."""
 
     def failed(self, error: HoldfastError) -> None:
@@ -89,15 +89,17 @@ class Orders:
             yield from ((command, shard) for shard in range(self._shards) if shard not in answered)
 
 
-class Follower(threading.Thread):
+class CommandLog(threading.Thread):
     """Hears commands, has *hear* act on each (from this thread; it returns when that is done), and answers for *desk*."""
 
-    def __init__(self, settings: HarvestSettings, desk: Desk, hear: Callable[[Command], None], clock: Clock = system_clock) -> None:
+    def __init__(
+        self, settings: HarvestSettings, desk: CommandHandler, hear: Callable[[Command], None], clock: Clock = system_clock
+    ) -> None:
         super().__init__(name="holdfast-outbox-commands", daemon=True)
         self._settings, self._desk, self._hear, self._clock = settings, desk, hear, clock
         self._orders = Orders(settings.shards)
         self._ended = threading.Event()
-        self._reader: Reader | None = None
+        self._reader: CommandReader | None = None
         self._producer: Any = None
         self._at: dict[str, int] = {}
         """How far each topic has been read."""
@@ -110,7 +112,7 @@ class Follower(threading.Thread):
         """Connect; raises BrokerError when the cluster cannot be asked."""
         settings = self._settings
         commands, answers = settings.commands_topic, settings.answers_topic
-        self._reader = reader = Reader(settings)
+        self._reader = reader = CommandReader(settings)
         try:
             end = end_of(reader.consumer, answers, self._clock)
             since = TopicPartition(answers, 0, self._clock.now_ms() - HISTORY_MS)
@@ -246,7 +248,7 @@ class Follower(threading.Thread):
         self._producer.flush(POLL_S)
         return later
 
-    def _produce(self, answer: Answer) -> None:
+    def _produce(self, answer: CommandReply) -> None:
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 logger.warning("outbox %s: an answer did not get through: %s", self._settings.name, error.str())

@@ -50,7 +50,7 @@ class Command(msgspec.Struct, frozen=True, kw_only=True):
     wait_ms: int = 10_000
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CommandReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the leader of one shard says to a command."""
 
     id: str
@@ -68,10 +68,10 @@ class Answer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 read_command = careful(msgspec.json.Decoder(Command).decode)
-read_answer = careful(msgspec.json.Decoder(Answer).decode)
+read_answer = careful(msgspec.json.Decoder(CommandReply).decode)
 
 
-class Reader:
+class CommandReader:
     """A consumer of commands and answers, which passes what nobody can read."""
 
     def __init__(self, settings: HarvestSettings) -> None:
@@ -106,8 +106,8 @@ class Reader:
         self.consumer.close()
 
 
-def _reader_of_new_answers(settings: HarvestSettings) -> Reader:
-    reader = Reader(settings)
+def _reader_of_new_answers(settings: HarvestSettings) -> CommandReader:
+    reader = CommandReader(settings)
     try:
         reader.begin({settings.answers_topic: end_of(reader.consumer, settings.answers_topic)})
     except BaseException:
@@ -129,7 +129,7 @@ def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
             time.sleep(0.05)
 
 
-def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: Clock = system_clock) -> list[Answer]:
+def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: Clock = system_clock) -> list[CommandReply]:
     """Tell all harvesters of the outbox *verb* and return the answers of its shards' leaders, as many as came in time.
 
     Raises TopicError when there are no harvesters yet (their topics are missing), BrokerError when the cluster cannot be reached.
@@ -157,7 +157,7 @@ def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: 
         if verb not in (Verb.PAUSE, Verb.RESUME):  # nobody who comes later needs it
             producer.produce(settings.commands_topic, None, key)
             producer.flush(timeout_s)
-        answers: dict[int, Answer] = {}
+        answers: dict[int, CommandReply] = {}
         for answer in _answers(reader, clock, clock.monotonic_s() + timeout_s):
             if answer.id == command.id:
                 answers.setdefault(answer.shard, answer)
@@ -168,7 +168,7 @@ def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: 
         reader.close()
 
 
-def _answers(reader: Reader, clock: Clock, until_s: float) -> Iterator[Answer]:
+def _answers(reader: CommandReader, clock: Clock, until_s: float) -> Iterator[CommandReply]:
     while clock.monotonic_s() < until_s:
         message = reader.poll(POLL_S)
         if message is None or message.error() is not None:

@@ -20,12 +20,12 @@ from holdfast.config import Settings
 from holdfast.core.outbox.election import (
     LIMIT_DRAIN,
     Acquired,
-    Beat,
     ElectionSettings,
-    Event,
     Fenced,
     FenceReason,
+    LeaderRecord,
     Leadership,
+    LeadershipEvent,
     Phase,
     Revoked,
     RoleElection,
@@ -42,7 +42,7 @@ CLOSE_S = 10.0
 METADATA_S = 10.0
 
 
-class Handler(Protocol):
+class LeadershipHandler(Protocol):
     """Who is told of leadership. All calls come from the election's thread."""
 
     def acquired(self, leadership: Leadership) -> None:
@@ -67,7 +67,7 @@ class Election:
     def __init__(
         self,
         settings: ElectionSettings,
-        handler: Handler,
+        handler: LeadershipHandler,
         *,
         kafka: Settings | None = None,
         clock: Clock = system_clock,
@@ -196,7 +196,7 @@ class Election:
         if partition < len(self.roles):
             self._act(self.roles[partition].heard(message.value(), message.offset() or 0, self._clock.monotonic_s()))
 
-    def _send(self, role: RoleElection, beat: Beat) -> None:
+    def _send(self, role: RoleElection, beat: LeaderRecord) -> None:
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 self._warn(error)
@@ -219,7 +219,7 @@ class Election:
         self._looked_s = self._clock.monotonic_s()
         self._trouble.strikes("broker", f"{error.str()}; check that the broker is reachable")
 
-    def _act(self, events: Iterable[Event], deadline_s: float | None = None) -> None:
+    def _act(self, events: Iterable[LeadershipEvent], deadline_s: float | None = None) -> None:
         revoked = []
         for event in events:
             held = event.leadership

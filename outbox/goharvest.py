@@ -30,7 +30,7 @@ _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ReaperLimits:
     """A reaper's `limits`, all of them settled; times in milliseconds. One that exists is valid."""
 
     io_error_backoff_ms: float = 500
@@ -74,7 +74,7 @@ def _camel(name: str) -> str:
     return first + "".join(each.title() for each in rest)
 
 
-_LIMITS: Final = {_camel(each.name): each.name for each in fields(Limits)}
+_LIMITS: Final = {_camel(each.name): each.name for each in fields(ReaperLimits)}
 
 
 def duration_ms(what: str, value: object) -> float:
@@ -94,7 +94,7 @@ def duration_ms(what: str, value: object) -> float:
     return float(sum(float(number) * _UNITS_MS[unit] for number, unit in parts))
 
 
-def limits_of(given: Mapping[str, Any]) -> Limits:
+def limits_of(given: Mapping[str, Any]) -> ReaperLimits:
     """Return a reaper's limits: *given*, and for the rest its defaults. An unknown key is a ConfigError."""
     settled: dict[str, Any] = {}
     for key, value in given.items():
@@ -109,7 +109,7 @@ def limits_of(given: Mapping[str, Any]) -> Limits:
             settled[name] = value
         else:
             raise ConfigError(f"limits.{key} is {value!r}, a whole number is needed")
-    return Limits(**settled)
+    return ReaperLimits(**settled)
 
 
 def database_of(data_source: str) -> str:

@@ -22,10 +22,10 @@ from holdfast.core.engine.codec import ROW, RowCodec, text_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.outbox import progress as outbox_books
 from holdfast.core.producers import audit as rules_of
-from holdfast.core.producers.audit import AuditRow, Finding, PartitionAudit, Rules, conclude, progress_topic
+from holdfast.core.producers.audit import AuditFinding, AuditRow, PartitionAudit, Rules, conclude, progress_topic
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.lake import bronze_path, history_of, last_landed, open_table
-from holdfast.pipeline.replay import Engine, ReplayOptions, Source, replay
+from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, Source, replay
 from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.session import SparkOptions, open_session
 from holdfast.pipeline.topic import TopicLog
@@ -49,7 +49,7 @@ class AuditOptions:
 
     topics: tuple[str, ...] = ()
     rules: Rules = field(default_factory=Rules)
-    engine: Engine = "auto"
+    engine: ReplayEngine = "auto"
     source: Source = "topic"
     lake: str | None = None
     ends: bool | None = None
@@ -83,7 +83,7 @@ class AuditReport:
         return all(each.is_clean for each in self.partitions)
 
     @property
-    def findings(self) -> list[tuple[PartitionAudit, Finding]]:
+    def findings(self) -> list[tuple[PartitionAudit, AuditFinding]]:
         """Return all findings, each with its place."""
         return [(each, finding) for each in self.partitions for finding in each.findings]
 
@@ -108,7 +108,7 @@ class AuditReport:
         }
 
 
-def finding_document(where: PartitionAudit, finding: Finding) -> dict[str, Any]:
+def finding_document(where: PartitionAudit, finding: AuditFinding) -> dict[str, Any]:
     """Return a finding with its place as JSON values."""
     return {
         "kind": str(finding.kind),
@@ -168,7 +168,7 @@ def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
     return AuditReport(engine="+".join(sorted(engines)), source=options.source, partitions=tuple(partitions), notes=tuple(notes))
 
 
-def auditor(topic: str, rules: Rules) -> Processor[rules_of.Seen, AuditRow]:
+def auditor(topic: str, rules: Rules) -> Processor[rules_of.AuditedRecord, AuditRow]:
     """Return the audit of one topic as a processor; it emits nothing."""
     return Processor(
         name=f"audit-{_UNFIT.sub('-', topic)[:90]}",

@@ -20,7 +20,7 @@ import pyarrow as pa
 from holdfast.core.engine.codec import META, NOTHING_APPLIED, ROW, WAKE, digest
 from holdfast.core.engine.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.processor import Headers, Processor
-from holdfast.core.engine.skips import Ranges, behind
+from holdfast.core.engine.skips import OffsetRanges, behind
 from holdfast.errors import OrderError
 
 TRANSACTION_RECORDS = 50_000
@@ -46,7 +46,7 @@ STATE, REFUSED, TRANSITION, SUMMARY = "state", "refused", "transition", "summary
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Plan:
+class FoldPlan:
     """What to fold and what to tell of it.
 
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
@@ -58,10 +58,10 @@ class Plan:
     rows: bool = True
     transitions: bool = False
     of_key: str | None = None
-    skips: Mapping[int, Ranges] = field(default_factory=dict)
+    skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
 
 
-class Summary(msgspec.Struct, frozen=True, kw_only=True):
+class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one partition. *applied* is the last offset folded, -1 for none."""
 
     partition: int
@@ -156,7 +156,7 @@ class Results:
 class PartitionFold:
     """The state of one partition, in memory, from its first record to its last."""
 
-    def __init__(self, plan: Plan, partition: int, results: Results) -> None:
+    def __init__(self, plan: FoldPlan, partition: int, results: Results) -> None:
         self.partition, self._plan, self._results = partition, plan, results
         self._skips = plan.skips.get(partition, ())
         self._store = DictStore()
@@ -206,7 +206,7 @@ class PartitionFold:
         kinds = Counter(key[:1] for key, _ in self._store.everything())
         if self._plan.rows:
             yield from self._states()
-        summary = Summary(
+        summary = FoldSummary(
             partition=self.partition,
             applied=self._folder.applied,
             stream_ms=self._folder.stream_ms,
@@ -231,7 +231,7 @@ class PartitionFold:
             yield _result(columns, len(keys))
 
 
-def without(batch: Batch, skips: Ranges) -> Batch:
+def without(batch: Batch, skips: OffsetRanges) -> Batch:
     """Return the records of *batch* that are not skipped."""
     offsets = batch.offsets
     if all(last < offsets[0] or first > offsets[-1] for first, last in skips):
@@ -244,7 +244,7 @@ def without(batch: Batch, skips: Ranges) -> Batch:
     return Batch(of(offsets), of(batch.times_ms), tuple(map(of, batch.columns)))
 
 
-def summary_batch(summary: Summary) -> pa.RecordBatch:
+def summary_batch(summary: FoldSummary) -> pa.RecordBatch:
     """Return a summary as a row of results."""
     return _result({"kind": [SUMMARY], "partition": [summary.partition], "after": [msgspec.json.encode(summary).decode()]}, 1)
 
@@ -308,7 +308,7 @@ def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int,
         yield partition, Batch(places, times_ms(run.column("timestamp")), columns)
 
 
-def fold_batches(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Fold the partitions found in *batches* and yield what they tell (schema RESULT): the function given to mapInArrow."""
     results = Results()
     folds: dict[int, PartitionFold] = {}
@@ -323,7 +323,7 @@ def fold_batches(plan: Plan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.R
         yield from folds.pop(partition).finish()
 
 
-def fold_partition(plan: Plan, partition: int, batches: Iterable[tuple[Batch, int]]) -> Iterator[pa.RecordBatch]:
+def fold_partition(plan: FoldPlan, partition: int, batches: Iterable[tuple[Batch, int]]) -> Iterator[pa.RecordBatch]:
     """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
     results = Results()
     fold = PartitionFold(plan, partition, results)

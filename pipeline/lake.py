@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.engine.skips import Ranges, merged
+from holdfast.core.engine.skips import OffsetRanges, merged
 from holdfast.errors import LakeError
 
 COLUMNS = {
@@ -86,13 +86,13 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     def encode(self) -> str:
         return msgspec.json.encode(self).decode()
 
-    def skips(self, app: str) -> dict[int, Ranges]:
+    def skips(self, app: str) -> dict[int, OffsetRanges]:
         """Return what *app* skips of each partition, as far as landings of its own have noted."""
         return {partition: merged(ranges) for partition, ranges in self.skipped.get(app, {}).items()}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Commit:
+class TableCommit:
     """One line of a Delta table's history."""
 
     version: int
@@ -100,7 +100,7 @@ class Commit:
     metadata: str | None
 
 
-def landed_in(commit: Commit) -> Landed | None:
+def landed_in(commit: TableCommit) -> Landed | None:
     """Return what a commit says of itself, None when it was not made by a landing."""
     if not commit.metadata or '"holdfast_landing":1' not in commit.metadata:
         return None
@@ -112,7 +112,7 @@ def landed_in(commit: Commit) -> Landed | None:
         ) from error
 
 
-def last_landed(where: str, history: Iterable[Commit]) -> Landed | None:
+def last_landed(where: str, history: Iterable[TableCommit]) -> Landed | None:
     """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest first.
 
     Refuses a table whose rows something else has changed since: its vector would no longer tell what rows there are.
@@ -189,9 +189,9 @@ def open_table(path: str) -> Any:
         raise LakeError(f"cannot open the Delta table at {path}: {error}{hint}") from error
 
 
-def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[Commit]:
+def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
     """Return a delta-rs table's history, newest first."""
     return [
-        Commit(version=int(each.get("version", -1)), operation=str(each.get("operation", "")), metadata=each.get("userMetadata"))
+        TableCommit(version=int(each.get("version", -1)), operation=str(each.get("operation", "")), metadata=each.get("userMetadata"))
         for each in table.history(limit)
     ]

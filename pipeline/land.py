@@ -20,15 +20,15 @@ from typing import TYPE_CHECKING, Any
 
 from holdfast.clock import system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.skips import Ranges, gaps
+from holdfast.core.engine.skips import OffsetRanges, gaps
 from holdfast.errors import LakeError, LostRecordsError, SparkError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.lake import (
     COLUMNS,
     FIRST_LINK,
     HISTORY_LIMIT,
-    Commit,
     Landed,
+    TableCommit,
     bronze_path,
     check_identity,
     describe,
@@ -133,7 +133,7 @@ class Landing:
         self._vector: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._lost: dict[int, list[tuple[int, int]]] = {}
-        self._skips = dict[int, Ranges]()
+        self._skips = dict[int, OffsetRanges]()
         self._noted = dict[str, dict[int, list[tuple[int, int]]]]()
         self._left_out = dict[int, list[tuple[int, int]]]()
         self._link = FIRST_LINK
@@ -171,10 +171,10 @@ class Landing:
         self._noted, self._left_out = dict(landed.skipped), dict(landed.left_out)
         self._link, self._rebuilt = landed.batch, False
 
-    def _history(self, limit: int) -> list[Commit]:
+    def _history(self, limit: int) -> list[TableCommit]:
         with explained(self.path):
             rows = self._table().history(limit).select("version", "operation", "userMetadata").collect()
-        return [Commit(version=row[0], operation=row[1], metadata=row[2]) for row in rows]
+        return [TableCommit(version=row[0], operation=row[1], metadata=row[2]) for row in rows]
 
     def _rebuild(self) -> None:
         """Read the vector from the rows; refuses rows that are doubled, since going on would not mend them."""

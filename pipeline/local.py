@@ -14,7 +14,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.folding import Batch
 from holdfast.errors import LakeError
 from holdfast.pipeline.extent import Extent
-from holdfast.pipeline.folding import Plan, columns_needed, fold_partition, split, times_ms
+from holdfast.pipeline.folding import FoldPlan, columns_needed, fold_partition, split, times_ms
 from holdfast.pipeline.lake import Landed, history_of, last_landed, open_table
 from holdfast.pipeline.topic import Span, TopicReader
 
@@ -25,20 +25,20 @@ READ_BYTES = 32 << 20
 _EXPANSION = 4  # of compressed columns, at a guess
 
 
-def fold_topic(settings: Settings, plan: Plan, extent: Extent) -> Iterator[pa.RecordBatch]:
+def fold_topic(settings: Settings, plan: FoldPlan, extent: Extent) -> Iterator[pa.RecordBatch]:
     """Fold what *extent* names of the processor's source topic and yield what it tells."""
     with TopicReader(settings, plan.processor.source, plan.skips) as reader:
         for partition, span in sorted(extent.spans.items()):
             yield from fold_partition(plan, partition, reader.batches(partition, span, plan.processor.inputs))
 
 
-def fold_bronze(plan: Plan, files: BronzeFiles, extent: Extent) -> Iterator[pa.RecordBatch]:
+def fold_bronze(plan: FoldPlan, files: BronzeFiles, extent: Extent) -> Iterator[pa.RecordBatch]:
     """Fold what *extent* names of a bronze table and yield what it tells."""
     for partition, span in sorted(extent.spans.items()):
         yield from fold_partition(plan, partition, files.batches(plan, partition, span))
 
 
-def fold_named(plan: Plan, files: BronzeFiles, spans: Mapping[int, Span], named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def fold_named(plan: FoldPlan, files: BronzeFiles, spans: Mapping[int, Span], named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
     """Fold the partitions whose numbers come in: what a Spark task runs when it reads the table's files itself."""
     for numbers in named:
         for partition in numbers.column(0).to_pylist():
@@ -124,7 +124,7 @@ class BronzeFiles:
                         out[partition] = min(found, out.get(partition, found))
         return out
 
-    def batches(self, plan: Plan, partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
+    def batches(self, plan: FoldPlan, partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
         """Yield the records of one partition in offset order, each batch with its size in bytes.
 
         Files in order, as landing writes them, are read as they are. Others (OPTIMIZE joins files in any order) are sorted first, which
@@ -162,7 +162,7 @@ def _in_order(filesystem: Any, files: Sequence[File]) -> bool:
     return True
 
 
-def _cut(rows: pa.RecordBatch, partition: int, span: Span, plan: Plan) -> Iterator[tuple[Batch, int]]:
+def _cut(rows: pa.RecordBatch, partition: int, span: Span, plan: FoldPlan) -> Iterator[tuple[Batch, int]]:
     import numpy as np
 
     start, stop = np.searchsorted(rows.column("offset").to_numpy(), [span.first, span.end])

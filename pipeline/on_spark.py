@@ -9,12 +9,12 @@ from functools import partial, reduce
 from typing import TYPE_CHECKING, TypeVar
 
 from holdfast.config import Settings
-from holdfast.core.engine.skips import Ranges, kept
+from holdfast.core.engine.skips import OffsetRanges, kept
 from holdfast.errors import LakeError, PipelineError
 from holdfast.pipeline.extent import Extent, Until, extent_of_bronze
-from holdfast.pipeline.folding import RESULT_DDL, Plan, columns_needed, fold_batches
+from holdfast.pipeline.folding import RESULT_DDL, FoldPlan, columns_needed, fold_batches
 from holdfast.pipeline.java_client import java_properties
-from holdfast.pipeline.lake import COLUMNS, HISTORY_LIMIT, Commit, last_landed
+from holdfast.pipeline.lake import COLUMNS, HISTORY_LIMIT, TableCommit, last_landed
 from holdfast.pipeline.local import BronzeFiles, fold_named
 from holdfast.pipeline.shipping import ship
 from holdfast.pipeline.spark_errors import causes, explained, failed
@@ -44,7 +44,7 @@ def kafka_options(settings: Settings, topic: str, spans: Mapping[int, Span]) -> 
 
 
 def topic_records(
-    session: SparkSession, settings: Settings, plan: Plan, extent: Extent, options: Mapping[str, str] | None = None
+    session: SparkSession, settings: Settings, plan: FoldPlan, extent: Extent, options: Mapping[str, str] | None = None
 ) -> tuple[DataFrame, bool]:
     """Return the records of the processor's source topic, and whether each partition is read whole: by one task, in offset order.
 
@@ -65,7 +65,7 @@ def kafka_records(
     return session.read.format("kafka").options(**kafka_options(settings, topic, spans) | dict(options or {})).load()
 
 
-def parts(spans: Mapping[int, Span], skips: Mapping[int, Ranges]) -> Iterator[dict[int, Span]]:
+def parts(spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]) -> Iterator[dict[int, Span]]:
     """Yield what is left of *spans* without *skips*, one part of each partition at a time; empty ones are left out.
 
     >>> list(parts({0: Span(first=0, end=9), 1: Span(first=4, end=4)}, {0: ((2, 3), (8, 8))}))
@@ -92,7 +92,7 @@ class SparkBronze:
         with explained(path):
             history = DeltaTable.forPath(session, path).history(HISTORY_LIMIT).select("version", "operation", "userMetadata").collect()
         self.version: int = history[0][0]
-        self.landed = last_landed(path, (Commit(version=row[0], operation=row[1], metadata=row[2]) for row in history))
+        self.landed = last_landed(path, (TableCommit(version=row[0], operation=row[1], metadata=row[2]) for row in history))
 
     def _load(self) -> DataFrame:
         return self._session.read.format("delta").option("versionAsOf", self.version).load(self.path)
@@ -108,7 +108,7 @@ class SparkBronze:
                 later = {row[0]: row[1] for row in self._load().where(after).groupBy("partition").agg(F.min("offset")).collect()}
         return extent_of_bronze(self.landed, until, self.path, later, app)
 
-    def records(self, plan: Plan, extent: Extent) -> DataFrame:
+    def records(self, plan: FoldPlan, extent: Extent) -> DataFrame:
         """Return the table's records in *extent*, in no order to rely on: Spark reads Delta files as they come."""
         wanted = " OR ".join(
             f"(partition = {partition} AND offset >= {span.first} AND offset < {span.end})"
@@ -139,12 +139,12 @@ def placed(records: DataFrame, partitions: int) -> DataFrame:
     )
 
 
-def fold_records(records: DataFrame, plan: Plan, *, sort: bool, partitions: int) -> DataFrame:
+def fold_records(records: DataFrame, plan: FoldPlan, *, sort: bool, partitions: int) -> DataFrame:
     """Return the results (schema RESULT) of folding *records* as they come, or with *sort* after placing and sorting them."""
     return (placed(records, partitions) if sort else records).mapInArrow(partial(fold_batches, plan), RESULT_DDL)
 
 
-def fold_files(session: SparkSession, plan: Plan, files: BronzeFiles, extent: Extent) -> DataFrame:
+def fold_files(session: SparkSession, plan: FoldPlan, files: BronzeFiles, extent: Extent) -> DataFrame:
     """Return the results of folding a table whose files every task can open: each task reads the files of its partition in order.
 
     No decoding in the JVM, no shuffle, no sort: about a third of the CPU that the JVM's own way takes.
@@ -155,7 +155,7 @@ def fold_files(session: SparkSession, plan: Plan, files: BronzeFiles, extent: Ex
     return named.mapInArrow(partial(fold_named, plan, files, spans), RESULT_DDL)
 
 
-def run(session: SparkSession, plan: Plan, what: str, make: Callable[[bool], DataFrame], take: Callable[[DataFrame], T]) -> T:
+def run(session: SparkSession, plan: FoldPlan, what: str, make: Callable[[bool], DataFrame], take: Callable[[DataFrame], T]) -> T:
     """Ship the code, fold, and return what *take* makes of the results; once more, sorted, when records came out of order.
 
     *make* is given whether to sort. Nothing of the first attempt is kept.

@@ -19,7 +19,7 @@ import pyarrow as pa
 
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError
-from holdfast.pipeline.folding import SUMMARY, Plan, Summary
+from holdfast.pipeline.folding import SUMMARY, FoldPlan, FoldSummary
 from holdfast.pipeline.results import SUMMARIES, TABLES, decode_summary, present, summaries_of
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 Format = Literal["parquet", "delta", "ndjson"]
 
 
-def tables_of(plan: Plan) -> list[str]:
+def tables_of(plan: FoldPlan) -> list[str]:
     """Return which tables a plan gives rise to."""
     return [*(["rows", "timers"] if plan.rows else []), *(["transitions"] if plan.transitions else []), "refused"]
 
@@ -39,7 +39,7 @@ class Writer:
     A context manager: what was begun and not finished is removed.
     """
 
-    def __init__(self, out: str, form: Format, plan: Plan) -> None:
+    def __init__(self, out: str, form: Format, plan: FoldPlan) -> None:
         if "://" in out and not out.startswith("file://"):
             raise ConfigError(f"--out {out}: the local engine writes to local folders; use --engine spark for object storage")
         self._target, self._form, self._plan = Path(out.removeprefix("file://")).absolute(), form, plan
@@ -62,9 +62,9 @@ class Writer:
         if not self._finished:
             shutil.rmtree(self._partial, ignore_errors=True)
 
-    def write(self, batches: Iterable[pa.RecordBatch], partitions: Iterable[int]) -> tuple[Summary, ...]:
+    def write(self, batches: Iterable[pa.RecordBatch], partitions: Iterable[int]) -> tuple[FoldSummary, ...]:
         """Write all results and put the folder in its place; return the summaries."""
-        names, found = tables_of(self._plan), list[Summary]()
+        names, found = tables_of(self._plan), list[FoldSummary]()
         for batch in batches:
             found.extend(summaries_in(batch))
             for name in names:
@@ -84,7 +84,7 @@ class Writer:
         return summaries
 
 
-def summaries_in(batch: pa.RecordBatch) -> list[Summary]:
+def summaries_in(batch: pa.RecordBatch) -> list[FoldSummary]:
     """Return the summaries in a batch of results."""
     import pyarrow.compute as pc
 
@@ -150,7 +150,7 @@ def _sink(folder: Path, form: Format, schema: pa.Schema) -> _Sink:
 # -- by Spark
 
 
-def written_by_spark(results: DataFrame, out: str, form: Format, plan: Plan, partitions: Iterable[int]) -> tuple[Summary, ...]:
+def written_by_spark(results: DataFrame, out: str, form: Format, plan: FoldPlan, partitions: Iterable[int]) -> tuple[FoldSummary, ...]:
     """Have the executors write the tables below *out*, the summary last; return the summaries.
 
     The results are kept on the executors' disks meanwhile, so that the fold runs once.

@@ -11,12 +11,12 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.skips import Ranges, kept
+from holdfast.core.engine.skips import OffsetRanges, kept
 from holdfast.errors import ConfigError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline import local
 from holdfast.pipeline.extent import Extent, Until, check_whole, extent_of_bronze, extent_of_topic
-from holdfast.pipeline.folding import RESULT, Plan
+from holdfast.pipeline.folding import RESULT, FoldPlan
 from holdfast.pipeline.lake import Landed, bronze_path
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.results import Replayed, gather
@@ -26,7 +26,7 @@ from holdfast.pipeline.topic import TopicLog
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
 
-Engine = Literal["auto", "local", "spark"]
+ReplayEngine = Literal["auto", "local", "spark"]
 Source = Literal["topic", "bronze"]
 
 
@@ -40,7 +40,7 @@ class ReplayOptions:
     skips of the source, by its topic, or for bronze by what the last landing noted.
     """
 
-    engine: Engine = "auto"
+    engine: ReplayEngine = "auto"
     source: Source = "topic"
     lake: str | None = None
     until: Until | None = None
@@ -51,7 +51,7 @@ class ReplayOptions:
     out: str | None = None
     format: Format = "parquet"
     allow_holes: bool = False
-    skips: Mapping[int, Ranges] | None = None
+    skips: Mapping[int, OffsetRanges] | None = None
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -96,7 +96,7 @@ def replay(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
     BrokerError and SparkError for what they say.
     """
     options = options or ReplayOptions()
-    plan = Plan(processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key)
+    plan = FoldPlan(processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key)
     if options.source == "topic" and options.skips is None:
         options = replace(options, skips=read_skips(settings).of_topic(processor.source))
     if options.skips is not None:
@@ -104,7 +104,7 @@ def replay(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
     return _from_topic(plan, settings, options) if options.source == "topic" else _from_bronze(plan, settings.app, options)
 
 
-def _from_topic(plan: Plan, settings: Settings, options: ReplayOptions) -> Replayed:
+def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
     with TopicLog(settings, plan.processor.source) as log:
         extent = _wanted(extent_of_topic(log, options.until), options)
     if _engine(options, extent) == "local":
@@ -120,7 +120,7 @@ def _from_topic(plan: Plan, settings: Settings, options: ReplayOptions) -> Repla
         return on_spark.run(session, plan, f"topic {plan.processor.source}", make, lambda results: _take(plan, options, extent, results))
 
 
-def _from_bronze(plan: Plan, app: str, options: ReplayOptions) -> Replayed:
+def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
     path = bronze_path(str(options.lake), plan.processor.source)
     if options.engine == "spark" and "://" in path and not path.startswith("file://"):
         return _from_far_bronze(plan, app, options, path)
@@ -144,12 +144,12 @@ def _from_bronze(plan: Plan, app: str, options: ReplayOptions) -> Replayed:
         )
 
 
-def _noted(plan: Plan, app: str, options: ReplayOptions, landed: Landed | None) -> Plan:
+def _noted(plan: FoldPlan, app: str, options: ReplayOptions, landed: Landed | None) -> FoldPlan:
     """Return the plan with what the last landing says is skipped, unless the options do."""
     return plan if options.skips is not None or landed is None else replace(plan, skips=landed.skips(app))
 
 
-def _from_far_bronze(plan: Plan, app: str, options: ReplayOptions, path: str) -> Replayed:
+def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str) -> Replayed:
     """Replay a table that the cluster reads itself: on object storage, or with executors on other machines."""
     from holdfast.pipeline import on_spark
 
@@ -177,7 +177,7 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
     return choose_engine(options.source, extent.offsets, len(extent.spans), cores)
 
 
-def _finish(plan: Plan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]) -> Replayed:
+def _finish(plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]) -> Replayed:
     results: pa.Table | None = None
     if options.out is None:
         summaries, results = gather(batches, extent.spans)
@@ -195,13 +195,13 @@ def _finish(plan: Plan, options: ReplayOptions, extent: Extent, engine: str, bat
     )
 
 
-def _skipped(plan: Plan, extent: Extent) -> int:
+def _skipped(plan: FoldPlan, extent: Extent) -> int:
     """Return how many offsets of *extent* are skipped."""
     left = sum(end - first for p, span in extent.spans.items() for first, end in kept(plan.skips.get(p, ()), span.first, span.end))
     return extent.offsets - left
 
 
-def _take(plan: Plan, options: ReplayOptions, extent: Extent, results: DataFrame) -> Replayed:
+def _take(plan: FoldPlan, options: ReplayOptions, extent: Extent, results: DataFrame) -> Replayed:
     """Return what a Spark job told: through the driver, or written by the executors and only summed up here."""
     processor, table = plan.processor, None
     if options.out is None:

@@ -13,7 +13,7 @@ from holdfast.core.engine.codec import ROW, RowCodec, combine_digests, decode_du
 from holdfast.core.engine.folding import Refused
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import OrderError
-from holdfast.pipeline.folding import REFUSED, RESULT, STATE, SUMMARY, TRANSITION, Summary, readable
+from holdfast.pipeline.folding import REFUSED, RESULT, STATE, SUMMARY, TRANSITION, FoldSummary, readable
 
 ROWS = pa.schema([("partition", pa.int32()), ("key", pa.string()), ("row", pa.string()), ("stored", pa.binary())])
 TIMERS = pa.schema([("partition", pa.int32()), ("key", pa.string()), ("due_ms", pa.int64())])
@@ -57,7 +57,7 @@ class Replayed:
     processor: str
     version: int
     engine: str
-    partitions: tuple[Summary, ...]
+    partitions: tuple[FoldSummary, ...]
     results: pa.Table | None
     skipped: int = 0
     """How many offsets of what was read are skipped, since nobody can read what lies there."""
@@ -111,20 +111,20 @@ class Replayed:
         return self.results.filter(wanted)
 
 
-def summaries_of(found: Iterable[Summary], partitions: Iterable[int]) -> tuple[Summary, ...]:
+def summaries_of(found: Iterable[FoldSummary], partitions: Iterable[int]) -> tuple[FoldSummary, ...]:
     """Return one summary for each partition; of those without records, that of nothing.
 
     A partition with two was folded in two halves by two tasks, each from an empty state: OrderError.
     """
-    by_partition: dict[int, Summary] = {}
+    by_partition: dict[int, FoldSummary] = {}
     for summary in found:
         if summary.partition in by_partition:
             raise OrderError(f"partition {summary.partition} was folded by two tasks, each with a part of its records")
         by_partition[summary.partition] = summary
-    return tuple(by_partition.get(partition, Summary(partition=partition)) for partition in sorted(partitions))
+    return tuple(by_partition.get(partition, FoldSummary(partition=partition)) for partition in sorted(partitions))
 
 
-def gather(batches: Iterable[pa.RecordBatch], partitions: Iterable[int]) -> tuple[tuple[Summary, ...], pa.Table]:
+def gather(batches: Iterable[pa.RecordBatch], partitions: Iterable[int]) -> tuple[tuple[FoldSummary, ...], pa.Table]:
     """Return summaries and all other results, by partition and within one in the order they were told."""
     import numpy as np
     import pyarrow.compute as pc
@@ -137,8 +137,8 @@ def gather(batches: Iterable[pa.RecordBatch], partitions: Iterable[int]) -> tupl
     return summaries_of(found, partitions), rest.take(order)
 
 
-def decode_summary(text: str) -> Summary:
-    return msgspec.json.decode(text, type=Summary)
+def decode_summary(text: str) -> FoldSummary:
+    return msgspec.json.decode(text, type=FoldSummary)
 
 
 def present(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any]) -> pa.RecordBatch:

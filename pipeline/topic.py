@@ -18,8 +18,8 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.folding import Batch
 from holdfast.core.engine.processor import Input
-from holdfast.core.engine.skips import Ranges
-from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.engine.skips import OffsetRanges
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, TopicError, UnreadableError
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
@@ -150,7 +150,7 @@ class TopicReader:
     manager.
     """
 
-    def __init__(self, settings: Settings, topic: str, skips: Mapping[int, Ranges] | None = None) -> None:
+    def __init__(self, settings: Settings, topic: str, skips: Mapping[int, OffsetRanges] | None = None) -> None:
         self.topic, self._settings, self._skips = topic, settings, skips or {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="holdfast-unpack")
         self._loop = asyncio.new_event_loop()

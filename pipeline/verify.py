@@ -24,7 +24,7 @@ from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.records import Records
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
-from holdfast.pipeline.folding import TRANSITION, Summary, readable
+from holdfast.pipeline.folding import TRANSITION, FoldSummary, readable
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.topic import TopicLog, TopicReader
@@ -96,7 +96,7 @@ class PartitionVerdict:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Verdict:
+class TableVerdict:
     """Whether a live table is what its source makes it."""
 
     processor: str
@@ -133,7 +133,7 @@ class Verdict:
         }
 
 
-def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None) -> Verdict:
+def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None) -> TableVerdict:
     """Compare the live table of *processor* with a replay of its source up to the position each live partition has reached.
 
     Workers may go on meanwhile: the changelog is read up to where it ends now. Of *options*, engine, source, lake and spark count.
@@ -159,7 +159,7 @@ def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
             "they must be equal; check with `holdfast topics check`"
         )
     verdicts = tuple(_judge(processor, settings, asked, each, by_partition[each.partition]) for each in live)
-    return Verdict(
+    return TableVerdict(
         processor=processor.name,
         version=processor.version,
         engine=replayed.engine,
@@ -229,7 +229,7 @@ def _live_partition(
 
 
 def _judge(
-    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition, replayed: Summary
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition, replayed: FoldSummary
 ) -> PartitionVerdict:
     verdict = PartitionVerdict(
         partition=live.partition, applied=live.marker.applied, live_digest=live.digest, replayed_digest=replayed.digest

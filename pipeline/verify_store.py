@@ -16,7 +16,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.errors import HoldfastError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
-from holdfast.pipeline.folding import Summary
+from holdfast.pipeline.folding import FoldSummary
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.verify import LivePartition, last_changed, read_live, shown
@@ -189,7 +189,7 @@ def _judge(
     options: ReplayOptions,
     served: Served,
     changelog: LivePartition,
-    replayed: Summary,
+    replayed: FoldSummary,
 ) -> StorePartitionVerdict:
     verdict = StorePartitionVerdict(
         partition=served.partition,

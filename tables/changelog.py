@@ -14,10 +14,10 @@ from holdfast.core.engine.codec import APPLIED, encode_marker
 from holdfast.core.engine.folding import Changes
 from holdfast.core.engine.partitioners import of_key
 from holdfast.core.engine.processor import Emit
-from holdfast.core.kafka.transaction_requests import Place
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.tables.lived import Within
-from holdfast.tables.transactions import AbortableError, Batch, Connect, TransactionalClient, UndeliverableError
+from holdfast.tables.transactions import AbortableError, Connect, SentBatch, TransactionalClient, UndeliverableError
 
 logger = logging.getLogger(__name__)
 
@@ -44,7 +44,7 @@ class _Lot:
     records: list[Written]
     at: int = 0
 
-    def batch(self, client: TransactionalClient, now_ms: int) -> Batch:
+    def batch(self, client: TransactionalClient, now_ms: int) -> SentBatch:
         """Return the next batch; one record at least is in it, be it as large as it may."""
         builder = client.builder(self.place)
         append = builder.append
@@ -54,7 +54,7 @@ class _Lot:
                 break
             number += 1
         self.at += number
-        return Batch(bytes(builder.build()), number)
+        return SentBatch(bytes(builder.build()), number)
 
 
 class _Turn:
@@ -148,7 +148,7 @@ class ChangelogWriter:
     async def _append_lots(self, left: Mapping[Place, _Lot]) -> int:
         now_ms, changelog_next, turn = system_clock.now_ms(), -1, _Turn()
         while left:
-            batches: dict[Place, Batch] = {}
+            batches: dict[Place, SentBatch] = {}
             size = 0
             for place, lot in left.items():
                 batches[place] = batch = lot.batch(self._client, now_ms)

@@ -35,7 +35,7 @@ _WATERMARKS_TIMEOUT_S = 30.0
 _UNKNOWN, _LAST = -1, 1 << 62
 
 
-class Stopped(Exception):
+class CheckStopped(Exception):
     """The check was told to stop, or the store went away: nothing is known."""
 
 
@@ -72,7 +72,7 @@ def _read(
         progress_s, end = system_clock.monotonic_s(), _UNKNOWN
         while True:
             if stop.is_set():
-                raise Stopped
+                raise CheckStopped
             began_s, batch, records, size, reached = system_clock.monotonic_s(), R.WriteBatch(raw_mode=True), 0, 0, -1
             for message in drain(consumer, READ_RECORDS, 0.5):
                 error, offset = message.error(), message.offset() or 0
@@ -140,7 +140,7 @@ def _walk(state: PinnedState | Pinned, stop: threading.Event) -> Iterator[tuple[
         yield from found
         start = found[-1][0] + b"\x00"
         if stop.wait(rest_s):
-            raise Stopped
+            raise CheckStopped
 
 
 def _said(key: bytes, here: bytes | None, there: bytes | None) -> str:

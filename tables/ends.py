@@ -11,7 +11,7 @@ from confluent_kafka import KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import system_clock
-from holdfast.tables.messages import Place
+from holdfast.core.kafka.topic_partition import Place
 
 ASK_TIMEOUT_S = 1.0
 

@@ -8,7 +8,7 @@ from typing import Any
 
 from confluent_kafka import KafkaError, Message
 
-Place = tuple[str, int]
+from holdfast.core.kafka.topic_partition import Place
 
 
 def by_place(

@@ -19,7 +19,7 @@ from holdfast.core.engine.processor import Emit, Processor
 from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
-from holdfast.tables.store import Budget, PartitionStore, Stamp
+from holdfast.tables.store import Budget, PartitionStore, StoreStamp
 from holdfast.tables.transactions import Connect
 
 UNKNOWN = -1
@@ -29,7 +29,7 @@ HELD_ROWS = 4_000
 """More rows than these of a transaction whose end has not come are not held in memory: they wait in the store, unseen."""
 
 
-class Role(StrEnum):
+class PartitionRole(StrEnum):
     """What this worker is for a partition."""
 
     ACTIVE = "active"
@@ -52,7 +52,7 @@ class Environment:
     tombstones_kept_ms: int
 
 
-class Notify(Protocol):
+class PositionListener(Protocol):
     """Tells the event loop, from any thread, that a partition's position moved."""
 
     def __call__(self, part: Partition) -> None: ...
@@ -67,12 +67,17 @@ class Partition:
     """
 
     def __init__(
-        self, processor: Processor[Any, Any], partition: int, environment: Environment, notify: Notify, still_ours: Callable[[], bool]
+        self,
+        processor: Processor[Any, Any],
+        partition: int,
+        environment: Environment,
+        notify: PositionListener,
+        still_ours: Callable[[], bool],
     ) -> None:
         self.processor, self.partition, self._env, self._notify = processor, partition, environment, notify
         self._still_ours = still_ours
         self.changelog = processor.changelog(environment.app)
-        stamp = Stamp(
+        stamp = StoreStamp(
             app=environment.app,
             processor=processor.name,
             version=processor.version,
@@ -93,7 +98,7 @@ class Partition:
         self.restored_records = 0
         """Changelog records read since the store was opened."""
         self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
-        self.role, self._serving = Role.STANDBY, False
+        self.role, self._serving = PartitionRole.STANDBY, False
         self._source_end, self._end_asked_ms = UNKNOWN, UNKNOWN
         self.current_ms = UNKNOWN
         """For a standby: when its changelog's end was asked for which it has since reached."""
@@ -119,7 +124,7 @@ class Partition:
 
         UNKNOWN before that, and on a standby that has not asked for END_GOOD_MS: its broker does not answer, or the process was frozen.
         """
-        if self.role is Role.STANDBY and system_clock.now_ms() - self._end_asked_ms > END_GOOD_MS:
+        if self.role is PartitionRole.STANDBY and system_clock.now_ms() - self._end_asked_ms > END_GOOD_MS:
             return UNKNOWN
         return self._source_end
 
@@ -129,11 +134,16 @@ class Partition:
 
     @property
     def active(self) -> bool:
-        return self.role is Role.ACTIVE
+        return self.role is PartitionRole.ACTIVE
 
     @property
     def serving(self) -> bool:
-        return self._serving and self._store.readable and self._store.rotten is None and (self.role is Role.STANDBY or self._still_ours())
+        return (
+            self._serving
+            and self._store.readable
+            and self._store.rotten is None
+            and (self.role is PartitionRole.STANDBY or self._still_ours())
+        )
 
     @serving.setter
     def serving(self, serving: bool) -> None:
@@ -166,13 +176,13 @@ class Partition:
 
     def activate(self) -> None:
         """Start folding from the restored position."""
-        self.role = Role.ACTIVE
+        self.role = PartitionRole.ACTIVE
         self._folder = Folder(self.processor, self._store, applied=self.applied, stream_ms=self.stream_ms, cache_rows=self._env.cache_rows)
 
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
-        self.role, self._folder = Role.STANDBY, None
+        self.role, self._folder = PartitionRole.STANDBY, None
         self.note_source_end(UNKNOWN, UNKNOWN)
 
     def lose(self) -> None:

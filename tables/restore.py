@@ -11,11 +11,12 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Topic
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, RottenStoreError
 from holdfast.kafka.codes import is_end
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
-from holdfast.tables.messages import Place, by_place, only
+from holdfast.tables.messages import by_place, only
 from holdfast.tables.partition import UNKNOWN, Partition
 from holdfast.tables.store import LOGGED, UNLOGGED
 
@@ -28,7 +29,7 @@ _OLD_END_TIMEOUT_S = 30.0
 _OPEN_TIMEOUT_S = 5.0
 
 
-class Interrupted(Exception):
+class RestoreInterrupted(Exception):
     """A newer assignment has come: what was being restored may not be wanted any more."""
 
 
@@ -171,7 +172,7 @@ def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, in
         reader.assign(parts)
         while todo:
             if interrupted.is_set():
-                raise Interrupted
+                raise RestoreInterrupted
             records, ended = reader.step(READ_RECORDS, 0.1, UNLOGGED)
             total += records
             for part in ended:
@@ -204,7 +205,7 @@ def _stalled(reader: _Reader, todo: list[Place], stall_timeout_s: float) -> Brok
     return BrokerError(f"restoring {todo}: nothing read for {stall_timeout_s:.0f} s; check the broker")
 
 
-class Follower(threading.Thread):
+class StandbyFollower(threading.Thread):
     """Keeps standby partitions abreast of their changelogs, in a thread of its own.
 
     `follow` replaces the set; when it returns, no partition outside the new set is touched any more. A failure ends the

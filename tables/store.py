@@ -75,7 +75,7 @@ def make_private(folder: Path) -> None:
         ) from error
 
 
-class Stamp(msgspec.Struct, frozen=True, kw_only=True):
+class StoreStamp(msgspec.Struct, frozen=True, kw_only=True):
     """Whose state a store holds. A store whose stamp differs in anything is set aside and rebuilt, never trusted.
 
     *cluster_id* and *changelog_id* are Kafka's own: a topic deleted and made again has another id.
@@ -142,7 +142,7 @@ class PartitionStore:
     nothing more is told from it, and it is set aside at the latest when it is opened next.
     """
 
-    def __init__(self, path: Path, stamp: Stamp, budget: Budget) -> None:
+    def __init__(self, path: Path, stamp: StoreStamp, budget: Budget) -> None:
         self.path, self.stamp, self._budget = path, stamp, budget
         self._before: Pinned | None = None
         self._unlogged = False
@@ -187,7 +187,7 @@ class PartitionStore:
                 ) from error
             return f"it cannot be opened: {error}"
         try:
-            found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=Stamp)
+            found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=StoreStamp)
             marker, offset = self._db.get(APPLIED), self._db.get(_CHANGELOG)
             if found == self.stamp:
                 self.marker = decode_marker(marker) if marker else Marker(NOTHING_APPLIED, -1, self.stamp.version)

@@ -22,7 +22,8 @@ from confluent_kafka import KafkaError
 from holdfast.clock import system_clock
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.sequences import advance
-from holdfast.core.kafka.transaction_requests import Appended, Identity, Place
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.transaction_requests import Appended, Identity
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.raw_request import Packed
 
@@ -54,7 +55,7 @@ _TRANSACTION_COORDINATOR = 1
 _SECOND_VERSION = 2
 
 
-class Batch(NamedTuple):
+class SentBatch(NamedTuple):
     """A record batch as it is sent, and how many records are in it."""
 
     data: bytes
@@ -158,7 +159,7 @@ class TransactionalClient:
             await self._client.force_metadata_update()
         return len(known)
 
-    async def append(self, batches: Mapping[Place, Batch]) -> dict[Place, int]:
+    async def append(self, batches: Mapping[Place, SentBatch]) -> dict[Place, int]:
         """Append a batch to each place, as part of the transaction; return the offset of each one's first record.
 
         What is not answered is sent again as it is: by its sequence the leader knows it.
@@ -185,7 +186,7 @@ class TransactionalClient:
             if codes != {CONCURRENT}:
                 await self._client.force_metadata_update()
 
-    async def _append_once(self, batches: Mapping[Place, Batch]) -> list[Appended]:
+    async def _append_once(self, batches: Mapping[Place, SentBatch]) -> list[Appended]:
         by_leader: dict[int, dict[Place, bytes]] = {}
         out: list[Appended] = []
         for place, batch in batches.items():

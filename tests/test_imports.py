@@ -35,8 +35,8 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "engine": frozenset({"kafka", "untrusted"}),
         "ranges": frozenset({"untrusted"}),
         "claims": frozenset({"engine", "untrusted"}),
-        "member": frozenset({"claims", "engine"}),
-        "groups": frozenset({"member", "claims", "engine", "untrusted"}),
+        "member": frozenset({"claims", "engine", "kafka"}),
+        "groups": frozenset({"member", "claims", "engine", "kafka", "untrusted"}),
         "producers": frozenset({"engine", "kafka", "untrusted"}),
         "outbox": frozenset({"engine", "kafka", "untrusted"}),
         "broker_logs": frozenset({"engine", "kafka"}),
@@ -305,6 +305,24 @@ def redrawn(page: str) -> str:
 def test_the_design_page_shows_these_tables() -> None:
     page = (ROOT / "docs" / "DESIGN.md").read_text()
     assert page == redrawn(page), "run python -P -m tests.test_imports"
+
+
+def class_names(sources: Mapping[str, str]) -> dict[str, list[str]]:
+    """Return where each class of a module's top level is declared, by its name."""
+    out: dict[str, list[str]] = {}
+    for module, text in sources.items():
+        for node in ast.parse(text).body:
+            if isinstance(node, ast.ClassDef):
+                out.setdefault(node.name, []).append(module)
+    return out
+
+
+def test_a_class_name_means_one_thing() -> None:
+    assert {name: found for name, found in class_names(sources()).items() if len(found) > 1} == {}
+
+
+def test_a_planted_second_meaning_is_found() -> None:
+    assert class_names({"a": "class Seen: ...", "b": "class Seen: ..."}) == {"Seen": ["a", "b"]}
 
 
 CLOCKS = {

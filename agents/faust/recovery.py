@@ -14,10 +14,10 @@ from faust.types import TP
 from mode import Service
 
 from holdfast.agents.partitions.manager import PartitionManager
-from holdfast.agents.partitions.types import Plan
+from holdfast.agents.partitions.types import AssignmentPlan
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.tables import lived
-from holdfast.tables.restore import Interrupted
+from holdfast.tables.restore import RestoreInterrupted
 
 logger = logging.getLogger(__name__)
 
@@ -28,7 +28,7 @@ class FencedRecovery(recovery.Recovery):
     """Turns an assignment into a plan for the manager, and opens the tap when the plan is carried out."""
 
     app: Any
-    plan: Plan
+    plan: AssignmentPlan
 
     @property
     def manager(self) -> PartitionManager:
@@ -68,7 +68,7 @@ class FencedRecovery(recovery.Recovery):
             active |= {(name, number) for number in source}
             standby |= {(name, number) for number in changelog - source}
         manager = self.manager
-        self.plan = Plan(manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term)
+        self.plan = AssignmentPlan(manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term)
         self._generation_id = generation_id
         self.signal_recovery_start.set()
 
@@ -83,7 +83,7 @@ class FencedRecovery(recovery.Recovery):
                 self._set_recovery_started()
                 await self._wait(self.manager.adopt(plan))
                 await self._open_the_tap(plan)
-            except (recovery.RebalanceAgain, Interrupted):
+            except (recovery.RebalanceAgain, RestoreInterrupted):
                 continue
             except recovery.ServiceStopped:
                 break
@@ -97,7 +97,7 @@ class FencedRecovery(recovery.Recovery):
                 self.manager.crash(error)
                 raise
 
-    async def _open_the_tap(self, plan: Plan) -> None:
+    async def _open_the_tap(self, plan: AssignmentPlan) -> None:
         app, consumer, generation = self.app, self.app.consumer, plan.generation
         await app.on_rebalance_complete.send()
         if app.consumer_generation_id != generation or self.manager.epoch != plan.epoch:

@@ -9,13 +9,13 @@ from concurrent.futures import ThreadPoolExecutor
 from functools import partial
 
 from holdfast.agents.partitions.manager import PartitionManager
+from holdfast.agents.partitions.types import Held
 from holdfast.errors import StoreError
-from holdfast.tables.checking import Stopped, check
+from holdfast.tables.checking import CheckStopped, check
 from holdfast.tables.partition import Partition
 
 logger = logging.getLogger(__name__)
 
-Held = tuple[str, int]
 POLL_S = 0.5
 
 
@@ -63,7 +63,7 @@ class StoreChecker:
             at, budget = state.applied, manager.cluster.environment.budget
             call = partial(check, part, state, settings.consumer(), settings.app, budget, self._stop, settings.stall_timeout_s)
             cause = await asyncio.get_running_loop().run_in_executor(self._pool, call)
-        except (Stopped, StoreError) as error:  # it was given up, or its damage is told already
+        except (CheckStopped, StoreError) as error:  # it was given up, or its damage is told already
             logger.info("store of %s not checked to the end: %s", where, error)
             return
         except Exception as error:  # noqa: BLE001  a full disk, a broker that is away: the next turn tries again, folding goes on

@@ -9,7 +9,7 @@ from collections.abc import Callable, Coroutine, Iterable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
-from holdfast.agents.cluster import Cluster, survey
+from holdfast.agents.cluster import Survey, survey
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.announcer import Announcer, announcement_of
 from holdfast.agents.partitions.flow import FlowControl
@@ -17,18 +17,18 @@ from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.runner import Owned, Runner
 from holdfast.agents.partitions.skipping import Skipping
-from holdfast.agents.partitions.types import NOT_IN_GROUP, Group, Held, Plan
+from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, GroupClient, Held
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.outbox.pacing import Trickle
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.outbox.pacing import AdaptiveLinger
 from holdfast.errors import FencedError, HoldfastError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed, Fetched
 from holdfast.tables import lived
-from holdfast.tables.messages import Place
 from holdfast.tables.partition import UNKNOWN, Partition
-from holdfast.tables.restore import Follower, Interrupted, restore
+from holdfast.tables.restore import RestoreInterrupted, StandbyFollower, restore
 
 logger = logging.getLogger(__name__)
 
@@ -42,10 +42,10 @@ class PartitionManager:
     `epoch` counts revocations: whatever was fetched before one is void, since the position it came from may no longer be ours.
     """
 
-    def __init__(self, settings: Settings, processors: Mapping[str, Processor[Any, Any]], metrics: Metrics, group: Group) -> None:
+    def __init__(self, settings: Settings, processors: Mapping[str, Processor[Any, Any]], metrics: Metrics, group: GroupClient) -> None:
         self._group, self.settings, self.processors, self.metrics = group, settings, dict(processors), metrics
-        self._cluster: Cluster | None = None
-        self.trickle = Trickle(settings.linger_ms / 1000)
+        self._cluster: Survey | None = None
+        self.trickle = AdaptiveLinger(settings.linger_ms / 1000)
         self.commit_timeout_s = settings.commit_timeout_s
         self.transaction_bytes = settings.inflight_bytes
         self.quarantine_topic, self.quarantine_limit = settings.quarantine_topic, settings.quarantine_limit
@@ -58,7 +58,7 @@ class PartitionManager:
         self.epoch, self.generation, self.open = 0, NOT_IN_GROUP, False
         self._interrupted = threading.Event()
         self._adopting: asyncio.Task[None] | None = None
-        self._follower = Follower(settings.consumer(), settings.app)
+        self._follower = StandbyFollower(settings.consumer(), settings.app)
         self.announcer = Announcer(settings, self.thread)
         self._crashed = False
         self._watches: set[asyncio.Task[None]] = set()
@@ -87,7 +87,7 @@ class PartitionManager:
         self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
 
     @property
-    def cluster(self) -> Cluster:
+    def cluster(self) -> Survey:
         assert self._cluster is not None, "start first"
         return self._cluster
 
@@ -123,12 +123,12 @@ class PartitionManager:
         self.readiness.why = "rebalancing"
         self.metrics.rebalances += 1
 
-    async def adopt(self, plan: Plan) -> None:
+    async def adopt(self, plan: AssignmentPlan) -> None:
         """Make what this worker holds match *plan*; returns when every active partition is fenced, restored and ready to fold."""
         if self._adopting is not None:  # its threads must end before the same stores are opened again
             await asyncio.wait([self._adopting])
         if plan.epoch != self.epoch:
-            raise Interrupted
+            raise RestoreInterrupted
         self._interrupted.clear()
         self._adopting = asyncio.ensure_future(self._adopt(plan))
         # Whoever waits for it may be gone by the time it is interrupted.
@@ -148,7 +148,7 @@ class PartitionManager:
         if self._adopting is not None and not self._adopting.done():
             await asyncio.wait([self._adopting], timeout=self.commit_timeout_s)
 
-    async def _adopt(self, plan: Plan) -> None:
+    async def _adopt(self, plan: AssignmentPlan) -> None:
         started_s, self.readiness.why = system_clock.monotonic_s(), "restoring"
         for held, owned in self._owned.items():
             owned.part.serving = held in plan.active and owned.part.serving
@@ -173,7 +173,7 @@ class PartitionManager:
         settings = self.settings
         records = await self.thread(restore, fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
         if self._interrupted.is_set():
-            raise Interrupted
+            raise RestoreInterrupted
         await self.skipping.refresh()
         await asyncio.gather(*(self.thread(self._activate, part) for part in fresh))
         for part in fresh:
@@ -206,7 +206,7 @@ class PartitionManager:
         if jobs:
             await asyncio.wait(jobs)
 
-    def _kept(self, plan: Plan) -> dict[Held, Owned]:
+    def _kept(self, plan: AssignmentPlan) -> dict[Held, Owned]:
         """Return what stays open as it is: owned in the generation just before this one, and nothing unsettled.
 
         A generation that jumped by more means this worker was out of the group for a while; another may have written since, so

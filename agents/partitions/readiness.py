@@ -6,9 +6,9 @@ from collections.abc import Collection, Mapping
 
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.types import Held
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.feed import Feed
-from holdfast.tables.messages import Place
 
 
 class Readiness:

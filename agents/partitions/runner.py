@@ -14,11 +14,11 @@ from holdfast.clock import system_clock
 from holdfast.core.engine.codec import Marker
 from holdfast.core.engine.folding import Batch, Changes, Folder, Refused
 from holdfast.core.engine.processor import Emit
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
 from holdfast.kafka.feed import Fetched
-from holdfast.kafka.records import Record
+from holdfast.kafka.records import FetchedRecord
 from holdfast.tables.changelog import TURN_S
-from holdfast.tables.messages import Place
 from holdfast.tables.partition import Partition
 from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
 
@@ -330,7 +330,7 @@ class Runner:
             )
 
 
-def quarantine_record(topic: str, processor: str, place: Place, refused: Refused, record: Record, copy_bytes: int) -> Emit:
+def quarantine_record(topic: str, processor: str, place: Place, refused: Refused, record: FetchedRecord, copy_bytes: int) -> Emit:
     """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers.
 
     Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` tells its size; where the headers

@@ -21,8 +21,8 @@ from holdfast.agents.partitions.runner import NOT_YET, Owned
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Emit
-from holdfast.core.engine.skips import Ranges, Skip, Skips, behind, encode_skip
-from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.engine.skips import OffsetRanges, Skip, Skips, behind, encode_skip
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.feed import Feed
 from holdfast.kafka.skip_log import PARTITION, read_skips
@@ -70,7 +70,7 @@ class Skipping:
         """Read what is skipped. At an adoption after the fence: from then on nobody else adds to it for these partitions."""
         self._skips = await self._host.thread(read_skips, self._host.settings)
 
-    def ranges(self, topic: str, partition: int) -> Ranges:
+    def ranges(self, topic: str, partition: int) -> OffsetRanges:
         """Return what is skipped of a partition."""
         return self._skips.made(topic, partition)
 

@@ -19,7 +19,7 @@ NOT_IN_GROUP = -1
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class AssignmentPlan:
     """One assignment of the group: what this worker is to own and to stand by, by processor and partition.
 
     *epoch* is the manager's at the time; a revocation since then makes the plan void. *term* is the membership's.
@@ -32,7 +32,7 @@ class Plan:
     term: int = NO_TERM
 
 
-class Group(Protocol):
+class GroupClient(Protocol):
     """What the manager asks of the framework that is the group's member."""
 
     async def leave(self, error: BaseException) -> None:

@@ -24,7 +24,7 @@ PRODUCERS = "producers"
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def registry(topic: str, *, answers: str | None = None) -> Processor[names.Asked, names.Registration]:
+def registry(topic: str, *, answers: str | None = None) -> Processor[names.ReceivedCommand, names.Registration]:
     """Return the registry of producers' names: commands on *topic*, answers on *answers* (`<topic>.answers` unless told)."""
     told = answers or f"{topic}.answers"
     return Processor(
@@ -40,7 +40,7 @@ def registry(topic: str, *, answers: str | None = None) -> Processor[names.Asked
     )
 
 
-def books(topic: str) -> Processor[rules.Entry, rules.BookRow]:
+def books(topic: str) -> Processor[rules.LedgerEntry, rules.BookRow]:
     """Return the processor that keeps the books of a stamped topic; it emits nothing."""
     return Processor(
         name=f"books-{_slug(topic)}",

@@ -37,7 +37,7 @@ LIMIT_WAITING = 16
 
 
 @dataclass(frozen=True, slots=True)
-class Told:
+class PendingCommand:
     """A command on its way to the agent, and whoever waits until it is done."""
 
     command: Command
@@ -51,7 +51,7 @@ class Told:
             self.done.cancel()
 
 
-class Broadcast(Channel[Told]):
+class Broadcast(Channel[PendingCommand]):
     """A channel into this worker's agent that no assignment governs: an idle worker hears too, and so does one that is restoring.
 
     Faust's own queues stand still until the worker has partitions and are emptied at each rebalance, and its streams skip events (what
@@ -85,7 +85,7 @@ class HarvesterService(Service):
         """Hand *command* to the agent and return when it has been obeyed, or when the worker stops; from the thread that follows them."""
         assert self._loop is not None
         done: Future[None] = Future()
-        asyncio.run_coroutine_threadsafe(self._feed(Told(command, done)), self._loop)
+        asyncio.run_coroutine_threadsafe(self._feed(PendingCommand(command, done)), self._loop)
         while not (self.should_stop or self.harvester.stopping):
             try:
                 done.result(WATCH_S)
@@ -95,7 +95,7 @@ class HarvesterService(Service):
             except CancelledError:
                 return
 
-    async def _feed(self, told: Told) -> None:
+    async def _feed(self, told: PendingCommand) -> None:
         try:
             await self._app.agents.wait_until_agents_started()
             await self._app.agents[AGENT].channel.put(told)

@@ -45,7 +45,7 @@ def processors(settings: Settings) -> list[Processor[Any, Any]]:
     return found
 
 
-def balanced(topic: str) -> Processor[membership.Heard, membership.GroupsRow]:
+def balanced(topic: str) -> Processor[membership.NumberedAnnouncement, membership.GroupsRow]:
     """Return the table of balanced groups: members, generation and target of each, as every member computes them for itself."""
     return Processor(
         name=GROUPS,

@@ -8,7 +8,7 @@ from urllib.parse import urlsplit
 
 from aiohttp import web
 
-from holdfast.agents.web.replies import Refused
+from holdfast.agents.web.replies import RequestRefused
 from holdfast.config import Settings
 
 OPEN_ON_LOOPBACK = frozenset({"/health/live", "/health/ready", "/metrics"})
@@ -34,15 +34,15 @@ class Access:
     def check(self, request: web.Request) -> None:
         """Raise Refused unless the request may be answered."""
         if self._check_host and not self._is_ours(request.host):
-            raise Refused(403, "forbidden", "the Host header must name this machine, since no token protects this port")
+            raise RequestRefused(403, "forbidden", "the Host header must name this machine, since no token protects this port")
         if self._token is None or (self._loopback and request.path in OPEN_ON_LOOPBACK):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not given:
             message = "this port asks for a token: send `Authorization: Bearer TOKEN` with the workers' web_token"
-            raise Refused(401, "no_token", message, headers={"WWW-Authenticate": 'Bearer realm="holdfast"'})
+            raise RequestRefused(401, "no_token", message, headers={"WWW-Authenticate": 'Bearer realm="holdfast"'})
         if not compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._token):
-            raise Refused(403, "wrong_token", "the token is not this worker's web_token")
+            raise RequestRefused(403, "wrong_token", "the token is not this worker's web_token")
 
     def _is_ours(self, host: str) -> bool:
         try:

@@ -7,15 +7,15 @@ from typing import Any
 
 from aiohttp import web
 
-from holdfast.agents.serving import Replica, State
+from holdfast.agents.serving import Replica, ReplicaState
 from holdfast.agents.web.inspections import Inspections
-from holdfast.agents.web.replies import Terms, inspect_of, respond, stored_of, terms_of, wants_msgpack
+from holdfast.agents.web.replies import QueryTerms, inspect_of, respond, stored_of, terms_of, wants_msgpack
 from holdfast.core.engine.query_wire import InspectReply, StoredReply, readable_bytes
 
 WAIT_S = 1.0
 """How long a request waits for a digest before it is told to come again."""
 
-Find = Callable[[web.Request, Terms], Awaitable[Replica]]
+Find = Callable[[web.Request, QueryTerms], Awaitable[Replica]]
 
 
 class InspectionPages:
@@ -52,7 +52,7 @@ class InspectionPages:
         self._inspections.close()
 
 
-def _about(replica: Replica, state: State) -> dict[str, Any]:
+def _about(replica: Replica, state: ReplicaState) -> dict[str, Any]:
     return {
         "table": replica.processor.name,
         "version": replica.processor.version,

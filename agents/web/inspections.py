@@ -12,11 +12,12 @@ import threading
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 
-from holdfast.agents.serving import Replica, State
-from holdfast.agents.web.replies import Refused
+from holdfast.agents.serving import Replica, ReplicaState
+from holdfast.agents.web.replies import RequestRefused
 from holdfast.clock import system_clock
 from holdfast.core.engine.codec import META, ROW, hashed
 from holdfast.core.engine.query_wire import LIMIT_REPLY_BYTES
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import StoreError
 
 SLICE_ROWS = 512
@@ -26,8 +27,6 @@ HELD_S = 60.0
 """A state is let go when nobody has asked for it for so long; RocksDB keeps the files that it lies in until then."""
 LIMIT_HELD_S = 3_600.0
 RETRY_AFTER_MS = 500
-
-Place = tuple[str, int]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -43,7 +42,7 @@ class Inspected:
 class _Held:
     inspection: str
     replica: Replica
-    state: State
+    state: ReplicaState
     work: asyncio.Future[Inspected]
     began_s: float
     asked_s: float
@@ -58,7 +57,7 @@ class Inspections:
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-inspect")
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def digest(self, replica: Replica, inspection: str, wait_s: float) -> tuple[State, Inspected]:
+    async def digest(self, replica: Replica, inspection: str, wait_s: float) -> tuple[ReplicaState, Inspected]:
         """Return the state that *inspection* names, pinned now if it is new, and its digest.
 
         Raises Refused: 503 while it is still being read (ask again by the same name) or while another inspection of the partition is.
@@ -81,12 +80,12 @@ class Inspections:
             self._let_go(place, held)
             raise self._busy(place, f"its store was closed or is damaged: {error}") from None
 
-    def stored(self, replica: Replica, inspection: str, after: bytes, limit: int) -> tuple[State, list[tuple[bytes, bytes]], bool]:
+    def stored(self, replica: Replica, inspection: str, after: bytes, limit: int) -> tuple[ReplicaState, list[tuple[bytes, bytes]], bool]:
         """Return rows and timers of an inspected state as they are stored, from the first key above *after*, and whether there are no more."""
         place = (replica.processor.name, replica.partition)
         held = self._held.get(place)
         if held is None or held.inspection != inspection or held.replica is not replica:
-            raise Refused(410, "failed", f"{place[0]}/{place[1]}: that inspection is over; begin another")
+            raise RequestRefused(410, "failed", f"{place[0]}/{place[1]}: that inspection is over; begin another")
         held.asked_s = system_clock.monotonic_s()
         out: list[tuple[bytes, bytes]] = []
         size, start = 0, max(after + b"\x00", META + b"\xff")
@@ -143,11 +142,11 @@ class Inspections:
             del self._held[place]
 
     @staticmethod
-    def _busy(place: Place, why: str) -> Refused:
-        return Refused(503, "not_ready", f"{place[0]}/{place[1]}: {why}; ask again", retry_after_ms=RETRY_AFTER_MS)
+    def _busy(place: Place, why: str) -> RequestRefused:
+        return RequestRefused(503, "not_ready", f"{place[0]}/{place[1]}: {why}; ask again", retry_after_ms=RETRY_AFTER_MS)
 
 
-def digest_of(state: State, stop: threading.Event) -> Inspected:
+def digest_of(state: ReplicaState, stop: threading.Event) -> Inspected:
     """Read all of *state* and return its digest; blocks, at a limited rate. Raises StoreError when the store is closed meanwhile, or damaged."""
     sha, rows, timers, start = hashlib.sha256(), 0, 0, META + b"\xff"
     while True:

@@ -41,7 +41,7 @@ LIMIT_HEADERS = 64
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class ConnectionLimits:
     """How many connections the port admits, in all and from one peer."""
 
     connections: int
@@ -169,7 +169,7 @@ class _Server(web.Server):
         )
 
 
-class Runner(web.AppRunner):
+class PortRunner(web.AppRunner):
     """Runs an application whose connections come from a `Door`."""
 
     def __init__(self, application: web.Application, troubles: Troubles, *, shutdown_timeout_s: float) -> None:
@@ -183,7 +183,7 @@ class Runner(web.AppRunner):
 class Door:
     """Accepts connections within *limits* and hands them to *server*, from `open` to `close`."""
 
-    def __init__(self, server: Callable[[], Connection], limits: Limits, tls: ssl.SSLContext | None, troubles: Troubles) -> None:
+    def __init__(self, server: Callable[[], Connection], limits: ConnectionLimits, tls: ssl.SSLContext | None, troubles: Troubles) -> None:
         self._server, self._limits, self._tls, self._troubles = server, limits, tls, troubles
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []

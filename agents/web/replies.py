@@ -27,7 +27,7 @@ _COMMON = frozenset({"at-offset", "timeout-ms", "stale-ok", "version"})
 _OF_A_SCAN = _COMMON | {"prefix", "after", "limit"}
 
 
-class Refused(Exception):
+class RequestRefused(Exception):
     """A request that gets no answer: HTTP status, reason, what to do."""
 
     def __init__(
@@ -48,12 +48,12 @@ class Refused(Exception):
             self.headers["Retry-After"] = str(max(1, round(retry_after_ms / 1000)))
 
 
-def malformed(message: str) -> Refused:
-    return Refused(400, "malformed", message)
+def malformed(message: str) -> RequestRefused:
+    return RequestRefused(400, "malformed", message)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Terms:
+class QueryTerms:
     """What a query states beside what it looks for."""
 
     at_offset: int | None
@@ -62,7 +62,7 @@ class Terms:
     version: int | None
 
 
-def terms_of(query: MultiMapping[str], *, scan: bool) -> Terms:
+def terms_of(query: MultiMapping[str], *, scan: bool) -> QueryTerms:
     """Read the query string; a name that means nothing here is refused, so that a slip cannot drop a condition."""
     if not query:
         return _NO_TERMS
@@ -79,7 +79,7 @@ def terms_of(query: MultiMapping[str], *, scan: bool) -> Terms:
         except ValueError as error:
             raise malformed(f"stale-ok: {error}") from None
     timeout_ms = number(query, "timeout-ms")
-    return Terms(
+    return QueryTerms(
         at_offset=number(query, "at-offset"),
         timeout_ms=query_wire.WAIT_MS if timeout_ms is None else min(timeout_ms, query_wire.LIMIT_WAIT_MS),
         staleness=staleness,
@@ -87,7 +87,7 @@ def terms_of(query: MultiMapping[str], *, scan: bool) -> Terms:
     )
 
 
-_NO_TERMS = Terms(at_offset=None, timeout_ms=query_wire.WAIT_MS, staleness=None, version=None)
+_NO_TERMS = QueryTerms(at_offset=None, timeout_ms=query_wire.WAIT_MS, staleness=None, version=None)
 
 
 def number(query: MultiMapping[str], name: str) -> int | None:
@@ -108,18 +108,18 @@ def check_form(request: web.Request) -> None:
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() != "identity":
         message = f"the body is sent with Content-Encoding {encoding[:40]!r}; send it as it is"
-        raise Refused(415, "malformed", message, headers={"Accept-Encoding": "identity", "Connection": "close"})
+        raise RequestRefused(415, "malformed", message, headers={"Accept-Encoding": "identity", "Connection": "close"})
     if request.match_info.route.method != "POST" and request.body_exists:
-        raise Refused(413, "too_large", f"{request.method} {request.path[:200]} takes no body", headers={"Connection": "close"})
+        raise RequestRefused(413, "too_large", f"{request.method} {request.path[:200]} takes no body", headers={"Connection": "close"})
     if (request.content_length or 0) > query_wire.LIMIT_BODY_BYTES:
         raise _too_large()
     if "%" in request.raw_path or not request.raw_path.isascii():
         _check_text(request.raw_path)
 
 
-def _too_large() -> Refused:
+def _too_large() -> RequestRefused:
     message = f"the body is over {query_wire.LIMIT_BODY_BYTES} bytes; ask for fewer keys at a time"
-    return Refused(413, "too_large", message, headers={"Connection": "close"})
+    return RequestRefused(413, "too_large", message, headers={"Connection": "close"})
 
 
 def _check_text(path: str) -> None:
@@ -179,11 +179,11 @@ async def _body(request: web.Request, decode: Callable[[bytes], B], decode_json:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await request.read()
     except TimeoutError:
-        raise Refused(408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        raise RequestRefused(408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
     except web.HTTPRequestEntityTooLarge:
         raise _too_large() from None
     except (web.RequestPayloadError, HttpProcessingError, ClientError, ConnectionError) as error:
-        raise Refused(400, "malformed", f"body: it broke off ({str(error)[:120]})", headers={"Connection": "close"}) from None
+        raise RequestRefused(400, "malformed", f"body: it broke off ({str(error)[:120]})", headers={"Connection": "close"}) from None
     try:
         return decode(body) if request.content_type == MSGPACK else decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -200,7 +200,7 @@ def respond(request: web.Request, body: Any, *, status: int = 200, headers: Mapp
     return web.Response(body=content, status=status, headers={"Content-Type": content_type, "Cache-Control": "no-store", **(headers or {})})
 
 
-def respond_refused(request: web.Request, refused: Refused) -> web.Response:
+def respond_refused(request: web.Request, refused: RequestRefused) -> web.Response:
     response = respond(request, refused.refusal, status=refused.status, headers=refused.headers)
     if request.body_exists and not request.content.is_eof():
         response.force_close()  # the rest of the body is not read

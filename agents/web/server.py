@@ -18,10 +18,10 @@ from holdfast.agents.metrics import Metrics, age_bound_ms, behind
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web.access import Access
 from holdfast.agents.web.inspection_routes import InspectionPages
-from holdfast.agents.web.port import Connection, Door, Limits, Runner, Troubles
+from holdfast.agents.web.port import Connection, ConnectionLimits, Door, PortRunner, Troubles
 from holdfast.agents.web.replies import (
-    Refused,
-    Terms,
+    QueryTerms,
+    RequestRefused,
     check_form,
     keys_of,
     page_of,
@@ -49,7 +49,7 @@ RETRY_AFTER_MS = 200
 SHUTDOWN_S = 2.0
 _FIRST_CHUNK = 16
 
-Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 
 
 class WebService(Service):
@@ -61,7 +61,7 @@ class WebService(Service):
         self._application = build_application(settings, serving, metrics, clock)
         self._watch_loop = metrics.watch_loop
         self._troubles = Troubles(metrics.web_refused, clock)
-        self._runner: Runner | None = None
+        self._runner: PortRunner | None = None
         self._door: Door | None = None
 
     async def on_start(self) -> None:
@@ -70,9 +70,9 @@ class WebService(Service):
         connections = descriptors.connections_within(descriptors.raised_limit(), settings.web_connections)
         if connections < settings.web_connections:
             logger.warning("the limit of open files leaves room for %d of web_connections=%d", connections, settings.web_connections)
-        runner = Runner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
+        runner = PortRunner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
         await runner.setup()
-        limits = Limits(connections=connections, per_peer=min(connections, settings.web_connections_per_peer))
+        limits = ConnectionLimits(connections=connections, per_peer=min(connections, settings.web_connections_per_peer))
         door = Door(cast(Callable[[], Connection], runner.server), limits, tls, self._troubles)
         try:
             await door.open(settings.web_bind, settings.web_port)
@@ -100,23 +100,23 @@ def build_application(settings: Settings, serving: Serving, metrics: Metrics, cl
     health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
 
     @web.middleware
-    async def guard(request: web.Request, handler: Handler) -> web.StreamResponse:
+    async def guard(request: web.Request, handler: RouteHandler) -> web.StreamResponse:
         try:
             check_form(request)
             access.check(request)
             return await handler(request)
-        except Refused as refused:
+        except RequestRefused as refused:
             return respond_refused(request, refused)
         except web.HTTPException as error:
             known = "; see /tables, /health/live, /health/ready, /metrics" if error.status == 404 else ""
             allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
             message = f"{request.method} {request.path[:200]}: {error.reason}{known}"
-            return respond_refused(request, Refused(error.status, "malformed", message, headers=allowed))
+            return respond_refused(request, RequestRefused(error.status, "malformed", message, headers=allowed))
         except StoreError as error:  # closed meanwhile, or damaged: then its partition is being taken up anew
-            return respond_refused(request, Refused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS))
+            return respond_refused(request, RequestRefused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS))
         except Exception:
             logger.exception("a request failed", extra={"path": request.path[:200]})
-            return respond_refused(request, Refused(500, "failed", "the worker failed to answer; its log has the cause"))
+            return respond_refused(request, RequestRefused(500, "failed", "the worker failed to answer; its log has the cause"))
 
     application = web.Application(middlewares=[guard], client_max_size=query_wire.LIMIT_BODY_BYTES)
     here = "/tables/{table}/{partition}"
@@ -165,12 +165,14 @@ class _Tables:
         self._codecs: dict[str, RowCodec[Any]] = {}
         self._in_flight = 0
 
-    def counted(self, verb: str, handler: Handler) -> Handler:
+    def counted(self, verb: str, handler: RouteHandler) -> RouteHandler:
         """Return *handler* with a limit on how many run, and its outcomes and times in the metrics."""
 
         async def count(request: web.Request) -> web.StreamResponse:
             if self._in_flight >= LIMIT_IN_FLIGHT:
-                raise Refused(503, "not_ready", f"{LIMIT_IN_FLIGHT} queries are in progress here; ask again", retry_after_ms=RETRY_AFTER_MS)
+                raise RequestRefused(
+                    503, "not_ready", f"{LIMIT_IN_FLIGHT} queries are in progress here; ask again", retry_after_ms=RETRY_AFTER_MS
+                )
             name = request.match_info["table"]
             table, outcome = name if name in self._serving.tables() else "", "failed"
             self._in_flight += 1
@@ -179,7 +181,7 @@ class _Tables:
                 response = await handler(request)
                 outcome = "ok"
                 return response
-            except Refused as refused:
+            except RequestRefused as refused:
                 outcome = refused.refusal.error
                 raise
             finally:
@@ -256,24 +258,24 @@ class _Tables:
 
     # -- finding the replica
 
-    async def find(self, request: web.Request, terms: Terms) -> Replica:
+    async def find(self, request: web.Request, terms: QueryTerms) -> Replica:
         """Return the replica that may answer a request of another kind on the same terms; raises Refused."""
         return await self._replica(request, terms)
 
-    async def _replica(self, request: web.Request, terms: Terms) -> Replica:
+    async def _replica(self, request: web.Request, terms: QueryTerms) -> Replica:
         """Return the replica that may answer, once it has reached the offset asked for; raises Refused."""
         table, at = request.match_info["table"], request.match_info["partition"]
         processor = self._serving.tables().get(table)
         if processor is None:
             known = ", ".join(sorted(self._serving.tables())) or "none"
-            raise Refused(404, "no_such_table", f"no table {table[:100]!r} in application {self._app}; its tables: {known}")
+            raise RequestRefused(404, "no_such_table", f"no table {table[:100]!r} in application {self._app}; its tables: {known}")
         if terms.version is not None and terms.version != processor.version:
-            raise Refused(
+            raise RequestRefused(
                 404, "no_such_table", f"table {table} is version {processor.version} here, not {terms.version}; asker and worker differ"
             )
         partition, partitions = whole(at, "partition"), self._serving.partitions(table)
         if partition >= partitions > 0:
-            raise Refused(404, "no_such_table", f"table {table} has partitions 0 to {partitions - 1}, not {partition}")
+            raise RequestRefused(404, "no_such_table", f"table {table} has partitions 0 to {partitions - 1}, not {partition}")
         replica = self._find(request, table, partition, terms.staleness)
         if terms.at_offset is None or replica.applied >= terms.at_offset:
             return replica
@@ -281,7 +283,7 @@ class _Tables:
         replica = self._find(request, table, partition, terms.staleness)  # it may have moved meanwhile
         if reached and replica.applied >= terms.at_offset:
             return replica
-        raise Refused(
+        raise RequestRefused(
             504,
             "offset_timeout",
             f"{table}/{partition} is at offset {replica.applied}, not yet {terms.at_offset} after {terms.timeout_ms} ms; "
@@ -301,14 +303,14 @@ class _Tables:
         owner = self._serving.owner(table, partition)
         if owner is not None and owner != self._url:
             path = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
-            raise Refused(421, "moved", f"{table}/{partition} is served by {owner}", owner=owner, headers={"Location": owner + path})
+            raise RequestRefused(421, "moved", f"{table}/{partition} is served by {owner}", owner=owner, headers={"Location": owner + path})
         if replica is None:
             cause = "is not held here and has no known owner: a rebalance is under way"
         elif too_stale:
             cause = f"is a standby here ({too_stale}) and has no known owner: a rebalance is under way"
         else:
             cause = f"is not serving here: {self._serving.unready() or 'it is about to move'}"
-        raise Refused(503, "not_ready", f"{table}/{partition} {cause}", retry_after_ms=RETRY_AFTER_MS)
+        raise RequestRefused(503, "not_ready", f"{table}/{partition} {cause}", retry_after_ms=RETRY_AFTER_MS)
 
 
 def _role(replica: Replica) -> Role:
@@ -331,7 +333,7 @@ def _still(replica: Replica) -> None:
     """Refuse what was read, if it may be another's by now: a process can be frozen at any place, in the middle of a read too."""
     if not replica.serving:
         cause = f"{replica.processor.name}/{replica.partition} stopped serving while this was read"
-        raise Refused(503, "not_ready", cause, retry_after_ms=RETRY_AFTER_MS)
+        raise RequestRefused(503, "not_ready", cause, retry_after_ms=RETRY_AFTER_MS)
 
 
 def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:

@@ -10,7 +10,7 @@ from holdfast.clock import system_clock
 _SLICE_S = 0.05
 
 
-class Asked(threading.Event):
+class StopRequest(threading.Event):
     """An event that a signal's handler may set.
 
     `threading.Event.set` takes a lock, and a handler runs in the middle of what it interrupts: when that is `wait`, which holds the

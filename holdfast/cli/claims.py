@@ -14,7 +14,7 @@ import typer
 from holdfast.agents.services.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
-from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
+from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
 from holdfast.cli.tails import without_records
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
@@ -71,7 +71,7 @@ FIELDS = (
 
 TIMEOUT_S = 10.0
 
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
 StaleOk = Annotated[
     str | None,
     typer.Option("--stale-ok", metavar="BOUND", help="Let a standby answer if it is at most this far behind: 250ms, or 100 records."),
@@ -82,11 +82,11 @@ Wait = Annotated[
         "--wait", help="Let the answer reflect every frame that is in the topic of claims now; fails when it does not within --timeout."
     ),
 ]
-Group = Annotated[str | None, typer.Option("--group", help="Only this group.")]
-Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
+GroupOption = Annotated[str | None, typer.Option("--group", help="Only this group.")]
+TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 
 
-class _Desk:
+class _ClaimViews:
     """What the commands ask: the workers for claims, the brokers for the ends of the topics."""
 
     def __init__(self, context: typer.Context, timeout_s: float, stale_ok: str | None, *, wait: bool = False) -> None:
@@ -223,7 +223,7 @@ def _show(records: Sequence[dict[str, Cell]], output: Output) -> None:
     show([_for_people(record) for record in records], columns, output)
 
 
-def _for_people(record: Mapping[str, Cell]) -> Record:
+def _for_people(record: Mapping[str, Cell]) -> OutputRow:
     age_s, until_s = record.get("heartbeat_age_s"), record.get("paused_until_s")
     return {**record, "heartbeat_age": None if age_s is None else f"{age_s}s", "paused_until": utc(until_s)}
 
@@ -231,13 +231,13 @@ def _for_people(record: Mapping[str, Cell]) -> Record:
 @app.command("list", help="List claims with their owners and lag, in the columns of kafka-consumer-groups.")
 def list_claims(
     context: typer.Context,
-    group: Group = None,
-    topic: Topic = None,
+    group: GroupOption = None,
+    topic: TopicOption = None,
     wait: Wait = False,
     stale_ok: StaleOk = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    desk = _Desk(context, timeout, stale_ok, wait=wait)
+    desk = _ClaimViews(context, timeout, stale_ok, wait=wait)
     with desk.tables:
         found = desk.claims(group, topic)
         records = desk.records(found)
@@ -253,11 +253,11 @@ def show_claim(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)],
     stale_ok: StaleOk = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     if "/" in group or "/" in topic:
         raise ConfigError(f"{group} {topic}: no group or topic that can be claimed has a '/' in its name")
-    desk, key = _Desk(context, timeout, stale_ok), ClaimKey(group, topic, partition)
+    desk, key = _ClaimViews(context, timeout, stale_ok), ClaimKey(group, topic, partition)
     with desk.tables:
         answer = desk.get(claim_key(*key))
         # The group's pause is in the same coordination partition as the claim: that is where it decides.
@@ -301,15 +301,15 @@ def _details(claim: Claim) -> dict[str, Cell]:
 )
 def watch(
     context: typer.Context,
-    group: Group = None,
-    topic: Topic = None,
+    group: GroupOption = None,
+    topic: TopicOption = None,
     interval: Annotated[float, typer.Option(min=0.1, max=3_600, help="Seconds between two looks.")] = 2.0,
     count: Annotated[int | None, typer.Option(min=1, help="Stop after so many looks.")] = None,
     stale_ok: StaleOk = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
-    desk, output = _Desk(context, timeout, stale_ok), output_of(context)
-    before: dict[tuple[Cell, ...], Record] = {}
+    desk, output = _ClaimViews(context, timeout, stale_ok), output_of(context)
+    before: dict[tuple[Cell, ...], OutputRow] = {}
     with desk.tables:
         look = 0
         while count is None or look < count:
@@ -329,10 +329,10 @@ _CHANGING = ("status", "client_id", "owner_instance", "owner_epoch", "paused_unt
 
 
 def _tell_changes(
-    records: Sequence[Record], before: Mapping[tuple[Cell, ...], Record], now_s: int, output: Output
-) -> dict[tuple[Cell, ...], Record]:
+    records: Sequence[OutputRow], before: Mapping[tuple[Cell, ...], OutputRow], now_s: int, output: Output
+) -> dict[tuple[Cell, ...], OutputRow]:
     """Print what is new: a claim whose owner, status or pause is not what it was at the last look. A heartbeat alone is no news."""
-    seen: dict[tuple[Cell, ...], Record] = {(record["group"], record["topic"], record["partition"]): record for record in records}
+    seen: dict[tuple[Cell, ...], OutputRow] = {(record["group"], record["topic"], record["partition"]): record for record in records}
     for place, record in seen.items():
         old = before.get(place)
         if old is not None and all(old.get(name) == record.get(name) for name in _CHANGING):

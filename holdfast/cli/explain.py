@@ -19,7 +19,7 @@ from holdfast.cli.explain_cells import (
     COLUMNS,
     FIELDS,
     UNREADABLE,
-    Seen,
+    LocatedBatch,
     Transactions,
     batch_cells,
     broker_cells,
@@ -46,7 +46,7 @@ app = typer.Typer(rich_markup_mode=None, help="Show record batches as they lie i
 # -- a segment file
 
 
-def read_segment(data: bytes | memoryview, *, first: int = 0, records: bool = True) -> Iterator[Seen]:
+def read_segment(data: bytes | memoryview, *, first: int = 0, records: bool = True) -> Iterator[LocatedBatch]:
     """Yield the batches of a segment that hold offsets from *first* on. A segment may end in zeros, as brokers allocate them ahead.
 
     Without *records* only control batches bring theirs; the others are read, to see whether they can be, and let go.
@@ -65,17 +65,17 @@ def read_segment(data: bytes | memoryview, *, first: int = 0, records: bool = Tr
         raise WireError(f"a batch is cut short: {size - at} bytes at the end of the file", offset=at)
 
 
-def _seen(data: bytes | memoryview, at: int, header: BatchHeader, *, records: bool) -> Seen:
+def _seen(data: bytes | memoryview, at: int, header: BatchHeader, *, records: bool) -> LocatedBatch:
     try:
         if header.is_control:
-            return Seen(at, *read_batch(data, at, limit_bytes=CONTROL_BYTES))
+            return LocatedBatch(at, *read_batch(data, at, limit_bytes=CONTROL_BYTES))
         if records:
-            return Seen(at, *read_batch(data, at))
+            return LocatedBatch(at, *read_batch(data, at))
     except WireError as error:
-        return Seen(at, header, None, _bare(error))
+        return LocatedBatch(at, header, None, _bare(error))
     reading = Reading(memoryview(data)[at : at + header.size_bytes], header.base_offset, limit_bytes=LIMIT_UNPACKED_BYTES)
     reading.run()
-    return Seen(at, header, None, None if reading.error is None else _bare(reading.error, at))
+    return LocatedBatch(at, header, None, None if reading.error is None else _bare(reading.error, at))
 
 
 def _bare(error: WireError, at: int = 0) -> WireError:
@@ -103,7 +103,7 @@ def _explain_segment(path: Path, first: int, limit: int, records: bool, output: 
 def _show_segment(view: memoryview, first: int, limit: int, records: bool, output: Output) -> None:
     """Show a segment in two passes: how a transaction ends stands behind it. What lies before a broken header is shown all the same."""
     transactions = Transactions()
-    found: list[Seen] = []
+    found: list[LocatedBatch] = []
     more, broken = False, _markers(view, transactions)
     try:
         for seen in read_segment(view, first=first, records=records):
@@ -139,7 +139,7 @@ def _markers(view: memoryview, transactions: Transactions) -> WireError | None:
     return None
 
 
-def _show(found: Sequence[Seen], transactions: Transactions, records: bool, output: Output) -> None:
+def _show(found: Sequence[LocatedBatch], transactions: Transactions, records: bool, output: Output) -> None:
     lines = [batch_cells(seen, transactions) for seen in found]
     if output is Output.JSON:
         if records:
@@ -153,7 +153,7 @@ def _show(found: Sequence[Seen], transactions: Transactions, records: bool, outp
         show(content, ("offset", "time", "sequence", "key", "value", "headers"), output)
 
 
-def _content(seen: Seen) -> list[dict[str, Cell]]:
+def _content(seen: LocatedBatch) -> list[dict[str, Cell]]:
     return [] if seen.batch is None else [record_cells(seen.header, each) for each in seen.batch.records]
 
 
@@ -195,7 +195,7 @@ async def _batch_line(log: RawLog, topic: str, partition: int, held: BatchAt) ->
     header = held.header
     if header is None:
         return _fragment(held.data), False
-    seen = Seen(None, header, None, held.error)
+    seen = LocatedBatch(None, header, None, held.error)
     if header.is_control and held.error is None:
         seen = _seen(held.data, 0, header, records=True)
     transactions, unsure = Transactions(), ""

@@ -39,7 +39,7 @@ SHOWN_BYTES = 200
 
 
 @dataclass(frozen=True, slots=True)
-class Seen:
+class LocatedBatch:
     """One batch and where it begins in its file; None for one that was fetched.
 
     *batch* is None where its records are not wanted, and where they cannot be read: then *error* tells why, and *header* is what it claims.
@@ -99,7 +99,7 @@ def codec_of(header: BatchHeader) -> str:
     return Compression(kind).name.lower() if kind <= max(Compression) else f"unknown ({kind})"
 
 
-def kind_of(seen: Seen) -> tuple[str, int | None]:
+def kind_of(seen: LocatedBatch) -> tuple[str, int | None]:
     """Return what a batch is, and the coordinator's epoch for a marker: data, transactional, commit, abort or another control record."""
     if seen.error is not None:
         return UNREADABLE, None
@@ -111,7 +111,7 @@ def kind_of(seen: Seen) -> tuple[str, int | None]:
     return control.type.name.lower().replace("_", "-"), control.coordinator_epoch
 
 
-def batch_cells(seen: Seen, transactions: Transactions) -> dict[str, Cell]:
+def batch_cells(seen: LocatedBatch, transactions: Transactions) -> dict[str, Cell]:
     """Return one batch as a line of the result; of one that cannot be read what its header claims."""
     header = seen.header
     kind, coordinator_epoch = kind_of(seen)

@@ -11,10 +11,10 @@ import typer
 from holdfast.cli import broker_logs, groups_simulate
 from holdfast.cli.application import load_application
 from holdfast.cli.context import LAST_OFFSET, globals_of, output_of
-from holdfast.cli.output import Cell, Output, Record, note, show, show_json, utc
+from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
 from holdfast.cli.tails import without_records
 from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin
-from holdfast.clients.groups.records import Group, Kind, Member, Move, Position, Progress, Step
+from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription, Move, Position, ResetProgress, ResetStep
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
@@ -36,8 +36,10 @@ MOVE_COLUMNS = ("group", "topic", "partition", "current_offset", "new_offset")
 TIMEOUT_S = 10.0
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP")]
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
-Type = Annotated[Kind | None, typer.Option("--type", help="Where a claim group and a group of the broker share a name: the one meant.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+Type = Annotated[
+    GroupKind | None, typer.Option("--type", help="Where a claim group and a group of the broker share a name: the one meant.")
+]
 
 
 def _open(context: typer.Context, timeout_s: float = TIMEOUT_S) -> GroupAdmin:
@@ -55,8 +57,8 @@ def _settings(context: typer.Context) -> Settings:
 @app.command("list", help="List all groups: claim groups (in the coordination topic) and consumer groups (kept by the broker).")
 def list_groups(
     context: typer.Context,
-    kind: Annotated[Kind | None, typer.Option("--type", help="Only groups of this type.")] = None,
-    timeout: Timeout = TIMEOUT_S,
+    kind: Annotated[GroupKind | None, typer.Option("--type", help="Only groups of this type.")] = None,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     with _open(context, timeout) as admin:
         groups = [group for group in admin.list() if kind is None or group.kind is kind]
@@ -75,7 +77,7 @@ def describe(
         bool, typer.Option("--detail", help="More columns (so does -v): what members hold; epoch and age of a claim.")
     ] = False,
     kind: Type = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     verbose = verbose or globals_of(context).verbose > 0
     if members and state:
@@ -97,7 +99,7 @@ def describe(
             _show([_position(position) for position in positions], (*columns, *more), output_of(context))
 
 
-def _group(group: Group) -> Record:
+def _group(group: GroupDescription) -> OutputRow:
     return {
         "group": group.group,
         "type": group.kind.value,
@@ -112,7 +114,7 @@ def _group(group: Group) -> Record:
     }
 
 
-def _member(member: Member) -> Record:
+def _member(member: MemberDescription) -> OutputRow:
     assignment: dict[str, list[int]] = {}
     for topic, partition in member.assignment:
         assignment.setdefault(topic, []).append(partition)
@@ -140,7 +142,7 @@ def _without_markers(settings: Settings, positions: Sequence[Position], timeout_
     ]
 
 
-def _position(position: Position) -> Record:
+def _position(position: Position) -> OutputRow:
     return {
         **{name: getattr(position, name) for name in COLUMNS},
         "status": None if position.status is None else position.status.value,
@@ -150,11 +152,11 @@ def _position(position: Position) -> Record:
     }
 
 
-def _show(records: Sequence[Record], columns: Sequence[str], output: Output) -> None:
+def _show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) -> None:
     show([_for_people(record) for record in records] if output is Output.TABLE else records, columns, output)
 
 
-def _for_people(record: Record) -> Record:
+def _for_people(record: OutputRow) -> OutputRow:
     """Return what a table shows: counts headed as Kafka's tool does, times that can be read, assignments as it writes them."""
     assignment = record.get("assignment")
     told: dict[str, Cell] = {
@@ -176,7 +178,7 @@ def pause(
     context: typer.Context,
     group: GroupName,
     lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long: 90s, 10m, 1h30m, PT10M.")],
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     with _open(context, timeout) as admin:
         paused = admin.pause(group, parse_duration_ms(lasts) / 1000)
@@ -193,7 +195,7 @@ def resume(
     context: typer.Context,
     group: GroupName,
     force: Annotated[bool, typer.Option("--force", help="Also end a reset whose administrator is still at work.")] = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     with _open(context, timeout) as admin:
         freed = admin.resume(group, force=force)
@@ -233,7 +235,7 @@ def reset_offsets(
     execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
     wait: Annotated[float, typer.Option("--wait", min=1, max=86_400, help="How long to wait for members, in seconds.")] = RESET_DEADLINE_S,
     kind: Type = None,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     aim = _aim(to_earliest, to_latest, to_offset, to_datetime, by_duration, shift_by)
     scope = parse_scope(topic or ())
@@ -265,15 +267,15 @@ def _aim(earliest: bool, latest: bool, offset: int | None, moment: str | None, d
     return next(iter(given.values()))
 
 
-def _move(move: Move) -> Record:
+def _move(move: Move) -> OutputRow:
     return {name: getattr(move, name) for name in MOVE_COLUMNS}
 
 
-def _tell(progress: Progress) -> None:
+def _tell(progress: ResetProgress) -> None:
     match progress.step:
-        case Step.WAITING:
+        case ResetStep.WAITING:
             note(f"waiting for {', '.join(progress.waiting_for)} to give back {progress.total} partitions")
-        case Step.CLAIMING | Step.MOVING:
+        case ResetStep.CLAIMING | ResetStep.MOVING:
             note(f"{progress.step.value} {progress.done}/{progress.total}")
         case step:
             note(step.value)

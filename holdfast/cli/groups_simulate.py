@@ -12,10 +12,11 @@ import msgspec
 import typer
 
 from holdfast.cli.context import output_of
-from holdfast.cli.output import Output, Record, note, show, show_json
+from holdfast.cli.output import Output, OutputRow, note, show, show_json
 from holdfast.core.groups.announcements import LIMIT_GROUP_MEMBERS, LIMIT_PARTITIONS
 from holdfast.core.groups.assignors.assign import assign, spread
-from holdfast.core.groups.assignors.types import NO_GENERATION, Assignment, AssignorName, Subscriber, TopicPartition
+from holdfast.core.groups.assignors.types import NO_GENERATION, Assignment, AssignorName, Subscriber
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.errors import ConfigError
 
 COLUMNS = ("member", "topics", "before", "after", "kept", "given_up", "gained", "assignment")
@@ -76,7 +77,7 @@ def simulate(
     )
 
 
-def told(group: FileGroup) -> tuple[list[Record], dict[str, Any]]:
+def told(group: FileGroup) -> tuple[list[OutputRow], dict[str, Any]]:
     """Return a record for each member before or after, and a summary."""
     name, before_members, after_members, after_counts = _checked(group)
     before, _ = settled(name, group.topics, before_members)
@@ -88,7 +89,7 @@ def told(group: FileGroup) -> tuple[list[Record], dict[str, Any]]:
     owner = {each: member_id for member_id, part in before.items() for each in part}
     moved = sum(owner.get(each, member_id) != member_id for member_id, part in after.items() for each in part)
     wants = {each.member_id: each.topics for each in (*before_members, *after_members)}
-    records: list[Record] = []
+    records: list[OutputRow] = []
     for member_id in sorted(wants):
         old, new = set(before.get(member_id, ())), set(after.get(member_id, ()))
         records.append(

@@ -14,14 +14,14 @@ from holdfast.cli.output import Cell, note, show, utc
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import TRANSACTION_TOPIC
-from holdfast.core.broker_logs.lost_ends import EndsRow, LostEnd, OpenTransaction, OpenTransactions, ends_log, is_marker, lost_ends
+from holdfast.core.broker_logs.lost_ends import EndsRow, LostEnd, OpenTransactions, UnendedTransaction, ends_log, is_marker, lost_ends
 from holdfast.core.groups.java_order import coordinator_partition
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, TopicError
 
 if TYPE_CHECKING:
     from holdfast.kafka.raw_log import RawLog
 
-Place = tuple[str, int]
 COLUMNS = ("topic", "partition", "offset", "producer_id", "epoch", "transactional_id", "decided", "decided_at")
 
 
@@ -66,12 +66,12 @@ class Hanging:
     def _rows(self) -> dict[str, EndsRow]:
         return {key: row for _, key, row in rows_of(self._settings, ends_log())}
 
-    async def _open(self, places: Iterable[Place]) -> list[OpenTransaction]:
+    async def _open(self, places: Iterable[Place]) -> list[UnendedTransaction]:
         """Return what is open in *places*: all that begins at the last stable offset or behind it, and has no marker."""
         places = sorted(places)
         stable = await asyncio.to_thread(self._admin.stable_offsets, places)
         bounds = await asyncio.to_thread(self._admin.offsets, places)
-        found: list[OpenTransaction] = []
+        found: list[UnendedTransaction] = []
         for place in places:
             if stable[place] < bounds[place][1]:
                 transactions = OpenTransactions(*place)

@@ -16,10 +16,10 @@ from sqlalchemy.pool import NullPool
 
 from holdfast.cli import outbox_harvest
 from holdfast.cli.context import output_of, settings_of
-from holdfast.cli.output import Output, Record, note, show
+from holdfast.cli.output import Output, OutputRow, note, show
 from holdfast.clock import system_clock
 from holdfast.errors import ConfigError, OutboxDatabaseError, OutboxError, OutboxSchemaError
-from holdfast.outbox.harvest.rows import OutboxRows, Quarantined
+from holdfast.outbox.harvest.rows import OutboxRows, QuarantinedRow
 from holdfast.outbox.schema import migrate
 from holdfast.outbox.schema.layouts import LAYOUTS
 from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
@@ -43,7 +43,7 @@ class LayoutName(StrEnum):
 
 assert {each.value for each in LayoutName} == set(LAYOUTS)
 
-Database = Annotated[
+DatabaseOption = Annotated[
     str | None,
     typer.Option(
         metavar="URL",
@@ -116,7 +116,7 @@ def _advice(found: Sequence[str], outbox: _Outbox) -> str:
 )
 def init(
     context: typer.Context,
-    database: Database = None,
+    database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
@@ -135,7 +135,7 @@ def init(
 
 
 @app.command(help="Check that the outbox is as its layout must be; exit code 1 when it is not.")
-def check(context: typer.Context, database: Database = None, table: TableName = None, layout: Chosen = None) -> None:
+def check(context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None) -> None:
     outbox = _outbox(context, database, table, layout)
     found = _problems(outbox)
     show([{"problem": each} for each in found], ("problem",), output_of(context)) if found or output_of(context) is Output.JSON else None
@@ -148,13 +148,13 @@ def check(context: typer.Context, database: Database = None, table: TableName = 
 
 
 @app.command(help="Show how many rows wait, how long the first has waited, how many fail or were set aside, and who leads each shard.")
-def status(context: typer.Context, database: Database = None, table: TableName = None, layout: Chosen = None) -> None:
+def status(context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None) -> None:
     outbox = _outbox(context, database, table, layout)
     with _rows(outbox) as rows:
         found = rows.status()
     now_ms = system_clock.now_ms()
     age_ms = None if found.oldest_created_ms is None else max(0, now_ms - found.oldest_created_ms)
-    record: Record = {
+    record: OutputRow = {
         "table": outbox.table,
         "layout": outbox.layout,
         "waiting": found.waiting,
@@ -176,7 +176,7 @@ def status(context: typer.Context, database: Database = None, table: TableName =
 @quarantine.command("list", help="List rows that were set aside, oldest first, and why.")
 def list_rows(
     context: typer.Context,
-    database: Database = None,
+    database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
     limit: Annotated[int, typer.Option(min=1, max=LIMIT_LISTED, help="At most so many.")] = 1_000,
@@ -198,7 +198,7 @@ def retry_rows(
     context: typer.Context,
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
-    database: Database = None,
+    database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
 ) -> None:
@@ -214,7 +214,7 @@ def discard_rows(
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
     everything: Annotated[bool, typer.Option("--all", help="All that are set aside.")] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Delete them; else nothing is done.")] = False,
-    database: Database = None,
+    database: DatabaseOption = None,
     table: TableName = None,
     layout: Chosen = None,
 ) -> None:
@@ -241,7 +241,7 @@ def _named(rows: OutboxRows, ids: Sequence[int] | None, everything: bool) -> lis
     return found
 
 
-def _record(each: Quarantined) -> Record:
+def _record(each: QuarantinedRow) -> OutputRow:
     row = each.row
     return {
         "id": row.id,

@@ -10,15 +10,15 @@ import typer
 from prometheus_client import CollectorRegistry, start_http_server
 
 from holdfast.agents.services.harvester import HarvesterPage
-from holdfast.cli.asked import Asked
+from holdfast.cli.asked import StopRequest
 from holdfast.cli.context import globals_of, output_of, settings_of
-from holdfast.cli.output import Record, note, show
+from holdfast.cli.output import OutputRow, note, show
 from holdfast.errors import BrokerError
 from holdfast.outbox.commands import Verb, tell
 from holdfast.outbox.harvest.harvester import STOP_S, Harvester
 from holdfast.outbox.settings import HarvestSettings, harvest_settings
 
-Database = Annotated[str | None, typer.Option(metavar="URL", help="The database with the outbox; default: setting outbox_database.")]
+DatabaseOption = Annotated[str | None, typer.Option(metavar="URL", help="The database with the outbox; default: setting outbox_database.")]
 Name = Annotated[
     str | None, typer.Option("--name", help="The outbox's name, never to change; default: setting outbox_name, else <app>-outbox.")
 ]
@@ -30,7 +30,7 @@ UNASKED = "unasked:"  # telling harvesters needs no database
 
 def harvest(
     context: typer.Context,
-    database: Database = None,
+    database: DatabaseOption = None,
     name: Name = None,
     shards: Shards = None,
     table: Annotated[str | None, typer.Option("--table", help="The outbox table.")] = None,
@@ -49,7 +49,7 @@ def harvest(
     settings = harvest_settings(settings_of(context), **given, **more)
     if not globals_of(context).verbose:  # beginnings and ends of troubles are told whether or not they were asked for
         logging.getLogger("holdfast.outbox").setLevel(logging.WARNING)
-    stop = Asked()
+    stop = StopRequest()
     before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
     harvester = Harvester(settings)
     try:
@@ -71,7 +71,7 @@ def harvest(
 def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | None, timeout: float) -> None:
     settings: HarvestSettings = harvest_settings(settings_of(context), database=UNASKED, name=name, shards=shards)
     answers = tell(settings, verb, timeout)
-    records: list[Record] = [
+    records: list[OutputRow] = [
         {
             "shard": answer.shard,
             "leader": answer.leader,
@@ -96,22 +96,22 @@ def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | No
         )
 
 
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait for the leaders' answers.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait for the leaders' answers.")]
 
 
-def pause(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+def pause(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
     _told(context, Verb.PAUSE, name, shards, timeout)
 
 
-def resume(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+def resume(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
     _told(context, Verb.RESUME, name, shards, timeout)
 
 
-def flush(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+def flush(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
     _told(context, Verb.FLUSH, name, shards, timeout)
 
 
-def harvesters(context: typer.Context, name: Name = None, shards: Shards = None, timeout: Timeout = 10.0) -> None:
+def harvesters(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
     _told(context, Verb.STATUS, name, shards, timeout)
 
 

@@ -9,7 +9,7 @@ from datetime import UTC, datetime
 from enum import StrEnum
 
 Cell = str | int | float | bool | None | Sequence["Cell"] | Mapping[str, "Cell"]
-Record = Mapping[str, Cell]
+OutputRow = Mapping[str, Cell]
 
 
 class Output(StrEnum):
@@ -19,7 +19,7 @@ class Output(StrEnum):
     JSON = "json"
 
 
-def show(records: Sequence[Record], columns: Sequence[str], output: Output) -> None:
+def show(records: Sequence[OutputRow], columns: Sequence[str], output: Output) -> None:
     """Print *records*: as JSON whole, as a table only *columns*, headed as Kafka's tools do and with '-' for the unknown."""
     if output is Output.JSON:
         show_json(list(records))

@@ -12,7 +12,7 @@ from typing import Annotated
 
 import typer
 
-from holdfast.cli.asked import Asked
+from holdfast.cli.asked import StopRequest
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Cell, note, show
 from holdfast.errors import ConfigError
@@ -100,7 +100,7 @@ def assignments(given: list[str] | None) -> dict[str, str]:
 @contextmanager
 def stopped_by_signals() -> Iterator[threading.Event]:
     """Give an event that SIGTERM or Ctrl-C sets, so that the commit under way is finished; a second signal ends at once."""
-    stop = Asked()
+    stop = StopRequest()
     before = {number: signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)}
 
     def on_signal(number: int, frame: FrameType | None) -> None:

@@ -37,12 +37,12 @@ BOOK_FIELDS = (
 )
 """What every book has in JSON; None where it is unknown."""
 
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
-Topic = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 
 
 @dataclass(slots=True)
-class _Desk:
+class _ProducerTables:
     """The tables that know of producers, in the application asked about."""
 
     settings: Settings
@@ -64,7 +64,7 @@ class _Desk:
         return self.tables.scan(processor, prefix, timeout_s=self.timeout_s)
 
 
-def _desk(context: typer.Context, timeout_s: float) -> _Desk:
+def _desk(context: typer.Context, timeout_s: float) -> _ProducerTables:
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
     books = [each for each in application.processors if each.row == BookRow]
@@ -76,7 +76,7 @@ def _desk(context: typer.Context, timeout_s: float) -> _Desk:
             "or name your own application with -A"
         )
     tables = BlockingTableClient(application.settings, [*books, *names, *outboxes])
-    return _Desk(application.settings, books, names, outboxes, tables, timeout_s)
+    return _ProducerTables(application.settings, books, names, outboxes, tables, timeout_s)
 
 
 def _at(at_ms: int) -> str | None:
@@ -135,11 +135,11 @@ def _for_people(record: dict[str, Cell]) -> dict[str, Cell]:
 @app.command("list", help="List the producers of stamped topics: epoch, last sequence, and what was missing, late, doubled or a zombie's.")
 def list_producers(
     context: typer.Context,
-    topic: Topic = None,
+    topic: TopicOption = None,
     trouble: Annotated[
         bool, typer.Option("--trouble", help="Only those with something missing, doubled, doubtful, or a zombie's.")
     ] = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     desk, output = _desk(context, timeout), output_of(context)
     records, unstamped = list[dict[str, Cell]](), dict[str, int]()
@@ -170,8 +170,8 @@ def _is_troubled(book: Book) -> bool:
 def show_producer(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="NAME")],
-    topic: Topic = None,
-    timeout: Timeout = TIMEOUT_S,
+    topic: TopicOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     desk, output = _desk(context, timeout), output_of(context)
     with desk.tables:
@@ -206,7 +206,7 @@ def show_producer(
         show(said, ("topic", "partition", "epoch", "last_sequence", "zombies", "backward"), output)
 
 
-def _registration(desk: _Desk, name: str) -> dict[str, Cell] | None:
+def _registration(desk: _ProducerTables, name: str) -> dict[str, Cell] | None:
     for processor in desk.names:
         held = desk.tables.get(processor, name_key(name), timeout_s=desk.timeout_s).value
         if isinstance(held, Registration):

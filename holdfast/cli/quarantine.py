@@ -12,9 +12,9 @@ import typer
 
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
-from holdfast.cli.output import Cell, Output, Record, note, show, show_json
+from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json
 from holdfast.cli.quarantine_skips import register_skips
-from holdfast.clients.quarantine.records import TIMEOUT_S, Quarantine, Quarantined, SkippedBatch, cannot_retry
+from holdfast.clients.quarantine.records import TIMEOUT_S, Quarantine, QuarantinedRecord, SkippedBatch, cannot_retry
 from holdfast.errors import ConfigError, QuarantineError
 
 app = typer.Typer(
@@ -27,7 +27,7 @@ register_skips(app)
 LIMIT_SHOWN = 400
 LIMIT_REASON = 80
 
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait without progress, in seconds.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait without progress, in seconds.")]
 Of = Annotated[str | None, typer.Option("--processor", help="Only what this processor refused.")]
 From = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.")]
 
@@ -45,7 +45,7 @@ def list_records(
     topic: From = None,
     still_open: Annotated[bool, typer.Option("--open", help="Only those that were not retried.")] = False,
     limit: Annotated[int, typer.Option(min=1, max=100_000, help="At most so many, the newest.")] = 1_000,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     _, quarantine = _open(context, timeout)
     records = quarantine.records(lambda record: _matches(record, processor, topic), limit=limit)
@@ -59,7 +59,7 @@ def list_records(
         note(f"only the newest {limit} were looked at; see --limit")
 
 
-def _matches(record: Quarantined, processor: str | None, topic: str | None) -> bool:
+def _matches(record: QuarantinedRecord, processor: str | None, topic: str | None) -> bool:
     return processor in (None, record.processor) and topic in (None, record.topic)
 
 
@@ -67,7 +67,7 @@ def _matches(record: Quarantined, processor: str | None, topic: str | None) -> b
 def show_record(
     context: typer.Context,
     coordinates: Annotated[str, typer.Argument(metavar="TOPIC/PARTITION/OFFSET[/PROCESSOR]")],
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     _, quarantine = _open(context, timeout)
     found = quarantine.records(lambda record: record.is_named(coordinates), values=True)
@@ -101,7 +101,7 @@ def retry(
     shared: Annotated[
         bool, typer.Option("--shared", help="Also those that other processors of the topic have taken already and would get twice.")
     ] = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     if everything == bool(coordinates):
         raise ConfigError("name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows what there is")
@@ -116,7 +116,7 @@ def retry(
     if execute:
         for record, copy in quarantine.retry(sendable):
             sent[record.coordinates] = copy
-    records: list[Record] = [
+    records: list[OutputRow] = [
         {
             "coordinates": record.coordinates,
             "size_bytes": record.size_bytes,
@@ -133,7 +133,7 @@ def retry(
         note("nothing to retry")
 
 
-def _choose(quarantine: Quarantine, coordinates: Sequence[str] | None, processor: str | None, topic: str | None) -> list[Quarantined]:
+def _choose(quarantine: Quarantine, coordinates: Sequence[str] | None, processor: str | None, topic: str | None) -> list[QuarantinedRecord]:
     """Return the records meant, and with each whatever else was refused at its place: a copy gives all of them another try."""
     everywhere = quarantine.records(lambda record: True)
     meant = [
@@ -152,7 +152,9 @@ def _unknown(coordinates: Collection[str], quarantine: Quarantine) -> Quarantine
     return QuarantineError(f"{quarantine.topic} holds no {', '.join(coordinates)}; `holdfast quarantine list` shows what there is")
 
 
-def _objection(record: Quarantined, chosen: Sequence[Quarantined], application: Application, *, again: bool, shared: bool) -> str | None:
+def _objection(
+    record: QuarantinedRecord, chosen: Sequence[QuarantinedRecord], application: Application, *, again: bool, shared: bool
+) -> str | None:
     """Return why a record should stay where it is, None when nothing speaks against sending it."""
     if record.batch is not None:
         return cannot_retry(record.batch)
@@ -168,7 +170,7 @@ def _objection(record: Quarantined, chosen: Sequence[Quarantined], application: 
 # -- how a record is told
 
 
-def _record(record: Quarantined) -> dict[str, Cell]:
+def _record(record: QuarantinedRecord) -> dict[str, Cell]:
     return {
         "coordinates": record.coordinates,
         "processor": record.processor,
@@ -198,13 +200,13 @@ def _batch(batch: SkippedBatch) -> dict[str, Cell]:
     }
 
 
-def _for_people(record: Quarantined) -> dict[str, Cell]:
+def _for_people(record: QuarantinedRecord) -> dict[str, Cell]:
     reason = " ".join(record.reason.split())
     short = reason if len(reason) <= LIMIT_REASON else reason[: LIMIT_REASON - 1] + "…"
     return {**_record(record), "reason": short, "key": _text(record.key, 40), "quarantined_at": _at(record.at_ms)}
 
 
-def _whole(record: Quarantined) -> dict[str, Cell]:
+def _whole(record: QuarantinedRecord) -> dict[str, Cell]:
     return {
         **_record(record),
         "key_base64": _base64(record.key),
@@ -214,7 +216,7 @@ def _whole(record: Quarantined) -> dict[str, Cell]:
     }
 
 
-def _whole_for_people(record: Quarantined) -> dict[str, Cell]:
+def _whole_for_people(record: QuarantinedRecord) -> dict[str, Cell]:
     shown = {name: cell for name, cell in _whole(record).items() if not name.endswith(("_base64", "_at_ms"))}
     headers: dict[str, Cell] = {name: _text(value, LIMIT_SHOWN) for name, value in record.headers}
     value: Cell = f"({record.truncated_bytes} bytes, too large to be kept)" if record.truncated_bytes is not None else shown["value"]

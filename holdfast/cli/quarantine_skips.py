@@ -15,14 +15,14 @@ from holdfast.cli.context import LAST_OFFSET, LAST_PARTITION, globals_of, output
 from holdfast.cli.output import Cell, Output, note, show, show_json, utc
 
 if TYPE_CHECKING:
-    from holdfast.clients.quarantine.skips import Plan, SkipRequests
+    from holdfast.clients.quarantine.skips import SkipPlan, SkipRequests
     from holdfast.core.engine.skips import Skip
 
 TIMEOUT_S = 30.0
 LIMIT_REASON = 80
 COLUMNS = ("topic", "partition", "first", "last", "state", "error", "reason", "by", "at")
 
-Timeout = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
 
 
 def register_skips(app: typer.Typer) -> None:
@@ -51,7 +51,7 @@ def skip(
         int, typer.Argument(metavar="OFFSET", min=0, max=LAST_OFFSET, help="Where the partition stands: the offset that readiness names.")
     ],
     execute: Annotated[bool, typer.Option("--execute", help="Ask for it; else nothing is done.")] = False,
-    timeout: Timeout = TIMEOUT_S,
+    timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     skipping = _open(context, timeout)
     plan = asyncio.run(skipping.plan(topic, partition, offset, skipping.skips()))
@@ -67,7 +67,7 @@ def _person() -> str:
     return f"{name}@{socket.gethostname()}"
 
 
-def _tell(plan: Plan, asked: Skip | None, output: Output) -> None:
+def _tell(plan: SkipPlan, asked: Skip | None, output: Output) -> None:
     batch = plan.batch
     cells: dict[str, Cell] = {
         "topic": batch.topic,
@@ -105,7 +105,7 @@ def _when(skip: Skip) -> str:
     return when(skip.at_ms)
 
 
-def skips(context: typer.Context, timeout: Timeout = TIMEOUT_S) -> None:
+def skips(context: typer.Context, timeout: TimeoutOption = TIMEOUT_S) -> None:
     skipping = _open(context, timeout)
     found = skipping.skips().all()
     output = output_of(context)

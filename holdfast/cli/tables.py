@@ -14,7 +14,7 @@ from holdfast.core.engine.codec import META, ROW, WAKE
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.cli.tables_mending import Step
+    from holdfast.cli.tables_mending import MendingStep
     from holdfast.core.engine.strays import Stray
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into the changelogs of tables, and repair them.")
@@ -58,7 +58,7 @@ def repair(
         raise ConfigError(f"--applied {min(places.keys() - set(wanted))}:…: that partition is not among those of --partition")
     if execute:
         mender.require_stopped()
-    done: list[Step] = []
+    done: list[MendingStep] = []
     for each in wanted:
         if execute:
             done.append(asyncio.run(mender.write(each, rebuild=rebuild, applied=places.get(each))))
@@ -80,7 +80,7 @@ def _places(applied: list[str] | None) -> dict[int, int]:
     return out
 
 
-def _tell(name: str, done: list[Step], output: Output, *, executed: bool) -> None:
+def _tell(name: str, done: list[MendingStep], output: Output, *, executed: bool) -> None:
     strays = [_stray(step.partition, each) for step in done for each in step.findings.strays]
     steps: list[dict[str, Cell]] = [
         {

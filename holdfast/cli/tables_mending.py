@@ -13,7 +13,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.codec import NOTHING_APPLIED, Marker
 from holdfast.core.engine.folding import Changes
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.strays import Audit, Findings, Mending
+from holdfast.core.engine.strays import Audit, ForeignRecords, Mending
 from holdfast.errors import ChangelogError, ConfigError, GroupError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.raw_log import RawLog
@@ -27,11 +27,11 @@ FENCE_S = 60.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Step:
+class MendingStep:
     """What is to be done to one partition: *changes* None where there is nothing to do."""
 
     partition: int
-    findings: Findings
+    findings: ForeignRecords
     changes: Changes | None
     how: str
 
@@ -60,7 +60,7 @@ class Mender:
         if found is not None and found[0].members:
             raise GroupError(f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again")
 
-    async def look(self, partition: int) -> Findings:
+    async def look(self, partition: int) -> ForeignRecords:
         """Return what lies in a partition; ChangelogError while a transaction is open in it."""
         audit = Audit(self._processor.version)
         async with RawLog(self._settings) as raw:
@@ -74,12 +74,12 @@ class Mender:
             )
         return found
 
-    def plan_rebuild(self, partition: int, found: Findings) -> Step:
+    def plan_rebuild(self, partition: int, found: ForeignRecords) -> MendingStep:
         """Return what empties a partition, so that the next worker folds its source from the beginning."""
         puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
         return self._step(partition, found, puts, Marker(NOTHING_APPLIED, -1, self._processor.version), "emptied")
 
-    def plan(self, partition: int, found: Findings, applied: int | None) -> Step:
+    def plan(self, partition: int, found: ForeignRecords, applied: int | None) -> MendingStep:
         """Return what makes a partition good: the state that the last worker left, or with *applied* the source's up to that offset."""
         if applied is not None:
             marker, state = self._replayed(partition, applied)
@@ -95,7 +95,7 @@ class Mender:
         mending = found.mend()
         if mending.clean:
             how = "whatever strays there are, a worker has written over them" if found.strays else "nothing to repair"
-            return Step(partition=partition, findings=found, changes=None, how=how)
+            return MendingStep(partition=partition, findings=found, changes=None, how=how)
         if mending.marker is None:
             raise ChangelogError(
                 f"{self._changelog} partition {partition}: a stray has replaced the position, and compaction has dropped the last good one: name the "
@@ -128,8 +128,8 @@ class Mender:
         return Marker(applied, summary.stream_ms, processor.version), dict(replayed.state(partition))
 
     @staticmethod
-    def _step(partition: int, found: Findings, puts: Mapping[bytes, bytes | None], marker: Marker, how: str) -> Step:
-        return Step(
+    def _step(partition: int, found: ForeignRecords, puts: Mapping[bytes, bytes | None], marker: Marker, how: str) -> MendingStep:
+        return MendingStep(
             partition=partition,
             findings=found,
             changes=Changes(marker=marker, records=0, puts=sorted(puts.items(), key=lambda put: put[0])),
@@ -138,7 +138,7 @@ class Mender:
 
     # -- writing
 
-    async def write(self, partition: int, *, rebuild: bool, applied: int | None) -> Step:
+    async def write(self, partition: int, *, rebuild: bool, applied: int | None) -> MendingStep:
         """Shut out whoever wrote before, look again, and write what is to be written in one transaction; return what was done."""
         settings, processor = self._settings, self._processor
         writer = ChangelogWriter(

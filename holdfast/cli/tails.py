@@ -7,9 +7,8 @@ from collections.abc import Iterable
 
 from holdfast.config import Settings
 from holdfast.core.kafka.tails import only_markers
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import HoldfastError
-
-Place = tuple[str, int]
 
 LIMIT_LAG = 64
 """A longer tail is not looked at: what is that far behind is behind."""

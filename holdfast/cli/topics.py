@@ -8,9 +8,18 @@ import typer
 
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
-from holdfast.cli.output import Record, note, show
+from holdfast.cli.output import OutputRow, note, show
 from holdfast.clients.topics.admin import Admin, check_topics, create_topics, plan_topics
-from holdfast.clients.topics.plan import Action, Cluster, CreateTopic, Finding, Severity, check_processors, specs_for, topic_names
+from holdfast.clients.topics.plan import (
+    ClusterTopics,
+    CreateTopic,
+    Severity,
+    TopicChange,
+    TopicFinding,
+    check_processors,
+    specs_for,
+    topic_names,
+)
 from holdfast.errors import TopicError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, create, check and describe the topics of an application.")
@@ -38,7 +47,7 @@ def list_topics(
     show(records, ("topic", "role", "partition_count", "replication_factor", "configs"), output_of(context))
 
 
-def _listed(name: str, role: str | None, cluster: Cluster) -> Record:
+def _listed(name: str, role: str | None, cluster: ClusterTopics) -> OutputRow:
     state = cluster.topics.get(name)
     return {
         "topic": name,
@@ -81,7 +90,7 @@ def create(
         _insist(check_topics(settings, processors, admin=admin))
 
 
-def _done(action: Action) -> Record:
+def _done(action: TopicChange) -> OutputRow:
     if isinstance(action, CreateTopic):
         return {
             "action": "create",
@@ -101,7 +110,7 @@ def _done(action: Action) -> Record:
     }
 
 
-def _insist(findings: list[Finding]) -> None:
+def _insist(findings: list[TopicFinding]) -> None:
     """Tell what is still not right, and fail when state on these topics would be wrong."""
     for finding in findings:
         note(f"{finding.severity}: topic {finding.topic} {finding.message}; {finding.remedy}")
@@ -117,7 +126,7 @@ def check_command(
 ) -> None:
     application, admin = _open(context)
     findings = check_topics(application.settings, application.processors, beside=True, admin=admin)
-    records: list[Record] = [
+    records: list[OutputRow] = [
         {"severity": finding.severity.value, "topic": finding.topic, "message": finding.message, "remedy": finding.remedy}
         for finding in findings
     ]
@@ -142,7 +151,7 @@ def describe(
         raise TopicError(f"topic {missing[0]} does not exist; `holdfast topics list --all` shows what does")
     found = [(state.name, partition) for state in cluster.topics.values() for partition in state.partitions]
     offsets = admin.offsets((name, partition.partition) for name, partition in found if partition.leader is not None)
-    records: list[Record] = []
+    records: list[OutputRow] = []
     for name, partition in found:
         begin, end = offsets.get((name, partition.partition), (None, None))
         records.append(

@@ -22,7 +22,7 @@ class Interrupted(KeyboardInterrupt):
         return 128 + self.number
 
 
-class Signals:
+class EndingSignals:
     """While the block lasts, the first of ENDING raises Interrupted in the main thread; further ones are ignored, so that clean-up finishes."""
 
     def __init__(self) -> None:

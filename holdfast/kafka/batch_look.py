@@ -39,14 +39,14 @@ SILENCE_S = 0.5
 
 
 @dataclass(frozen=True, slots=True)
-class Batch:
+class FoundBatch:
     """The first batch with records from an offset on; *is_readable* unless it is not as it should be, or unpacks to too much."""
 
     told: Unreadable
     is_readable: bool
 
 
-async def batch_at(log: RawLog, topic: str, partition: int, at: int, *, committed: bool) -> Batch | None:
+async def batch_at(log: RawLog, topic: str, partition: int, at: int, *, committed: bool) -> FoundBatch | None:
     """Return the first batch from offset *at* on that holds records for a consumer, None where there is none now."""
     while True:
         fetched = await log.fetch(topic, partition, at, committed=committed)
@@ -56,7 +56,7 @@ async def batch_at(log: RawLog, topic: str, partition: int, at: int, *, committe
             try:
                 header = decode_header(fetched.data, place)
             except WireError as error:
-                return None if error.reason == WireReason.TRUNCATED else Batch(_told(topic, partition, at, None, error), False)
+                return None if error.reason == WireReason.TRUNCATED else FoundBatch(_told(topic, partition, at, None, error), False)
             if len(fetched.data) - place < header.size_bytes:
                 break  # brokers cut what they answer, but for the first batch
             while aborted and aborted[0][1] <= header.last_offset:
@@ -82,12 +82,12 @@ async def sound_until(log: RawLog, topic: str, partition: int, at: int) -> int:
     return at
 
 
-def _judged(topic: str, partition: int, at: int, header: BatchHeader, data: bytes) -> Batch:
+def _judged(topic: str, partition: int, at: int, header: BatchHeader, data: bytes) -> FoundBatch:
     try:
         check_batch(data)
     except WireError as error:
-        return Batch(_told(topic, partition, at, header, error), False)
-    return Batch(_told(topic, partition, at, header, None), True)
+        return FoundBatch(_told(topic, partition, at, header, error), False)
+    return FoundBatch(_told(topic, partition, at, header, None), True)
 
 
 def _told(topic: str, partition: int, at: int, header: BatchHeader | None, error: WireError | None) -> Unreadable:
@@ -110,7 +110,7 @@ def _told(topic: str, partition: int, at: int, header: BatchHeader | None, error
     )
 
 
-class Look(threading.Thread):
+class BatchLook(threading.Thread):
     """One look at a partition from *at* on, in a thread of its own. Once `over`, `found` holds the batches that a consumer cannot read.
 
     *refused* is what the consumer said of the first, None if it was silent. With *insists* what it says counts even if we can read the batch.

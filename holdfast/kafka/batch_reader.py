@@ -20,7 +20,7 @@ import google_crc32c
 from aiokafka.errors import CorruptRecordException
 from aiokafka.record.default_records import DefaultRecord, DefaultRecordBatch
 
-from holdfast.core.engine.skips import LIMIT_OFFSETS, Ranges, behind
+from holdfast.core.engine.skips import LIMIT_OFFSETS, OffsetRanges, behind
 from holdfast.core.kafka.compression import Compression, decompress
 from holdfast.core.kafka.record_batch import (
     COMPRESSION_BITS,
@@ -34,7 +34,7 @@ from holdfast.core.kafka.record_batch import (
     decode_header,
 )
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.core.kafka.wire import Reader, WireReason
+from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
 from holdfast.kafka.records import Records
 
@@ -65,7 +65,7 @@ class BatchReader:
     """
 
     def __init__(
-        self, data: memoryview, aborted: Sequence[tuple[int, int]], position: int, *, limit_bytes: int, skips: Ranges = ()
+        self, data: memoryview, aborted: Sequence[tuple[int, int]], position: int, *, limit_bytes: int, skips: OffsetRanges = ()
     ) -> None:
         self._data, self._at, self._limit_bytes, self._skips = data, 0, limit_bytes, skips
         self._aborted, self._dropped = deque(sorted(aborted, key=lambda each: each[1])), set[int]()
@@ -357,7 +357,7 @@ class BatchReader:
 
 def pieces(records: memoryview, count: int) -> Iterator[tuple[int, memoryview]]:
     """Yield (count, records) of each piece of a large batch; WireError where a record does not fit, or has too many headers."""
-    reader, begin, inside = Reader(records), 0, 0
+    reader, begin, inside = WireReader(records), 0, 0
     for number in range(count):
         at = reader.at
         length = reader.varint(f"length of record {number}")
@@ -368,14 +368,14 @@ def pieces(records: memoryview, count: int) -> Iterator[tuple[int, memoryview]]:
             yield inside, records[begin:at]
             begin, inside = at, 0
         if length > PIECE_BYTES:
-            _check_headers(Reader(records, reader.at, end), number)
+            _check_headers(WireReader(records, reader.at, end), number)
         reader.at, inside = end, inside + 1
     reader.finish("the last record")
     if inside:
         yield inside, records[begin:]
 
 
-def _check_headers(reader: Reader, number: int) -> None:
+def _check_headers(reader: WireReader, number: int) -> None:
     reader.int8("record attributes")
     reader.varlong("timestamp delta")
     reader.varint("offset delta")

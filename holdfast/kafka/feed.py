@@ -11,14 +11,14 @@ from dataclasses import dataclass, field
 from aiokafka.client import AIOKafkaClient
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.skips import Ranges, behind
+from holdfast.core.engine.skips import OffsetRanges, behind
 from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES
-from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import WireError
 from holdfast.kafka.batch_reader import BatchReader
-from holdfast.kafka.fetcher import Chunk, Fetcher, Source
+from holdfast.kafka.fetcher import Chunk, FetchedPartition, Fetcher
 from holdfast.kafka.records import Records
 
 logger = logging.getLogger(__name__)
@@ -59,11 +59,11 @@ class Fetched:
 class _Reading:
     """How far a partition was taken. *following* is the offset after the last record taken, *position* after all that was read."""
 
-    source: Source
+    source: FetchedPartition
     following: int
     position: int
     attempts: int = 0
-    skips: Ranges = ()
+    skips: OffsetRanges = ()
 
 
 class Feed:
@@ -111,7 +111,7 @@ class Feed:
         self,
         positions: Mapping[Place, int],
         advised: Mapping[Place, int] | None = None,
-        skips: Callable[[str, int], Ranges] = lambda topic, partition: (),
+        skips: Callable[[str, int], OffsetRanges] = lambda topic, partition: (),
     ) -> None:
         """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else.
 
@@ -122,7 +122,7 @@ class Feed:
         self._assigned += 1
         self._drop_current()
         self.unreadable.clear()
-        sources = {place: Source(place, offset, advised=place in advised) for place, offset in {**positions, **advised}.items()}
+        sources = {place: FetchedPartition(place, offset, advised=place in advised) for place, offset in {**positions, **advised}.items()}
         self._readings = {
             place: _Reading(source, source.following, source.following, skips=skips(*place)) for place, source in sources.items()
         }

@@ -21,7 +21,8 @@ from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
-from holdfast.core.kafka.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Place, Wanted, fetch_request, fetched, whole_batches
+from holdfast.core.kafka.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Wanted, fetch_request, fetched, whole_batches
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
 from holdfast.kafka.raw_request import Packed
 
@@ -49,7 +50,7 @@ _MOVED = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 76, 78, 100, 103})
 """What a leader answers that is none, or is not ready: ask for metadata, then again."""
 
 
-class Answer:
+class HeldResponse:
     """An answer's bytes, which stay in memory until the last of its chunks is done."""
 
     __slots__ = ("chunks", "size_bytes")
@@ -62,15 +63,15 @@ class Answer:
 class Chunk:
     """Whole batches of one partition, as fetched from *first* on; *following* is where the next fetch goes on."""
 
-    source: Source
+    source: FetchedPartition
     first: int
     following: int
     data: memoryview
     aborted: tuple[tuple[int, int], ...]
-    answer: Answer
+    answer: HeldResponse
 
 
-class Source:
+class FetchedPartition:
     """A partition that is fetched: *following* is the next offset to ask for, *queued_bytes* what waits to be taken."""
 
     __slots__ = (
@@ -123,7 +124,7 @@ class Fetcher:
     ) -> None:
         self._connect, self._queue_bytes, self._timeout_s, self._exact, self._clock = connect, queue_bytes, timeout_s, exact, clock
         self._client: Any = None
-        self._sources: dict[Place, Source] = {}
+        self._sources: dict[Place, FetchedPartition] = {}
         self._share_bytes = queue_bytes
         self.chunks: deque[Chunk] = deque()
         self._held_bytes = self._asked_bytes = 0
@@ -132,7 +133,7 @@ class Fetcher:
         self._steering: asyncio.Task[None] | None = None
         self._leaders: dict[int, asyncio.Task[None]] = {}
         self._failing: set[int] = set()
-        self._begin_again: list[Source] = []
+        self._begin_again: list[FetchedPartition] = []
         self._answered_s, self._stale = 0.0, False
         self.failure: HoldfastError | None = None
         self.broker_down = False
@@ -142,7 +143,7 @@ class Fetcher:
         """Return what is fetched and not yet done with."""
         return self._held_bytes
 
-    def assign(self, sources: Mapping[Place, Source]) -> None:
+    def assign(self, sources: Mapping[Place, FetchedPartition]) -> None:
         """Fetch *sources* and nothing else; what was fetched before is dropped, also what is still under way."""
         self._sources, self._begin_again = dict(sources), []
         self._share_bytes = max(LEAST_SHARE_BYTES, self._queue_bytes // max(1, len(sources)))
@@ -162,7 +163,7 @@ class Fetcher:
         for room in self._room.values():
             room.set()
 
-    def restart(self, source: Source, offset: int, pause_s: float = 0.0) -> None:
+    def restart(self, source: FetchedPartition, offset: int, pause_s: float = 0.0) -> None:
         """Drop what is queued of *source* and fetch it from *offset* on, after a pause."""
         for chunk in [chunk for chunk in self.chunks if chunk.source is source]:
             self.chunks.remove(chunk)
@@ -266,13 +267,13 @@ class Fetcher:
             logger.error("fetching has ended", exc_info=error)
             self._fail(HoldfastError(f"fetching has ended: {error!r}"))
 
-    def _leader(self, source: Source) -> int | None:
+    def _leader(self, source: FetchedPartition) -> int | None:
         if self._client is None:
             return None
         node = self._client.cluster.leader_for_partition(TopicPartition(*source.place))
         return None if node is None or node < 0 else int(node)
 
-    def _check_known(self, source: Source) -> None:
+    def _check_known(self, source: FetchedPartition) -> None:
         topic, partition = source.place
         if topic in self._client.cluster.unauthorized_topics:
             self._fail(TopicError(f"{source}: not authorized to read the topic; give this worker's user Read and Describe on it"))
@@ -314,10 +315,10 @@ class Fetcher:
             else:
                 pause_s = PAUSE_S
 
-    def _wanted(self, node: int) -> tuple[dict[Source, int], bool]:
+    def _wanted(self, node: int) -> tuple[dict[FetchedPartition, int], bool]:
         """Return the sources to fetch from *node* with how many bytes of each, and whether one that it leads has no room."""
         now_s, full = self._clock.monotonic_s(), False
-        wanted: dict[Source, int] = {}
+        wanted: dict[FetchedPartition, int] = {}
         for source in self._sources.values():
             if source.stopped or now_s < source.resting_until_s or self._leader(source) != node:
                 continue
@@ -335,7 +336,7 @@ class Fetcher:
         rests = [source.resting_until_s - now_s for source in self._sources.values() if source.resting_until_s > now_s]
         return max(0.001, min([CHECK_EVERY_S, *rests]))
 
-    async def _ask(self, node: int, wanted: dict[Source, int], full: bool) -> None:
+    async def _ask(self, node: int, wanted: dict[FetchedPartition, int], full: bool) -> None:
         room_bytes = max(self._queue_bytes - self._held_bytes - self._asked_bytes, LEAST_ROOM_BYTES)
         max_bytes = min(room_bytes, sum(wanted.values()))
         sources = self._sources
@@ -384,8 +385,8 @@ class Fetcher:
             if not code and self._sources.get(source.place) is source:
                 source.following, source.resting_until_s = offset, 0.0
 
-    def _take(self, size_bytes: int, answers: list[Answered], asked: Mapping[Place, tuple[Source, int]]) -> None:
-        held, moved = Answer(size_bytes, 0), False
+    def _take(self, size_bytes: int, answers: list[Answered], asked: Mapping[Place, tuple[FetchedPartition, int]]) -> None:
+        held, moved = HeldResponse(size_bytes, 0), False
         for answered in answers:
             source, offset = asked[answered.place]
             if source.following != offset or source.stopped:
@@ -402,7 +403,7 @@ class Fetcher:
         if moved:
             self._metadata_is_old()
 
-    def _queue(self, source: Source, answered: Answered, held: Answer) -> None:
+    def _queue(self, source: FetchedPartition, answered: Answered, held: HeldResponse) -> None:
         records, following = answered.records, source.following
         try:
             if (whole := whole_batches(records)) is None:
@@ -422,12 +423,12 @@ class Fetcher:
         self.chunks.append(chunk)
         self._turn(source)
 
-    def _turn(self, source: Source) -> None:
+    def _turn(self, source: FetchedPartition) -> None:
         """Have *source* come last in the next request: leaders fill an answer in the order of the request."""
         if self._sources.get(source.place) is source:
             self._sources[source.place] = self._sources.pop(source.place)
 
-    def _refused(self, source: Source, answered: Answered) -> bool:
+    def _refused(self, source: FetchedPartition, answered: Answered) -> bool:
         """Judge an error code; return whether the metadata is to be asked for."""
         code = answered.code
         if code == OUT_OF_RANGE:
@@ -441,11 +442,11 @@ class Fetcher:
         self._rest(source)
         return True
 
-    def _rest(self, source: Source) -> None:
+    def _rest(self, source: FetchedPartition) -> None:
         source.pause_s = min(LONGEST_PAUSE_S, 2 * source.pause_s or PAUSE_S)
         source.resting_until_s = self._clock.monotonic_s() + source.pause_s
 
-    def _out_of_range(self, source: Source) -> None:
+    def _out_of_range(self, source: FetchedPartition) -> None:
         if not self._exact and (source.following == 0 or source.advised):
             if source.following:
                 logger.warning("%s: the committed offset is not in the log any more, reading from its beginning", source)

@@ -33,7 +33,7 @@ def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
     return settings.consumer(**overrides)
 
 
-class Tail:
+class EndOfLog:
     """Where one partition ended at some moment after *reader* began to read it, and how far it has been read.
 
     librdkafka tells an end by an answer without records (PARTITION_EOF), since an offset cannot: control records and holes may close a

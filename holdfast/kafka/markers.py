@@ -57,7 +57,7 @@ class WriteTxnMarkersRequest_v1(RequestStruct):  # type: ignore[misc]
     )
 
 
-class EndTransaction(Request[WriteTxnMarkersRequest_v1]):  # type: ignore[misc]
+class WriteTransactionMarker(Request[WriteTxnMarkersRequest_v1]):  # type: ignore[misc]
     """The marker of one transaction for one partition."""
 
     API_KEY = 27
@@ -71,7 +71,7 @@ class EndTransaction(Request[WriteTxnMarkersRequest_v1]):  # type: ignore[misc]
 
 
 def code_of(response: Any) -> int:
-    """Return the error code in the answer to an `EndTransaction`, 0 for none."""
+    """Return the error code in the answer to an `WriteTransactionMarker`, 0 for none."""
     ((_, topics, _),) = response.markers
     ((_, partitions, _),) = topics
     ((_, code, _),) = partitions

@@ -22,7 +22,7 @@ from holdfast.config import Settings
 from holdfast.core.kafka.record_batch import HEADER_BYTES, BatchHeader, RecordBatch, decode_header, read_batch
 from holdfast.errors import BrokerError, TopicError, WireError
 from holdfast.kafka.connections import connector
-from holdfast.kafka.markers import EndTransaction, code_of
+from holdfast.kafka.markers import WriteTransactionMarker, code_of
 
 T = TypeVar("T")
 
@@ -91,7 +91,7 @@ class RawLog:
         What is right is for the caller to know (holdfast/core/broker_logs/lost_ends.py). BrokerError when the leader refuses; the broker lets who may
         alter the cluster do it.
         """
-        request = EndTransaction(topic, partition, producer_id, epoch, commit, coordinator_epoch)
+        request = WriteTransactionMarker(topic, partition, producer_id, epoch, commit, coordinator_epoch)
 
         async def ask(leader: int) -> tuple[int, None]:
             try:

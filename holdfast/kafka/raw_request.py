@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 from aiokafka.errors import IncompatibleBrokerVersion
 
 from holdfast.core.kafka.transaction_requests import NO_TAGS
-from holdfast.core.kafka.wire import Reader
+from holdfast.core.kafka.wire import WireReader
 
 _HEADER = Struct(">hhih")
 
@@ -61,7 +61,7 @@ class Packed:
         return self._body
 
     def parse_response_header(self, buffer: BytesIO) -> _Answered:
-        reader = Reader(buffer.getvalue())
+        reader = WireReader(buffer.getvalue())
         header = _Answered(reader.int32("correlation id"))
         if self._tagged:
             reader.tags("header")

@@ -13,7 +13,7 @@ from holdfast.core.engine.processor import Headers, Input
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class FetchedRecord:
     """One record as it was fetched; *at_ms* is its timestamp, -1 for none."""
 
     value: bytes | None
@@ -82,7 +82,7 @@ class Records:
             return self
         return Records(self.offsets[:count], self.times_ms[:count], self.values[:count], self.keys[:count], self.headers[:count])
 
-    def at(self, offset: int) -> Record:
+    def at(self, offset: int) -> FetchedRecord:
         """Return the record at *offset*, which must be one of these."""
         at = bisect_left(self.offsets, offset)
-        return Record(self.values[at], self.keys[at], self.headers[at], self.times_ms[at])
+        return FetchedRecord(self.values[at], self.keys[at], self.headers[at], self.times_ms[at])

@@ -15,15 +15,15 @@ from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.codes import UNREADABLE, is_end
 
 if TYPE_CHECKING:
-    from holdfast.kafka.batch_look import Look
+    from holdfast.kafka.batch_look import BatchLook
 
 logger = logging.getLogger(__name__)
 
-Place = tuple[str, int]
 
 STANDS_S = 1.0
 """A partition that has records and gives none for so long is looked at; twice as long after each look that finds nothing."""
@@ -85,7 +85,7 @@ class Skipper:
         self._stands, self._in_group = stands, in_group
         self._places: dict[Place, _Standing] = {}
         self._told: dict[Place, int] = {}
-        self._look: Look | None = None
+        self._look: BatchLook | None = None
         self._watch_s = 0.0
         self.skipped = 0
         """Batches that were passed."""
@@ -228,11 +228,11 @@ class Skipper:
         return _end_of(consumer, place) > standing.next
 
     def _begin_look(self, place: Place, standing: _Standing, now_s: float) -> None:
-        from holdfast.kafka.batch_look import Look  # aiokafka takes a while to load
+        from holdfast.kafka.batch_look import BatchLook  # aiokafka takes a while to load
 
         if standing.refused is None:
             standing.times += 1
-        self._look = Look(
+        self._look = BatchLook(
             self._settings,
             self._config,
             place,
@@ -246,7 +246,7 @@ class Skipper:
         standing.patience_s = min(LIMIT_STANDS_S, max(STANDS_S, 2 * standing.patience_s))
         self._look.start()
 
-    def _judge(self, consumer: Consumer, look: Look) -> None:
+    def _judge(self, consumer: Consumer, look: BatchLook) -> None:
         standing = self._places.get(look.place)
         if standing is None or standing.next != look.at:
             return

@@ -13,8 +13,9 @@ from typing import NamedTuple
 import msgspec
 
 from holdfast.core.groups.assignors.assign import assign
-from holdfast.core.groups.assignors.types import AssignorName, Subscriber, TopicPartition
+from holdfast.core.groups.assignors.types import AssignorName, Subscriber
 from holdfast.core.groups.codes import GroupCode
+from holdfast.core.kafka.topic_partition import TopicPartition
 
 JOIN_EPOCH, LEAVE_EPOCH, LEAVE_STATIC_EPOCH = 0, -1, -2
 SESSION_MS = 45_000
@@ -88,7 +89,7 @@ class ModernHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
     assignor: str | None = None
 
 
-class Answer(NamedTuple):
+class HeartbeatReply(NamedTuple):
     """What a heartbeat is answered with; *assigned* is what the member may hold from now on."""
 
     code: GroupCode
@@ -96,7 +97,7 @@ class Answer(NamedTuple):
     assigned: Partitions = NOTHING
 
 
-class Step(NamedTuple):
+class MemberStep(NamedTuple):
     """One step of a member towards its target."""
 
     state: MemberState
@@ -107,7 +108,7 @@ class Step(NamedTuple):
 
 def next_step(
     *, current: Partitions, target: Partitions, owned: Partitions | None, taken: Partitions, epoch: int, target_epoch: int
-) -> Step:
+) -> MemberStep:
     """Return a member's next step.
 
         assigned = current ∩ target          what it keeps
@@ -123,33 +124,33 @@ def next_step(
     """
     assigned, revoking = current & target, current - target
     if revoking and (owned is None or owned & revoking):
-        return Step(MemberState.UNREVOKED_PARTITIONS, epoch, assigned, revoking)
+        return MemberStep(MemberState.UNREVOKED_PARTITIONS, epoch, assigned, revoking)
     pending = target - assigned
     free = pending - taken
     state = MemberState.UNRELEASED_PARTITIONS if pending - free else MemberState.STABLE
-    return Step(state, target_epoch, assigned | free, NOTHING)
+    return MemberStep(state, target_epoch, assigned | free, NOTHING)
 
 
-def heartbeat(group: ModernGroup, said: ModernHeartbeat, counts: Mapping[str, int], at_ms: int) -> tuple[ModernGroup, Answer]:
+def heartbeat(group: ModernGroup, said: ModernHeartbeat, counts: Mapping[str, int], at_ms: int) -> tuple[ModernGroup, HeartbeatReply]:
     """Apply a heartbeat at *at_ms* and return the group with the answer. *counts* are the partitions of each topic at that moment."""
     group = _refreshed(_without_gone(group, at_ms), counts)
     if said.assignor is not None and said.assignor not in SERVER_ASSIGNORS:
-        return group, Answer(GroupCode.UNSUPPORTED_ASSIGNOR)
+        return group, HeartbeatReply(GroupCode.UNSUPPORTED_ASSIGNOR)
     member = group.members.get(said.member_id)
     if said.epoch < 0:
         return _left(group, member, said, counts)
     if member is None:
         if said.epoch != JOIN_EPOCH:
-            return group, Answer(GroupCode.UNKNOWN_MEMBER_ID)
+            return group, HeartbeatReply(GroupCode.UNKNOWN_MEMBER_ID)
         joined = _joined(group, said, at_ms)
         if isinstance(joined, GroupCode):
-            return group, Answer(joined)
+            return group, HeartbeatReply(joined)
         joined = msgspec.structs.replace(joined, assignor=said.assignor or joined.assignor)
         group = _retargeted(joined, counts) if joined.epoch > group.epoch or joined.assignor != group.assignor else joined
         member = group.members[said.member_id]
     else:
         if (code := _check_epoch(member, said)) is not GroupCode.NONE:
-            return group, Answer(code)
+            return group, HeartbeatReply(code)
         member = msgspec.structs.replace(member, heard_ms=at_ms, topics=member.topics if said.topics is None else said.topics)
         assignor = said.assignor or group.assignor
         changed = member.topics != group.members[said.member_id].topics or assignor != group.assignor
@@ -201,17 +202,21 @@ def _joined(group: ModernGroup, said: ModernHeartbeat, at_ms: int) -> ModernGrou
     return msgspec.structs.replace(group, members={**members, said.member_id: member}, target=target, epoch=group.epoch + 1)
 
 
-def _left(group: ModernGroup, member: ModernMember | None, said: ModernHeartbeat, counts: Mapping[str, int]) -> tuple[ModernGroup, Answer]:
+def _left(
+    group: ModernGroup, member: ModernMember | None, said: ModernHeartbeat, counts: Mapping[str, int]
+) -> tuple[ModernGroup, HeartbeatReply]:
     if member is None:
-        return group, Answer(GroupCode.UNKNOWN_MEMBER_ID)
+        return group, HeartbeatReply(GroupCode.UNKNOWN_MEMBER_ID)
     if said.epoch == LEAVE_STATIC_EPOCH and member.instance_id is not None:
         if said.instance_id != member.instance_id:
-            return group, Answer(GroupCode.FENCED_INSTANCE_ID)
-        return _with(group, msgspec.structs.replace(member, away=True, epoch=LEAVE_STATIC_EPOCH)), Answer(GroupCode.NONE, said.epoch)
-    return _without(group, {said.member_id}, counts), Answer(GroupCode.NONE, said.epoch)
+            return group, HeartbeatReply(GroupCode.FENCED_INSTANCE_ID)
+        return _with(group, msgspec.structs.replace(member, away=True, epoch=LEAVE_STATIC_EPOCH)), HeartbeatReply(
+            GroupCode.NONE, said.epoch
+        )
+    return _without(group, {said.member_id}, counts), HeartbeatReply(GroupCode.NONE, said.epoch)
 
 
-def _reconciled(group: ModernGroup, member: ModernMember, said: ModernHeartbeat) -> tuple[ModernGroup, Answer]:
+def _reconciled(group: ModernGroup, member: ModernMember, said: ModernHeartbeat) -> tuple[ModernGroup, HeartbeatReply]:
     waits = member.state is MemberState.UNREVOKED_PARTITIONS and (said.owned is None or said.owned & member.revoking)
     if not waits and (member.epoch != group.target_epoch or member.state is not MemberState.STABLE):
         others = [each for each in group.members.values() if each.member_id != member.member_id]
@@ -232,7 +237,7 @@ def _reconciled(group: ModernGroup, member: ModernMember, said: ModernHeartbeat)
             revoking=step.revoking,
         )
         group = _with(group, member)
-    return group, Answer(GroupCode.NONE, member.epoch, member.assigned)
+    return group, HeartbeatReply(GroupCode.NONE, member.epoch, member.assigned)
 
 
 def _with(group: ModernGroup, member: ModernMember) -> ModernGroup:

@@ -27,6 +27,7 @@ from holdfast.core.kafka.producer_state import (
     MAX_TRANSACTION_TIMEOUT_MS,
     AbortedTransaction,
     Append,
+    AppendVerdict,
     CachedBatch,
     Code,
     EndMarker,
@@ -39,7 +40,6 @@ from holdfast.core.kafka.producer_state import (
     Outcome,
     ProducerEntry,
     Sweep,
-    Verdict,
     Verification,
     VerificationBegun,
     aborted_key,
@@ -54,7 +54,7 @@ from holdfast.core.kafka.sequences import NO_EPOCH, NO_SEQUENCE, advance, follow
 _NEW = ProducerEntry()
 
 
-def decide(entry: ProducerEntry | None, batch: Append, verification: Verification | None = None) -> Verdict:
+def decide(entry: ProducerEntry | None, batch: Append, verification: Verification | None = None) -> AppendVerdict:
     """Return what the leader answers to *batch*; the first row of the table that applies decides.
 
     >>> one = CachedBatch(0, 2, 10, 12, 0)
@@ -107,7 +107,7 @@ def _expected(rule: int, known: ProducerEntry, batch: Append, verification: Veri
     return f"{got}, expected {advance(known.last_sequence, 1)} after the last one, {known.last_sequence}: resend from there"
 
 
-def decide_marker(entry: ProducerEntry | None, marker: EndMarker) -> Verdict:
+def decide_marker(entry: ProducerEntry | None, marker: EndMarker) -> AppendVerdict:
     """Return what the leader answers to the end of a transaction: rows 12 and 13 of the table."""
     known = _NEW if entry is None else entry
     checked = marker.origin is not Origin.REPLICATION
@@ -119,18 +119,18 @@ def decide_marker(entry: ProducerEntry | None, marker: EndMarker) -> Verdict:
     return _verdict(Outcome.ACCEPTED, 13 if marker.epoch > known.epoch else 12, marker, None)
 
 
-def _verdict(outcome: Outcome, rule: int, event: Append | EndMarker, where: CachedBatch | None) -> Verdict:
+def _verdict(outcome: Outcome, rule: int, event: Append | EndMarker, where: CachedBatch | None) -> AppendVerdict:
     if where is not None:
         first, last, at_ms = where.first_offset, where.last_offset, where.max_timestamp_ms
     elif isinstance(event, Append):
         first, last, at_ms = event.base_offset, event.last_offset, event.timestamp_ms
     else:
         first, last, at_ms = event.offset, event.offset, event.timestamp_ms
-    return Verdict(outcome=outcome, rule=rule, producer_id=event.producer_id, base_offset=first, last_offset=last, timestamp_ms=at_ms)
+    return AppendVerdict(outcome=outcome, rule=rule, producer_id=event.producer_id, base_offset=first, last_offset=last, timestamp_ms=at_ms)
 
 
-def _refused(rule: int, code: Code, event: Append | EndMarker, reason: str) -> Verdict:
-    return Verdict(
+def _refused(rule: int, code: Code, event: Append | EndMarker, reason: str) -> AppendVerdict:
+    return AppendVerdict(
         outcome=Outcome.REFUSED, rule=rule, producer_id=event.producer_id, base_offset=-1, last_offset=-1, error=code, reason=reason
     )
 
@@ -138,7 +138,7 @@ def _refused(rule: int, code: Code, event: Append | EndMarker, reason: str) -> V
 # -- the fold
 
 
-def lead(rows: Rows[LeaderRow], event: LeaderEvent) -> Verdict | None:
+def lead(rows: Rows[LeaderRow], event: LeaderEvent) -> AppendVerdict | None:
     """Apply *event* to the partition's rows and return the verdict on a batch or marker. What is refused changes nothing."""
     match event:
         case Append():
@@ -180,7 +180,7 @@ def verification_of(rows: Rows[LeaderRow], producer_id: int) -> Verification | N
     return found if isinstance(found, Verification) else None
 
 
-def _append(rows: Rows[LeaderRow], batch: Append) -> Verdict:
+def _append(rows: Rows[LeaderRow], batch: Append) -> AppendVerdict:
     entry, verification = producer_of(rows, batch.producer_id), verification_of(rows, batch.producer_id)
     verdict = decide(entry, batch, verification)
     if verdict.outcome is not Outcome.ACCEPTED:
@@ -203,7 +203,7 @@ def _append(rows: Rows[LeaderRow], batch: Append) -> Verdict:
     return verdict
 
 
-def _end(rows: Rows[LeaderRow], marker: EndMarker) -> Verdict:
+def _end(rows: Rows[LeaderRow], marker: EndMarker) -> AppendVerdict:
     entry = producer_of(rows, marker.producer_id)
     verdict = decide_marker(entry, marker)
     if verdict.outcome is not Outcome.ACCEPTED:

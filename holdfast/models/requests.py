@@ -12,7 +12,7 @@ from typing import TypeAlias, TypeVar
 import msgspec
 
 from holdfast.core.kafka.record_batch import RecordBatch, encode_batch, read_batch
-from holdfast.core.kafka.wire import Reader, WireReason, put_int16, put_int32, put_int64, put_string
+from holdfast.core.kafka.wire import WireReader, WireReason, put_int16, put_int32, put_int64, put_string
 from holdfast.errors import WireError
 
 PRODUCE, INIT_PRODUCER_ID = 0, 22
@@ -98,8 +98,8 @@ Response: TypeAlias = InitProducerIdResponse | ProduceResponse
 # -- reading
 
 
-def _framed(data: bytes, what: str) -> Reader:
-    reader = Reader(data)
+def _framed(data: bytes, what: str) -> WireReader:
+    reader = WireReader(data)
     size = reader.int32(f"size of {what}")
     if size != reader.left:
         reason = WireReason.TRUNCATED if size > reader.left else WireReason.LENGTH
@@ -140,15 +140,15 @@ def decode_request(data: bytes) -> Request:
     return request
 
 
-def _array(reader: Reader, what: str, least_bytes: int, read: Callable[[Reader], T]) -> tuple[T, ...]:
+def _array(reader: WireReader, what: str, least_bytes: int, read: Callable[[WireReader], T]) -> tuple[T, ...]:
     return tuple(read(reader) for _ in range(reader.array(what, least_bytes)))
 
 
-def _produce_topic(reader: Reader) -> ProduceTopic:
+def _produce_topic(reader: WireReader) -> ProduceTopic:
     return ProduceTopic(topic=reader.text("topic"), partitions=_array(reader, "partitions", 8, _produce_partition))
 
 
-def _produce_partition(reader: Reader) -> ProducePartition:
+def _produce_partition(reader: WireReader) -> ProducePartition:
     partition, at = reader.int32("partition"), reader.at
     size = reader.int32("length of the records")
     if size == -1:
@@ -190,11 +190,11 @@ def decode_produce_response(data: bytes) -> ProduceResponse:
     return response
 
 
-def _produced_topic(reader: Reader) -> ProducedTopic:
+def _produced_topic(reader: WireReader) -> ProducedTopic:
     return ProducedTopic(topic=reader.text("topic"), partitions=_array(reader, "partitions", 30, _produced_partition))
 
 
-def _produced_partition(reader: Reader) -> ProducedPartition:
+def _produced_partition(reader: WireReader) -> ProducedPartition:
     return ProducedPartition(
         partition=reader.int32("partition"),
         error_code=reader.int16("error_code"),

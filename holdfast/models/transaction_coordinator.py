@@ -24,8 +24,8 @@ from holdfast.core.kafka.transaction_state import (
     PREPARED,
     AbortTimedOut,
     AddPartitions,
-    Answer,
-    Command,
+    CoordinatorCommand,
+    CoordinatorReply,
     CoordinatorRow,
     EndTransaction,
     ExpireIds,
@@ -42,14 +42,16 @@ from holdfast.core.kafka.transaction_state import (
 _S = TransactionState
 
 
-def _error(code: Code) -> Answer:
-    return Answer(error=code)
+def _error(code: Code) -> CoordinatorReply:
+    return CoordinatorReply(error=code)
 
 
 # -- the fold
 
 
-def coordinate(rows: Rows[CoordinatorRow], command: Command, at_ms: int, *, max_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS) -> Answer:
+def coordinate(
+    rows: Rows[CoordinatorRow], command: CoordinatorCommand, at_ms: int, *, max_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS
+) -> CoordinatorReply:
     """Apply *command* at log time *at_ms* and return the answer; what is refused changes nothing."""
     match command:
         case InitProducerId():
@@ -95,10 +97,10 @@ def _next_id(rows: Rows[CoordinatorRow]) -> int:
 # -- ids and epochs
 
 
-def _init(rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_timeout_ms: int) -> Answer:
+def _init(rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_timeout_ms: int) -> CoordinatorReply:
     transactional_id = command.transactional_id
     if transactional_id is None:
-        return Answer(producer_id=_next_id(rows), epoch=0)
+        return CoordinatorReply(producer_id=_next_id(rows), epoch=0)
     if not transactional_id:
         return _error(Code.INVALID_REQUEST)
     if not 0 < command.timeout_ms <= max_timeout_ms:
@@ -115,7 +117,7 @@ def _init(rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_t
     if known.state is _S.ONGOING:
         # The new epoch is never told: the producer asks again when the abort is through, and gets the one after.
         _put(rows, transactional_id, known, _fenced(known, at_ms))
-        return Answer(error=Code.CONCURRENT_TRANSACTIONS, touched=(transactional_id,))
+        return CoordinatorReply(error=Code.CONCURRENT_TRANSACTIONS, touched=(transactional_id,))
     expected_epoch = None if command.expected is None else command.expected[1]
     if known.is_exhausted and expected_epoch in (None, known.epoch):
         after = msgspec.structs.replace(
@@ -134,7 +136,7 @@ def _init(rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_t
         after, state=_S.EMPTY, timeout_ms=command.timeout_ms, partitions=(), started_ms=-1, updated_ms=at_ms, next_producer_id=NO_ID
     )
     _put(rows, transactional_id, known, after)
-    return Answer(producer_id=after.producer_id, epoch=after.epoch, touched=(transactional_id,))
+    return CoordinatorReply(producer_id=after.producer_id, epoch=after.epoch, touched=(transactional_id,))
 
 
 def _may_go_on(known: Transaction, producer_id: int, epoch: int) -> bool:
@@ -168,7 +170,7 @@ def _fenced(known: Transaction, at_ms: int) -> Transaction:
 # -- transactions
 
 
-def _add(rows: Rows[CoordinatorRow], command: AddPartitions, at_ms: int) -> Answer:
+def _add(rows: Rows[CoordinatorRow], command: AddPartitions, at_ms: int) -> CoordinatorReply:
     if not command.transactional_id:
         return _error(Code.INVALID_REQUEST)
     known = transaction_of(rows, command.transactional_id)
@@ -179,7 +181,7 @@ def _add(rows: Rows[CoordinatorRow], command: AddPartitions, at_ms: int) -> Answ
     if known.pending_state is not None or known.state in PREPARED:
         return _error(Code.CONCURRENT_TRANSACTIONS)
     partitions = tuple(sorted({*known.partitions, *command.partitions}))
-    same = Answer(producer_id=known.producer_id, epoch=known.epoch)
+    same = CoordinatorReply(producer_id=known.producer_id, epoch=known.epoch)
     if known.state is _S.ONGOING and len(partitions) == len(known.partitions):
         return same
     after = msgspec.structs.replace(
@@ -194,7 +196,7 @@ def _add(rows: Rows[CoordinatorRow], command: AddPartitions, at_ms: int) -> Answ
     return msgspec.structs.replace(same, touched=(command.transactional_id,))
 
 
-def _verify(rows: Rows[CoordinatorRow], command: VerifyPartition) -> Answer:
+def _verify(rows: Rows[CoordinatorRow], command: VerifyPartition) -> CoordinatorReply:
     known = transaction_of(rows, command.transactional_id)
     if known is None or known.producer_id != command.producer_id:
         return _error(Code.INVALID_PRODUCER_ID_MAPPING)
@@ -204,10 +206,10 @@ def _verify(rows: Rows[CoordinatorRow], command: VerifyPartition) -> Answer:
         return _error(Code.CONCURRENT_TRANSACTIONS)
     if known.state is not _S.ONGOING or command.partition not in known.partitions:
         return _error(Code.TRANSACTION_ABORTABLE)
-    return Answer(producer_id=known.producer_id, epoch=known.epoch)
+    return CoordinatorReply(producer_id=known.producer_id, epoch=known.epoch)
 
 
-def _end(rows: Rows[CoordinatorRow], command: EndTransaction, at_ms: int) -> Answer:
+def _end(rows: Rows[CoordinatorRow], command: EndTransaction, at_ms: int) -> CoordinatorReply:
     if not command.transactional_id:
         return _error(Code.INVALID_REQUEST)
     known = transaction_of(rows, command.transactional_id)
@@ -247,14 +249,14 @@ def _prepared(rows: Rows[CoordinatorRow], known: Transaction, command: EndTransa
     return msgspec.structs.replace(after, epoch=known.epoch + 1, last_epoch=known.epoch, next_producer_id=next_id)
 
 
-def _told(known: Transaction, *touched: str) -> Answer:
+def _told(known: Transaction, *touched: str) -> CoordinatorReply:
     """Return the id and epoch that a client goes on with: behind the last epoch of an id comes the next id."""
     if known.next_producer_id != NO_ID:
-        return Answer(producer_id=known.next_producer_id, epoch=0, touched=touched)
-    return Answer(producer_id=known.producer_id, epoch=known.epoch, touched=touched)
+        return CoordinatorReply(producer_id=known.next_producer_id, epoch=0, touched=touched)
+    return CoordinatorReply(producer_id=known.producer_id, epoch=known.epoch, touched=touched)
 
 
-def _complete(rows: Rows[CoordinatorRow], command: MarkersWritten, at_ms: int) -> Answer:
+def _complete(rows: Rows[CoordinatorRow], command: MarkersWritten, at_ms: int) -> CoordinatorReply:
     known = transaction_of(rows, command.transactional_id)
     if known is None or known.state not in PREPARED:
         return _error(Code.INVALID_TXN_STATE)
@@ -268,20 +270,20 @@ def _complete(rows: Rows[CoordinatorRow], command: MarkersWritten, at_ms: int) -
     return _told(after, command.transactional_id)
 
 
-def _pend(rows: Rows[CoordinatorRow], command: TransitionPending) -> Answer:
+def _pend(rows: Rows[CoordinatorRow], command: TransitionPending) -> CoordinatorReply:
     known = transaction_of(rows, command.transactional_id)
     if known is None:
         return _error(Code.INVALID_PRODUCER_ID_MAPPING)
     if command.state is not None and known.state not in ALLOWED_PREVIOUS[command.state]:
         return _error(Code.INVALID_TXN_STATE)
     rows[transaction_key(command.transactional_id)] = msgspec.structs.replace(known, pending_state=command.state)
-    return Answer(touched=(command.transactional_id,))
+    return CoordinatorReply(touched=(command.transactional_id,))
 
 
 # -- sweeps
 
 
-def _abort_timed_out(rows: Rows[CoordinatorRow], at_ms: int) -> Answer:
+def _abort_timed_out(rows: Rows[CoordinatorRow], at_ms: int) -> CoordinatorReply:
     touched = []
     for key, row in list(rows.scan("t/")):
         if (
@@ -292,13 +294,13 @@ def _abort_timed_out(rows: Rows[CoordinatorRow], at_ms: int) -> Answer:
         ):
             touched.append(key.removeprefix("t/"))
             _put(rows, touched[-1], row, _fenced(row, at_ms))
-    return Answer(touched=tuple(touched))
+    return CoordinatorReply(touched=tuple(touched))
 
 
-def _expire(rows: Rows[CoordinatorRow], command: ExpireIds, at_ms: int) -> Answer:
+def _expire(rows: Rows[CoordinatorRow], command: ExpireIds, at_ms: int) -> CoordinatorReply:
     touched = []
     for key, row in list(rows.scan("t/")):
         if isinstance(row, Transaction) and row.state in MAY_EXPIRE and row.updated_ms <= at_ms - command.expiration_ms:
             touched.append(key.removeprefix("t/"))
             del rows[key]  # through DEAD, which is never written either
-    return Answer(touched=tuple(touched))
+    return CoordinatorReply(touched=tuple(touched))

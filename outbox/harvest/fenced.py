@@ -24,7 +24,7 @@ from holdfast.kafka.codes import REFUSED_TOPIC, TOO_LARGE
 from holdfast.outbox.harvest.foreign import ForeignMarks, delete_watching
 from holdfast.outbox.harvest.leading import lead_on
 from holdfast.outbox.harvest.limits import TopicLimits
-from holdfast.outbox.harvest.publisher import Aborted, Publisher, Refused, Stopped, read_progress
+from holdfast.outbox.harvest.publisher import Aborted, Publisher, PublishStopped, RowsRefused, read_progress
 from holdfast.outbox.harvest.refusals import BACKOFF_S, Refusals
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
@@ -229,7 +229,7 @@ class FencedTerm:
             try:
                 count = self._commit(part, meanwhile)
                 todo.append(part[count:])
-            except Refused as refused:
+            except RowsRefused as refused:
                 self._ahead = None  # taken before it was known that a key must wait
                 todo += reversed(self._isolated(part, refused))
                 if self._signals.stopping():
@@ -255,7 +255,7 @@ class FencedTerm:
                     raise BrokerError(f"{error}; {turn + 1} times in turn") from error
                 self._signals.sleep(BACKOFF_S * 2**turn)
                 if self._signals.abandoned():
-                    raise Stopped from error
+                    raise PublishStopped from error
             turn += 1
 
     def _published(self, rows: Sequence[OutboxRow]) -> None:
@@ -288,7 +288,7 @@ class FencedTerm:
 
     # -- what Kafka refuses
 
-    def _isolated(self, rows: Sequence[OutboxRow], refused: Refused) -> list[Sequence[OutboxRow]]:
+    def _isolated(self, rows: Sequence[OutboxRow], refused: RowsRefused) -> list[Sequence[OutboxRow]]:
         """Hold those of *rows* that are to blame, and return in which parts to publish the others.
 
         A refused record takes its whole batch with it. So where several were in one, either the batch was too large, and will be cut
@@ -314,7 +314,7 @@ class FencedTerm:
         ids = {row.id for row in blamed}
         return [self._refusals.without_too_large([row for row in rows if row.id not in ids], self._limits)]
 
-    def _halved(self, rows: Sequence[OutboxRow], refused: Refused) -> list[Sequence[OutboxRow]]:
+    def _halved(self, rows: Sequence[OutboxRow], refused: RowsRefused) -> list[Sequence[OutboxRow]]:
         at = self._require_publisher().destinations.of(rows)
         suspects = [row for row, destination in zip(rows, at, strict=True) if destination in refused.destinations and row.key is not None]
         if not suspects or len(suspects) == len(rows):

@@ -17,13 +17,13 @@ from typing import Any, Protocol, Self
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.election import FenceReason, Leadership
 from holdfast.errors import HoldfastError
-from holdfast.outbox.command_log import Follower
-from holdfast.outbox.commands import LIMIT_TEXT, Answer, Command, Verb
+from holdfast.outbox.command_log import CommandLog
+from holdfast.outbox.commands import LIMIT_TEXT, Command, CommandReply, Verb
 from holdfast.outbox.election import Election
 from holdfast.outbox.harvest.fenced import FencedTerm
 from holdfast.outbox.harvest.mark import MarkTerm
 from holdfast.outbox.harvest.rows import OutboxRows
-from holdfast.outbox.harvest.shard import Desk, ShardStats, Signals, Term
+from holdfast.outbox.harvest.shard import LeaderSignals, ShardRows, ShardStats, Term
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from holdfast.outbox.topics import ensure_topics
 
@@ -53,9 +53,9 @@ class _Leader:
     """A term under way in this process."""
 
     leadership: Leadership
-    signals: Signals
+    signals: LeaderSignals
     thread: threading.Thread = field(default_factory=threading.Thread)
-    desk: Desk | None = None
+    desk: ShardRows | None = None
 
     def interrupt(self) -> None:
         if self.desk is not None:
@@ -88,7 +88,7 @@ class Harvester:
         self._leaders: dict[int, _Leader] = {}
         self._lock = threading.Lock()
         self._paused, self._caught_up = False, False
-        self._commands = Follower(settings, self, hear or self.obey, clock)
+        self._commands = CommandLog(settings, self, hear or self.obey, clock)
         self._over = threading.Event()
         self.error: HoldfastError | None = None
 
@@ -163,7 +163,7 @@ class Harvester:
             for leader in self._leaders.values():
                 self._tell(leader.signals)
 
-    def _tell(self, signals: Signals) -> None:
+    def _tell(self, signals: LeaderSignals) -> None:
         if self._paused or not self._caught_up:
             signals.paused.set()
         else:
@@ -179,10 +179,10 @@ class Harvester:
             return False
         return verb is not Verb.PAUSE or not leader.signals.busy.is_set()
 
-    def answer(self, command: Command, shard: int) -> Answer:
+    def answer(self, command: Command, shard: int) -> CommandReply:
         """Return what *shard*, led here, says."""
         stats = self.stats[shard]
-        return Answer(
+        return CommandReply(
             id=command.id,
             verb=command.verb,
             shard=shard,
@@ -218,7 +218,7 @@ class Harvester:
     def acquired(self, leadership: Leadership) -> None:
         """Lead a shard from now on."""
         role = leadership.role
-        signals = Signals(lambda: self.election.leadership(role) == leadership, self._clock)
+        signals = LeaderSignals(lambda: self.election.leadership(role) == leadership, self._clock)
         with self._lock:
             self._tell(signals)
             before = self._leaders.get(role)
@@ -263,7 +263,7 @@ class Harvester:
         role, signals = leader.leadership.role, leader.signals
         stats = self.stats[role]
         stats.epoch = 0  # of a term before
-        desk = leader.desk = Desk(self.settings, role, signals, stats, self._make_rows)
+        desk = leader.desk = ShardRows(self.settings, role, signals, stats, self._make_rows)
         term = Term(
             settings=self.settings,
             shard=role,

@@ -7,7 +7,7 @@ from collections.abc import Callable
 from confluent_kafka import KafkaException
 
 from holdfast.errors import FencedError, HoldfastError, OutboxDatabaseError
-from holdfast.outbox.harvest.publisher import Stopped
+from holdfast.outbox.harvest.publisher import PublishStopped
 from holdfast.outbox.harvest.refusals import BACKOFF_S
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Abandoned
@@ -32,7 +32,7 @@ def lead_on(term: Term, lead: Callable[[], None], producer: str) -> None:
         published = stats.published
         try:
             lead()
-        except (Stopped, Abandoned):
+        except (PublishStopped, Abandoned):
             pass
         except (HoldfastError, KafkaException) as error:
             stats.restarts += 1

@@ -31,9 +31,9 @@ from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.leading import lead_on
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
 from holdfast.outbox.harvest.marks import MarkedRows
-from holdfast.outbox.harvest.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, Stopped
+from holdfast.outbox.harvest.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, PublishStopped
 from holdfast.outbox.harvest.refusals import Refusals
-from holdfast.outbox.harvest.rows import Held
+from holdfast.outbox.harvest.rows import ShardEpoch
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow
@@ -58,7 +58,7 @@ class MarkTerm:
         self._producer: Any = None
         self._destinations = Destinations(None, uses_buckets=False, clock=clock)
         self._leader_id = ""
-        self._held = Held(shard=term.shard, epoch=0)
+        self._held = ShardEpoch(shard=term.shard, epoch=0)
         self._delivered: set[int] = set()
         """Rows that are on Kafka and still in the table."""
         self._lost: set[int] = set()
@@ -220,7 +220,7 @@ class MarkTerm:
             if not part:
                 continue
             if self._signals.stopping():
-                raise Stopped
+                raise PublishStopped
             failed = self._send(part)
             left = [row for row in part if row.id in self._lost]
             self._count(part, left)
@@ -245,7 +245,7 @@ class MarkTerm:
         refused = {row_id: error for row_id, error in failed.items() if error.code() in REFUSED_RECORD}
         if not refused:
             if self._signals.stopping():
-                raise Stopped
+                raise PublishStopped
             why = next(iter(failed.values()), None)
             raise BrokerError(f"{len(left)} of {sent} rows were not delivered: {why.str() if why else 'no answer in time'}")
         self._stats.refused += 1

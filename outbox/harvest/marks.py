@@ -12,7 +12,7 @@ from typing import Any
 
 from sqlalchemy import bindparam, func, literal_column, or_, select, update
 
-from holdfast.outbox.harvest.rows import LIMIT_IDS, Held, OutboxRows
+from holdfast.outbox.harvest.rows import LIMIT_IDS, OutboxRows, ShardEpoch
 from holdfast.outbox.schema.columns import MYSQL
 from holdfast.outbox.schema.layouts import OutboxRow
 
@@ -27,7 +27,7 @@ class MarkedRows:
         quote = self._database.dialect.identifier_preparer.quote
         self._table, self._id, self._leader = self._database.quoted(outbox), quote(rows.layout.order), quote("leader_id")
 
-    def mark(self, limit: int, leader_id: str, *, held: Held, without_topics: Collection[str] = ()) -> list[OutboxRow]:
+    def mark(self, limit: int, leader_id: str, *, held: ShardEpoch, without_topics: Collection[str] = ()) -> list[OutboxRow]:
         """Take the lowest rows that bear another mark or none, mark them as *leader_id*'s, and return them in the order of their ids.
 
         Raises FencedError when a newer leader has taken an epoch. After OutboxDatabaseError they may be marked all the same: mark again

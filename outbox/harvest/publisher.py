@@ -12,7 +12,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Books, Destination
-from holdfast.core.outbox.pacing import Pace
+from holdfast.core.outbox.pacing import TransactionPacing
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
@@ -33,7 +33,7 @@ LIMIT_ROUNDS = 64
 STAMP_BYTES = len(SEQUENCE_HEADER) + 20 + len(DIGEST) + 40
 
 
-class Refused(HoldfastError):
+class RowsRefused(HoldfastError):
     """Kafka will not have some of the rows, whenever they are tried: those at *indexes*, for *destinations*; one batch at least."""
 
     def __init__(self, why: KafkaError, destinations: frozenset[Destination], indexes: Sequence[int]) -> None:
@@ -45,7 +45,7 @@ class Aborted(HoldfastError):
     """The transaction came to nothing, for a reason that passes: the same rows may be published again."""
 
 
-class Stopped(Exception):
+class PublishStopped(Exception):
     """Whoever waits has been told to stop waiting; the transaction was left to its successor's fence."""
 
 
@@ -80,7 +80,7 @@ class Publisher:
         self.transactional_id, self.books = transactional_id, books
         self._limits = limits
         self._progress, self._commit_timeout_s = progress, commit_timeout_s
-        self._stopping, self._clock, self._pace = stopping, clock, Pace()
+        self._stopping, self._clock, self._pace = stopping, clock, TransactionPacing()
         self._failed: list[_Failed] = []
         self._undelivered = False
         self._producer = make_producer(
@@ -127,7 +127,7 @@ class Publisher:
                 if not why.retriable():
                     raise
                 if stopping():
-                    raise Stopped from error
+                    raise PublishStopped from error
                 if self._clock.monotonic_s() >= deadline_s:
                     raise BrokerError(
                         f"{self.transactional_id} could not {what} within {timeout_s:.0f} s: {why.str()}; check that the broker is "
@@ -218,7 +218,7 @@ class Publisher:
                     if why.code() not in REFUSED_RECORD:
                         raise
                     self._abort()
-                    raise Refused(why, frozenset([(topic, partition)]), [index]) from error
+                    raise RowsRefused(why, frozenset([(topic, partition)]), [index]) from error
 
     def _flush(self) -> None:
         """Return when all that was produced is with the broker, or some was not delivered, or a commit will say what the matter is.
@@ -235,7 +235,7 @@ class Publisher:
                 logger.info("%s: %s", self.transactional_id, error)
                 return
             if self._stopping():
-                raise Stopped
+                raise PublishStopped
 
     def _produce_progress(self, key: bytes, value: bytes) -> None:
         while True:
@@ -249,9 +249,9 @@ class Publisher:
         """Let the client send some of what fills its queue."""
         self._producer.poll(SLICE_S)
         if self._stopping():
-            raise Stopped
+            raise PublishStopped
 
-    def _refused(self, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> Refused:
+    def _refused(self, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> RowsRefused:
         """Return what was refused in terms of *rows*."""
         failed = {(each.destination, each.key, each.value) for each in self._failed}
         indexes = [
@@ -259,7 +259,7 @@ class Publisher:
             for index, (row, destination) in enumerate(zip(rows, destinations, strict=True))
             if (destination, row.key, row.value) in failed
         ]
-        return Refused(self._failed[0].why, frozenset(each.destination for each in self._failed), indexes)
+        return RowsRefused(self._failed[0].why, frozenset(each.destination for each in self._failed), indexes)
 
     def _give_up(self, error: KafkaException, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> None:
         """Abort, and raise what the failure means."""
@@ -328,7 +328,7 @@ def read_progress(client: Mapping[str, Any], topic: str, books: Books, *, stoppi
         consumer.assign([TopicPartition(topic, partition, 0) for partition in todo])
         while todo:
             if stopping():
-                raise Stopped
+                raise PublishStopped
             for message in _drain(consumer):
                 progress_s = system_clock.monotonic_s()
                 error, partition = message.error(), message.partition() or 0

@@ -13,7 +13,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import producer_name
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import TopicLimits
-from holdfast.outbox.harvest.rows import Held
+from holdfast.outbox.harvest.rows import ShardEpoch
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow
@@ -48,7 +48,7 @@ class Refusals:
         self._producer = producer_name(term.settings.name, term.shard)
         self._holds: dict[str, Hold] = {}
         self._shard = term.shard
-        self._held = Held(shard=term.shard, epoch=0)
+        self._held = ShardEpoch(shard=term.shard, epoch=0)
         self.blocked: dict[tuple[str, bytes | None], int] = {}
         """Topic and key of rows that failed in the batch at hand, and the first such row."""
         self._noting: list[Pending[int]] = []
@@ -56,12 +56,12 @@ class Refusals:
         """Topics whose refusal was logged and whose recovery was not yet."""
         self._told_s, self._untold = -TELL_S, 0
 
-    def lead(self) -> Held:
+    def lead(self) -> ShardEpoch:
         """Take the shard's next epoch in the database; whoever led before can set nothing aside any more."""
         self.blocked.clear()
         self._noting.clear()
         epoch = self._desk.call(self._desk.rows.epoch, self._shard, self._settings.instance)
-        self._held = Held(shard=self._shard, epoch=epoch)
+        self._held = ShardEpoch(shard=self._shard, epoch=epoch)
         return self._held
 
     def held_topics(self) -> list[str]:

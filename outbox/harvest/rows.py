@@ -22,7 +22,7 @@ from holdfast.outbox.schema.layouts import Layout, OutboxRow
 from holdfast.outbox.schema.tables import OutboxTables, outbox_tables
 from holdfast.outbox.schema.wakeup import Wakeup
 
-__all__ = ["Held", "Lease", "OutboxRow", "OutboxRows", "OutboxStatus", "Quarantined"]
+__all__ = ["OutboxRow", "OutboxRows", "OutboxStatus", "QuarantinedRow", "ShardEpoch", "ShardLeader"]
 
 LIMIT_REASON: Final = 2_000
 LIMIT_COUNTED: Final = 1_000_000
@@ -30,7 +30,7 @@ LIMIT_IDS: Final = 10_000  # of one statement
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Lease:
+class ShardLeader:
     """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and `OutboxRows.check`."""
 
     shard: int
@@ -40,7 +40,7 @@ class Lease:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Held:
+class ShardEpoch:
     """The epoch of a shard that a leader took, and writes under."""
 
     shard: int
@@ -56,11 +56,11 @@ class OutboxStatus:
     oldest_created_ms: int | None
     failing: int
     quarantined: int
-    leases: tuple[Lease, ...]
+    leases: tuple[ShardLeader, ...]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
+class QuarantinedRow:
     """One row that was set aside, and why."""
 
     row: OutboxRow
@@ -225,7 +225,7 @@ class OutboxRows:
             return self.database.count(f"DELETE FROM {table} WHERE {column} = ANY(%(ids)s::bigint[])", {"ids": list(ids)})
         return self.database.count(f"DELETE FROM {table} WHERE {column} IN ({_listed(ids)})")
 
-    def attempt_failed(self, row: OutboxRow, reason: str, retry_at_ms: int, *, held: Held | None = None) -> int:
+    def attempt_failed(self, row: OutboxRow, reason: str, retry_at_ms: int, *, held: ShardEpoch | None = None) -> int:
         """Record that *row* could not be published, and return how many attempts have failed now; it is not taken before *retry_at_ms*.
 
         FencedError, and nothing is recorded, when *held* is not the newest epoch of its shard: the row is its successor's.
@@ -266,7 +266,7 @@ class OutboxRows:
         quoted = self.database.dialect.identifier_preparer.quote(name)
         return f"excluded.{quoted}" if self.database.name in ("postgresql", "sqlite") else f"VALUES({quoted})"
 
-    def set_aside(self, row: OutboxRow, reason: str, *, held: Held | None = None) -> bool:
+    def set_aside(self, row: OutboxRow, reason: str, *, held: ShardEpoch | None = None) -> bool:
         """Move *row* to the quarantine with *reason*, in one transaction; False when it was not there any more.
 
         FencedError, and the row stays, when *held* is not the newest epoch of its shard: its successor may be publishing the row.
@@ -288,7 +288,7 @@ class OutboxRows:
 
     # --- the quarantine ------------------------------------------------------------------------------------------------------
 
-    def quarantined(self, limit: int, *, after_id: int = 0, ids: Collection[int] | None = None) -> list[Quarantined]:
+    def quarantined(self, limit: int, *, after_id: int = 0, ids: Collection[int] | None = None) -> list[QuarantinedRow]:
         """Return at most *limit* rows that were set aside, in the order of their ids, of *ids* only when given."""
         table = self.tables.quarantine
         order = table.c[self.layout.order]
@@ -297,7 +297,7 @@ class OutboxRows:
         if ids is not None:
             statement = statement.where(order.in_(list(ids)))
         found = self.database.rows(self.database.text(statement))
-        return [Quarantined(row=self.layout.decode(raw[:-2]), reason=raw[-2], quarantined_ms=raw[-1]) for raw in found]
+        return [QuarantinedRow(row=self.layout.decode(raw[:-2]), reason=raw[-2], quarantined_ms=raw[-1]) for raw in found]
 
     def retry(self, ids: Collection[int]) -> int:
         """Put rows of the quarantine back at the end of the outbox, under new ids, and return how many there were."""
@@ -328,7 +328,7 @@ class OutboxRows:
             (found,) = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(shard)}")
         return int(found[0])
 
-    def check(self, held: Held | None) -> None:
+    def check(self, held: ShardEpoch | None) -> None:
         """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it so until the end of it.
 
         A leader that slept through its succession is told here, whatever it still believes. None is nobody in particular: a person.
@@ -343,13 +343,13 @@ class OutboxRows:
                 f"shard {held.shard} of {self._outbox}: epoch {newest} was taken after {held.epoch}; this process leads it no more"
             )
 
-    def lease(self, shard: int) -> Lease | None:
+    def lease(self, shard: int) -> ShardLeader | None:
         """Return who took the last epoch of *shard*; None when nobody ever did."""
         return next((each for each in self._leases() if each.shard == shard), None)
 
-    def _leases(self) -> tuple[Lease, ...]:
+    def _leases(self) -> tuple[ShardLeader, ...]:
         found = self.database.rows(f"SELECT shard, epoch, leader, updated_ms FROM {self._lease} ORDER BY shard")
-        return tuple(Lease(shard=shard, epoch=epoch, leader=leader, updated_ms=at_ms) for shard, epoch, leader, at_ms in found)
+        return tuple(ShardLeader(shard=shard, epoch=epoch, leader=leader, updated_ms=at_ms) for shard, epoch, leader, at_ms in found)
 
     def status(self) -> OutboxStatus:
         """Return what waits, fails and was set aside, and who leads."""

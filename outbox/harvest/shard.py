@@ -13,7 +13,7 @@ from holdfast.core.outbox.election import Leadership
 from holdfast.core.outbox.harvest import buckets_of
 from holdfast.errors import OutboxDatabaseError
 from holdfast.outbox.harvest.rows import OutboxRows
-from holdfast.outbox.harvest.worker_thread import Lane, Pending
+from holdfast.outbox.harvest.worker_thread import Pending, WorkerThread
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.schema.wakeup import Wakeup
 from holdfast.outbox.settings import HarvestSettings
@@ -71,7 +71,7 @@ class ShardStats:
     """From a batch's first row being written to its being published."""
 
 
-class Signals:
+class LeaderSignals:
     """What a leader is told from other threads: stop when this is finished, or leave everything as it is."""
 
     def __init__(self, leading: Callable[[], bool], clock: Clock = system_clock) -> None:
@@ -116,14 +116,14 @@ class Signals:
             self.nudged.clear()
 
 
-class Desk:
+class ShardRows:
     """A leader's way to its rows: one connection on a thread of its own, and another that hears of new rows where that is possible."""
 
     def __init__(
         self,
         settings: HarvestSettings,
         shard: int,
-        signals: Signals,
+        signals: LeaderSignals,
         stats: ShardStats,
         make_rows: Callable[[HarvestSettings], OutboxRows],
         clock: Clock = system_clock,
@@ -131,7 +131,7 @@ class Desk:
         self.settings, self.signals, self.stats = settings, signals, stats
         self.rows = make_rows(settings)
         self.buckets = buckets_of(shard, settings.shards) if settings.shards > 1 else None
-        self.lane = Lane(f"holdfast-outbox-rows-{shard}", signals.abandoned)
+        self.lane = WorkerThread(f"holdfast-outbox-rows-{shard}", signals.abandoned)
         self.wakeup: Wakeup | None = self.rows.wakeup()
         # Only holdfast's own writers tell of every row they write.
         self._told = self.wakeup is not None and self.rows.layout.name == "holdfast"
@@ -207,8 +207,8 @@ class Term:
     settings: HarvestSettings
     shard: int
     leadership: Leadership
-    signals: Signals
+    signals: LeaderSignals
     stats: ShardStats
-    desk: Desk
+    desk: ShardRows
     clients: dict[str, Any]
     """Constructors of Kafka clients, where they are not the usual ones."""

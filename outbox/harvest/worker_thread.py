@@ -40,7 +40,7 @@ class Pending(Generic[T]):
                     raise Abandoned from None
 
 
-class Lane:
+class WorkerThread:
     """One daemon thread and a queue before it. A call that hangs for ever keeps neither the process nor its owner."""
 
     def __init__(self, name: str, abandoned: Callable[[], bool]) -> None:

@@ -20,7 +20,7 @@ from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 
 from holdfast.agents.faust.credentials import broker_credentials
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import CreateTopic, Role, TopicSpec
+from holdfast.clients.topics.plan import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import BrokerError
@@ -44,7 +44,7 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
 def topic(secured: dict[str, str]) -> str:
     """Give the name of a new topic with one partition."""
     name = f"secured-{uuid.uuid4().hex[:8]}"
-    spec = TopicSpec(name=name, partitions=1, config={}, replication_factor=1, role=Role.SOURCE)
+    spec = TopicSpec(name=name, partitions=1, config={}, replication_factor=1, role=TopicRole.SOURCE)
     Admin(Settings(kafka=secured), timeout_s=DEADLINE_S).apply([CreateTopic(spec=spec, partitions=1)])
     return name
 

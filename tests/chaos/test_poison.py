@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from confluent_kafka import Producer
 
-from holdfast.clients.quarantine.records import Quarantined, read_record
+from holdfast.clients.quarantine.records import QuarantinedRecord, read_record
 from holdfast.clients.topics.admin import Admin, create_topics
 from holdfast.clients.topics.plan import AlterConfig
 from tests.chaos.conftest import MakeApplication
@@ -38,7 +38,7 @@ def write(app: Application, *values: bytes | None, headers: Sequence[Header] = (
     return min(offsets)
 
 
-def quarantined(proof: Proof) -> dict[tuple[str, int], Quarantined]:
+def quarantined(proof: Proof) -> dict[tuple[str, int], QuarantinedRecord]:
     """Return what is in the quarantine by processor and offset."""
     records = [read_record(message) for messages in proof.quarantined.values() for message in messages]
     assert None not in records

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, Message, Producer, TopicPartition
 
-from holdfast.clients.quarantine.records import Quarantine, Quarantined
+from holdfast.clients.quarantine.records import Quarantine, QuarantinedRecord
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.topics.admin import create_topics
 from holdfast.core.engine.skips import Skip, encode_skip
@@ -56,7 +56,7 @@ def rows(shop: Application, *keys: str) -> list[int]:
     return [0 if row is None else row.total for row in found]
 
 
-def noted(shop: Application) -> list[Quarantined]:
+def noted(shop: Application) -> list[QuarantinedRecord]:
     return Quarantine(shop.settings).records(lambda each: each.stage == "fetch")
 
 

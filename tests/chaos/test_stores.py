@@ -15,7 +15,7 @@ import rocksdict
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.plan import AlterConfig
 from holdfast.core.engine.codec import META
-from holdfast.tables.store import STORE_FORMAT, Stamp
+from holdfast.tables.store import STORE_FORMAT, StoreStamp
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, Worker, wait_for
 from tests.support.proof import prove, read_topic
@@ -44,7 +44,7 @@ def on_disk(path: Path, change: Callable[[rocksdict.Rdict], None]) -> None:
 def restamp(path: Path, **differences: object) -> None:
     def change(database: rocksdict.Rdict) -> None:
         key = META + b"stamp"
-        stamp = msgspec.msgpack.decode(bytes(database[key]), type=Stamp)  # type: ignore[arg-type]
+        stamp = msgspec.msgpack.decode(bytes(database[key]), type=StoreStamp)  # type: ignore[arg-type]
         database[key] = msgspec.msgpack.encode(msgspec.structs.replace(stamp, **differences))
         database[b"\x02kforeign"] = b"a row that must never be seen"
 

@@ -9,7 +9,7 @@ import time
 
 import pytest
 
-from holdfast.cli.asked import Asked
+from holdfast.cli.asked import StopRequest
 
 # A handler that waits for a lock is a process that no exception ends, so each attempt is made in one of its own.
 WAITS = """
@@ -32,7 +32,7 @@ def test_a_signal_in_the_middle_of_a_wait_ends_it() -> None:
 
 
 def test_it_is_an_event_like_any_other() -> None:
-    asked = Asked()
+    asked = StopRequest()
     began_s = time.monotonic()
     assert not asked.wait(0.12)
     assert time.monotonic() - began_s >= 0.12
@@ -49,4 +49,4 @@ def test_it_is_an_event_like_any_other() -> None:
 
 @pytest.mark.parametrize("timeout", [0, -1.0])
 def test_a_wait_of_no_time_only_looks(timeout: float) -> None:
-    assert not Asked().wait(timeout)
+    assert not StopRequest().wait(timeout)

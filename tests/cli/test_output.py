@@ -11,9 +11,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.cli.output import Output, Record, show
+from holdfast.cli.output import Output, OutputRow, show
 
-RECORDS: list[Record] = [
+RECORDS: list[OutputRow] = [
     {"topic": "orders", "partition_count": 12, "leader": None, "configs": {"cleanup.policy": "compact"}, "note": "long " * 60},
     {"topic": "[bold]x[/bold]", "partition_count": 3, "leader": 1, "configs": {}, "note": ""},
 ]

@@ -25,7 +25,7 @@ from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import encode_json
 from holdfast.core.outbox.progress import Reached, reached_key
-from holdfast.core.producers.ledger import TOTALS_KEY, Book, Faults, Hole, Judgement, Totals, Trouble, book_key
+from holdfast.core.producers.ledger import TOTALS_KEY, Book, Faults, Hole, Judgement, LedgerTrouble, Totals, book_key
 from holdfast.core.producers.registry import Registration, name_key, route
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
@@ -48,7 +48,7 @@ FAULTS = Faults(
     duplicates=3,
     zombies=4,
     holes=(Hole(4, 4), Hole(7, 9)),
-    trouble=Trouble(Judgement.ZOMBIE, 650, AT_MS, 4, 21),
+    trouble=LedgerTrouble(Judgement.ZOMBIE, 650, AT_MS, 4, 21),
 )
 BAD = Book(5, 20, 700, AT_MS, 18, 0, 4, FAULTS)
 

@@ -22,7 +22,7 @@ from holdfast.clients.producers.names import NameHolder
 from holdfast.clients.quarantine.records import Quarantine
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.config import Settings
-from holdfast.core.claims.resets import Abort
+from holdfast.core.claims.resets import ResetAbort
 from holdfast.core.producers.registry import RegistryAnswer, encode_answer
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claims.claiming import LOG_APPEND, Ground, drain, scenario, until
@@ -121,7 +121,7 @@ def test_decisions_about_resets_are_read_beyond_hostile_batches(broker: SessionB
     topic = fresh_topic("resets", config=ROOM | LOG_APPEND)
     log, ids = ResetLog(_settings(broker), topic=topic, timeout_s=20), [uuid.uuid4().hex[:8] for _ in range(2)]
     for reset_id in ids:
-        decision = Abort(reset_id=reset_id, group="shop", client="c", at_s=1, reason="no")
+        decision = ResetAbort(reset_id=reset_id, group="shop", client="c", at_s=1, reason="no")
         send_hostile(broker, topic)
         assert log.decide(decision) == decision
     send_hostile(broker, topic)

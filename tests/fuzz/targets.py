@@ -25,7 +25,7 @@ from holdfast.core.kafka import transaction_requests as transactions
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import Record, RecordBatch, batches, decode_batch, encode_batch
 from holdfast.core.outbox import harvest
-from holdfast.core.outbox.election import Beat
+from holdfast.core.outbox.election import LeaderRecord
 from holdfast.core.producers import ledger, registry, stamps
 from holdfast.errors import HoldfastError
 from holdfast.models.requests import decode_init_producer_id_response, decode_produce_response, decode_request
@@ -192,8 +192,8 @@ TARGETS: tuple[Target, ...] = (
         name="resets",
         decode=resets.decode_decision,
         seeds=(
-            resets.encode_decision(resets.Commit(reset_id="5e", group="g", client="admin", at_s=7, offsets={"orders": ((0, 40, 0),)})),
-            resets.encode_decision(resets.Abort(reset_id="5e", group="g", client="c", at_s=1, reason="silent")),
+            resets.encode_decision(resets.ResetCommit(reset_id="5e", group="g", client="admin", at_s=7, offsets={"orders": ((0, 40, 0),)})),
+            resets.encode_decision(resets.ResetAbort(reset_id="5e", group="g", client="c", at_s=1, reason="silent")),
         ),
         encode=resets.encode_decision,
     ),
@@ -219,7 +219,7 @@ TARGETS: tuple[Target, ...] = (
         errors=UNFIT,
         seeds=(
             _JSON(
-                commands.Answer(
+                commands.CommandReply(
                     id="c-1",
                     verb=commands.Verb.PAUSE,
                     shard=0,
@@ -242,7 +242,7 @@ TARGETS: tuple[Target, ...] = (
             pair(harvest.rows_key("orders-3"), _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [1, 10**12]))),
         ),
     ),
-    Target(name="leaders of an outbox", decode=Beat.decode, seeds=(b"7%a%n%1%3%", b"7%a%n%1%4%120")),
+    Target(name="leaders of an outbox", decode=LeaderRecord.decode, seeds=(b"7%a%n%1%3%", b"7%a%n%1%4%120")),
     Target(
         name="registry commands",
         decode=lambda data: registry.decode(data, 0),

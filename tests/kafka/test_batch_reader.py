@@ -10,7 +10,7 @@ from collections.abc import Sequence
 import google_crc32c
 import pytest
 
-from holdfast.core.engine.skips import Ranges, Skip, behind, decode_skip, encode_skip, merged
+from holdfast.core.engine.skips import OffsetRanges, Skip, behind, decode_skip, encode_skip, merged
 from holdfast.core.kafka.compression import Compression
 from holdfast.core.kafka.record_batch import (
     HEADER_BYTES,
@@ -40,7 +40,7 @@ def read(
     *,
     limit: int = 1_000,
     limit_bytes: int = 64 * MIB,
-    skips: Ranges = (),
+    skips: OffsetRanges = (),
 ) -> tuple[list[Row], BatchReader]:
     """Return all rows that a consumer sees of *data*, and the reader at its end."""
     reader, records = BatchReader(memoryview(data), aborted, position, limit_bytes=limit_bytes, skips=skips), Records()

@@ -16,14 +16,13 @@ from aiokafka.errors import KafkaConnectionError
 
 from holdfast.core.kafka.fetch_requests import FETCH, Wanted, fetch_request, fetched, whole_batches
 from holdfast.core.kafka.record_batch import Record, RecordBatch, encode_batch
-from holdfast.core.kafka.wire import Reader, put_compact, put_uvarint
+from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
 from holdfast.errors import TopicError, WireError
 from holdfast.kafka.feed import ATTEMPTS, Feed, Fetched
 from holdfast.kafka.raw_request import Packed
 
 DEADLINE_S = 60.0
 TOPIC = "events"
-Place = tuple[str, int]
 _PART = Struct(">ihqqq")
 
 
@@ -88,7 +87,7 @@ class Brokers:
         return 4, b"\0\0\0\0" + answer
 
     def fetch(self, node: int, body: bytes) -> bytes:
-        reader = Reader(body)
+        reader = WireReader(body)
         reader.raw(25, "before")
         out = bytearray(b"\0\0\0\0" + b"\0\0" + b"\0\0\0\0")
         topics = reader.compact_array("topics")

@@ -13,7 +13,7 @@ from holdfast.clients.claims.balanced_log import GroupLog
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.kafka.log_tail import Tail
+from holdfast.kafka.log_tail import EndOfLog
 from tests.clients.claims.claiming import LOG_APPEND
 
 GAP_S = 0.005
@@ -90,7 +90,7 @@ def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(bro
     assert producer.flush(10) == 0
     reader = Consumer({**broker.config, "group.id": "tail", "enable.auto.commit": False})
     with closing(reader):
-        tail = Tail(topic, 0, 0)
+        tail = EndOfLog(topic, 0, 0)
         assert not tail.look(reader), "nobody has told an end"
         reader.assign([TopicPartition(topic, 0, 0)])
         until_s, seen = time.monotonic() + WITHIN_S, list[tuple[int, bool]]()
@@ -106,6 +106,6 @@ def test_an_end_that_the_reader_tells_counts_whatever_was_read(broker: SessionBr
     """Control records close a log whose last offset nobody is handed."""
     reader = Consumer({**broker.config, "group.id": "tail"})
     with closing(reader):
-        tail = Tail(fresh_topic("log", partitions=1), 0)
+        tail = EndOfLog(fresh_topic("log", partitions=1), 0)
         tail.at_end()
         assert tail.look(reader)

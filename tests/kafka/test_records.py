@@ -6,7 +6,7 @@ import pytest
 from confluent_kafka import Message
 
 from holdfast.core.engine.processor import INPUTS, Headers
-from holdfast.kafka.records import Record, Records
+from holdfast.kafka.records import FetchedRecord, Records
 from tests.support.columns import take
 
 
@@ -56,5 +56,5 @@ def test_headers_and_keys_stay_with_their_records() -> None:
     take(records, [message(4), message(5)])
     take(records, [message(7, headers=(("a", b"1"), ("b", None)), key=b"k"), message(8)])
     assert records.batch(3, ("headers", "key")).columns == ([(), (), (("a", b"1"), ("b", None)), ()], [None, None, b"k", None])
-    assert records.at(7) == Record(b"v7", b"k", (("a", b"1"), ("b", None)), 1_007)
-    assert records.at(8) == Record(b"v8", None, (), 1_008)
+    assert records.at(7) == FetchedRecord(b"v7", b"k", (("a", b"1"), ("b", None)), 1_007)
+    assert records.at(8) == FetchedRecord(b"v8", None, (), 1_008)

@@ -12,6 +12,7 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.kafka.producer_state import (
     CACHED_BATCHES,
     Append,
+    AppendVerdict,
     CachedBatch,
     EndMarker,
     HighWatermark,
@@ -19,13 +20,12 @@ from holdfast.core.kafka.producer_state import (
     LeaderRow,
     LogEntry,
     ProducerEntry,
-    Verdict,
     Verification,
     producer_key,
     verification_key,
 )
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance
-from holdfast.core.kafka.transaction_state import Answer, Command, CoordinatorRow, Transaction
+from holdfast.core.kafka.transaction_state import CoordinatorCommand, CoordinatorReply, CoordinatorRow, Transaction
 from holdfast.models import partition_leader, transaction_coordinator
 
 PID = 1005
@@ -52,11 +52,11 @@ class Log:
         self.rows: Rows[LeaderRow] = empty_rows(LeaderRow)
         self._rules = rules
 
-    def apply(self, event: LeaderEvent) -> Verdict | None:
-        verdict: Verdict | None = self._rules.lead(self.rows, event)
+    def apply(self, event: LeaderEvent) -> AppendVerdict | None:
+        verdict: AppendVerdict | None = self._rules.lead(self.rows, event)
         return verdict
 
-    def append(self, first: int, last: int | None = None, *, epoch: int = 0, pid: int = PID, at_ms: int = 0, **more: Any) -> Verdict:
+    def append(self, first: int, last: int | None = None, *, epoch: int = 0, pid: int = PID, at_ms: int = 0, **more: Any) -> AppendVerdict:
         """Append a batch at the end of the log."""
         last = first if last is None else last
         base = self.log.end_offset
@@ -75,7 +75,9 @@ class Log:
         assert verdict is not None
         return verdict
 
-    def marker(self, *, commit: bool = True, epoch: int = 0, coordinator: int = 0, pid: int = PID, at_ms: int = 0, **more: Any) -> Verdict:
+    def marker(
+        self, *, commit: bool = True, epoch: int = 0, coordinator: int = 0, pid: int = PID, at_ms: int = 0, **more: Any
+    ) -> AppendVerdict:
         offset = self.log.end_offset
         event = EndMarker(
             producer_id=pid, epoch=epoch, commit=commit, coordinator_epoch=coordinator, offset=offset, timestamp_ms=at_ms, **more
@@ -108,9 +110,9 @@ class Desk:
         self.at_ms = 1_000
         self._rules = rules
 
-    def do(self, command: Command) -> Answer:
+    def do(self, command: CoordinatorCommand) -> CoordinatorReply:
         before = dict(self.rows.scan())
-        answer: Answer = self._rules.coordinate(self.rows, command, self.at_ms)
+        answer: CoordinatorReply = self._rules.coordinate(self.rows, command, self.at_ms)
         if answer.error and not answer.touched:
             assert dict(self.rows.scan()) == before, "what is refused changes nothing"
         return answer

@@ -10,18 +10,18 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.groups.assignors.types import TopicPartition
 from holdfast.core.groups.codes import GroupCode
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.models import consumer_group
 from holdfast.models.consumer_group import (
     NOTHING,
-    Answer,
+    HeartbeatReply,
     MemberState,
+    MemberStep,
     ModernGroup,
     ModernHeartbeat,
     ModernState,
     Partitions,
-    Step,
     commit_code,
     heartbeat,
     next_step,
@@ -37,7 +37,7 @@ class Broker:
     def __init__(self, partitions: int = 3) -> None:
         self.group, self.counts, self.at_ms = ModernGroup(), {"t": partitions}, 0
 
-    def beat(self, member_id: str, epoch: int, owned: Iterable[int] | None = None, **more: object) -> Answer:
+    def beat(self, member_id: str, epoch: int, owned: Iterable[int] | None = None, **more: object) -> HeartbeatReply:
         topics = ("t",) if epoch == 0 else None
         said = ModernHeartbeat(
             member_id=member_id,
@@ -60,17 +60,17 @@ def test_a_newcomer_waits_until_the_owner_has_given_up_what_it_is_to_get() -> No
     """G5: c1 owns 0, 1, 2; c2 joins: c1 is told to revoke 2, c2 gets nothing until c1 has said so, then 2."""
     broker = Broker()
     assert broker.where() is ModernState.EMPTY
-    assert broker.beat("c1", 0) == Answer(GroupCode.NONE, 1, parts(0, 1, 2))
+    assert broker.beat("c1", 0) == HeartbeatReply(GroupCode.NONE, 1, parts(0, 1, 2))
     assert broker.where() is ModernState.STABLE
-    assert broker.beat("c2", 0) == Answer(GroupCode.NONE, 2, NOTHING)
+    assert broker.beat("c2", 0) == HeartbeatReply(GroupCode.NONE, 2, NOTHING)
     assert broker.state("c2") is MemberState.UNRELEASED_PARTITIONS
-    assert broker.beat("c1", 1, (0, 1, 2)) == Answer(GroupCode.NONE, 1, parts(0, 1))
+    assert broker.beat("c1", 1, (0, 1, 2)) == HeartbeatReply(GroupCode.NONE, 1, parts(0, 1))
     assert broker.state("c1") is MemberState.UNREVOKED_PARTITIONS
-    assert broker.beat("c2", 2, ()) == Answer(GroupCode.NONE, 2, NOTHING)
-    assert broker.beat("c1", 1) == Answer(GroupCode.NONE, 1, parts(0, 1)), "a heartbeat that says nothing acknowledges nothing"
+    assert broker.beat("c2", 2, ()) == HeartbeatReply(GroupCode.NONE, 2, NOTHING)
+    assert broker.beat("c1", 1) == HeartbeatReply(GroupCode.NONE, 1, parts(0, 1)), "a heartbeat that says nothing acknowledges nothing"
     assert broker.where() is ModernState.RECONCILING
-    assert broker.beat("c1", 1, (0, 1)) == Answer(GroupCode.NONE, 2, parts(0, 1))
-    assert broker.beat("c2", 2, ()) == Answer(GroupCode.NONE, 2, parts(2))
+    assert broker.beat("c1", 1, (0, 1)) == HeartbeatReply(GroupCode.NONE, 2, parts(0, 1))
+    assert broker.beat("c2", 2, ()) == HeartbeatReply(GroupCode.NONE, 2, parts(2))
     assert broker.where() is ModernState.STABLE
 
 
@@ -108,7 +108,7 @@ def test_a_static_member_on_leave_keeps_its_part_and_two_at_once_are_refused() -
     assert broker.beat("c1", -2, instance_id="i2").code is GroupCode.FENCED_INSTANCE_ID
     assert broker.beat("c1", -2, instance_id="i1").code is GroupCode.NONE
     epoch = broker.group.epoch
-    assert broker.beat("c1b", 0, instance_id="i1") == Answer(GroupCode.NONE, epoch, parts(0, 1, 2))
+    assert broker.beat("c1b", 0, instance_id="i1") == HeartbeatReply(GroupCode.NONE, epoch, parts(0, 1, 2))
     assert broker.group.epoch == epoch
 
 
@@ -132,7 +132,7 @@ def test_new_partitions_are_given_without_touching_the_others() -> None:
     broker = Broker(2)
     broker.beat("c1", 0)
     broker.counts = {"t": 4}
-    assert broker.beat("c1", 1, (0, 1)) == Answer(GroupCode.NONE, 2, parts(0, 1, 2, 3))
+    assert broker.beat("c1", 1, (0, 1)) == HeartbeatReply(GroupCode.NONE, 2, parts(0, 1, 2, 3))
 
 
 def test_an_assignor_the_broker_has_not_is_refused() -> None:
@@ -200,8 +200,8 @@ def test_no_two_members_ever_hold_a_partition_and_everybody_arrives(seed: int) -
     assert not violations(seed, 60)
 
 
-def _at_once(plain: Callable[..., Step]) -> Callable[..., Step]:
-    def step(**given: object) -> Step:
+def _at_once(plain: Callable[..., MemberStep]) -> Callable[..., MemberStep]:
+    def step(**given: object) -> MemberStep:
         return plain(**{**given, "taken": NOTHING})
 
     return step

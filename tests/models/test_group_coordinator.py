@@ -8,17 +8,17 @@ from holdfast.core.groups.codes import GroupCode as Code
 from holdfast.models.group_coordinator.rules import step
 from holdfast.models.group_coordinator.types import (
     ClassicGroup,
-    Commit,
     CoordinatorSettings,
-    Delete,
-    Heartbeat,
-    Join,
-    Leave,
-    Look,
-    Reply,
+    DeleteGroup,
+    GroupReply,
+    GroupState,
+    HeartbeatRequest,
+    JoinGroup,
+    LeaveGroup,
+    OffsetCommit,
     Request,
-    State,
-    Sync,
+    SyncGroup,
+    TimePasses,
 )
 
 RANGE = (("range", b"r"),)
@@ -30,10 +30,10 @@ class Group:
     def __init__(self, **settings: int) -> None:
         self.now_ms = 0
         self.value = ClassicGroup(settings=CoordinatorSettings(**settings))
-        self.answers: dict[int, Reply] = {}
+        self.answers: dict[int, GroupReply] = {}
         self.asked = 0
 
-    def ask(self, request: Request) -> Reply | None:
+    def ask(self, request: Request) -> GroupReply | None:
         self.value, replies = step(self.value, request, self.now_ms)
         self.answers.update((each.request, each) for each in replies)
         return self.answers.get(request.request)
@@ -45,33 +45,33 @@ class Group:
     def join(self, member_id: str = "", new_id: str = "", protocols: tuple[tuple[str, bytes], ...] = RANGE, **more: object) -> int:
         number = self.number()
         given = {"requires_id": False, **more}
-        self.ask(Join(request=number, member_id=member_id, new_id=new_id, protocols=protocols, **given))  # type: ignore[arg-type]
+        self.ask(JoinGroup(request=number, member_id=member_id, new_id=new_id, protocols=protocols, **given))  # type: ignore[arg-type]
         return number
 
     def sync(self, member_id: str, **more: object) -> int:
         number = self.number()
         given = {"generation": self.value.generation, **more}
-        self.ask(Sync(request=number, member_id=member_id, **given))  # type: ignore[arg-type]
+        self.ask(SyncGroup(request=number, member_id=member_id, **given))  # type: ignore[arg-type]
         return number
 
     def beat(self, member_id: str, generation: int | None = None, instance_id: str | None = None) -> Code:
         number = self.number()
         generation = self.value.generation if generation is None else generation
-        reply = self.ask(Heartbeat(request=number, member_id=member_id, generation=generation, instance_id=instance_id))
+        reply = self.ask(HeartbeatRequest(request=number, member_id=member_id, generation=generation, instance_id=instance_id))
         assert reply is not None
         return reply.code
 
     def commit(self, member_id: str = "", generation: int = -1, instance_id: str | None = None) -> Code:
         number = self.number()
-        reply = self.ask(Commit(request=number, member_id=member_id, generation=generation, instance_id=instance_id))
+        reply = self.ask(OffsetCommit(request=number, member_id=member_id, generation=generation, instance_id=instance_id))
         assert reply is not None
         return reply.code
 
     def wait(self, ms: int) -> None:
         self.now_ms += ms
-        self.ask(Look())
+        self.ask(TimePasses())
 
-    def where(self) -> State:
+    def where(self) -> GroupState:
         return self.value.state
 
     def ids(self) -> list[str]:
@@ -90,7 +90,7 @@ def stable(*names: str, instances: dict[str, str] | None = None, **more: object)
         group.join(new_id=name, instance_id=(instances or {}).get(name), **more)  # type: ignore[arg-type]
     group.wait(6_001)
     group.settle()
-    assert group.where() is State.STABLE
+    assert group.where() is GroupState.STABLE
     return group
 
 
@@ -98,8 +98,8 @@ def test_a_group_is_formed_by_joins_and_the_leader_s_assignment() -> None:
     group = Group()
     first, second = group.join(new_id="a"), group.join(new_id="b", protocols=(("range", b"other"),))
     group.wait(6_000)
-    assert group.answers[first] == Reply(first, Code.NONE, "a", 1, "range", "a", (("a", b"r"), ("b", b"other")))
-    assert group.answers[second] == Reply(second, Code.NONE, "b", 1, "range", "a")
+    assert group.answers[first] == GroupReply(first, Code.NONE, "a", 1, "range", "a", (("a", b"r"), ("b", b"other")))
+    assert group.answers[second] == GroupReply(second, Code.NONE, "b", 1, "range", "a")
     waiting = group.sync("b")
     assert waiting not in group.answers
     led = group.sync("a", assignments=(("a", b"0"),))
@@ -113,22 +113,22 @@ def test_the_first_join_waits_three_seconds_and_three_more_for_a_late_joiner() -
     group = Group()
     group.join(new_id="a")
     group.wait(2_999)
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
     group.join(new_id="b")
     group.wait(2_999)
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
     group.wait(2)
-    assert group.where() is State.COMPLETING
+    assert group.where() is GroupState.COMPLETING
     lone = Group()
     lone.join(new_id="a")
     lone.wait(3_000)
-    assert lone.where() is State.COMPLETING
+    assert lone.where() is GroupState.COMPLETING
     short = Group()
     short.join(new_id="a", rebalance_ms=4_000)
     short.wait(2_000)
     short.join(new_id="b", rebalance_ms=4_000)
     short.wait(2_000)
-    assert short.where() is State.COMPLETING, "the rebalance timeout bounds it"
+    assert short.where() is GroupState.COMPLETING, "the rebalance timeout bounds it"
 
 
 def test_heartbeats_are_answered_by_state() -> None:
@@ -141,11 +141,11 @@ def test_heartbeats_are_answered_by_state() -> None:
     assert rejoined not in group.answers
     assert group.beat("b") is Code.REBALANCE_IN_PROGRESS
     group.join("b")
-    assert group.where() is State.COMPLETING
+    assert group.where() is GroupState.COMPLETING
     assert group.beat("a") is Code.NONE
     for name in ("a", "b"):
-        group.ask(Leave(request=group.number(), member_id=name))
-    assert group.where() is State.EMPTY
+        group.ask(LeaveGroup(request=group.number(), member_id=name))
+    assert group.where() is GroupState.EMPTY
     assert group.beat("a") is Code.UNKNOWN_MEMBER_ID
 
 
@@ -167,9 +167,9 @@ def test_who_does_not_rejoin_in_time_is_dropped_but_static_members_stay() -> Non
     group = stable("a", "b", "c", instances={"c": "i"}, session_ms=1_800_000, rebalance_ms=60_000)
     group.join("a", session_ms=1_800_000, rebalance_ms=60_000)
     group.wait(59_999)
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
     group.wait(1)
-    assert group.where() is State.COMPLETING
+    assert group.where() is GroupState.COMPLETING
     assert group.ids() == ["a", "c"]
     assert group.value.generation == 2
 
@@ -186,10 +186,10 @@ def test_a_static_member_back_within_its_session_causes_no_rebalance(away_s: int
         assert group.answers[back][:4] == (back, Code.NONE, "new", 1)
         assert group.answers[group.sync("new", instance_id="i")].assignment == b"old"
         assert group.beat("old", instance_id="i") is Code.FENCED_INSTANCE_ID
-        assert group.where() is State.STABLE
+        assert group.where() is GroupState.STABLE
     else:
         assert back not in group.answers
-        assert group.where() is State.PREPARING
+        assert group.where() is GroupState.PREPARING
         assert group.beat("b", instance_id="j") is Code.REBALANCE_IN_PROGRESS
 
 
@@ -208,14 +208,14 @@ def test_a_static_member_that_returns_while_the_group_completes_rebalances_it_an
     waiting = group.sync("old", instance_id="i")
     group.join(new_id="new", instance_id="i")
     assert group.answers[waiting].code is Code.FENCED_INSTANCE_ID
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
 
 
 def test_a_newcomer_must_join_again_with_the_id_it_is_given() -> None:
     """KIP-394: 79, and the id is forgotten after the session timeout."""
     group = Group()
     asked = group.join(new_id="a-1", requires_id=True)
-    assert group.answers[asked] == Reply(asked, Code.MEMBER_ID_REQUIRED, "a-1")
+    assert group.answers[asked] == GroupReply(asked, Code.MEMBER_ID_REQUIRED, "a-1")
     group.join("a-1")
     assert group.ids() == ["a-1"]
     group.join(new_id="a-2", requires_id=True, session_ms=6_000)
@@ -246,8 +246,8 @@ def test_a_full_group_and_a_deleted_one_refuse() -> None:
     group = Group(max_size=1)
     group.join(new_id="a")
     assert group.answers[group.join(new_id="b")].code is Code.GROUP_MAX_SIZE_REACHED
-    group.ask(Delete(request=group.number()))
-    assert group.where() is State.DEAD
+    group.ask(DeleteGroup(request=group.number()))
+    assert group.where() is GroupState.DEAD
     assert group.answers[group.join(new_id="c")].code is Code.COORDINATOR_NOT_AVAILABLE
     assert group.beat("a") is Code.COORDINATOR_NOT_AVAILABLE
     assert group.commit() is Code.COORDINATOR_NOT_AVAILABLE
@@ -257,15 +257,15 @@ def test_a_rejoin_with_nothing_new_is_answered_at_once_unless_the_leader_asks() 
     group = stable("a", "b")
     follower = group.join("b")
     assert group.answers[follower].generation == 1
-    assert group.where() is State.STABLE
+    assert group.where() is GroupState.STABLE
     group.join("a")
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
     group.join("b")
-    assert group.where() is State.COMPLETING
+    assert group.where() is GroupState.COMPLETING
     again = group.join("a")
     assert group.answers[again].members == (("a", b"r"), ("b", b"r"))
     group.join("b", protocols=(("range", b"changed"),))
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
 
 
 def test_syncs_are_answered_by_state() -> None:
@@ -288,7 +288,7 @@ def test_who_never_syncs_is_dropped_when_the_rebalance_timeout_is_over() -> None
     group.sync("a")
     group.wait(10_000)
     assert group.ids() == ["a"]
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
 
 
 def test_a_session_that_ends_or_a_member_that_leaves_starts_a_rebalance_and_another_leads() -> None:
@@ -298,32 +298,32 @@ def test_a_session_that_ends_or_a_member_that_leaves_starts_a_rebalance_and_anot
     group.beat("c")
     group.wait(10_000)
     assert group.ids() == ["b", "c"]
-    assert group.where() is State.PREPARING
+    assert group.where() is GroupState.PREPARING
     group.join("b")
     group.join("c")
     assert group.value.leader in ("b", "c")
     assert group.value.generation == 2
     group.settle()
     left = group.number()
-    group.ask(Leave(request=left, member_id="c"))
+    group.ask(LeaveGroup(request=left, member_id="c"))
     assert group.answers[left].code is Code.NONE
     assert group.beat("b") is Code.REBALANCE_IN_PROGRESS
 
 
 def test_the_last_to_leave_empties_the_group_and_the_generation_counts_on() -> None:
     group = stable("a")
-    group.ask(Leave(request=group.number(), member_id="a"))
-    assert group.where() is State.EMPTY
+    group.ask(LeaveGroup(request=group.number(), member_id="a"))
+    assert group.where() is GroupState.EMPTY
     assert group.value.generation == 2
 
 
 def test_an_administrator_removes_a_static_member_by_its_instance_id() -> None:
     group = stable("a", "b", instances={"b": "i"})
     number = group.number()
-    group.ask(Leave(request=number, instance_id="i"))
+    group.ask(LeaveGroup(request=number, instance_id="i"))
     assert group.answers[number].code is Code.NONE
     assert group.ids() == ["a"]
-    group.ask(Leave(request=number, instance_id="i"))
+    group.ask(LeaveGroup(request=number, instance_id="i"))
     assert group.answers[number].code is Code.UNKNOWN_MEMBER_ID
 
 
@@ -333,4 +333,4 @@ def test_what_happens_does_not_depend_on_when_somebody_looks() -> None:
         often.wait(1_000)
     seldom.wait(60_000)
     assert often.value == seldom.value
-    assert often.where() is State.EMPTY
+    assert often.where() is GroupState.EMPTY

@@ -18,6 +18,7 @@ from holdfast.core.kafka.producer_state import (
     EXPIRATION_MS,
     AbortedTransaction,
     Append,
+    AppendVerdict,
     Code,
     EndMarker,
     HighWatermark,
@@ -26,7 +27,6 @@ from holdfast.core.kafka.producer_state import (
     Origin,
     Outcome,
     Sweep,
-    Verdict,
     VerificationBegun,
     aborted_key,
 )
@@ -111,7 +111,7 @@ def test_a_fault_in_the_last_stable_offset_is_noticed(old: str, new: str) -> Non
 # -- transactions on a partition
 
 
-def begun(log: Log, pid: int = PID, epoch: int = 0, first: int = 0, **more: Any) -> Verdict:
+def begun(log: Log, pid: int = PID, epoch: int = 0, first: int = 0, **more: Any) -> AppendVerdict:
     log.apply(VerificationBegun(producer_id=pid, epoch=epoch, sequence=first, at_ms=0))
     return log.append(first, pid=pid, epoch=epoch, transactional=True, verified=True, **more)
 

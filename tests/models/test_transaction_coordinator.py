@@ -18,9 +18,9 @@ from holdfast.core.kafka.transaction_state import (
     TRANSACTIONAL_ID_EXPIRATION_MS,
     AbortTimedOut,
     AddPartitions,
-    Answer,
     ClientState,
-    Command,
+    CoordinatorCommand,
+    CoordinatorReply,
     EndTransaction,
     ExpireIds,
     InitProducerId,
@@ -39,20 +39,20 @@ S = TransactionState
 ORDERS = ("orders", 0)
 
 
-def init(desk: Desk, expected: tuple[int, int] | None = None, name: str | None = "pay", timeout_ms: int = 60_000) -> Answer:
+def init(desk: Desk, expected: tuple[int, int] | None = None, name: str | None = "pay", timeout_ms: int = 60_000) -> CoordinatorReply:
     return desk.do(InitProducerId(transactional_id=name, timeout_ms=timeout_ms, expected=expected))
 
 
-def add(desk: Desk, pid: int, epoch: int, *partitions: tuple[str, int], name: str = "pay", version: int = 0) -> Answer:
+def add(desk: Desk, pid: int, epoch: int, *partitions: tuple[str, int], name: str = "pay", version: int = 0) -> CoordinatorReply:
     found = partitions or (ORDERS,)
     return desk.do(AddPartitions(transactional_id=name, producer_id=pid, epoch=epoch, partitions=found, client_version=version))
 
 
-def end(desk: Desk, pid: int, epoch: int, *, commit: bool = True, version: int = 0) -> Answer:
+def end(desk: Desk, pid: int, epoch: int, *, commit: bool = True, version: int = 0) -> CoordinatorReply:
     return desk.do(EndTransaction(transactional_id="pay", producer_id=pid, epoch=epoch, commit=commit, client_version=version))
 
 
-def written(desk: Desk) -> Answer:
+def written(desk: Desk) -> CoordinatorReply:
     return desk.do(MarkersWritten(transactional_id="pay"))
 
 
@@ -306,7 +306,9 @@ steps = st.lists(
 )  # fmt: skip
 
 
-def command_of(kind: str, name: str, row: Transaction | None, back: int, version: int, last: Command | None) -> Command:
+def command_of(
+    kind: str, name: str, row: Transaction | None, back: int, version: int, last: CoordinatorCommand | None
+) -> CoordinatorCommand:
     pid, epoch = (row.producer_id, max(-1, row.epoch + back)) if row is not None else (3, 0)
     match kind:
         case "init":
@@ -336,7 +338,7 @@ def test_whatever_happens_states_follow_the_table_and_no_identity_is_given_twice
     placed(desk, epoch=epoch)
     desk.rows["ids"] = ProducerIds(10, 1_000)
     given_out: set[tuple[int, int]] = set()
-    last: Command | None = None
+    last: CoordinatorCommand | None = None
     for kind, name, back in lives:
         before = {key: row for key, row in desk.rows.scan("t/") if isinstance(row, Transaction)}
         command = command_of(kind, name, before.get(transaction_key(name)), back, version, last)

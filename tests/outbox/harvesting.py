@@ -30,7 +30,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.outbox.harvest.fenced import FencedTerm
 from holdfast.outbox.harvest.harvester import STRATEGIES, Harvester, open_rows
 from holdfast.outbox.harvest.rows import OutboxRows
-from holdfast.outbox.harvest.shard import Desk, ShardStats, Signals, Term
+from holdfast.outbox.harvest.shard import LeaderSignals, ShardRows, ShardStats, Term
 from holdfast.outbox.schema.layouts import OutboxRow
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.topics import ensure_topics
@@ -280,8 +280,8 @@ class Alone:
         self, settings: HarvestSettings, clients: dict[str, Any] | None = None, make_rows: Any = open_rows, shard: int = 0
     ) -> None:
         ensure_topics(settings)
-        self.signals, self.stats = Signals(lambda: True), ShardStats(shard)
-        self.desk = Desk(settings, shard, self.signals, self.stats, make_rows)
+        self.signals, self.stats = LeaderSignals(lambda: True), ShardStats(shard)
+        self.desk = ShardRows(settings, shard, self.signals, self.stats, make_rows)
         held = Leadership(role=shard, epoch=0, leader_id="alone")
         term = Term(
             settings=settings,

@@ -9,8 +9,8 @@ from itertools import permutations
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError
-from holdfast.outbox.command_log import LIMIT_REMEMBERED, Follower, Orders
-from holdfast.outbox.commands import Answer, Command, Verb, tell
+from holdfast.outbox.command_log import LIMIT_REMEMBERED, CommandLog, Orders
+from holdfast.outbox.commands import Command, CommandReply, Verb, tell
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.topics import ensure_topics
 from tests.support.strangers import open_transaction
@@ -89,9 +89,11 @@ class Believer:
     def is_settled(self, shard: int, verb: Verb) -> bool:
         return True
 
-    def answer(self, command: Command, shard: int) -> Answer:
+    def answer(self, command: Command, shard: int) -> CommandReply:
         self.said += 1
-        return Answer(id=command.id, verb=command.verb, shard=shard, leader="b", epoch=1, paused=False, published=self.said, quarantined=0)
+        return CommandReply(
+            id=command.id, verb=command.verb, shard=shard, leader="b", epoch=1, paused=False, published=self.said, quarantined=0
+        )
 
 
 def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: SessionBroker) -> None:
@@ -100,7 +102,7 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=2)
     ensure_topics(settings)
     desk = Believer()
-    follower = Follower(settings, desk, desk.obey)
+    follower = CommandLog(settings, desk, desk.obey)
     follower.open()
     try:
         assert desk.caught.wait(DEADLINE_S)
@@ -125,10 +127,10 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
     ensure_topics(settings)
     for verb in (Verb.RESUME, Verb.FLUSH, Verb.PAUSE):
         assert tell(settings, verb, 0.2) == []
-    found: list[list[Answer]] = []
+    found: list[list[CommandReply]] = []
     asking = threading.Thread(target=lambda: found.append(tell(settings, Verb.STATUS, DEADLINE_S)))
     desk = Believer()
-    follower = Follower(settings, desk, desk.obey)
+    follower = CommandLog(settings, desk, desk.obey)
     asking.start()
     follower.open()
     try:
@@ -144,7 +146,7 @@ def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(br
     settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
     ensure_topics(settings)
     desk = Believer()
-    follower = Follower(settings, desk, desk.obey)
+    follower = CommandLog(settings, desk, desk.obey)
     with open_transaction(broker.config, settings.commands_topic, 1), open_transaction(broker.config, settings.answers_topic, 1):
         follower.open()
         try:

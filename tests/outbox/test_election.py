@@ -15,7 +15,7 @@ import pytest
 from confluent_kafka import KafkaError, KafkaException, Producer
 from confluent_kafka.admin import AdminClient
 
-from holdfast.core.outbox.election import Beat, ElectionSettings, Phase
+from holdfast.core.outbox.election import ElectionSettings, LeaderRecord, Phase
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, TopicError
@@ -174,7 +174,7 @@ def test_a_long_history_neither_delays_nor_elects(contest: Callable[..., Contest
     """N4: old records on the leader topic are not even read."""
     on = contest()
     producer = Producer({**on.broker.config, "linger.ms": 50, "queue.buffering.max.messages": 2_000_000})
-    old = Beat(unix_ns=1, name="a", nonce="old", term=1, number=1, epoch=7).encode()
+    old = LeaderRecord(unix_ns=1, name="a", nonce="old", term=1, number=1, epoch=7).encode()
     for _ in range(records):
         producer.produce(on.topic, old, partition=0)
     assert producer.flush(60) == 0

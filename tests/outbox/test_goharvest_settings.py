@@ -10,7 +10,7 @@ import pytest
 from holdfast.config import Settings
 from holdfast.core.engine.partitioners import goharvest_cell
 from holdfast.errors import ConfigError
-from holdfast.outbox.goharvest import Limits, _camel, limits_of, settings_of
+from holdfast.outbox.goharvest import ReaperLimits, _camel, limits_of, settings_of
 from holdfast.outbox.settings import HarvestSettings, Strategy
 from tests.support.places import TESTDATA
 
@@ -18,9 +18,9 @@ VECTORS = json.loads((TESTDATA / "outbox_defaults.json").read_text())
 FNV = json.loads((TESTDATA / "fnv1a32.json").read_text())
 
 
-def told(limits: Limits) -> dict[str, float]:
+def told(limits: ReaperLimits) -> dict[str, float]:
     """Return limits under the vectors' names."""
-    return {_camel(name) + ("_ms" if name.endswith("_ms") else ""): getattr(limits, name) for name in Limits.__dataclass_fields__}
+    return {_camel(name) + ("_ms" if name.endswith("_ms") else ""): getattr(limits, name) for name in ReaperLimits.__dataclass_fields__}
 
 
 def given(changes: dict[str, Any]) -> dict[str, Any]:

@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
-from holdfast.outbox.command_log import Follower
+from holdfast.outbox.command_log import CommandLog
 from holdfast.outbox.commands import Verb, tell
 from holdfast.outbox.election import Election
 from holdfast.outbox.settings import HarvestSettings
@@ -39,7 +39,7 @@ def settings(broker: SessionBroker) -> Iterator[HarvestSettings]:
 def test_commands_are_heard_and_answered_beyond_hostile_batches(broker: SessionBroker, settings: HarvestSettings) -> None:
     desk = Believer()
     send_hostile(broker, settings.commands_topic)
-    follower = Follower(settings, desk, desk.obey)
+    follower = CommandLog(settings, desk, desk.obey)
     follower.open()
     try:
         assert desk.caught.wait(DEADLINE_S)

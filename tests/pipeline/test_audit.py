@@ -23,7 +23,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ConfigError
 from holdfast.pipeline.audit import AuditOptions, AuditReport, audit
 from holdfast.pipeline.land import land
-from holdfast.pipeline.replay import Engine, Source
+from holdfast.pipeline.replay import ReplayEngine, Source
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record
 from tests.pipeline.lakes import write_bronze
@@ -86,7 +86,7 @@ def test_planted_faults_are_found_with_their_offsets_by_both_engines_in_topics_a
 ) -> None:
     topic = make_topic(log_of(PLANTED))
     land(settings, topic, str(lake))
-    ways: list[tuple[Engine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
+    ways: list[tuple[ReplayEngine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
     reports = [audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake))) for engine, source in ways]
     assert [(each.engine, each.source) for each in reports] == ways
     for each in reports:
@@ -184,7 +184,7 @@ def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_coun
     ):
         topic = make_topic(history)
         land(settings, topic, str(lake))
-        ways: list[tuple[Engine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
+        ways: list[tuple[ReplayEngine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
         reports = [audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake))) for engine, source in ways]
         for report in reports:
             changed = [(kind, partition, offset, first) for kind, partition, offset, first, _ in told(report) if kind == "changed"]

@@ -19,8 +19,8 @@ from holdfast.pipeline.folding import (
     OUT_ROWS,
     RESULT,
     DictStore,
-    Plan,
-    Summary,
+    FoldPlan,
+    FoldSummary,
     columns_needed,
     fold_batches,
     fold_partition,
@@ -28,7 +28,7 @@ from holdfast.pipeline.folding import (
     times_ms,
 )
 from holdfast.pipeline.results import Replayed, gather, present, summaries_of
-from holdfast.tables.store import Budget, PartitionStore, Stamp
+from holdfast.tables.store import Budget, PartitionStore, StoreStamp
 from tests.pipeline.folds import Account, Log, Record, accounts, logs, records
 from tests.pipeline.lakes import cut, record_batch
 
@@ -37,8 +37,8 @@ BUDGET = Budget.of(1 << 20, 1 << 20)
 RELAXED = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
-def replayed(batches: Iterable[pa.RecordBatch], partitions: Iterable[int], plan: Plan | None = None) -> Replayed:
-    summaries, results = gather(fold_batches(plan or Plan(processor=PROCESSOR), batches), partitions)
+def replayed(batches: Iterable[pa.RecordBatch], partitions: Iterable[int], plan: FoldPlan | None = None) -> Replayed:
+    summaries, results = gather(fold_batches(plan or FoldPlan(processor=PROCESSOR), batches), partitions)
     return Replayed(processor="accounts", version=1, engine="test", partitions=summaries, results=results)
 
 
@@ -51,7 +51,7 @@ def live(log: Log, folder: Path, step: int) -> dict[int, tuple[str, list[Any], i
     """Fold as a worker does, RocksDB and small transactions: (digest, refused, stream time) by partition."""
     out: dict[int, tuple[str, list[Any], int]] = {}
     for partition, whole in log.items():
-        stamp = Stamp(app="a", processor="accounts", version=1, partition=partition, cluster_id="c", changelog_id="l")
+        stamp = StoreStamp(app="a", processor="accounts", version=1, partition=partition, cluster_id="c", changelog_id="l")
         store = PartitionStore(folder / str(partition), stamp, BUDGET)
         folder_of = Folder(PROCESSOR, store, cache_rows=4)
         refused: list[Any] = []
@@ -86,7 +86,7 @@ def test_that_comparison_fires_when_one_timestamp_is_off_by_one_ms(tmp_path: Pat
 @RELAXED
 @given(log=logs(), one=st.integers(1, 10), other=st.integers(11, 60))
 def test_where_the_batches_are_cut_changes_nothing(log: Log, one: int, other: int) -> None:
-    plan = Plan(processor=PROCESSOR, transitions=True)
+    plan = FoldPlan(processor=PROCESSOR, transitions=True)
     first, second = replayed(cut(log, one), log, plan), replayed(cut(log, other), log, plan)
     assert first == second or first.results.equals(second.results)  # type: ignore[union-attr]
     assert first.partitions == second.partitions
@@ -95,7 +95,7 @@ def test_where_the_batches_are_cut_changes_nothing(log: Log, one: int, other: in
 @RELAXED
 @given(log=logs(partitions=2))
 def test_the_last_transition_of_each_key_is_its_final_row(log: Log) -> None:
-    plan = Plan(processor=PROCESSOR, transitions=True)
+    plan = FoldPlan(processor=PROCESSOR, transitions=True)
     got = replayed(cut(log, 7), log, plan)
     last = {(row["partition"], row["key"]): row["after"] for row in got.table("transitions", PROCESSOR).to_pylist()}
     rows = {(row["partition"], row["key"]): row["row"] for row in got.table("rows", PROCESSOR).to_pylist()}
@@ -126,18 +126,18 @@ def test_times_before_1970_round_down() -> None:
 def test_records_out_of_order_inside_a_batch_are_refused(offsets: list[int]) -> None:
     batch = record_batch(0, [Record(offset, 1, None, b"add a 1") for offset in offsets])
     with pytest.raises(OrderError, match=rf"partition 0: offset {offsets[1]} came after {offsets[0]}"):
-        list(fold_batches(Plan(processor=PROCESSOR), [batch]))
+        list(fold_batches(FoldPlan(processor=PROCESSOR), [batch]))
 
 
 def test_records_out_of_order_across_batches_are_refused() -> None:
     batches = [record_batch(0, [Record(offset, 1, None, b"add a 1")]) for offset in (5, 4)]
     with pytest.raises(OrderError, match="offset 4 came after 5"):
-        list(fold_batches(Plan(processor=PROCESSOR), batches))
+        list(fold_batches(FoldPlan(processor=PROCESSOR), batches))
 
 
 def test_one_partition_folded_by_two_tasks_is_refused() -> None:
     with pytest.raises(OrderError, match="partition 1 was folded by two tasks"):
-        summaries_of([Summary(partition=1), Summary(partition=1)], [0, 1])
+        summaries_of([FoldSummary(partition=1), FoldSummary(partition=1)], [0, 1])
 
 
 def test_a_partition_without_records_has_the_digest_of_nothing() -> None:
@@ -179,7 +179,7 @@ def test_timers_are_part_of_state_digest_and_tables() -> None:
 
 def test_results_come_in_batches_of_bounded_size() -> None:
     many = [Record(offset, 1, None, b"add k%d 1" % offset) for offset in range(2 * OUT_ROWS + 5)]
-    batches = list(fold_batches(Plan(processor=PROCESSOR, transitions=True), [record_batch(0, many)]))
+    batches = list(fold_batches(FoldPlan(processor=PROCESSOR, transitions=True), [record_batch(0, many)]))
     assert max(batch.num_rows for batch in batches) <= OUT_ROWS
     assert all(batch.schema.equals(RESULT) for batch in batches)
     assert sum(present(batch, "rows", PROCESSOR).num_rows for batch in batches) == len(many)
@@ -187,14 +187,14 @@ def test_results_come_in_batches_of_bounded_size() -> None:
 
 def test_only_the_transitions_of_one_key_are_told_when_asked() -> None:
     part = [Record(0, 1, None, b"add a 1"), Record(1, 1, None, b"add b 1"), Record(2, 1, None, b"add a 2")]
-    plan = Plan(processor=PROCESSOR, rows=False, transitions=True, of_key="a")
+    plan = FoldPlan(processor=PROCESSOR, rows=False, transitions=True, of_key="a")
     told = replayed([record_batch(0, part)], [0], plan).table("transitions", PROCESSOR).to_pylist()
     assert [(row["offset"], row["key"]) for row in told] == [(0, "a"), (2, "a")]
 
 
 def test_the_local_form_takes_batches_as_they_come_from_kafka() -> None:
     part = [Record(0, 1, None, b"add a 1"), Record(1, 2, b"a", None)]
-    got = pa.Table.from_batches(fold_partition(Plan(processor=PROCESSOR), 4, [(batch_of(part), 10)]))
+    got = pa.Table.from_batches(fold_partition(FoldPlan(processor=PROCESSOR), 4, [(batch_of(part), 10)]))
     assert got["kind"].to_pylist() == ["summary"], "the row was removed again"
 
 

@@ -25,7 +25,7 @@ from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import LakeError, LostRecordsError, TopicError
-from holdfast.pipeline.lake import Commit, Landed, bronze_path, history_of, last_landed
+from holdfast.pipeline.lake import Landed, TableCommit, bronze_path, history_of, last_landed
 from holdfast.pipeline.land import Landing, LandOptions, land
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.topic import TopicLog
@@ -241,8 +241,8 @@ def test_upkeep_of_the_table_does_not_lose_the_vector(spark: SparkSession, setti
 @pytest.mark.spark
 def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
     with pytest.raises(LakeError, match="reaches back to version 7 only"):
-        last_landed("t", [Commit(version=version, operation="OPTIMIZE", metadata=None) for version in (9, 8, 7)])
-    assert last_landed("t", [Commit(version=0, operation="CREATE TABLE", metadata=None)]) is None
+        last_landed("t", [TableCommit(version=version, operation="OPTIMIZE", metadata=None) for version in (9, 8, 7)])
+    assert last_landed("t", [TableCommit(version=0, operation="CREATE TABLE", metadata=None)]) is None
 
 
 # -- records that are gone

@@ -18,7 +18,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline import on_spark
 from holdfast.pipeline.extent import Extent, Until
-from holdfast.pipeline.folding import Plan
+from holdfast.pipeline.folding import FoldPlan
 from holdfast.pipeline.lake import bronze_path
 from holdfast.pipeline.local import open_bronze
 from holdfast.pipeline.replay import ReplayOptions, replay
@@ -102,7 +102,7 @@ def test_files_that_optimize_has_mixed_are_sorted_first(lake: Path, tmp_path: Pa
 
 def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSession, lake: Path) -> None:
     path = write_bronze(lake, "t", LOG, shuffled=True)
-    plan = Plan(processor=accounts("t"))
+    plan = FoldPlan(processor=accounts("t"))
     table = on_spark.SparkBronze(spark, path)
     extent = table.extent(None, NO_KAFKA.app)
     attempts: list[bool] = []
@@ -118,7 +118,7 @@ def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSes
 
 
 def test_a_partition_split_over_tasks_is_noticed_and_sorted(spark: SparkSession, settings: Settings, make_topic: MakeTopic) -> None:
-    plan = Plan(processor=accounts(make_topic(LOG)))
+    plan = FoldPlan(processor=accounts(make_topic(LOG)))
     extent = Extent(spans={0: Span(first=0, end=300), 1: Span(first=0, end=200)})
     attempts: list[bool] = []
 
@@ -225,7 +225,7 @@ def test_large_values_are_read_few_at_a_time(lake: Path) -> None:
     big = {0: [Record(at, 1_000 + at, b"k", noise.randbytes(400_000)) for at in range(40)]}
     write_bronze(lake, "t", big, commits=1)
     files, _ = open_bronze(bronze_path(str(lake), "t"))
-    sizes = [len(batch.offsets) for batch, _ in files.batches(Plan(processor=accounts("t")), 0, Span(first=0, end=40))]
+    sizes = [len(batch.offsets) for batch, _ in files.batches(FoldPlan(processor=accounts("t")), 0, Span(first=0, end=40))]
     assert sum(sizes) == 40
     assert max(sizes) <= 32
 

@@ -23,7 +23,7 @@ from holdfast.pipeline.folding import DictStore
 from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
-from holdfast.pipeline.verify import Verdict, verify
+from holdfast.pipeline.verify import TableVerdict, verify
 from holdfast.tables.changelog import ChangelogWriter
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Account, Log, Op, Record, accounts
@@ -103,7 +103,7 @@ def tamper(live: Live, partition: int, puts: dict[bytes, bytes | None], marker: 
     wait_for_ends(settings, processor.changelog(settings.app))
 
 
-def difference(verdict: Verdict, partition: int) -> tuple[object, ...]:
+def difference(verdict: TableVerdict, partition: int) -> tuple[object, ...]:
     found = verdict.partitions[partition].difference
     assert found is not None
     return found.kind, found.key, found.live, found.replayed, found.changed_at

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.core.claims.views import compat_claimed, is_live, is_reserved
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.checks import BALANCE, FREE, LIMIT_STALLED_AUDITS, PAUSED, STALLED, TWINS, Checks
 from tests.simulation.ledger import Ledger
 from tests.simulation.timeline import BEGAN_S
@@ -60,7 +60,7 @@ class Auditor(Checks):
             return
         able = [node for node in self.nodes.values() if node.can_claim(ledger.place, since_s, now_s)]
         if self.whole_topic and ledger.place.partition:
-            key = self.ledgers[Place(ledger.place.topic, 0)]
+            key = self.ledgers[TopicPartition(ledger.place.topic, 0)]
             able = [node for node in able if node.name == key.owner and key.owner_since_s <= since_s]
         if able:
             free_s = now_s - ledger.free_since_s

@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from holdfast.core.groups.balancer import Balancer, BalancerSettings
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.broker import Broker
 from tests.simulation.node import Node
 from tests.simulation.timeline import BEGAN_S
@@ -118,7 +118,7 @@ class BalancedNode(Node):
         if aim != self._aimed:
             self._aimed = aim
             self.trace.note(WHOLE, self.name, "aims for", *sorted(f"{topic}/{partition}" for topic, partition in aim))
-            self.aim(Place(*target) for target in aim)
+            self.aim(TopicPartition(*target) for target in aim)
 
     def _balance(self) -> None:
         """What the thread beside the engine does, every now and then."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple, cast
 from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition
 from holdfast.core.claims.views import Claim, CompatClaim, GuardedRow, fold_compat, fold_guarded
 from holdfast.core.engine.rows import Rows
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.timeline import BEGAN_S, Timeline
 
 if TYPE_CHECKING:
@@ -65,8 +65,8 @@ class Broker:
         self.timeline, self.weather, self.group, self.stale_after_s = timeline, weather, group, stale_after_s
         self.draws = draws
         self.logs = [Log(index) for index in range(logs)]
-        self.latest: dict[Place, int] = {}
-        self.committed: dict[Place, int] = {}
+        self.latest: dict[TopicPartition, int] = {}
+        self.committed: dict[TopicPartition, int] = {}
         self.checks: Checks | None = None
         self.with_go = False
 
@@ -107,12 +107,12 @@ class Broker:
     def stay(self, frame: Frame, log: int) -> Stay:
         """Return which stay there is now of what *frame* is about."""
         assert not isinstance(frame, ReleaseGroup)
-        place = Place(frame.topic, frame.partition)
+        place = TopicPartition(frame.topic, frame.partition)
         row, ledger = self.row(log, place), None if self.checks is None else self.checks.ledgers.get(place)
         reset_by = None if ledger is None else ledger.reset_by
         return Stay("", 0, reset_by) if row is None else Stay(row.instance_id, row.epoch, reset_by)
 
-    def row(self, log: int, place: Place) -> Claim | None:
+    def row(self, log: int, place: TopicPartition) -> Claim | None:
         """Return the claim's row in the guarded view as it truly is."""
         return self.logs[log].rows.get(f"{self.group}/{place.topic}/{place.partition}")  # type: ignore[return-value]
 
@@ -132,11 +132,11 @@ class Broker:
 
     # -- data
 
-    def grow(self, place: Place, by: int) -> None:
+    def grow(self, place: TopicPartition, by: int) -> None:
         self.latest[place] = self.latest.get(place, 0) + by
 
 
-def key_of(place: Place, offset: int) -> int:
+def key_of(place: TopicPartition, offset: int) -> int:
     """Return the key of a message: some number that follows from where it lies."""
     return (((offset * 2_654_435_761 + place.partition * 40_503) & 0xFFFF_FFFF) >> 16) % KEYS
 

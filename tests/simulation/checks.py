@@ -8,9 +8,9 @@ from math import inf
 from typing import TYPE_CHECKING
 
 from holdfast.core.claims.frames import Frame, ReleaseGroup, ReleasingPartition, coordination_partition
-from holdfast.core.claims.resets import Commit, Decisions
+from holdfast.core.claims.resets import Decisions, ResetCommit
 from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, CompatClaim, Pause, pause_key
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 from tests.simulation.broker import Broker, Log, key_of
@@ -84,12 +84,12 @@ def bounds(settings: MemberSettings, *, delay_s: float, partitions: int, skew_s:
 class Checks:
     """Watches everything. Raises Violation at the step that breaks a rule."""
 
-    def __init__(self, broker: Broker, trace: Trace, limits: Bounds, delivery: Delivery, places: Sequence[Place]) -> None:
+    def __init__(self, broker: Broker, trace: Trace, limits: Bounds, delivery: Delivery, places: Sequence[TopicPartition]) -> None:
         self.broker, self.trace, self.bounds, self.delivery = broker, trace, limits, delivery
         self.timeline = broker.timeline
         self.at_most_once = delivery is Delivery.AT_MOST_ONCE
-        self.ledgers: dict[Place, Ledger] = {}
-        self.highs: dict[Place, dict[int, int]] = {}
+        self.ledgers: dict[TopicPartition, Ledger] = {}
+        self.highs: dict[TopicPartition, dict[int, int]] = {}
         self.nodes: dict[str, Node] = {}
         self.go_clients: set[str] = set()
         self.decisions = Decisions()
@@ -100,7 +100,7 @@ class Checks:
         for place in places:
             self.add(place)
 
-    def add(self, place: Place) -> Ledger:
+    def add(self, place: TopicPartition) -> Ledger:
         ledger = self.ledgers[place] = Ledger(place, coordination_partition(place.topic, len(self.broker.logs)))
         ledger.free_since_s = self.timeline.now_s
         ledger.high = self.highs.setdefault(data_place(place), ledger.high)  # lanes of one partition share its keys
@@ -111,7 +111,7 @@ class Checks:
     def on_frame(self, log: Log, frame: Frame, before: Claim | None, after: Claim | None, compat: CompatClaim | None) -> None:
         """A frame was appended."""
         assert not isinstance(frame, ReleaseGroup)
-        place = Place(frame.topic, frame.partition)
+        place = TopicPartition(frame.topic, frame.partition)
         ledger = self.ledgers.get(place) or self.add(place)
         trace = self.trace
         if after is before or after is None:
@@ -168,7 +168,7 @@ class Checks:
         """A reset gives a partition back: where its decision says, once."""
         key = ClaimKey(frame.group_id, *ledger.place)
         decision = self.decisions[frame.instance_id.removeprefix(RESET_INSTANCE)]
-        told = decision.new_offset(key) if isinstance(decision, Commit) else None
+        told = decision.new_offset(key) if isinstance(decision, ResetCommit) else None
         wanted = (old or 0) if told is None else told
         if new != wanted:
             raise self.trace.fail(RESET, ledger.place, f"{frame.instance_id} gives it back at {new}, decided is {wanted}")
@@ -205,7 +205,7 @@ class Checks:
 
     # -- the members
 
-    def on_start(self, node: Node, place: Place, offset: int) -> None:
+    def on_start(self, node: Node, place: TopicPartition, offset: int) -> None:
         """A member begins to consume."""
         ledger = self.ledgers[place]
         row = self.broker.row(ledger.log, place)
@@ -217,7 +217,7 @@ class Checks:
                 raise self.trace.fail(RESET, place, f"{node.name} starts at {offset}, the reset said {ledger.expected}")
             ledger.expected = None
 
-    def on_hand_out(self, node: Node, place: Place, offsets: Sequence[int]) -> None:
+    def on_hand_out(self, node: Node, place: TopicPartition, offsets: Sequence[int]) -> None:
         """A member hands messages out."""
         ledger, now_s = self.ledgers[place], self.timeline.now_s
         ledger.stalled = 0
@@ -248,7 +248,7 @@ class Checks:
             return
         raise self.trace.fail(OWNER, ledger.place, f"{node.name} hands out while the log names {ledger.owner or 'nobody'}")
 
-    def _check_silent(self, node: Node, place: Place, now_s: float) -> None:
+    def _check_silent(self, node: Node, place: TopicPartition, now_s: float) -> None:
         assert self.pause_since_s is not None
         since_s = self.pause_since_s
         limit_s = self.bounds.pause_s if node.healthy(since_s, now_s) else self.bounds.stale_s
@@ -266,7 +266,7 @@ class Checks:
             text = f"{node.name} hands out {offset} again, which {by} was done with {ended_s - passed_s:.2f} s before it lost the claim"
             raise self.trace.fail(REDELIVERED, ledger.place, text)
 
-    def on_done(self, node: Node, place: Place, epoch: int, done: Sequence[int], begin: int, end: int) -> None:
+    def on_done(self, node: Node, place: TopicPartition, epoch: int, done: Sequence[int], begin: int, end: int) -> None:
         """A user is done with messages; all from *begin* to below *end* are done by now."""
         ledger = self.ledgers[place]
         ledger.done.update(done)
@@ -275,17 +275,17 @@ class Checks:
             for offset in range(begin, end):
                 ledger.passed[offset] = by
 
-    def on_undelivered(self, node: Node, place: Place, begin: int, end: int) -> None:
+    def on_undelivered(self, node: Node, place: TopicPartition, begin: int, end: int) -> None:
         """At most once: a member gives back what the log has committed for it before it has handed it out, although it had time."""
         raise self.trace.fail(LOST, place, f"{node.name} gives it back, and {begin} to {end - 1} were committed and never handed out")
 
-    def on_given_up_at_work(self, node: Node, place: Place, open_s: float, count: int) -> None:
+    def on_given_up_at_work(self, node: Node, place: TopicPartition, open_s: float, count: int) -> None:
         """A member calls a partition stuck, or its handler too slow, while its user has messages of it in hand."""
         raise self.trace.fail(
             WORKING, place, f"{node.name} gives it up while {count} messages are in hand, the last step {open_s:.2f} s ago"
         )
 
-    def on_go_done(self, place: Place, done: Sequence[int]) -> None:
+    def on_go_done(self, place: TopicPartition, done: Sequence[int]) -> None:
         """A user of the Go library is done with messages."""
         self.ledgers[place].done.update(done)
 

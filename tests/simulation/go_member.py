@@ -13,8 +13,8 @@ from typing import cast
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
 from holdfast.core.claims.views import CompatClaim, fold_compat, partition_claim
 from holdfast.core.engine.rows import Rows
-from holdfast.core.member.actions import Place
-from holdfast.core.member.velocity import Health, Sample, Verdict
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.velocity import ClaimVerdict, Health, Sample
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks
 from tests.simulation.process import Process
@@ -28,7 +28,7 @@ JITTER_LOW_S, JITTER_HIGH_S = 15, 44
 class GoClaim:
     """One claim of a Go member."""
 
-    def __init__(self, place: Place, offset: int, now_s: float) -> None:
+    def __init__(self, place: TopicPartition, offset: int, now_s: float) -> None:
         self.place, self.current, self.position = place, offset, offset
         self.open_offsets: list[int] = []
         self.health = Health()
@@ -44,9 +44,9 @@ class GoMember(Process):
         super().__init__(broker, checks, trace, client, name, draws, rate=1.0, skew_s=skew_s)
         self.counts = dict(topics)
         self.view: dict[str, CompatClaim] = {}
-        self.claims: dict[Place, GoClaim] = {}
-        self.released_s: dict[Place, float] = {}
-        self.waiting: Place | None = None
+        self.claims: dict[TopicPartition, GoClaim] = {}
+        self.released_s: dict[TopicPartition, float] = {}
+        self.waiting: TopicPartition | None = None
         self.ready: set[int] = set()
         trace.note(WHOLE, name, f"starts as {client}, of the Go library")
         for index in range(len(broker.logs)):
@@ -59,7 +59,7 @@ class GoMember(Process):
         wall_ms = int(self.wall_s() * 1000)
         for frame, _ in records:
             fold_compat(cast("Rows[CompatClaim]", self.view), frame, wall_ms)
-            if isinstance(frame, ClaimingPartition) and self.waiting == Place(frame.topic, frame.partition):
+            if isinstance(frame, ClaimingPartition) and self.waiting == TopicPartition(frame.topic, frame.partition):
                 self._race_ended(self.waiting)
 
     def caught_up(self, index: int) -> None:
@@ -67,7 +67,7 @@ class GoMember(Process):
         if len(self.ready) == len(self.broker.logs):
             for topic, count in self.counts.items():
                 for partition in range(count):
-                    place = Place(topic, partition)
+                    place = TopicPartition(topic, partition)
                     if self._owns(place):  # fast reclaim: no claim is sent, the set-up heartbeat rewrites the instance
                         self._set_up(place)
             self._manage()
@@ -75,18 +75,18 @@ class GoMember(Process):
     def sent(self, send_id: int, ok: bool) -> None:
         """The library takes no notice."""
 
-    def _state(self, place: Place) -> CompatClaim:
+    def _state(self, place: TopicPartition) -> CompatClaim:
         return partition_claim(self.view.get(f"{self.broker.group}/{place.topic}/{place.partition}"), int(self.wall_s()))
 
-    def _owns(self, place: Place) -> bool:
+    def _owns(self, place: TopicPartition) -> bool:
         state = self._state(place)
         return state.last_heartbeat_s > 0 and state.client_id == self.client
 
-    def _send(self, frame: Frame, place: Place) -> None:
+    def _send(self, frame: Frame, place: TopicPartition) -> None:
         self.trace.note(place, self.name, "sends", type(frame).__name__)
         self.wire.send(frame, coordination_partition(place.topic, len(self.broker.logs)), 0)
 
-    def _ids(self, place: Place) -> tuple[int, str, str, str, str, int]:
+    def _ids(self, place: TopicPartition) -> tuple[int, str, str, str, str, int]:
         return int(self.wall_s()), self.name, self.client, self.broker.group, *place
 
     # -- claiming
@@ -94,7 +94,7 @@ class GoMember(Process):
     def _manage(self) -> None:
         if self.put_off(self._manage) or self.leaving:
             return
-        places = [Place(topic, partition) for topic, count in self.counts.items() for partition in range(count)]
+        places = [TopicPartition(topic, partition) for topic, count in self.counts.items() for partition in range(count)]
         if self.waiting is None:
             begin = self.draws.randrange(len(places))
             for place in places[begin:] + places[:begin]:
@@ -105,12 +105,12 @@ class GoMember(Process):
                     break
         self.timeline.after(self.draws.random() * LOOP_S, self._manage)
 
-    def _race_ended(self, place: Place) -> None:
+    def _race_ended(self, place: TopicPartition) -> None:
         self.waiting = None
         if self._owns(place) and not self.leaving:
             self._set_up(place)
 
-    def _set_up(self, place: Place) -> None:
+    def _set_up(self, place: TopicPartition) -> None:
         current = self._state(place).current_offset
         committed = self.broker.committed.get(place, 0)
         offset = current if current > 0 else max(0, committed)
@@ -142,7 +142,7 @@ class GoMember(Process):
             current=claim.current,
             latest=latest,
         )
-        if claim.health.check(sample, expired_after_s=INTERVAL_S, idle_after_s=INTERVAL_S) is Verdict.KEEP:
+        if claim.health.check(sample, expired_after_s=INTERVAL_S, idle_after_s=INTERVAL_S) is ClaimVerdict.KEEP:
             self._heartbeat(claim)
             self.timeline.after(self.draws.randint(JITTER_LOW_S, JITTER_HIGH_S), self._check, claim)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import inf
 
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -39,7 +39,7 @@ class Job:
         "worked_s",
     )
 
-    def __init__(self, place: Place, offset: int, epoch: int) -> None:
+    def __init__(self, place: TopicPartition, offset: int, epoch: int) -> None:
         self.place, self.epoch = place, epoch
         self.position = self.prefix = self.granted = self.asked = offset
         self.queue: list[int] = []

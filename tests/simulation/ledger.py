@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from math import inf
 
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 
 
 class Ledger:
@@ -36,7 +36,7 @@ class Ledger:
         "verified",
     )
 
-    def __init__(self, place: Place, log: int) -> None:
+    def __init__(self, place: TopicPartition, log: int) -> None:
         self.place, self.log = place, log
         self.owner: str | None = None
         self.owner_client: str | None = None

@@ -8,7 +8,21 @@ from random import Random
 from typing import TYPE_CHECKING, Any
 
 from holdfast.core.claims.frames import Frame, ReleasingPartition
-from holdfast.core.member.actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.actions import (
+    Action,
+    CommitOffset,
+    Deliver,
+    DeliveryToken,
+    Event,
+    Fail,
+    FetchOffsets,
+    Notify,
+    ReleaseReason,
+    Send,
+    Start,
+    Stop,
+)
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import ClaimLostError, HoldfastError
@@ -45,20 +59,20 @@ class Node(Process):
         self.counts = dict(topics)
         self.at_most_once = settings.delivery is Delivery.AT_MOST_ONCE
         self.member: Member | None = None
-        self.jobs: dict[Place, Job] = {}
+        self.jobs: dict[TopicPartition, Job] = {}
         self.error: HoldfastError | None = None
         self.full_at_s = -inf
         self._tick_at_s = inf
         self.timeline.after(draws.random() * 0.01, self._begin)
 
-    def can_claim(self, place: Place, since_s: float, until_s: float) -> bool:
+    def can_claim(self, place: TopicPartition, since_s: float, until_s: float) -> bool:
         """Return whether nothing kept this process from claiming *place* all that time."""
         member = self.member
         if self.error is not None or self.leaving or member is None or self.full_at_s >= since_s:
             return False
         return place.partition < self.counts.get(place.topic, 0) and self.healthy(since_s, until_s)
 
-    def position(self, place: Place) -> int:
+    def position(self, place: TopicPartition) -> int:
         """Return the next offset to hand out; of a claim that is held and not started yet, where it would start."""
         job = self.jobs.get(place)
         if job is not None and not job.stopped:
@@ -66,11 +80,11 @@ class Node(Process):
         told = None if self.member is None else self.member.committed_offset(*place)
         return 0 if told is None else told
 
-    def holds(self, place: Place) -> bool:
+    def holds(self, place: TopicPartition) -> bool:
         """Return whether its own book says that the partition is its."""
         return self.member is not None and place in self.member.claims
 
-    def is_full(self, place: Place) -> bool:
+    def is_full(self, place: TopicPartition) -> bool:
         """Return whether it waits for its user, as it should."""
         job = self.jobs.get(place)
         if job is not None and job.stopped and job.open_offsets:
@@ -183,7 +197,7 @@ class Node(Process):
             return
         self._replan()
 
-    def aim(self, targets: Iterable[Place] | None) -> None:
+    def aim(self, targets: Iterable[TopicPartition] | None) -> None:
         """Hear what to claim (balanced groups)."""
         if self.put_off(self.aim, targets) or self.member is None or self.leaving:
             return
@@ -209,7 +223,7 @@ class Node(Process):
             kind = type(action)
             if kind is Send:
                 frame: Any = action.frame  # type: ignore[union-attr]
-                place = Place(frame.topic, frame.partition)
+                place = TopicPartition(frame.topic, frame.partition)
                 if type(frame) is ReleasingPartition and not failed:
                     self._check_drained(place)
                 trace.note(
@@ -217,18 +231,18 @@ class Node(Process):
                     getattr(frame, frame.__struct_fields__[-2]),
                 )  # fmt: skip
                 self.wire.send(frame, action.coordination_partition, action.send_id)  # type: ignore[union-attr]
-            elif kind is Look:
-                self.timeline.after(self.broker.delay_s() * 2, self._looked, Place(action.topic, action.partition))  # type: ignore[union-attr]
+            elif kind is FetchOffsets:
+                self.timeline.after(self.broker.delay_s() * 2, self._looked, TopicPartition(action.topic, action.partition))  # type: ignore[union-attr]
             elif kind is Start:
                 self._start(action)  # type: ignore[arg-type]
             elif kind is Stop:
-                self._stop(Place(action.topic, action.partition))  # type: ignore[union-attr]
+                self._stop(TopicPartition(action.topic, action.partition))  # type: ignore[union-attr]
             elif kind is Deliver:
-                job = self.jobs.get(Place(action.topic, action.partition))  # type: ignore[union-attr]
+                job = self.jobs.get(TopicPartition(action.topic, action.partition))  # type: ignore[union-attr]
                 if job is not None:
                     job.granted = max(job.granted, action.offset_end)  # type: ignore[union-attr]
             elif kind is CommitOffset:
-                place = Place(action.topic, action.partition)  # type: ignore[union-attr]
+                place = TopicPartition(action.topic, action.partition)  # type: ignore[union-attr]
                 self.timeline.after(self.broker.delay_s(), self.broker.committed.__setitem__, place, action.offset)  # type: ignore[union-attr]
             elif kind is Notify:
                 self._notify(action)  # type: ignore[arg-type]
@@ -237,7 +251,7 @@ class Node(Process):
                 self.fault(inf)
                 self.checks.on_fail(self, action.error)  # type: ignore[union-attr]
 
-    def _note_drain(self, place: Place) -> None:
+    def _note_drain(self, place: TopicPartition) -> None:
         """Work out until when a release that begins now waits: its deadline, or the end of its lease if that comes before."""
         job = self.jobs.get(place)
         claim = None if self.member is None else self.member._claims.get(place)
@@ -245,7 +259,7 @@ class Node(Process):
             return
         job.drains_until_s = min(self.mono_s() + self.settings.drain_within_s, claim.lease_until_s)
 
-    def _check_drained(self, place: Place) -> None:
+    def _check_drained(self, place: TopicPartition) -> None:
         """At most once: what is given back has been handed out as far as the log has committed it, if there was time; a pause gives none."""
         job = self.jobs.get(place)
         paused = self.member is not None and self.member._paused
@@ -254,23 +268,28 @@ class Node(Process):
 
     def _notify(self, told: Notify) -> None:
         if told.event is Event.RELEASING:
-            self._note_drain(Place(told.topic, told.partition))
-            self._check_work(Place(told.topic, told.partition), told.reason)
+            self._note_drain(TopicPartition(told.topic, told.partition))
+            self._check_work(TopicPartition(told.topic, told.partition), told.reason)
         if told.event not in MUTE:
             self.trace.note(
-                Place(told.topic, told.partition), self.name, told.event.value, told.reason.value if told.reason else "", told.text
+                TopicPartition(told.topic, told.partition), self.name, told.event.value, told.reason.value if told.reason else "", told.text
             )
 
-    def _check_work(self, place: Place, reason: Reason | None) -> None:
+    def _check_work(self, place: TopicPartition, reason: ReleaseReason | None) -> None:
         """Beside no Go members, who has messages in hand is not stuck, and is slow only once `handler_timeout_s` has passed."""
         job = self.jobs.get(place)
-        if job is None or not job.open_offsets or self.settings.interop or reason not in (Reason.WEDGED, Reason.HANDLER_TIMEOUT):
+        if (
+            job is None
+            or not job.open_offsets
+            or self.settings.interop
+            or reason not in (ReleaseReason.WEDGED, ReleaseReason.HANDLER_TIMEOUT)
+        ):
             return
         since_s = self.mono_s() - job.worked_s
-        if reason is Reason.WEDGED or since_s < self.settings.handler_timeout_s - self.settings.heartbeat_interval_s:
+        if reason is ReleaseReason.WEDGED or since_s < self.settings.handler_timeout_s - self.settings.heartbeat_interval_s:
             self.checks.on_given_up_at_work(self, place, since_s, len(job.open_offsets))
 
-    def _looked(self, place: Place) -> None:
+    def _looked(self, place: TopicPartition) -> None:
         if self.put_off(self._looked, place):
             return
         if self.deaf_until_s > self.timeline.now_s:
@@ -282,13 +301,13 @@ class Node(Process):
         self._replan()
 
     def _start(self, action: Start) -> None:
-        place = Place(action.topic, action.partition)
+        place = TopicPartition(action.topic, action.partition)
         assert place not in self.jobs or self.jobs[place].stopped, f"{place} started twice"
         self.trace.note(place, self.name, "starts at", action.offset, "epoch", action.epoch)
         self.jobs[place] = Job(place, action.offset, action.epoch)
         self.checks.on_start(self, place, action.offset)
 
-    def _stop(self, place: Place) -> None:
+    def _stop(self, place: TopicPartition) -> None:
         job = self.jobs.get(place)
         if job is None:
             return
@@ -298,7 +317,7 @@ class Node(Process):
             first, job.queue = job.queue[0], []
             self.timeline.after(0.0, self._withdraw, place, first)
 
-    def _withdraw(self, place: Place, offset: int) -> None:
+    def _withdraw(self, place: TopicPartition, offset: int) -> None:
         if self.alive and self.member is not None:
             self._do(self.member.withdrawn(*place, offset, self.mono_s()))
             self._replan()
@@ -349,7 +368,7 @@ class Node(Process):
             else:
                 actions = []
                 for offset in done:
-                    actions += member.commit(Token(*place, offset, job.epoch), self.mono_s())
+                    actions += member.commit(DeliveryToken(*place, offset, job.epoch), self.mono_s())
         except ClaimLostError:
             self.trace.note(place, self.name, "lost the claim with", len(open_offsets), "open")
             job.open_offsets = []

@@ -6,9 +6,9 @@ from enum import StrEnum
 from random import Random
 
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup, coordination_partition
-from holdfast.core.claims.resets import Abort, Commit, Decision, Decisions, final_offset, held_by_reset, release
+from holdfast.core.claims.resets import Decision, Decisions, ResetAbort, ResetCommit, final_offset, held_by_reset, release
 from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, is_live, is_reserved
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks
 from tests.simulation.node import Node
@@ -56,7 +56,7 @@ class Administrator:
         self.until_s = self.timeline.now_s + deadline_s
         self.places = list(checks.ledgers)
         self.logs = sorted({self._log(place) for place in self.places})
-        self.new: dict[Place, int] = {}
+        self.new: dict[TopicPartition, int] = {}
         self.renewed_s = 0.0
         self.step = Step.PAUSING
         self._last_s: dict[int, float] = {}
@@ -81,16 +81,16 @@ class Administrator:
     def _now(self) -> int:
         return int(BEGAN_S + self.timeline.now_s)
 
-    def _log(self, place: Place) -> int:
+    def _log(self, place: TopicPartition) -> int:
         return coordination_partition(place.topic, len(self.broker.logs))
 
-    def _row(self, place: Place) -> Claim | None:
+    def _row(self, place: TopicPartition) -> Claim | None:
         return self.broker.row(self._log(place), place)
 
     def _mine(self, row: Claim | None) -> bool:
         return row is not None and row.heartbeat_at_s is not None and row.instance_id == self.name
 
-    def _key(self, place: Place) -> ClaimKey:
+    def _key(self, place: TopicPartition) -> ClaimKey:
         return ClaimKey(self.broker.group, place.topic, place.partition)
 
     # -- the steps
@@ -133,7 +133,7 @@ class Administrator:
             if early:
                 self.timeline.after(self.draws.random() * lasts_s, self._resume)
 
-    def _live(self, place: Place) -> bool:
+    def _live(self, place: TopicPartition) -> bool:
         row = self._row(place)
         log = self.broker.logs[self._log(place)]
         return row is not None and (is_reserved(row) or is_live(row, int(self.broker.clock_s(log)), self.broker.stale_after_s))
@@ -161,7 +161,7 @@ class Administrator:
                 self._send(ClaimingPartition(self._now(), self.name, "admin", *self._key(place)), self._log(place))
         self._again()
 
-    def _old(self, place: Place) -> int:
+    def _old(self, place: TopicPartition) -> int:
         row = self._row(place)
         return 0 if row is None or row.current_offset is None else row.current_offset
 
@@ -180,10 +180,10 @@ class Administrator:
             self.new[place] = self.draws.choice((0, self.draws.randint(0, latest), latest))
             offsets.setdefault(place.topic, []).append((place.partition, self._old(place), self.new[place]))
         moves = {topic: tuple(each) for topic, each in offsets.items()}
-        commit = Commit(reset_id=self.reset_id, group=self.broker.group, client="admin", at_s=self._now(), offsets=moves)
+        commit = ResetCommit(reset_id=self.reset_id, group=self.broker.group, client="admin", at_s=self._now(), offsets=moves)
         self.timeline.after(self.broker.delay_s() * 2, self._decided, commit)
 
-    def _decided(self, commit: Commit) -> None:
+    def _decided(self, commit: ResetCommit) -> None:
         self.decisions.add(commit)
         if self._dies(Step.DECIDING):
             return
@@ -249,7 +249,7 @@ class Settler:
             reset_id = held_by_reset(row)
             assert reset_id is not None
             if self.decisions[reset_id] is None:
-                self.decisions.add(Abort(reset_id=reset_id, group=key.group_id, client=node.client, at_s=1, reason="silent"))
+                self.decisions.add(ResetAbort(reset_id=reset_id, group=key.group_id, client=node.client, at_s=1, reason="silent"))
             decision: Decision | None = self.decisions[reset_id]
             assert decision is not None
             offset = final_offset(decision, key, row)

@@ -7,7 +7,7 @@ from typing import Any
 import msgspec
 
 from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Heartbeat, ReleaseGroup, ReleasingPartition
-from holdfast.core.member.actions import Deliver, Event, Reason, Send, Start
+from holdfast.core.member.actions import Deliver, Event, ReleaseReason, Send, Start
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.settings import Delivery, MemberSettings
 from tests.core.member.world import BEGAN_S, World
@@ -88,7 +88,7 @@ def test_what_others_do_with_a_partition_does_not_end_the_cooldown_of_who_gave_i
     node = world.add("a", release_if_behind=True)
     world.run(1.0)
     world.marks[next(iter(node.started))] = (0, 1000)
-    while not [each for each in node.events(Event.RELEASED) if each.reason in (Reason.WEDGED, Reason.BEHIND)]:
+    while not [each for each in node.events(Event.RELEASED) if each.reason in (ReleaseReason.WEDGED, ReleaseReason.BEHIND)]:
         for place in list(node.started):
             world.look(node, place)
         world.run(5.0)

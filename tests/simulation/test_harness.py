@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.claims.resets import Commit
-from holdfast.core.member.actions import Place
+from holdfast.core.claims.resets import ResetCommit
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.broker import Broker, Stay
 from tests.simulation.checks import LIMIT_STALLED_AUDITS, STALLED
 from tests.simulation.plan import Kind, draw
@@ -19,7 +19,7 @@ from tests.simulation.timeline import BEGAN_S
 from tests.simulation.trace import Violation
 from tests.simulation.world import World
 
-PLACE = Place("t0", 0)
+PLACE = TopicPartition("t0", 0)
 
 
 def quiet_world() -> World:
@@ -74,7 +74,7 @@ def test_a_heartbeat_from_before_a_reset_is_not_repeated_after_its_process_has_c
     said(world, ClaimingPartition, "reset-1")
     assert repeats(world, beat, before), "nobody takes from a reset"
     offsets: dict[str, tuple[tuple[int, int, int], ...]] = {PLACE.topic: ((PLACE.partition, 5, 0),)}
-    world.checks.decisions.add(Commit(reset_id="1", group="g", client="reset-1", at_s=0, offsets=offsets))
+    world.checks.decisions.add(ResetCommit(reset_id="1", group="g", client="reset-1", at_s=0, offsets=offsets))
     said(world, ReleasingPartition, "reset-1", 0)
     assert repeats(world, beat, before), "nor takes what it gave back by a heartbeat"
     assert world.broker.row(0, PLACE).current_offset == 0  # type: ignore[union-attr]

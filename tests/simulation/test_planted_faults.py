@@ -16,9 +16,10 @@ from holdfast.core.claims.resets import Decision
 from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.core.engine.rows import Rows
 from holdfast.core.groups.balancer import Balancer
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
 from holdfast.core.member.acquisition import Claiming
-from holdfast.core.member.actions import Deliver, Place
+from holdfast.core.member.actions import Deliver
 from holdfast.core.member.health import Checking
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.log_view import LogView
@@ -138,7 +139,7 @@ def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> No
 def claims_of_the_dead_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
     original = LogView.busy_for_s
 
-    def busy_for_s(self: LogView, place: Place, now_s: float, unix_s: float) -> float:
+    def busy_for_s(self: LogView, place: TopicPartition, now_s: float, unix_s: float) -> float:
         row = self.row(place)
         return inf if row is not None and row.heartbeat_at_s is not None else original(self, place, now_s, unix_s)
 

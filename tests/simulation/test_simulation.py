@@ -8,7 +8,7 @@ import sys
 
 import pytest
 
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.checks import NAMES
 from tests.simulation.plan import CROWD_EVERY, Kind, draw
 from tests.simulation.trace import Violation
@@ -72,7 +72,7 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
 
 
 def test_a_violation_tells_how_to_see_it_again() -> None:
-    violation = Violation("one-owner", "two hand out", seed=7, step=12, at_s=3.5, place=Place("orders", 3), lines=["a line"])
+    violation = Violation("one-owner", "two hand out", seed=7, step=12, at_s=3.5, place=TopicPartition("orders", 3), lines=["a line"])
     assert str(violation).splitlines() == [
         "one-owner on orders/3: two hand out",
         "seed 7, step 12, at 3.500 s; again: make sim SEED=7 SCHEDULES=1",

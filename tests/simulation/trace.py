@@ -5,18 +5,18 @@ from __future__ import annotations
 from collections import deque
 from typing import Any
 
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.timeline import Timeline
 
 LIMIT_LINES = 40
-WHOLE = Place("", -1)
+WHOLE = TopicPartition("", -1)
 """Stands for what concerns all partitions: faults, starts and ends of processes."""
 
 
 class Violation(AssertionError):
     """An invariant does not hold. *name* is the checker's; the text says where to look and how to see it again."""
 
-    def __init__(self, name: str, text: str, *, seed: int, step: int, at_s: float, place: Place, lines: list[str]) -> None:
+    def __init__(self, name: str, text: str, *, seed: int, step: int, at_s: float, place: TopicPartition, lines: list[str]) -> None:
         where = f" on {place.topic}/{place.partition}" if place.topic else ""
         story = "\n".join(f"  {line}" for line in lines)
         super().__init__(
@@ -30,10 +30,10 @@ class Trace:
 
     def __init__(self, timeline: Timeline, seed: int) -> None:
         self._timeline, self._seed = timeline, seed
-        self._events: dict[Place, deque[tuple[float, int, str, tuple[Any, ...]]]] = {}
+        self._events: dict[TopicPartition, deque[tuple[float, int, str, tuple[Any, ...]]]] = {}
         self.digest = 0
 
-    def note(self, place: Place, who: str, what: str, *args: Any) -> None:
+    def note(self, place: TopicPartition, who: str, what: str, *args: Any) -> None:
         """Remember that *who* did *what*."""
         events = self._events.get(place)
         if events is None:
@@ -41,7 +41,7 @@ class Trace:
         timeline = self._timeline
         events.append((timeline.now_s, timeline.step, who, (what, *args)))
 
-    def lines(self, place: Place) -> list[str]:
+    def lines(self, place: TopicPartition) -> list[str]:
         """Return what is remembered of *place* and of the whole, in order."""
         events = list(self._events.get(place, ()))
         if place != WHOLE:
@@ -51,7 +51,7 @@ class Trace:
             for at_s, step, who, what in sorted(events, key=lambda event: (event[1], event[0]))
         ]
 
-    def fail(self, name: str, place: Place, text: str) -> Violation:
+    def fail(self, name: str, place: TopicPartition, text: str) -> Violation:
         """Return the error to raise."""
         return Violation(
             name, text, seed=self._seed, step=self._timeline.step, at_s=self._timeline.now_s, place=place, lines=self.lines(place)

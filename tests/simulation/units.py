@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from functools import cache
 
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.broker import key_of
 
 
@@ -24,12 +24,12 @@ def lane_topics(topic: str, lanes: int) -> tuple[str, ...]:
 
 
 @cache
-def data_place(place: Place) -> Place:
+def data_place(place: TopicPartition) -> TopicPartition:
     """Return where the messages of *place* lie."""
-    return Place(_lane(place.topic)[0], place.partition)
+    return TopicPartition(_lane(place.topic)[0], place.partition)
 
 
-def offsets_of(place: Place, begin: int, end: int) -> Sequence[int]:
+def offsets_of(place: TopicPartition, begin: int, end: int) -> Sequence[int]:
     """Return the offsets from *begin* to below *end* that are of *place*: of a lane, those whose keys are its own."""
     _, lane, lanes = _lane(place.topic)
     if lanes == 1:

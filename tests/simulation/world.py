@@ -6,7 +6,7 @@ from collections import Counter
 from random import Random
 from typing import NamedTuple
 
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.audits import Auditor
 from tests.simulation.balancing import BalancedNode, Talk
 from tests.simulation.broker import Broker
@@ -48,7 +48,7 @@ class World:
         self.trace = Trace(self.timeline, plan.seed)
         settings = plan.settings("c", "i", Random(0))
         self.broker = Broker(self.timeline, draws, plan.weather, group="g", logs=plan.logs, stale_after_s=settings.stale_after_s)
-        places = [Place(topic, partition) for topic, count in plan.topics.items() for partition in range(count)]
+        places = [TopicPartition(topic, partition) for topic, count in plan.topics.items() for partition in range(count)]
         limits = bounds(settings, delay_s=plan.weather.delay_high_s, partitions=len(places), skew_s=plan.skew_s)
         self.checks = Auditor(self.broker, self.trace, limits, plan.delivery, places)
         self.checks.whole_topic = plan.kind is Kind.WHOLE_TOPICS
@@ -223,7 +223,7 @@ class World:
         topic = self.draws.choice(list(self.topics))
         self.topics[topic] += 1
         self.trace.note(WHOLE, "broker", f"{topic} has {self.topics[topic]} partitions")
-        self.checks.add(Place(topic, self.topics[topic] - 1))
+        self.checks.add(TopicPartition(topic, self.topics[topic] - 1))
         for node in self.alive():
             node.fault(0.5 * self.interval_s)
             self.timeline.after(self.draws.random() * 0.5 * self.interval_s, node.grow, topic, self.topics[topic])

@@ -13,7 +13,7 @@ from confluent_kafka import Producer
 from holdfast.clients.claims.log import CAPABILITY_HEADER
 from holdfast.clients.claims.reset_log import ResetLog
 from holdfast.clients.groups.admin import GroupAdmin
-from holdfast.clients.groups.records import Progress, Step
+from holdfast.clients.groups.records import ResetProgress, ResetStep
 from holdfast.clients.groups.reset import ClaimReset
 from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock, system_clock
@@ -33,7 +33,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 
 DEADLINE_S = 30.0
 PARTITIONS = 4
-Tell = Callable[[Progress], None]
+Tell = Callable[[ResetProgress], None]
 
 
 class LaterClock:
@@ -115,8 +115,8 @@ class GroupDesk:
     def obeying(self, *releases: tuple[str, str, Mapping[int, int]], then: Tell | None = None) -> Tell:
         """Return a `tell` by which the members named obey the pause."""
 
-        def tell(progress: Progress) -> None:
-            if progress.step is Step.PAUSED:
+        def tell(progress: ResetProgress) -> None:
+            if progress.step is ResetStep.PAUSED:
                 for member, topic, offsets in releases:
                     self.give_back(member, topic, offsets)
             if then is not None:
@@ -219,7 +219,7 @@ def killed_administrator(
     resets: str,
     bootstrap: str,
     group: str,
-    step: Step,
+    step: ResetStep,
     *,
     interval_s: float = 5.0,
     deadline_s: float = 30.0,

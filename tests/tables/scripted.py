@@ -11,8 +11,8 @@ from aiokafka.errors import KafkaConnectionError
 
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.record_batch import RecordBatch, decode_batch
-from holdfast.core.kafka.transaction_requests import Place
-from holdfast.core.kafka.wire import Reader, put_compact, put_uvarint
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
 from holdfast.kafka.raw_request import Packed
 
 LOG: Place = ("log", 0)
@@ -104,7 +104,7 @@ class Brokers:
         return _CODE.pack(0, code) + _IDENTITY.pack(*self.me) + b"\x00"
 
     def add(self, body: bytes, code: int) -> bytes:
-        reader = Reader(body)
+        reader = WireReader(body)
         reader.compact("id")
         assert (reader.int64("producer"), reader.int16("epoch")) == self.me
         out = bytearray(b"\x00\x00\x00\x00")
@@ -122,7 +122,7 @@ class Brokers:
 
     def produce(self, body: bytes, code: int) -> bytes:
         self.sent.append(body)
-        reader = Reader(body)
+        reader = WireReader(body)
         reader.compact("id")
         assert reader.int16("acks") == -1
         reader.int32("timeout")
@@ -149,7 +149,7 @@ class Brokers:
 
     def end(self, body: bytes, code: int) -> bytes:
         if not code:
-            reader = Reader(body)
+            reader = WireReader(body)
             reader.compact("id")
             reader.raw(10, "who")
             self.ends.append(bool(reader.int8("commit")))

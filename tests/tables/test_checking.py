@@ -9,11 +9,11 @@ import pytest
 import rocksdict as R
 
 from holdfast.core.engine.codec import Marker, row_key, wake_key
-from holdfast.tables.checking import _LATER, Stopped, _compare
-from holdfast.tables.store import Budget, PartitionStore, Stamp
+from holdfast.tables.checking import _LATER, CheckStopped, _compare
+from holdfast.tables.store import Budget, PartitionStore, StoreStamp
 
 BUDGET = Budget.of(4 << 20, 4 << 20)
-STAMP = Stamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
+STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
 Rows = dict[bytes, bytes]
 KEYS = [row_key(f"k{number:04d}") for number in range(1_500)]
 RIGHT: Rows = {**{key: b"v" + key for key in KEYS}, wake_key("k0001"): b"12345678"}
@@ -75,7 +75,7 @@ def test_a_walk_that_is_told_to_stop_says_nothing_of_the_store(tmp_path: Path) -
         scratch[key] = value
     stop = threading.Event()
     stop.set()
-    with pytest.raises(Stopped):
+    with pytest.raises(CheckStopped):
         _compare(store.pin(), scratch, stop)
     scratch.close()
     store.close()

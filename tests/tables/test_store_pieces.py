@@ -11,10 +11,10 @@ import pytest
 from holdfast.core.engine.codec import Marker, row_key
 from holdfast.errors import StoreError
 from holdfast.tables import store as module
-from holdfast.tables.store import Budget, PartitionStore, Stamp
+from holdfast.tables.store import Budget, PartitionStore, StoreStamp
 
 BUDGET = Budget.of(8 << 20, 8 << 20)
-STAMP = Stamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
+STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
 KEYS = [row_key(f"k{number:02d}") for number in range(10)]
 
 

@@ -10,9 +10,9 @@ import pytest
 
 from holdfast.agents.app import make_data_dir
 from holdfast.errors import ConfigError
-from holdfast.tables.store import Budget, PartitionStore, Stamp
+from holdfast.tables.store import Budget, PartitionStore, StoreStamp
 
-STAMP = Stamp(app="shop", processor="totals", version=1, partition=0, cluster_id="c", changelog_id="t")
+STAMP = StoreStamp(app="shop", processor="totals", version=1, partition=0, cluster_id="c", changelog_id="t")
 
 
 @pytest.fixture

@@ -15,10 +15,10 @@ import pytest
 from holdfast.core.engine.codec import Marker, row_key
 from holdfast.errors import RottenStoreError, StoreError
 from holdfast.tables.aside import ROTTEN_KEPT, rotten_stores
-from holdfast.tables.store import UNLOGGED, Budget, PartitionStore, Stamp
+from holdfast.tables.store import UNLOGGED, Budget, PartitionStore, StoreStamp
 from tests.support.places import ROOT
 
-STAMP = Stamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
+STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
 KEYS = [row_key(f"k{number:05d}") for number in range(20_000)]
 WHERE = "store"
 

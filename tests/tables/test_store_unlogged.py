@@ -12,10 +12,10 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.engine.codec import Marker, row_key
-from holdfast.tables.store import LOGGED, UNLOGGED, Budget, PartitionStore, Stamp
+from holdfast.tables.store import LOGGED, UNLOGGED, Budget, PartitionStore, StoreStamp
 from tests.support.places import ROOT
 
-STAMP = Stamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
+STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
 KEYS = [row_key(f"k{number:04d}") for number in range(2_000)]
 
 

@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 
 from holdfast.clients.claims.balanced_log import GroupLog
-from holdfast.clients.claims.engine import Engine
+from holdfast.clients.claims.engine import ClaimEngine
 from holdfast.clients.claims.fetcher import FeedSettings
 from holdfast.clients.claims.options import EngineSettings, GroupSettings
 from holdfast.clock import Clock
@@ -39,7 +39,7 @@ COUNT_WITHIN_S = 3.0
 JOIN_S = 10.0
 
 
-class BalancedEngine(Engine):
+class BalancedEngine(ClaimEngine):
     """An engine whose member aims for its part of a group's target."""
 
     def __init__(
@@ -221,7 +221,7 @@ def engine_of(
     *,
     clock: Clock,
     draws: Draws,
-) -> Engine:
+) -> ClaimEngine:
     """Return the engine for these settings; ConfigError for what only a balanced group has, or cannot have."""
     if member.balanced:
         if member.interop:
@@ -229,4 +229,4 @@ def engine_of(
         return BalancedEngine(settings, member, options, feed, groups, clock=clock, draws=draws)
     if groups != GroupSettings():
         raise ConfigError("static_id, assignors, session_s and groups_topic are of balanced groups: set balanced=True too")
-    return Engine(settings, member, options, feed, clock=clock, draws=draws)
+    return ClaimEngine(settings, member, options, feed, clock=clock, draws=draws)

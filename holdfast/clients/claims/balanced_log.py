@@ -9,13 +9,13 @@ from typing import Any
 
 from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer, TopicPartition
 
-from holdfast.clients.claims.frame_sender import Ack, Bursts
+from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of, is_end
-from holdfast.kafka.log_tail import Tail, following
+from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
@@ -29,7 +29,7 @@ ANY = 0
 
 
 @dataclass(frozen=True, slots=True)
-class Heard:
+class ReceivedAnnouncement:
     """One record of the group's partition; *at_ms* is -1 where it carries no time."""
 
     offset: int
@@ -56,9 +56,9 @@ class GroupLog:
         self._reader: Consumer | None = None
         self._skipper: Skipper | None = None
         self._writer: Producer | None = None
-        self._bursts: Bursts | None = None
+        self._bursts: FrameSender | None = None
         self._partition = 0
-        self._tail: Tail | None = None
+        self._tail: EndOfLog | None = None
         self.last_error: str | None = None
 
     def open(self, since_ms: int) -> None:
@@ -76,7 +76,7 @@ class GroupLog:
         self._reader.assign([found])  # the log's end, where nothing was said since then
         self._skipper = Skipper(self._settings, reads, clock=self._clock)
         self._skipper.begin(self._topic, self._partition, found.offset)
-        self._tail = Tail(self._topic, self._partition, found.offset)
+        self._tail = EndOfLog(self._topic, self._partition, found.offset)
         writing: dict[str, str | int | bool] = {
             "enable.idempotence": True,
             "acks": "all",
@@ -86,7 +86,7 @@ class GroupLog:
         }
         writes: dict[str, Any] = self._settings.producer(**writing)
         self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
-        self._bursts = Bursts(self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s)
+        self._bursts = FrameSender(self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s)
 
     def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
         """Return where what was said at *since_ms* begins; waits for a partition that is only just being made, or whose leader changes."""
@@ -130,7 +130,7 @@ class GroupLog:
         """Return whether the partition has been read to where it ended at some moment after `open`."""
         return self._tail is not None and self._reader is not None and self._tail.look(self._reader)
 
-    def poll(self, timeout_s: float) -> list[Heard]:
+    def poll(self, timeout_s: float) -> list[ReceivedAnnouncement]:
         """Return what came since; waits up to *timeout_s* for the first."""
         assert self._reader is not None
         assert self._skipper is not None
@@ -145,7 +145,7 @@ class GroupLog:
             if error is None:
                 kind, at_ms = message.timestamp()
                 self._tail.read(message.offset() or 0)
-                out.append(Heard(message.offset() or 0, -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms, message.value()))
+                out.append(ReceivedAnnouncement(message.offset() or 0, -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms, message.value()))
             elif is_end(error):
                 self._tail.at_end()
             elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:

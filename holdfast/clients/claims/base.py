@@ -5,17 +5,18 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from holdfast.clients.claims.engine import Engine
+from holdfast.clients.claims.engine import ClaimEngine
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claims.queue import Handout
-from holdfast.core.member.actions import Notify, Place, Token
-from holdfast.core.member.member import Held
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.actions import DeliveryToken, Notify
+from holdfast.core.member.local_claims import ClaimView
 
 
-class Hands:
+class ConsumerBase:
     """The part of a consumer that never waits."""
 
-    def __init__(self, engine: Engine) -> None:
+    def __init__(self, engine: ClaimEngine) -> None:
         self._engine = engine
         self._handout: Handout | None = None
 
@@ -72,11 +73,11 @@ class Hands:
 
     # -- commits
 
-    def commit(self, done: ClaimedMessage | Token) -> None:
+    def commit(self, done: ClaimedMessage | DeliveryToken) -> None:
         """Note that a message is done; the log has it with the next heartbeat or `flush`. Raises CommitError and ClaimLostError."""
-        self._engine.commit(done if isinstance(done, Token) else done.token)
+        self._engine.commit(done if isinstance(done, DeliveryToken) else done.token)
 
-    def commit_many(self, done: Sequence[ClaimedMessage | Token]) -> None:
+    def commit_many(self, done: Sequence[ClaimedMessage | DeliveryToken]) -> None:
         """Note that messages are done, of any partitions and in any order. Raises at the first that cannot be, with those before it noted."""
         for each in done:
             self.commit(each)
@@ -84,7 +85,7 @@ class Hands:
     # -- what can be asked
 
     @property
-    def claims(self) -> Mapping[Place, Held]:
+    def claims(self) -> Mapping[TopicPartition, ClaimView]:
         """Return the claims that are held now, by topic and partition."""
         return self._engine.ask(lambda member: dict(member.claims))
 

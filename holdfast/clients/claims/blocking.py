@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.clients.claims.balanced import engine_of
-from holdfast.clients.claims.base import Hands
+from holdfast.clients.claims.base import ConsumerBase
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claims.settings import consumer_settings
 from holdfast.clock import Clock, system_clock
@@ -33,7 +33,7 @@ _LOOK_S = 1.0
 """A thread that waits for messages looks up this often, so that Ctrl-C reaches it."""
 
 
-class BlockingClaimConsumer(Hands):
+class BlockingClaimConsumer(ConsumerBase):
     """Consumes the partitions that this instance holds. Use it in `with`. One thread takes messages; any thread may commit them."""
 
     def __init__(

@@ -20,7 +20,7 @@ from types import TracebackType
 from typing import Any, Self
 
 from holdfast.clients.claims.balanced import engine_of
-from holdfast.clients.claims.base import Hands
+from holdfast.clients.claims.base import ConsumerBase
 from holdfast.clients.claims.delivery import LIMIT_EVENTS
 from holdfast.clients.claims.messages import ClaimedBatch, ClaimedMessage
 from holdfast.clients.claims.settings import consumer_settings
@@ -32,7 +32,7 @@ from holdfast.core.member.member import Draws
 __all__ = ["ClaimConsumer", "ClaimedBatch", "ClaimedMessage"]
 
 
-class ClaimConsumer(Hands):
+class ClaimConsumer(ConsumerBase):
     """Consumes the partitions that this instance holds. Use it in `async with`; every await ends by a deadline, but waiting for messages.
 
     Leaving the block gives all claims back, after what is in flight was committed or *drain_s* is over; say `terminate(release=False)`

@@ -13,17 +13,17 @@ from concurrent.futures import Future
 from contextlib import contextmanager
 from typing import TypeVar, assert_never
 
-from holdfast.clients.claims.fetcher import Feed, FeedSettings
+from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
 from holdfast.clients.claims.log import CoordinationLog
-from holdfast.clients.claims.offsets import Lookups
+from holdfast.clients.claims.offsets import OffsetFetcher
 from holdfast.clients.claims.options import EngineSettings
-from holdfast.clients.claims.queue import Fetched, FetchQueue, Handout, Lease
+from holdfast.clients.claims.queue import FetchedMessages, FetchQueue, Handout, Lease
 from holdfast.clients.claims.waits import Waits
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.claims.frames import encode
 from holdfast.core.claims.lanes import ClaimNames, lowest
-from holdfast.core.member.actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Send, Start, Stop, Token
+from holdfast.core.member.actions import Action, CommitOffset, Deliver, DeliveryToken, Event, Fail, FetchOffsets, Notify, Send, Start, Stop
 from holdfast.core.member.member import Draws, Member
 from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import TerminatedError
@@ -34,7 +34,7 @@ T = TypeVar("T")
 LIMIT_EVENTS = 1_000
 
 
-class Taking:
+class Dispatcher:
     """The part of an engine that has no thread of its own: called by whoever takes messages, and by the engine's threads."""
 
     def __init__(
@@ -53,8 +53,8 @@ class Taking:
         )
         self.lock = threading.Lock()
         self.member: Member | None = None
-        self._feed: Feed | None = None
-        self._lookups: Lookups | None = None
+        self._feed: ClaimFetcher | None = None
+        self._lookups: OffsetFetcher | None = None
         self._leases: dict[tuple[str, int], Lease] = {}
         self._handouts: dict[Lease, Handout] = {}
         self._handed_out: deque[Handout] = deque()
@@ -113,7 +113,7 @@ class Taking:
                 handout = self._handouts[lease] = Handout(batch)
                 return handout
 
-    def _delivered(self, member: Member, batch: Fetched, now_s: float) -> None:
+    def _delivered(self, member: Member, batch: FetchedMessages, now_s: float) -> None:
         lease = batch.lease
         self._do(member.delivered(lease.topic, lease.partition, batch.offsets(), now_s))
         if lease.lane is not None:
@@ -172,7 +172,7 @@ class Taking:
             lease.proposed = lease.queue[-1].end
             self._do(member.fetched(lease.topic, lease.partition, lease.proposed, now_s))
 
-    def commit(self, token: Token) -> None:
+    def commit(self, token: DeliveryToken) -> None:
         """Note that a message is done; raises CommitError and ClaimLostError."""
         with self.lock:
             member = self._live()
@@ -256,7 +256,7 @@ class Taking:
             match action:
                 case Send():
                     self._log.send(action.send_id, encode(action.frame), action.coordination_partition)
-                case Look():
+                case FetchOffsets():
                     if self._lookups is not None:
                         self._lookups.ask(self._names.source(action.topic), action.partition, committed=True)
                 case Start():
@@ -323,7 +323,7 @@ class Taking:
         if self.ending:
             self.queue.nudge()  # that may have been the last
 
-    def _note_undelivered(self, stop: Stop, left: Sequence[Fetched]) -> None:
+    def _note_undelivered(self, stop: Stop, left: Sequence[FetchedMessages]) -> None:
         """At most once: what the log has committed and nobody took in time is lost, and said to be."""
         count = sum(len(batch.messages) for batch in left)
         self.undelivered += count

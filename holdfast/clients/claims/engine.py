@@ -1,6 +1,6 @@
 """The engine of a claim consumer: a `Member` that decides, and the threads and connections that do what it says.
 
-One thread reads the coordination topic and keeps the member's time, another fetches messages (`Feed`). The user's side calls in from
+One thread reads the coordination topic and keeps the member's time, another fetches messages (`ClaimFetcher`). The user's side calls in from
 wherever it runs.
 """
 
@@ -11,13 +11,13 @@ import threading
 from collections.abc import Sequence
 from concurrent.futures import Future
 
-from holdfast.clients.claims.delivery import Taking
-from holdfast.clients.claims.fetcher import Feed, FeedSettings
+from holdfast.clients.claims.delivery import Dispatcher
+from holdfast.clients.claims.fetcher import ClaimFetcher, FeedSettings
 from holdfast.clients.claims.lanes import LaneFeed
 from holdfast.clients.claims.log import LogRecord
-from holdfast.clients.claims.offsets import Lookups
+from holdfast.clients.claims.offsets import OffsetFetcher
 from holdfast.clients.claims.options import EngineSettings
-from holdfast.clients.claims.queue import Fetched, Lease
+from holdfast.clients.claims.queue import FetchedMessages, Lease
 from holdfast.clients.claims.reset_settler import ResetSettler
 from holdfast.clock import Clock
 from holdfast.config import Settings
@@ -37,7 +37,7 @@ NOBODYS = -1
 """Send id of frames that the member did not ask for."""
 
 
-class Engine(Taking):
+class ClaimEngine(Dispatcher):
     """One running instance of a claim client. `start` it once, `terminate` it once; it cannot be started again."""
 
     def __init__(
@@ -97,7 +97,7 @@ class Engine(Taking):
 
     # -- what the threads bring
 
-    def _arrived(self, batches: list[Fetched]) -> None:
+    def _arrived(self, batches: list[FetchedMessages]) -> None:
         """At most once: what has arrived is proposed to the log at once."""
         with self.lock:
             if self.member is not None:
@@ -138,12 +138,12 @@ class Engine(Taking):
 
     def _open(self) -> None:
         settings, options, wanted = self._settings, self._options, self.member_settings
-        self._lookups = Lookups(settings, wanted.group_id, timeout_s=options.request_timeout_s, clock=self._clock)
+        self._lookups = OffsetFetcher(settings, wanted.group_id, timeout_s=options.request_timeout_s, clock=self._clock)
         counts = self._lookups.counts(self._names.sources(wanted.topics))
         self._lookups.check_group()
         self._log.open(wanted.topics, options.request_timeout_s)
         overrides: dict[str, str | int | bool] = {"group.id": wanted.group_id, "isolation.level": "read_committed"}
-        self._feed = (LaneFeed if options.lanes else Feed)(
+        self._feed = (LaneFeed if options.lanes else ClaimFetcher)(
             settings,
             settings.consumer(**overrides),
             self.queue,

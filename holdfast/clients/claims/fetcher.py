@@ -15,9 +15,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, TopicPartition
 
-from holdfast.clients.claims.queue import Fetched, FetchQueue, Lease
+from holdfast.clients.claims.queue import FetchedMessages, FetchQueue, Lease
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.codes import NO_TOPIC, UNREADABLE, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
@@ -26,7 +27,6 @@ from holdfast.kafka.skipper import Skipper
 logger = logging.getLogger(__name__)
 quiet: Any = Quiet(logger)
 
-Place = tuple[str, int]
 
 JOIN_S = 10.0
 """How long `close` waits for the thread; it ends within a poll unless the process is starved."""
@@ -55,7 +55,7 @@ SIZE_SAMPLES = 32
 """Messages of a batch that are measured to tell its size."""
 
 
-class Feed:
+class ClaimFetcher:
     """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is told of it afterwards.
 
     `start` and `stop` return at once and may be called from any thread; nothing of a stopped lease comes out of the queue afterwards,
@@ -72,7 +72,7 @@ class Feed:
         partitions: Mapping[str, int],
         failed: Callable[[Lease, str], None],
         broken: Callable[[BaseException], None],
-        arrived: Callable[[list[Fetched]], None] | None = None,
+        arrived: Callable[[list[FetchedMessages]], None] | None = None,
         clock: Clock = system_clock,
     ) -> None:
         self._clock = clock
@@ -283,7 +283,7 @@ class Feed:
         self.last_error = None
         assigned = self._places()
         by_place: dict[Place, list[Message]] = {}
-        ends: list[Fetched] = []
+        ends: list[FetchedMessages] = []
         if len(assigned) == 1 and not any(map(Message.error, messages)):
             by_place[next(iter(assigned))] = messages
         else:
@@ -307,7 +307,7 @@ class Feed:
             if self._arrived is not None:
                 self._arrived(batches)
 
-    def _batches(self, place: Place, messages: list[Message]) -> list[Fetched]:
+    def _batches(self, place: Place, messages: list[Message]) -> list[FetchedMessages]:
         lease = self._leases.get(place)
         if lease is None or not lease.open:
             return []
@@ -318,17 +318,17 @@ class Feed:
                 return []
             first = messages[0].offset() or 0
         lease.next_offset = end
-        return [Fetched(lease, messages, first, end, end - first == len(messages), size_of(messages))]
+        return [FetchedMessages(lease, messages, first, end, end - first == len(messages), size_of(messages))]
 
     @staticmethod
-    def _moves(end: Fetched) -> bool:
+    def _moves(end: FetchedMessages) -> bool:
         """Return whether the log ends behind what was fetched: in a control record, or a hole of compaction."""
         if end.end <= end.lease.next_offset:
             return False
         end.lease.next_offset = end.end
         return True
 
-    def _judge(self, message: Message, error: KafkaError, ends: list[Fetched]) -> None:
+    def _judge(self, message: Message, error: KafkaError, ends: list[FetchedMessages]) -> None:
         place = (message.topic() or "", message.partition() or 0)
         leases = self._readers(place)
         if self._watcher.strays(place):
@@ -336,7 +336,7 @@ class Feed:
         if is_end(error):
             end = message.offset() or 0
             self._watcher.reached(place, end)
-            ends += [Fetched(lease, [], end, end, True, 0) for lease in leases]
+            ends += [FetchedMessages(lease, [], end, end, True, 0) for lease in leases]
         elif error.fatal():
             raise KafkaException(error)
         elif error.code() in UNREADABLE:

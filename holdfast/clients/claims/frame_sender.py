@@ -32,7 +32,7 @@ class _Waiting(NamedTuple):
     since_s: float
 
 
-class _Way:
+class _PartitionFrames:
     """The frames of one partition: those that wait, how many are under way, and since when these are gathered."""
 
     __slots__ = ("began_s", "under_way", "waiting")
@@ -45,7 +45,7 @@ class _Way:
         return not self.under_way or now_s - self.began_s < GATHER_S
 
 
-class Bursts:
+class FrameSender:
     """Sends the frames of each partition in order, with one request under way; what comes meanwhile goes together in the next.
 
     An idempotent producer of librdkafka (2.16) that has five messages of a partition under way sends no more of it before they are
@@ -71,7 +71,7 @@ class Bursts:
         self._same: dict[str, Any] = {"key": key, "headers": headers}
         self._unsent_s, self._monotonic_s = unsent_s, monotonic_s
         self._lock = threading.RLock()  # librdkafka calls back within poll
-        self._ways: dict[int, _Way] = {}
+        self._ways: dict[int, _PartitionFrames] = {}
         self._left = 0
 
     def send(self, send_id: int, value: bytes, partition: int) -> None:
@@ -81,7 +81,7 @@ class Bursts:
                 self._tell(Ack(send_id, "too many frames wait for the broker"))
                 return
             self._left += 1
-            self._ways.setdefault(partition, _Way()).waiting.append(_Waiting(send_id, value, self._monotonic_s()))
+            self._ways.setdefault(partition, _PartitionFrames()).waiting.append(_Waiting(send_id, value, self._monotonic_s()))
             self.go_on()
 
     def go_on(self) -> None:
@@ -100,7 +100,7 @@ class Bursts:
                     else:
                         break
 
-    def _produce(self, way: _Way, frame: _Waiting, partition: int, now_s: float) -> None:
+    def _produce(self, way: _PartitionFrames, frame: _Waiting, partition: int, now_s: float) -> None:
         def told(error: KafkaError | None, _: Message) -> None:
             with self._lock:
                 way.under_way -= 1

@@ -11,9 +11,10 @@ from typing import Any
 
 from confluent_kafka import Consumer, Message, TopicPartition
 
-from holdfast.clients.claims.fetcher import Feed, Place, size_of
-from holdfast.clients.claims.queue import Fetched, Lease
+from holdfast.clients.claims.fetcher import ClaimFetcher, size_of
+from holdfast.clients.claims.queue import FetchedMessages, Lease
 from holdfast.core.claims.lanes import is_full, lane_finder, lane_named, steer
+from holdfast.core.kafka.topic_partition import Place
 
 
 class _Stream:
@@ -32,7 +33,7 @@ class _Stream:
         return [lease for lane, lease in self.lanes.items() if lease.open and lane not in self.full]
 
 
-class LaneFeed(Feed):
+class LaneFeed(ClaimFetcher):
     """A feed whose leases are of lanes."""
 
     def __init__(self, *given: Any, **named: Any) -> None:
@@ -110,7 +111,7 @@ class LaneFeed(Feed):
 
     # -- sorting what came
 
-    def _batches(self, place: Place, messages: list[Message]) -> list[Fetched]:
+    def _batches(self, place: Place, messages: list[Message]) -> list[FetchedMessages]:
         stream = self._streams.get(place)
         if stream is None or stream.position is None:
             return []
@@ -127,7 +128,7 @@ class LaneFeed(Feed):
                     dealt[lane].append(message)
         return [self._deal(lease, dealt[lane], end) for lane, lease in wanting.items()]
 
-    def _deal(self, lease: Lease, messages: list[Message], end: int) -> Fetched:
+    def _deal(self, lease: Lease, messages: list[Message], end: int) -> FetchedMessages:
         """Give a lane its messages before *end*, as many as fit: it stands then before the first that it was not given."""
         share, _ = self._shares()
         room = max(1, share - self._queue.queued(lease)[0])
@@ -136,4 +137,4 @@ class LaneFeed(Feed):
             messages = messages[:room]
         lease.next_offset = end
         first = messages[0].offset() or 0 if messages else end
-        return Fetched(lease, messages, first, end, not messages, size_of(messages))
+        return FetchedMessages(lease, messages, first, end, not messages, size_of(messages))

@@ -22,13 +22,13 @@ from confluent_kafka import (
     TopicPartition,
 )
 
-from holdfast.clients.claims.frame_sender import Ack, Bursts
+from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.config import Settings
 from holdfast.core.claims.frames import coordination_partition
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.codes import NO_TOPIC, is_end, is_of_group
 from holdfast.kafka.librdkafka_log import Quiet, impatient
-from holdfast.kafka.log_tail import Tail, following
+from holdfast.kafka.log_tail import EndOfLog, following
 from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
@@ -59,7 +59,7 @@ class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
     `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control records at the tail
-    notwithstanding (`Tail`). `ends` holds the ends that were told, the latest of each partition.
+    notwithstanding (`EndOfLog`). `ends` holds the ends that were told, the latest of each partition.
     """
 
     def __init__(
@@ -77,13 +77,13 @@ class CoordinationLog:
         self._reader: Consumer | None = None
         self._skipper: Skipper | None = None
         self._writer: Producer | None = None
-        self._bursts: Bursts | None = None
+        self._bursts: FrameSender | None = None
         self._acks: deque[Ack] = deque()
         self.partitions = 0
         self.reading: frozenset[int] = frozenset()
         self.caught_up: set[int] = set()
         self.ends: dict[int, int] = {}
-        self._tails: dict[int, Tail] = {}
+        self._tails: dict[int, EndOfLog] = {}
         self.last_error: str | None = None
 
     # -- life
@@ -109,7 +109,7 @@ class CoordinationLog:
         }
         produces = impatient(self._settings.producer(**writing))
         self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
-        self._bursts = Bursts(self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers)
+        self._bursts = FrameSender(self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers)
 
     def _count(self, timeout_s: float) -> int:
         assert self._reader is not None
@@ -147,7 +147,7 @@ class CoordinationLog:
             for number in added:
                 self._skipper.begin(self._topic, number, 0)
             self.reading |= added
-            self._tails |= {number: Tail(self._topic, number, 0) for number in added}
+            self._tails |= {number: EndOfLog(self._topic, number, 0) for number in added}
 
     def close(self, timeout_s: float = 0.0) -> int:
         """Wait up to *timeout_s* for acknowledgements, let go of the broker, and return how many frames were never acknowledged."""

@@ -7,11 +7,11 @@ from typing import TYPE_CHECKING, Any
 
 from confluent_kafka import Message
 
-from holdfast.clients.claims.queue import Fetched, Lease
-from holdfast.core.member.actions import Token
+from holdfast.clients.claims.queue import FetchedMessages, Lease
+from holdfast.core.member.actions import DeliveryToken
 
 if TYPE_CHECKING:
-    from holdfast.clients.claims.engine import Engine
+    from holdfast.clients.claims.engine import ClaimEngine
 
 Headers = list[tuple[str, bytes | None]]
 
@@ -21,7 +21,7 @@ class ClaimedMessage:
 
     __slots__ = ("_engine", "_lease", "offset", "record")
 
-    def __init__(self, engine: Engine, lease: Lease, record: Message) -> None:
+    def __init__(self, engine: ClaimEngine, lease: Lease, record: Message) -> None:
         self._engine, self._lease, self.record = engine, lease, record
         self.offset: int = record.offset()  # type: ignore[assignment]  # a consumed record has one
 
@@ -62,10 +62,10 @@ class ClaimedMessage:
         return self.record.timestamp()[1]
 
     @property
-    def token(self) -> Token:
+    def token(self) -> DeliveryToken:
         """Return what names this message to `commit` later, when the message itself need not be kept."""
         lease = self._lease
-        return Token(lease.topic, lease.partition, self.offset, lease.epoch)
+        return DeliveryToken(lease.topic, lease.partition, self.offset, lease.epoch)
 
     @property
     def is_held(self) -> bool:
@@ -75,7 +75,7 @@ class ClaimedMessage:
     def commit(self) -> None:
         """Note that the message is done. Raises ClaimLostError when its claim is not held any more: another member may get it too."""
         lease = self._lease
-        self._engine.commit(Token(lease.topic, lease.partition, self.offset, lease.epoch))
+        self._engine.commit(DeliveryToken(lease.topic, lease.partition, self.offset, lease.epoch))
 
     def __repr__(self) -> str:
         return f"ClaimedMessage({self._lease.topic}/{self._lease.partition}@{self.offset})"
@@ -86,7 +86,7 @@ class ClaimedBatch:
 
     __slots__ = ("_engine", "_fetched")
 
-    def __init__(self, engine: Engine, fetched: Fetched) -> None:
+    def __init__(self, engine: ClaimEngine, fetched: FetchedMessages) -> None:
         self._engine, self._fetched = engine, fetched
 
     @property

@@ -56,10 +56,10 @@ class Watermarks(NamedTuple):
     committed: int | None
 
 
-Asked = Sequence[tuple[tuple[str, int], bool]]
+Questions = Sequence[tuple[tuple[str, int], bool]]
 
 
-class Lookups:
+class OffsetFetcher:
     """Asks on a connection of its own, since a broker answers those of a consumer in turn, after a fetch that waits for news.
 
     It asks as a consumer that reads nothing, not as an admin client: over an outage, librdkafka's admin goes on waiting for a coordinator
@@ -171,7 +171,7 @@ class Lookups:
             with suppress(KafkaException):
                 consumer.close()
 
-    def _look(self, asked: Asked) -> bool:
+    def _look(self, asked: Questions) -> bool:
         """Find out about *asked*, all at once, or topic by topic where one is gone; False when something failed."""
         done, parts = True, deque([asked])
         while parts and not self._closing:
@@ -199,7 +199,7 @@ class Lookups:
         logger.info("%s: %s", what, cause.str() or cause.name())
         self._renew()
 
-    def _ends(self, asked: Asked) -> list[Watermarks]:
+    def _ends(self, asked: Questions) -> list[Watermarks]:
         """Return what is known of these partitions. Raises KafkaException on the first that could not be asked for."""
         consumer = self._connected()
         consumer.poll(0)  # it reads nothing, but this is how it tells what it logs

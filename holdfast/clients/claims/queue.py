@@ -29,13 +29,13 @@ class Lease:
         self.source, self.lane = source or topic, lane
         self.next_offset = self.granted = self.proposed = next_offset
         self.open = True
-        self.queue: deque[Fetched] = deque()
+        self.queue: deque[FetchedMessages] = deque()
 
     def __repr__(self) -> str:
         return f"Lease({self.topic}/{self.partition}, epoch {self.epoch}, {'open' if self.open else 'closed'})"
 
 
-class Fetched(NamedTuple):
+class FetchedMessages(NamedTuple):
     """Messages of one partition in offset order, as one fetch brought them. *end* is the position after them.
 
     *dense*: every offset from *first* to *end* has a message. No messages at all: only the position moved, over a hole at the log's end.
@@ -52,14 +52,14 @@ class Fetched(NamedTuple):
         """Return the offsets of the messages, a range where that says it all."""
         return range(self.first, self.end) if self.dense else [each.offset() or 0 for each in self.messages]
 
-    def split(self, count: int) -> tuple[Fetched, Fetched]:
+    def split(self, count: int) -> tuple[FetchedMessages, FetchedMessages]:
         """Return the first *count* messages and the rest; there must be more than that, and *count* must not be 0."""
         rest, total = self.messages[count:], len(self.messages)
         first, size = rest[0].offset() or 0, self.size_bytes * count // total
         end = (self.messages[count - 1].offset() or 0) + 1
         dense = end - self.first == count
-        head = Fetched(self.lease, self.messages[:count], self.first, end, dense, size)
-        return head, Fetched(self.lease, rest, first, self.end, self.end - first == total - count, self.size_bytes - size)
+        head = FetchedMessages(self.lease, self.messages[:count], self.first, end, dense, size)
+        return head, FetchedMessages(self.lease, rest, first, self.end, self.end - first == total - count, self.size_bytes - size)
 
 
 class Handout:
@@ -67,10 +67,10 @@ class Handout:
 
     __slots__ = ("at", "batch")
 
-    def __init__(self, batch: Fetched) -> None:
+    def __init__(self, batch: FetchedMessages) -> None:
         self.batch, self.at = batch, 0
 
-    def rest(self) -> Fetched:
+    def rest(self) -> FetchedMessages:
         """Return what has not been handed out, as a batch of its own."""
         return self.batch if self.at == 0 else self.batch.split(self.at)[1]
 
@@ -108,7 +108,7 @@ class FetchQueue:
     def _has_space(self) -> bool:
         return not self._closed and not self.full
 
-    def put(self, batches: Iterable[Fetched]) -> None:
+    def put(self, batches: Iterable[FetchedMessages]) -> None:
         """Append *batches* to their partitions' queues and wake the taker if it sleeps. What is of a closed lease is dropped."""
         with self._lock:
             for batch in batches:
@@ -133,14 +133,14 @@ class FetchQueue:
         with self._lock:
             return sum(len(batch.messages) for batch in lease.queue), sum(batch.size_bytes for batch in lease.queue)
 
-    def left(self, lease: Lease) -> list[Fetched]:
+    def left(self, lease: Lease) -> list[FetchedMessages]:
         """Return the batches of *lease* that may be handed out at most once and wait to be taken."""
         with self._lock:
             return [batch for batch in lease.queue if batch.messages and batch.end <= lease.granted]
 
     # -- the taker
 
-    def take(self, ready: Callable[[Lease], bool]) -> Fetched | None:
+    def take(self, ready: Callable[[Lease], bool]) -> FetchedMessages | None:
         """Return the next batch of the next partition that is *ready*; None when there is none now."""
         with self._lock:
             for _ in range(len(self._turns)):
@@ -159,7 +159,7 @@ class FetchQueue:
                     self._turns.rotate(-1)
         return None
 
-    def take_moves(self, *, but: Container[Lease] = ()) -> list[Fetched]:
+    def take_moves(self, *, but: Container[Lease] = ()) -> list[FetchedMessages]:
         """Return what only moves the position of a partition with nothing queued before it; needs no taker. Nothing of the leases in *but*."""
         if not self._moves:
             return []
@@ -170,7 +170,7 @@ class FetchQueue:
             self._moves = any(not batch.messages for each in self._turns for batch in each.queue)
         return found
 
-    def put_back(self, batch: Fetched) -> None:
+    def put_back(self, batch: FetchedMessages) -> None:
         """Put what was taken too much to the front of its partition."""
         lease = batch.lease
         with self._lock:

@@ -11,16 +11,16 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import UNPACKED, CreateTopic, Role, TopicSpec
+from holdfast.clients.topics.plan import UNPACKED, CreateTopic, TopicRole, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.frames import ReleasingPartition
 from holdfast.core.claims.resets import (
     RESETS_TOPIC,
-    Abort,
-    Commit,
     Decision,
     Decisions,
+    ResetAbort,
+    ResetCommit,
     decode_decision,
     encode_decision,
     final_offset,
@@ -58,7 +58,7 @@ class ResetLog:
                 partitions=1,
                 config={"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "LogAppendTime"} | UNPACKED | safe,
                 replication_factor=self._settings.replication_factor,
-                role=Role.SOURCE,
+                role=TopicRole.SOURCE,
             )
             admin.apply([CreateTopic(spec=spec, partitions=1)])
 
@@ -194,8 +194,8 @@ def settle(
                 continue
             resets.ensure()
             reason = "its administrator fell silent before it was decided"
-            decision = resets.decide(Abort(reset_id=reset_id, group=keys[0].group_id, client=client, at_s=now_s, reason=reason))
-        done = "carried out" if isinstance(decision, Commit) else "given up"
+            decision = resets.decide(ResetAbort(reset_id=reset_id, group=keys[0].group_id, client=client, at_s=now_s, reason=reason))
+        done = "carried out" if isinstance(decision, ResetCommit) else "given up"
         logger.warning("reset settled", extra={"reset": reset_id, "group": keys[0].group_id, "outcome": done, "partitions": len(keys)})
         for key in sorted(keys):
             offset = final_offset(decision, key, held[key])

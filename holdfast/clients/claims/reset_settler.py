@@ -6,7 +6,6 @@ import logging
 from collections.abc import Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from math import inf
-from typing import Protocol
 
 from holdfast.clients.claims.reset_log import ResetLog, settle
 from holdfast.clients.topics.log_ends import GroupOffsets
@@ -15,16 +14,11 @@ from holdfast.config import Settings
 from holdfast.core.claims.frames import ReleasingPartition
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.claims.views import Claim, ClaimKey
+from holdfast.core.member.state import Draws
 
 logger = logging.getLogger(__name__)
 
 WAIT_LOW_INTERVALS, WAIT_HIGH_INTERVALS = 0.1, 0.5
-
-
-class Draws(Protocol):
-    """Where chance comes from."""
-
-    def uniform(self, a: float, b: float, /) -> float: ...
 
 
 class ResetSettler:

@@ -18,7 +18,7 @@ from typing import Self
 from holdfast.clients.claims.reset_log import ResetLog, settle
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.groups.positions import claimed_ways, positions
-from holdfast.clients.groups.records import Group, Kind, Member, Move, Position, Progress, State
+from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription, Move, Position, ResetProgress, ShownState
 from holdfast.clients.groups.reset import ClaimReset, Knowledge
 from holdfast.clients.groups.view import GroupView
 from holdfast.clients.topics.admin import Admin
@@ -41,7 +41,7 @@ class ResetPlan:
     """What a reset would do as things stand. For a claim group everything is computed again once no member can move its offset."""
 
     group: str
-    kind: Kind
+    kind: GroupKind
     aim: Aim
     moves: tuple[Move, ...]
 
@@ -78,7 +78,7 @@ class GroupAdmin:
 
     # -- looking
 
-    def list(self) -> tuple[Group, ...]:
+    def list(self) -> tuple[GroupDescription, ...]:
         """Return all groups by name. A claim group also commits to the broker; that shadow is left out as long as nobody is in it."""
         view = self._look()
         found = (
@@ -91,15 +91,15 @@ class GroupAdmin:
         found += [described for described, _ in self._broker.describe_all(wanted).values()]
         return tuple(sorted(found, key=lambda group: (group.group, group.kind)))
 
-    def state(self, group: str, kind: Kind | None = None) -> Group:
+    def state(self, group: str, kind: GroupKind | None = None) -> GroupDescription:
         """Return one group; GroupError when there is none of that name and kind."""
-        if self._kind(group, kind) is Kind.CLAIM:
+        if self._kind(group, kind) is GroupKind.CLAIM:
             return self._claim_group(self._opened(), group)
         return self._described(group)[0]
 
-    def members(self, group: str, kind: Kind | None = None) -> tuple[Member, ...]:
+    def members(self, group: str, kind: GroupKind | None = None) -> tuple[MemberDescription, ...]:
         """Return the live members of a group: those of a claim group that hold something."""
-        if self._kind(group, kind) is Kind.CONSUMER:
+        if self._kind(group, kind) is GroupKind.CONSUMER:
             return self._described(group)[1]
         view = self._opened()
         held: dict[tuple[str, str], list[tuple[str, int]]] = {}
@@ -107,7 +107,7 @@ class GroupAdmin:
             if view.live(claim):
                 held.setdefault((claim.client_id, claim.instance_id), []).append((key.topic, key.partition))
         return tuple(
-            Member(
+            MemberDescription(
                 group=group,
                 consumer_id=f"{client}-{instance}",
                 host=None,  # no frame tells it
@@ -118,9 +118,9 @@ class GroupAdmin:
             for (client, instance), places in sorted(held.items())
         )
 
-    def describe(self, group: str, kind: Kind | None = None) -> tuple[Position, ...]:
+    def describe(self, group: str, kind: GroupKind | None = None) -> tuple[Position, ...]:
         """Return a line for each partition the group has anything to do with, in order; lanes after that of their partition."""
-        return self._describe_claims(group) if self._kind(group, kind) is Kind.CLAIM else self._describe_consumers(group)
+        return self._describe_claims(group) if self._kind(group, kind) is GroupKind.CLAIM else self._describe_consumers(group)
 
     # -- pausing
 
@@ -176,10 +176,12 @@ class GroupAdmin:
 
     # -- resetting
 
-    def plan_reset(self, group: str, aim: Aim, scope: Scope | None = None, kind: Kind | None = None) -> ResetPlan:
+    def plan_reset(self, group: str, aim: Aim, scope: Scope | None = None, kind: GroupKind | None = None) -> ResetPlan:
         """Return what a reset would do as things stand; changes nothing. GroupError when nothing is meant by *scope*."""
         chosen = self._kind(group, kind)
-        current = self._claim_offsets(group, scope or Scope()) if chosen is Kind.CLAIM else self._consumer_offsets(group, scope or Scope())
+        current = (
+            self._claim_offsets(group, scope or Scope()) if chosen is GroupKind.CLAIM else self._consumer_offsets(group, scope or Scope())
+        )
         if not current:
             raise GroupError(f"group {group} has nothing to do with the partitions named: see `holdfast groups describe {group}`")
         spots = self._offsets.spots(current, aim.at_ms)
@@ -190,14 +192,14 @@ class GroupAdmin:
         return ResetPlan(group=group, kind=chosen, aim=aim, moves=moves)
 
     def reset_offsets(
-        self, plan: ResetPlan, *, deadline_s: float = RESET_DEADLINE_S, tell: Callable[[Progress], None] = lambda progress: None
+        self, plan: ResetPlan, *, deadline_s: float = RESET_DEADLINE_S, tell: Callable[[ResetProgress], None] = lambda progress: None
     ) -> tuple[Move, ...]:
         """Carry *plan* out and return what was moved: all of it, or GroupError and nothing.
 
         A claim group is paused for it and goes on afterwards; *deadline_s* is how long to wait for its members. The broker's groups must
         be empty, as Kafka's own tool demands.
         """
-        if plan.kind is Kind.CONSUMER:
+        if plan.kind is GroupKind.CONSUMER:
             return self._reset_consumers(plan)
         view = self._claim_view(plan.group, "reset")
         view.insist_on_obedience()
@@ -251,21 +253,21 @@ class GroupAdmin:
         assert view is not None, "a claim group is one that was found in the coordination topic"
         return view
 
-    def _kind(self, group: str, kind: Kind | None) -> Kind:
-        view = None if kind is Kind.CONSUMER else self._look()
+    def _kind(self, group: str, kind: GroupKind | None) -> GroupKind:
+        view = None if kind is GroupKind.CONSUMER else self._look()
         if view is not None and (view.claims(group) or group in view.pauses()):
-            return Kind.CLAIM
-        if kind is Kind.CLAIM:
+            return GroupKind.CLAIM
+        if kind is GroupKind.CLAIM:
             raise GroupError(f"nobody has ever claimed anything for group {group}: `holdfast groups list` shows what groups there are")
-        return Kind.CONSUMER
+        return GroupKind.CONSUMER
 
     def _claim_view(self, group: str, done: str) -> GroupView:
-        if self._kind(group, None) is not Kind.CLAIM:
+        if self._kind(group, None) is not GroupKind.CLAIM:
             self._described(group)
             raise GroupError(f"group {group} is kept by the broker: only claim groups can be {done}; stop its consumers instead")
         return self._opened()
 
-    def _described(self, group: str) -> tuple[Group, tuple[Member, ...]]:
+    def _described(self, group: str) -> tuple[GroupDescription, tuple[MemberDescription, ...]]:
         found = self._broker.describe(group)
         if found is None:
             raise GroupError(f"there is no group {group}: `holdfast groups list` shows what groups there are")
@@ -276,15 +278,17 @@ class GroupAdmin:
 
     # -- parts: claim groups
 
-    def _claim_group(self, view: GroupView, group: str) -> Group:
+    def _claim_group(self, view: GroupView, group: str) -> GroupDescription:
         claims, pause = view.claims(group), view.pauses().get(group)
         live = [claim for claim in claims.values() if view.live(claim)]
         resets = tuple(sorted({found for claim in claims.values() if (found := held_by_reset(claim)) is not None}))
         members = {(claim.client_id, claim.instance_id) for claim in live if held_by_reset(claim) is None}
-        state = State.RESETTING if resets else State.PAUSED if pause is not None else State.STABLE if live else State.EMPTY
-        return Group(
+        state = (
+            ShownState.RESETTING if resets else ShownState.PAUSED if pause is not None else ShownState.STABLE if live else ShownState.EMPTY
+        )
+        return GroupDescription(
             group=group,
-            kind=Kind.CLAIM,
+            kind=GroupKind.CLAIM,
             state=state.value,
             members=len(members),
             partitions_held=len(live),

@@ -10,7 +10,7 @@ from typing import Any, TypeVar
 
 from confluent_kafka import ConsumerGroupState, ConsumerGroupTopicPartitions, KafkaError, KafkaException
 
-from holdfast.clients.groups.records import Group, Kind, Member
+from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, GroupError
 from holdfast.kafka.codes import NO_ANSWER, NO_GROUP, code_of
@@ -47,13 +47,13 @@ class BrokerGroups:
             raise self._refused("list of groups", listed.errors[0])
         return {each.group_id: _STATES[each.state] for each in listed.valid}
 
-    def describe(self, group: str) -> tuple[Group, tuple[Member, ...]] | None:
+    def describe(self, group: str) -> tuple[GroupDescription, tuple[MemberDescription, ...]] | None:
         """Return a group with its members; None where the broker has none of that name."""
         return self.describe_all([group]).get(group)
 
-    def describe_all(self, groups: Sequence[str]) -> dict[str, tuple[Group, tuple[Member, ...]]]:
+    def describe_all(self, groups: Sequence[str]) -> dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]]:
         """Return those of *groups* that the broker has, with their members."""
-        found: dict[str, tuple[Group, tuple[Member, ...]]] = {}
+        found: dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]] = {}
         for start in range(0, len(groups), LIMIT_ASKED):
             asked = list(groups[start : start + LIMIT_ASKED])
             for group, future in self._admin.client.describe_consumer_groups(asked, request_timeout=NEVER_S).items():
@@ -67,9 +67,9 @@ class BrokerGroups:
                     found[group] = self._described(group, described)
         return found
 
-    def _described(self, group: str, found: Any) -> tuple[Group, tuple[Member, ...]]:
+    def _described(self, group: str, found: Any) -> tuple[GroupDescription, tuple[MemberDescription, ...]]:
         members = tuple(
-            Member(
+            MemberDescription(
                 group=group,
                 consumer_id=each.member_id,
                 host=each.host,
@@ -81,9 +81,9 @@ class BrokerGroups:
         held = sum(len(member.assignment) for member in members)
         coordinator = found.coordinator
         return (
-            Group(
+            GroupDescription(
                 group=group,
-                kind=Kind.CONSUMER,
+                kind=GroupKind.CONSUMER,
                 state=_STATES[found.state],
                 members=len(members),
                 partitions_held=held,

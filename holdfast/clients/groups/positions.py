@@ -8,11 +8,10 @@ from typing import NamedTuple
 from holdfast.clients.groups.records import Position
 from holdfast.core.claims.lanes import lane_named, lane_topics, lowest
 from holdfast.core.claims.views import Claim, ClaimKey, status
+from holdfast.core.kafka.topic_partition import Place
 
-Place = tuple[str, int]
 
-
-class _Way(NamedTuple):
+class _Partitioning(NamedTuple):
     """One way to work on a topic: whole (0), or in so many lanes."""
 
     topic: str
@@ -44,10 +43,10 @@ def positions(
     of them is unknown. Where a group went over from whole partitions to lanes, or to another number of them, the claims of before have
     their lines and no lag.
     """
-    by_way: dict[Place, dict[_Way, dict[int, Claim]]] = {}
+    by_way: dict[Place, dict[_Partitioning, dict[int, Claim]]] = {}
     for key, claim in claims.items():
         lane = lane_named(key.topic)
-        way = _Way(key.topic, 0) if lane is None else _Way(lane.topic, lane.lanes)
+        way = _Partitioning(key.topic, 0) if lane is None else _Partitioning(lane.topic, lane.lanes)
         by_way.setdefault((way.topic, key.partition), {}).setdefault(way, {})[-1 if lane is None else lane.lane] = claim
 
     def line(place: Place, claim: Claim, end: int | None, lag: int | None, lane: str | None) -> Position:
@@ -68,7 +67,7 @@ def positions(
             heartbeat_age_s=None if claim.heartbeat_at_s is None else max(0, now_s - claim.heartbeat_at_s),
         )
 
-    def behind(current: int | None, end: int | None, way: _Way, latest: _Way) -> int | None:
+    def behind(current: int | None, end: int | None, way: _Partitioning, latest: _Partitioning) -> int | None:
         return None if current is None or end is None or way != latest else max(0, end - current)
 
     lines: list[Position] = []

@@ -8,14 +8,14 @@ from enum import StrEnum
 from holdfast.core.claims.views import ClaimStatus
 
 
-class Kind(StrEnum):
+class GroupKind(StrEnum):
     """Who keeps a group: the coordination topic, or the broker's group coordinator."""
 
     CLAIM = "claim"
     CONSUMER = "consumer"
 
 
-class State(StrEnum):
+class ShownState(StrEnum):
     """States of a claim group, in Kafka's words where it has one. The broker's groups have the broker's own."""
 
     STABLE = "Stable"
@@ -25,11 +25,11 @@ class State(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Group:
+class GroupDescription:
     """One group. *members* are those that hold something; *partitions* what they hold of how many are known."""
 
     group: str
-    kind: Kind
+    kind: GroupKind
     state: str
     members: int
     partitions_held: int
@@ -65,7 +65,7 @@ class Position:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Member:
+class MemberDescription:
     """One member and what it holds. *obeys_pause* None: a member of a broker's group, which nobody pauses."""
 
     group: str
@@ -87,7 +87,7 @@ class Move:
     new_offset: int
 
 
-class Step(StrEnum):
+class ResetStep(StrEnum):
     """How far a reset of a claim group is. Up to CLAIMED it can fail, and then every partition keeps its offset; from DECIDED on it is done."""
 
     PAUSED = "paused"
@@ -100,10 +100,10 @@ class Step(StrEnum):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Progress:
+class ResetProgress:
     """One step of a reset: *done* of *total* partitions; *waiting_for* names members that still hold some."""
 
-    step: Step
+    step: ResetStep
     done: int = 0
     total: int = 0
     waiting_for: tuple[str, ...] = ()

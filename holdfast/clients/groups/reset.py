@@ -8,11 +8,21 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from typing import NamedTuple
 
 from holdfast.clients.claims.reset_log import ResetLog
-from holdfast.clients.groups.records import Move, Progress, Step
+from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup
-from holdfast.core.claims.resets import LIMIT_RESET_PARTITIONS, Abort, Aim, Commit, Decision, Spot, held_by_reset, release, reset_id_of
+from holdfast.core.claims.resets import (
+    LIMIT_RESET_PARTITIONS,
+    Aim,
+    Decision,
+    ResetAbort,
+    ResetCommit,
+    Spot,
+    held_by_reset,
+    release,
+    reset_id_of,
+)
 from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey
 from holdfast.errors import BrokerError, ConfigError, GroupError, HoldfastError
 
@@ -50,7 +60,7 @@ class ClaimReset:
         aim: Aim,
         client: str,
         deadline_s: float,
-        tell: Callable[[Progress], None],
+        tell: Callable[[ResetProgress], None],
         clock: Clock,
     ) -> None:
         if len(keys) > LIMIT_RESET_PARTITIONS:
@@ -78,16 +88,16 @@ class ClaimReset:
             self._await_release()
             self._claim()
             commit = self._commit()
-            self._tell(Progress(step=Step.CLAIMED, done=len(self._keys), total=len(self._keys)))
+            self._tell(ResetProgress(step=ResetStep.CLAIMED, done=len(self._keys), total=len(self._keys)))
         except BaseException as error:
             self._give_up(error)
             raise
         decision = self._decide(commit)
-        if isinstance(decision, Abort):
+        if isinstance(decision, ResetAbort):
             raise GroupError(
                 f"reset of group {self._group}: {decision.client} gave it up because {decision.reason}; every partition keeps its offset"
             )
-        self._tell(Progress(step=Step.DECIDED, done=len(self._keys), total=len(self._keys)))
+        self._tell(ResetProgress(step=ResetStep.DECIDED, done=len(self._keys), total=len(self._keys)))
         self._carry_out(commit)
         return self._moves(commit)
 
@@ -99,7 +109,7 @@ class ClaimReset:
         self._places = self._view.places(self._group)
         pause = ReleaseGroup(now_s, self._instance, self._client, self._group, now_s + int(lasts_s) + 1)
         self._view.send([pause], self._places)
-        self._tell(Progress(step=Step.PAUSED, total=len(self._keys)))
+        self._tell(ResetProgress(step=ResetStep.PAUSED, total=len(self._keys)))
 
     def _await_release(self) -> None:
         """Return when no member of the group holds anything: those that are paused work on nothing."""
@@ -110,7 +120,7 @@ class ClaimReset:
             if not holders:
                 return
             names = _names(holders.values())
-            self._tell(Progress(step=Step.WAITING, done=0, total=len(holders), waiting_for=names))
+            self._tell(ResetProgress(step=ResetStep.WAITING, done=0, total=len(holders), waiting_for=names))
             self._insist(f"{', '.join(names)} still hold {len(holders)} partitions")
             self._view.take(LOOK_S)
 
@@ -123,7 +133,7 @@ class ClaimReset:
             self._refuse_others({key: rows[key] for key in self._keys if key in rows})
             if len(mine) != told:
                 told = len(mine)
-                self._tell(Progress(step=Step.CLAIMING, done=told, total=len(self._keys)))
+                self._tell(ResetProgress(step=ResetStep.CLAIMING, done=told, total=len(self._keys)))
             if len(mine) == len(self._keys):
                 self._renew(rows, due=any(rows[key].current_offset is None for key in mine))
                 return
@@ -152,7 +162,7 @@ class ClaimReset:
         for some in _chunks(frames):
             self._view.send(some)
 
-    def _commit(self) -> Commit:
+    def _commit(self) -> ResetCommit:
         """Return the decision: old offsets as members left them, new ones as they are found now."""
         self._view.insist_on_obedience()  # one that does not obey may have come meanwhile
         rows = self._view.claims(self._group)
@@ -161,7 +171,7 @@ class ClaimReset:
         offsets: dict[str, list[tuple[int, int, int]]] = {}
         for key in self._keys:
             offsets.setdefault(key.topic, []).append((key.partition, old[key], self._aim.offset(spots[key])))
-        return Commit(
+        return ResetCommit(
             reset_id=self.reset_id,
             group=self._group,
             client=self._client,
@@ -184,13 +194,13 @@ class ClaimReset:
 
     # -- the decision, and after it
 
-    def _decide(self, commit: Commit) -> Decision:
+    def _decide(self, commit: ResetCommit) -> Decision:
         """Return what counts. When it is unknown whether the commit was written, an abort is: the first of both is the decision."""
         try:
             return self._resets.decide(commit)
         except HoldfastError as error:
             reason = f"the commit was not acknowledged: {error}"
-        abort = Abort(reset_id=self.reset_id, group=self._group, client=self._client, at_s=self._view.now_s, reason=reason)
+        abort = ResetAbort(reset_id=self.reset_id, group=self._group, client=self._client, at_s=self._view.now_s, reason=reason)
         while True:
             try:
                 decision = self._resets.decide(abort)
@@ -201,11 +211,11 @@ class ClaimReset:
                         f"reset of group {self._group}: whether it was decided is unknown, since {error}. All partitions stay held; "
                         f"when the broker answers again, `holdfast groups resume {self._group}` finds out and carries on"
                     ) from error
-        if isinstance(decision, Abort):
+        if isinstance(decision, ResetAbort):
             self._give_up(GroupError(reason))
         return decision
 
-    def _carry_out(self, commit: Commit) -> None:
+    def _carry_out(self, commit: ResetCommit) -> None:
         """Give every partition back with its new offset. From here on nothing but time is lost by failing: see `settle`."""
         new = {ClaimKey(self._group, topic, partition): at for topic, moves in commit.offsets.items() for partition, _, at in moves}
         try:
@@ -217,7 +227,7 @@ class ClaimReset:
                 self._view.refresh()
                 rows = self._view.claims(self._group)
                 mine = [key for key in self._keys if self._is_mine(rows.get(key))]
-                self._tell(Progress(step=Step.MOVING, done=len(self._keys) - len(mine), total=len(self._keys)))
+                self._tell(ResetProgress(step=ResetStep.MOVING, done=len(self._keys) - len(mine), total=len(self._keys)))
                 if not mine:
                     break
                 at_s = self._view.now_s
@@ -229,14 +239,14 @@ class ClaimReset:
                         f"`holdfast groups resume {self._group}` finishes it"
                     ) from error
         self._resume()
-        self._tell(Progress(step=Step.RESUMED, done=len(self._keys), total=len(self._keys)))
+        self._tell(ResetProgress(step=ResetStep.RESUMED, done=len(self._keys), total=len(self._keys)))
 
     def _resume(self) -> None:
         self._view.send([ReleaseGroup(self._view.now_s, self._instance, self._client, self._group, 0)], self._places)
 
     # -- parts
 
-    def _moves(self, commit: Commit) -> list[Move]:
+    def _moves(self, commit: ResetCommit) -> list[Move]:
         return [
             Move(group=self._group, topic=topic, partition=partition, current_offset=old, new_offset=new)
             for topic, moves in commit.offsets.items()

@@ -58,7 +58,7 @@ class SkippedBatch:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Quarantined:
+class QuarantinedRecord:
     """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says that it was too large to copy.
     *size_bytes* is the size of its value in its topic. With *batch* it is not one record but a batch that was skipped, from *offset* on.
 
@@ -99,7 +99,7 @@ class Quarantined:
         return coordinates in (self.coordinates, self.place)
 
 
-def read_record(message: Message) -> Quarantined | None:
+def read_record(message: Message) -> QuarantinedRecord | None:
     """Return the quarantined record in a message of the quarantine topic, None for one that holds none."""
     headers = _headers(message)
     notes: dict[str, bytes] = {}
@@ -124,7 +124,7 @@ def read_record(message: Message) -> Quarantined | None:
         key = notes.get("holdfast-key")
         batch = _batch(text, number) if text("stage") == FETCH else None
         whole = truncated is None and batch is None
-        return Quarantined(
+        return QuarantinedRecord(
             topic=text("topic"),
             partition=number("partition", limit=1 << 31),
             offset=number("offset"),
@@ -169,9 +169,11 @@ class Quarantine:
         self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
         self.topic = settings.quarantine_topic
 
-    def records(self, wanted: Callable[[Quarantined], bool], *, values: bool = False, limit: int = LIMIT_LISTED) -> list[Quarantined]:
+    def records(
+        self, wanted: Callable[[QuarantinedRecord], bool], *, values: bool = False, limit: int = LIMIT_LISTED
+    ) -> list[QuarantinedRecord]:
         """Return what was set aside, oldest first, the newest *limit* of it; without *values* those are left out to save memory."""
-        found: dict[str, Quarantined] = {}
+        found: dict[str, QuarantinedRecord] = {}
         retried: dict[str, str] = {}
         for message in self._log(self.topic):
             copy = _header(message, RETRIED_TO)
@@ -186,7 +188,7 @@ class Quarantine:
                 found = _newest(found, limit)
         return [replace(record, retried_to=retried.get(name)) for name, record in _newest(found, limit).items()]
 
-    def original(self, record: Quarantined) -> Quarantined:
+    def original(self, record: QuarantinedRecord) -> QuarantinedRecord:
         """Return the record whole: read again from its topic when the quarantine holds only a part of it."""
         if record.truncated_bytes is None and not record.key_cut:
             return record
@@ -200,7 +202,7 @@ class Quarantine:
             "it cannot be retried; send it again from where it came"
         )
 
-    def retry(self, records: Iterable[Quarantined]) -> Iterator[tuple[Quarantined, str]]:
+    def retry(self, records: Iterable[QuarantinedRecord]) -> Iterator[tuple[QuarantinedRecord, str]]:
         """Send each record to its partition again and yield it with the copy's place, once the copy is in the log and noted.
 
         QuarantineError, and nothing is sent, when one of them is a batch that was skipped.
@@ -210,7 +212,7 @@ class Quarantine:
 
         The copy is not transactional: readers of a coordination topic may be too old to know control records.
         """
-        by_place: dict[str, list[Quarantined]] = {}
+        by_place: dict[str, list[QuarantinedRecord]] = {}
         for record in records:
             if record.batch is not None:
                 raise QuarantineError(f"{record.coordinates}: {cannot_retry(record.batch)}")
@@ -236,7 +238,7 @@ class Quarantine:
         if by_place:
             raise QuarantineError(f"{self.topic} no longer holds {', '.join(by_place)}: retention took it meanwhile")
 
-    def _send_again(self, producer: Producer, record: Quarantined) -> str:
+    def _send_again(self, producer: Producer, record: QuarantinedRecord) -> str:
         headers = [(name, value) for name, value in record.headers if name != RETRY_OF]
         again = (RETRY_OF, record.coordinates.encode())
         partition, offset = self._send(producer, record.topic, record.partition, record.key, record.value, [*headers, again])
@@ -325,7 +327,7 @@ class Quarantine:
                 raise KafkaException(error)
 
 
-def _newest(found: dict[str, Quarantined], limit: int) -> dict[str, Quarantined]:
+def _newest(found: dict[str, QuarantinedRecord], limit: int) -> dict[str, QuarantinedRecord]:
     """Return the *limit* newest, oldest first; the partitions of the quarantine come in no order of time."""
     by_age = sorted(found.items(), key=lambda each: (each[1].at_ms, each[1].coordinates))
     return dict(by_age[-limit:])

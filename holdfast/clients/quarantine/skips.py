@@ -28,7 +28,7 @@ TIMEOUT_S = 30.0
 
 
 @dataclass(frozen=True, slots=True)
-class Plan:
+class SkipPlan:
     """What would be skipped. *before* are the records of the batch that can be read, *asked* an earlier wish that no worker has met yet."""
 
     batch: Unreadable
@@ -49,7 +49,7 @@ class SkipRequests:
             raise TopicError(f"topic {self.topic} does not exist: run `holdfast topics create`")
         return read_skips(self._settings, timeout_s=self._timeout_s, clock=self._clock)
 
-    async def plan(self, topic: str, partition: int, offset: int, skips: Skips) -> Plan:
+    async def plan(self, topic: str, partition: int, offset: int, skips: Skips) -> SkipPlan:
         """Return what a worker cannot read from *offset* on; SkipError when it can, or the skip was made already."""
         if topic not in self._sources:
             raise SkipError(f"{topic} is no source of application {self._settings.app}, which reads {', '.join(self._sources)}")
@@ -66,7 +66,7 @@ class SkipRequests:
                 f"begins at {batch.first}: name that offset"
             )
         self._require_unmade(skips, topic, partition, batch.first, batch.last)
-        return Plan(batch, found.records, skips.asked(topic, partition, batch.first, batch.last))
+        return SkipPlan(batch, found.records, skips.asked(topic, partition, batch.first, batch.last))
 
     def _require_unmade(self, skips: Skips, topic: str, partition: int, first: int, last: int) -> None:
         for each in skips.all():
@@ -87,7 +87,7 @@ class SkipRequests:
             f"unpacked_batch_bytes={self._settings.unpacked_batch_bytes}; there is nothing to skip"
         )
 
-    def ask(self, plan: Plan, *, by: str) -> Skip:
+    def ask(self, plan: SkipPlan, *, by: str) -> Skip:
         """Write down that what *plan* tells is to be skipped, and return it once it is in the log."""
         batch = plan.batch
         skip = Skip(

@@ -42,7 +42,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     positions: Mapping[int, int]
 
 
-class Terms:
+class ReadTerms:
     """What the caller asks of every answer of one call."""
 
     __slots__ = ("at_least", "deadline_s", "staleness")

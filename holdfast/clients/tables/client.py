@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
-from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, Terms, answering, first_found
+from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, ReadTerms, answering, first_found
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.clients.tables.query_router import Asker
 from holdfast.clock import Clock, system_clock
@@ -148,7 +148,7 @@ class TableClient:
         max_staleness: Bound | None = None,
     ) -> dict[str, Answer[Any]]:
         """Return the answer for each of *keys*. Different answers may be from different moments; each says from which."""
-        found, terms = self._table(table), Terms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        found, terms = self._table(table), ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
         _check_keys(keys)
         if partition is None and isinstance(at_least, tuple) and found.processor.route is None:
             partition = at_least[0]
@@ -202,7 +202,7 @@ class TableClient:
 
         It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between pages the time is yours.
         """
-        found, terms = self._table(table), Terms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        found, terms = self._table(table), ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
         partitions: Iterable[int] = (
             [partition] if partition is not None else range(await self._asker.partitions(found.processor, terms.deadline_s))
         )
@@ -253,7 +253,7 @@ class TableClient:
             raise QueryError(f"key {key[:80]!r} is none that {processor.name} could hold: its route says {error}") from error
         return None if place is None else int(place)
 
-    async def _rows(self, table: _Table[Any], partition: int, keys: Sequence[str], terms: Terms) -> dict[str, Answer[Any]]:
+    async def _rows(self, table: _Table[Any], partition: int, keys: Sequence[str], terms: ReadTerms) -> dict[str, Answer[Any]]:
         answers: dict[str, Answer[Any]] = {}
         at = 0
         while at < len(keys):

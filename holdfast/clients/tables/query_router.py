@@ -15,7 +15,7 @@ import msgspec
 from yarl import URL
 
 from holdfast.clients.tables.directory import Directory
-from holdfast.clients.tables.web_tls import Token, client_tls
+from holdfast.clients.tables.web_tls import WorkerToken, client_tls
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
@@ -116,7 +116,7 @@ class Asker:
         self._settings, self._directory, self._clock = settings, directory, clock
         self._session: aiohttp.ClientSession | None = None
         self._tls: ssl.SSLContext | None = None
-        self._token = Token(settings)
+        self._token = WorkerToken(settings)
         self._failed: dict[str, float] = {}
         """Until when (monotonic) a URL is asked last, since it did not answer: a claim may be old, or false."""
         self._refreshing = asyncio.Lock()

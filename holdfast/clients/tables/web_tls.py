@@ -13,7 +13,7 @@ from holdfast.config import Settings, hosts_and_networks
 from holdfast.errors import AccessError, ConfigError
 
 
-class Token:
+class WorkerToken:
     """To whom `web_token` is sent: over https, which verifies the worker's name, or over plain http to what `web_token_networks` names.
 
     Where the settings name certificates the fleet speaks TLS, and the token never goes without it, whatever a worker's record says.

@@ -24,14 +24,14 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 )
 
 from holdfast.clients.topics.plan import (
-    Action,
     AlterConfig,
-    Cluster,
+    ClusterTopics,
     CreateTopic,
-    Finding,
     PartitionState,
     Processors,
     Severity,
+    TopicChange,
+    TopicFinding,
     TopicSpec,
     TopicState,
     beside_names,
@@ -50,9 +50,9 @@ from holdfast.kafka.librdkafka_log import Quiet
 
 __all__ = [
     "Admin",
-    "Cluster",
-    "Finding",
+    "ClusterTopics",
     "Severity",
+    "TopicFinding",
     "TopicSpec",
     "check",
     "check_topics",
@@ -92,20 +92,20 @@ class Admin:
         except KafkaException as error:
             raise ConfigError(f"a Kafka property is refused by librdkafka: {_text(error)}") from error
 
-    def cluster(self, names: Iterable[str] | None = None) -> Cluster:
+    def cluster(self, names: Iterable[str] | None = None) -> ClusterTopics:
         """Return the brokers and the topics of these names that exist (None: all topics), with their configurations."""
         asked = None if names is None else set(names)
 
-        def look(metadata: Any, wait_s: float) -> Cluster:
+        def look(metadata: Any, wait_s: float) -> ClusterTopics:
             wanted = sorted(metadata.topics if asked is None else asked & metadata.topics.keys())
             # Any broker can tell, so ask the one that has just answered: it is alive.
             configs = self._configs(wanted, metadata.orig_broker_id, wait_s)
             topics = {name: _topic(metadata.topics[name], configs[name]) for name in wanted if name in configs}
-            return Cluster(brokers=tuple(sorted(metadata.brokers)), topics=topics)
+            return ClusterTopics(brokers=tuple(sorted(metadata.brokers)), topics=topics)
 
         return self._persist(look)
 
-    def apply(self, actions: Sequence[Action]) -> None:
+    def apply(self, actions: Sequence[TopicChange]) -> None:
         """Carry out *actions* and return when each can be seen: topics with all their leaders, configurations with their new values."""
         creations = [action for action in actions if isinstance(action, CreateTopic)]
         if creations:
@@ -352,7 +352,7 @@ def _topic(topic: Any, entries: Mapping[str, Any]) -> TopicState:
 
 def create_topics(
     settings: Settings, processors: Processors, *, partitions: int | None = None, alter: bool = False, admin: Admin | None = None
-) -> list[Action]:
+) -> list[TopicChange]:
     """Create the topics of an application that are missing, wait until they can be used, and return what was done.
 
     With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
@@ -363,7 +363,7 @@ def create_topics(
     return actions
 
 
-def plan_topics(settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin) -> list[Action]:
+def plan_topics(settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin) -> list[TopicChange]:
     """Return what `create_topics` would do."""
     cluster = admin.cluster(topic_names(settings, processors))
     actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
@@ -373,7 +373,7 @@ def plan_topics(settings: Settings, processors: Processors, *, partitions: int |
     return actions
 
 
-def _beside(settings: Settings, processors: Processors, admin: Admin) -> Cluster:
+def _beside(settings: Settings, processors: Processors, admin: Admin) -> ClusterTopics:
     """Return holdfast's own topics that are not the application's, as far as this principal may look at them."""
     known = set(topic_names(settings, processors)) - {f"{settings.producers_topic}.answers"}  # a registry's emits are ours as well
     topics: dict[str, TopicState] = {}
@@ -381,10 +381,10 @@ def _beside(settings: Settings, processors: Processors, admin: Admin) -> Cluster
         if name not in known:
             with suppress(HoldfastError):
                 topics |= admin.cluster([name]).topics
-    return Cluster(brokers=(), topics=topics)
+    return ClusterTopics(brokers=(), topics=topics)
 
 
-def check_topics(settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None) -> list[Finding]:
+def check_topics(settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None) -> list[TopicFinding]:
     """Return what is wrong with the topics of an application, errors first; with *beside* also of holdfast's own beside them."""
     admin = admin or Admin(settings)
     cluster = admin.cluster(topic_names(settings, processors))
@@ -395,7 +395,7 @@ def check_topics(settings: Settings, processors: Processors, *, beside: bool = F
     return findings
 
 
-def require_topics(settings: Settings, processors: Processors, *, admin: Admin | None = None) -> list[Finding]:
+def require_topics(settings: Settings, processors: Processors, *, admin: Admin | None = None) -> list[TopicFinding]:
     """Return the warnings about the topics of an application; errors are one TopicError, so that a worker does not start on them."""
     findings = check_topics(settings, processors, admin=admin)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]

@@ -10,9 +10,8 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Scope, Spot, data_topic
 from holdfast.core.claims.views import ClaimKey
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import TopicError
-
-Place = tuple[str, int]
 
 
 class GroupOffsets:

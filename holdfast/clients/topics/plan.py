@@ -28,7 +28,7 @@ ROW_BYTES = LIMIT_BYTES + LIMIT_KEY_BYTES + BATCH_BYTES
 """What a topic must take so that no emit, and no row, that the fold's own limit allows is refused there."""
 
 
-class Role(StrEnum):
+class TopicRole(StrEnum):
     """What a topic is to the application."""
 
     SOURCE = "source"
@@ -57,7 +57,7 @@ class TopicSpec:
     partitions: int | None
     config: Mapping[str, str]
     replication_factor: int
-    role: Role
+    role: TopicRole
     takes_bytes: int = 0
     """How large a record batch it must take at least."""
     source: str | None = None
@@ -96,7 +96,7 @@ class TopicState:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Cluster:
+class ClusterTopics:
     """The brokers and those topics that were asked for."""
 
     brokers: tuple[int, ...]
@@ -124,11 +124,11 @@ class AlterConfig:
     config: Mapping[str, str]
 
 
-Action = CreateTopic | AlterConfig
+TopicChange = CreateTopic | AlterConfig
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Finding:
+class TopicFinding:
     """One thing that is not as it should be, and what to do."""
 
     severity: Severity
@@ -159,16 +159,16 @@ def beside_names(settings: Settings) -> list[str]:
     )
 
 
-def specs_beside(settings: Settings, cluster: Cluster) -> list[TopicSpec]:
+def specs_beside(settings: Settings, cluster: ClusterTopics) -> list[TopicSpec]:
     """Return how those of `beside_names` in *cluster* must be; nobody makes them here."""
     return [
-        TopicSpec(name=name, partitions=cluster.partitions(name), config=UNPACKED, replication_factor=1, role=Role.BESIDE)
+        TopicSpec(name=name, partitions=cluster.partitions(name), config=UNPACKED, replication_factor=1, role=TopicRole.BESIDE)
         for name in beside_names(settings)
         if name in cluster.topics
     ]
 
 
-def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, partitions: int | None = None) -> list[TopicSpec]:
+def specs_for(settings: Settings, processors: Processors, cluster: ClusterTopics, *, partitions: int | None = None) -> list[TopicSpec]:
     """Return every topic the application needs, each once, sources first.
 
     Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must be created.
@@ -185,23 +185,23 @@ def specs_for(settings: Settings, processors: Processors, cluster: Cluster, *, p
         count = specs[processor.source].partitions
         changelog = processor.changelog(settings.app)
         specs[changelog] = _spec(
-            settings, changelog, Role.CHANGELOG, count, _CHANGELOG | _ROOM, takes_bytes=ROW_BYTES, source=processor.source
+            settings, changelog, TopicRole.CHANGELOG, count, _CHANGELOG | _ROOM, takes_bytes=ROW_BYTES, source=processor.source
         )
     for processor in processors:
         count = partitions or specs[processor.source].partitions
         for name in processor.emits:
             if processor.in_place:
                 wide = specs[processor.source].partitions
-                specs[name] = _spec(settings, name, Role.EMIT, wide, _LOG | _ROOM, source=processor.source)
+                specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=processor.source)
             else:
-                specs.setdefault(name, _spec(settings, name, Role.EMIT, cluster.partitions(name) or count, _LOG | _ROOM))
+                specs.setdefault(name, _spec(settings, name, TopicRole.EMIT, cluster.partitions(name) or count, _LOG | _ROOM))
             specs[name] = replace(specs[name], takes_bytes=EMIT_BYTES)
-    widest = max((spec.partitions or 0 for spec in specs.values() if spec.role in (Role.SOURCE, Role.COORDINATION)), default=0)
+    widest = max((spec.partitions or 0 for spec in specs.values() if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION)), default=0)
     quarantine, workers = settings.quarantine_topic, settings.workers_topic
     count = cluster.partitions(quarantine) or widest or None
-    specs[quarantine] = _spec(settings, quarantine, Role.QUARANTINE, count, _QUARANTINE)
-    specs[workers] = _spec(settings, workers, Role.WORKERS, 1, _LATEST)
-    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, Role.SKIPS, 1, _LATEST)
+    specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
+    specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
+    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, TopicRole.SKIPS, 1, _LATEST)
     return list(specs.values())
 
 
@@ -225,7 +225,7 @@ _QUARANTINE = _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BY
 
 
 def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
-    role = Role.COORDINATION if name == settings.coordination_topic else Role.SOURCE
+    role = TopicRole.COORDINATION if name == settings.coordination_topic else TopicRole.SOURCE
     kept = name == settings.producers_topic or (settings.ranges and name == settings.ranges_topic)
     own = kept or name in (settings.coordination_topic, settings.groups_topic, settings.ranges_topic)
     return _spec(settings, name, role, partitions, (_FOREVER if kept else _LOG) | (UNPACKED if own else {}))
@@ -234,7 +234,7 @@ def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
 def _spec(
     settings: Settings,
     name: str,
-    role: Role,
+    role: TopicRole,
     partitions: int | None,
     config: Mapping[str, str],
     *,
@@ -257,25 +257,25 @@ def _spec(
 
 _OURS = ("cleanup.policy", "compression.type", "message.timestamp.type", "min.insync.replicas")
 ALTERABLE = {
-    Role.CHANGELOG: (*_OURS, "max.message.bytes"),
-    Role.WORKERS: _OURS,
-    Role.SKIPS: _OURS,
-    Role.QUARANTINE: ("compression.type", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
-    Role.SOURCE: ("compression.type", "message.timestamp.type"),  # the first only of those that are holdfast's own
-    Role.COORDINATION: ("compression.type", "message.timestamp.type"),
-    Role.EMIT: (),
-    Role.BESIDE: ("compression.type",),
+    TopicRole.CHANGELOG: (*_OURS, "max.message.bytes"),
+    TopicRole.WORKERS: _OURS,
+    TopicRole.SKIPS: _OURS,
+    TopicRole.QUARANTINE: ("compression.type", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
+    TopicRole.SOURCE: ("compression.type", "message.timestamp.type"),  # the first only of those that are holdfast's own
+    TopicRole.COORDINATION: ("compression.type", "message.timestamp.type"),
+    TopicRole.EMIT: (),
+    TopicRole.BESIDE: ("compression.type",),
 }
 """What `plan(..., alter=True)` sets right on existing topics. Never what could delete a record that someone else wrote."""
 
 
-def plan(specs: Sequence[TopicSpec], cluster: Cluster, *, alter: bool = False) -> list[Action]:
+def plan(specs: Sequence[TopicSpec], cluster: ClusterTopics, *, alter: bool = False) -> list[TopicChange]:
     """Return what to do so that every topic exists, in order; with *alter* also so that existing ones are laid out right.
 
     Nothing is planned that cannot be taken back: partition counts and replicas of existing topics stay. A topic without a
     partition count is a TopicError.
     """
-    actions: list[Action] = []
+    actions: list[TopicChange] = []
     for spec in specs:
         state = cluster.topics.get(spec.name)
         if state is None:
@@ -302,13 +302,13 @@ def _is_as_wanted(key: str, found: str, wanted: str) -> bool:
     return int(found) >= int(wanted) if key == "max.message.bytes" else found == wanted
 
 
-def check(specs: Sequence[TopicSpec], cluster: Cluster) -> list[Finding]:
+def check(specs: Sequence[TopicSpec], cluster: ClusterTopics) -> list[TopicFinding]:
     """Return what is wrong with the topics of an application, errors first."""
     findings = [finding for spec in specs for finding in _check_one(spec, cluster)]
     return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
 
 
-def check_processors(settings: Settings, processors: Processors) -> list[Finding]:
+def check_processors(settings: Settings, processors: Processors) -> list[TopicFinding]:
     """Return what is wrong with how processors are wired to topics, whatever the cluster looks like."""
     findings = []
     taken = {
@@ -327,24 +327,24 @@ def check_processors(settings: Settings, processors: Processors) -> list[Finding
     return findings
 
 
-def _error(topic: str, message: str, remedy: str) -> Finding:
-    return Finding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
+def _error(topic: str, message: str, remedy: str) -> TopicFinding:
+    return TopicFinding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
 
 
-def _warning(topic: str, message: str, remedy: str) -> Finding:
-    return Finding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
+def _warning(topic: str, message: str, remedy: str) -> TopicFinding:
+    return TopicFinding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
 
 
-def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
+def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding]:
     state = cluster.topics.get(spec.name)
     if state is None:
         remedy = f"run `holdfast topics create{'' if spec.partitions else ' --partitions N'}`"
-        if spec.role is Role.SKIPS:  # an application made before there was one runs without it
+        if spec.role is TopicRole.SKIPS:  # an application made before there was one runs without it
             yield _warning(spec.name, "does not exist: no batch that cannot be read can be skipped", remedy)
             return
         yield _error(spec.name, f"does not exist ({spec.role})", remedy)
         return
-    if spec.role is Role.BESIDE:
+    if spec.role is TopicRole.BESIDE:
         yield from _check_compression(spec, state)
         return
     yield from _check_partitions(spec, state)
@@ -354,42 +354,42 @@ def _check_one(spec: TopicSpec, cluster: Cluster) -> Iterator[Finding]:
     yield from _check_replicas(spec, state)
     wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
     if size is not None and int(size) < spec.takes_bytes:
-        what = "row" if spec.role is Role.CHANGELOG else "record"
+        what = "row" if spec.role is TopicRole.CHANGELOG else "record"
         message = (
             f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a partition would stand still at it"
         )
         yield _error(spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}"))
-    elif spec.role is Role.QUARANTINE and wanted is not None and size is not None and int(size) < int(wanted):
+    elif spec.role is TopicRole.QUARANTINE and wanted is not None and size is not None and int(size) < int(wanted):
         message = f"max.message.bytes is {size}, so the largest records are quarantined without their value"
         yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
 
 
-def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     count = len(state.partitions)
-    if spec.role is Role.CHANGELOG and spec.partitions is not None and count != spec.partitions:
+    if spec.role is TopicRole.CHANGELOG and spec.partitions is not None and count != spec.partitions:
         message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
         remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
         yield _error(spec.name, message, remedy)
-    if spec.role is Role.EMIT and spec.source is not None and spec.partitions is not None and count < spec.partitions:
+    if spec.role is TopicRole.EMIT and spec.source is not None and spec.partitions is not None and count < spec.partitions:
         message = f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into the partition it came by"
         yield _error(spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}")
-    if spec.role in (Role.WORKERS, Role.SKIPS) and count != 1:
+    if spec.role in (TopicRole.WORKERS, TopicRole.SKIPS) and count != 1:
         yield _error(spec.name, f"has {count} partitions instead of 1", f"delete {spec.name} and run `holdfast topics create`")
     lost = [partition.partition for partition in state.partitions if partition.leader is None]
     if lost:
         yield _error(spec.name, f"partitions {lost} have no leader", "bring back the brokers that hold their replicas")
 
 
-def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     policy = state.config.get("cleanup.policy")
     if policy is None:
         return
-    if spec.role in (Role.CHANGELOG, Role.WORKERS, Role.SKIPS) and policy != "compact":
+    if spec.role in (TopicRole.CHANGELOG, TopicRole.WORKERS, TopicRole.SKIPS) and policy != "compact":
         lost = "rows that do not change would be deleted in time and missing after a restore"
-        if spec.role is Role.SKIPS:
+        if spec.role is TopicRole.SKIPS:
             lost = "skips would be deleted in time, and what they leave out would stop its partition, or be read, again"
         yield _error(spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact"))
-    if spec.role is Role.COORDINATION and "compact" in policy:
+    if spec.role is TopicRole.COORDINATION and "compact" in policy:
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
@@ -397,21 +397,21 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
             f"retention.ms is {state.config['retention.ms']}: what is built anew from the rest would forget names, epochs or what is done"
         )
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
-    if spec.role is Role.SOURCE and "compact" in policy:
+    if spec.role is TopicRole.SOURCE and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
 
 
-def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     kind = state.config.get("message.timestamp.type")
-    if spec.role in (Role.SOURCE, Role.COORDINATION) and kind not in (None, "LogAppendTime"):
+    if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION) and kind not in (None, "LogAppendTime"):
         message = (
             f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
         )
         yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
 
 
-def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     wanted, found = spec.config.get("compression.type"), state.config.get("compression.type")
     if wanted is not None and found not in (None, wanted):
         message = (
@@ -420,7 +420,7 @@ def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
         yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
 
 
-def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
+def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     found = state.replication_factor
     if found < spec.replication_factor:
         message = f"has {found} replica(s) instead of {spec.replication_factor}: losing a broker may lose records"
@@ -435,7 +435,7 @@ def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[Finding]:
     behind = [partition.partition for partition in state.partitions if len(partition.in_sync) < len(partition.replicas)]
     if behind:
         yield _warning(spec.name, f"partitions {behind} have replicas that are not in sync", "look at the brokers that hold them")
-    if spec.role is not Role.EMIT and state.config.get("unclean.leader.election.enable") == "true":
+    if spec.role is not TopicRole.EMIT and state.config.get("unclean.leader.election.enable") == "true":
         message = "unclean.leader.election.enable is true: records that were acknowledged may be lost"
         yield _warning(spec.name, message, _alter(spec, "unclean.leader.election.enable=false"))
 

@@ -15,7 +15,7 @@ import msgspec
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.kafka.transaction_state import ALLOWED_PREVIOUS, Transaction, TransactionState, transaction_key
-from holdfast.core.kafka.wire import Reader, WireReason
+from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
 
 TRANSACTION_TOPIC, OFFSETS_TOPIC = "__transaction_state", "__consumer_offsets"
@@ -30,7 +30,7 @@ class _Fields:
     """Takes fields in the encoding of one version: plain or flexible."""
 
     def __init__(self, data: bytes, what: str, *, versions: range, flexible: int) -> None:
-        self.reader, self._what = Reader(data), what
+        self.reader, self._what = WireReader(data), what
         self.version = self.reader.int16(f"version of {what}")
         if self.version not in versions:
             raise self.reader.error(f"{what} has version {self.version}, known are {versions[0]} to {versions[-1]}", WireReason.API, 0)
@@ -207,7 +207,7 @@ class Committed(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """How often it was committed, in the log that is left."""
 
 
-class Member(msgspec.Struct, frozen=True, array_like=True):
+class ClassicGroupMember(msgspec.Struct, frozen=True, array_like=True):
     """A member of a classic group."""
 
     member_id: str
@@ -224,7 +224,7 @@ class Generation(msgspec.Struct, frozen=True, array_like=True, tag="g"):
     protocol_type: str
     protocol: str | None
     leader: str | None
-    members: tuple[Member, ...]
+    members: tuple[ClassicGroupMember, ...]
     at_ms: int = -1
 
 
@@ -291,7 +291,7 @@ def _generation(value: bytes) -> Generation:
     protocol, leader = fields.optional("protocol"), fields.optional("leader")
     at_ms = reader.int64("time of state") if version >= 2 else -1
 
-    def member() -> Member:
+    def member() -> ClassicGroupMember:
         member_id = fields.text("member id")
         instance_id = fields.optional("instance id") if version >= 3 else None
         client_id, host = fields.text("client id"), fields.text("host")
@@ -301,7 +301,7 @@ def _generation(value: bytes) -> Generation:
         fields.skip_bytes("subscription")
         fields.skip_bytes("assignment")
         fields.tags()
-        return Member(member_id, instance_id, client_id, host, session_timeout_ms)
+        return ClassicGroupMember(member_id, instance_id, client_id, host, session_timeout_ms)
 
     members = fields.array("members", 8, member)
     fields.tags()

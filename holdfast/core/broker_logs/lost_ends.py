@@ -22,7 +22,7 @@ ENDING = frozenset({ControlType.COMMIT, ControlType.ABORT})
 # -- what a partition's log says
 
 
-class OpenTransaction(msgspec.Struct, frozen=True, order=True):
+class UnendedTransaction(msgspec.Struct, frozen=True, order=True):
     """A transaction without a marker in one partition's log, that begins there at *first_offset*."""
 
     topic: str
@@ -37,16 +37,16 @@ class OpenTransactions:
 
     def __init__(self, topic: str, partition: int) -> None:
         self._topic, self._partition = topic, partition
-        self._open: dict[int, OpenTransaction] = {}
+        self._open: dict[int, UnendedTransaction] = {}
 
     def add(self, batch: RecordBatch) -> None:
         if is_marker(batch):
             self._open.pop(batch.producer_id, None)
         elif batch.is_transactional and not batch.is_control and batch.producer_id not in self._open:
             place = self._topic, self._partition
-            self._open[batch.producer_id] = OpenTransaction(*place, batch.base_offset, batch.producer_id, batch.producer_epoch)
+            self._open[batch.producer_id] = UnendedTransaction(*place, batch.base_offset, batch.producer_id, batch.producer_epoch)
 
-    def found(self) -> list[OpenTransaction]:
+    def found(self) -> list[UnendedTransaction]:
         return list(self._open.values())
 
 
@@ -58,7 +58,7 @@ def is_marker(batch: RecordBatch) -> bool:
 # -- what the coordinators' log says
 
 
-class Known(msgspec.Struct, frozen=True, array_like=True, tag="t"):
+class KnownTransaction(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     """A transactional id as its coordinator last wrote it."""
 
     transactional_id: str
@@ -74,7 +74,7 @@ class Decided(msgspec.Struct, frozen=True, array_like=True, tag="d"):
     at_ms: int
 
 
-EndsRow: TypeAlias = Known | Decided
+EndsRow: TypeAlias = KnownTransaction | Decided
 
 
 def decision_key(producer_id: int, topic: str, partition: int) -> str:
@@ -88,7 +88,7 @@ def fold_ends(rows: Rows[EndsRow], note: TransactionNote, at_ms: int) -> None:
         if key in rows:
             del rows[key]
         return
-    rows[key] = Known(note.transactional_id, noted)
+    rows[key] = KnownTransaction(note.transactional_id, noted)
     if noted.state in PREPARED:
         commit = noted.state is TransactionState.PREPARE_COMMIT
         for place in noted.partitions:
@@ -106,11 +106,11 @@ def ends_log() -> Processor[TransactionNote, EndsRow]:
 class LostEnd(msgspec.Struct, frozen=True, kw_only=True):
     """An open transaction that nobody will end. *decided* is what its coordinator decided, None when its log does not tell any more."""
 
-    transaction: OpenTransaction
+    transaction: UnendedTransaction
     decided: Decided | None
 
 
-def lost_ends(before: Iterable[OpenTransaction], rows: Mapping[str, EndsRow], after: Iterable[OpenTransaction]) -> list[LostEnd]:
+def lost_ends(before: Iterable[UnendedTransaction], rows: Mapping[str, EndsRow], after: Iterable[UnendedTransaction]) -> list[LostEnd]:
     """Return which of the transactions that were open *before* and *after* the coordinators' log was read as *rows* nobody will end.
 
     A coordinator writes that a transaction is complete when it takes all its markers for written. So one that was open before its log
@@ -119,7 +119,7 @@ def lost_ends(before: Iterable[OpenTransaction], rows: Mapping[str, EndsRow], af
     under_way = {
         (row.noted.producer_id, *place)
         for row in rows.values()
-        if isinstance(row, Known) and (row.noted.state is TransactionState.ONGOING or row.noted.state in PREPARED)
+        if isinstance(row, KnownTransaction) and (row.noted.state is TransactionState.ONGOING or row.noted.state in PREPARED)
         for place in row.noted.partitions
     }
     found: list[LostEnd] = []

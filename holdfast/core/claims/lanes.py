@@ -156,19 +156,19 @@ def is_full(was_full: bool, level: float) -> bool:
     return level > 0.5 if was_full else level >= 1.0
 
 
-class Step(NamedTuple):
+class ReadingStep(NamedTuple):
     """What to do about reading a partition: *seek* to an offset, or stop reading (*idle*); neither: go on."""
 
     seek: int | None = None
     idle: bool = False
 
 
-GO_ON = Step()
+GO_ON = ReadingStep()
 NEAR = 2_000
 """Messages that nobody wants are read through, rather than jumped over, when there are at most so many."""
 
 
-def steer(position: int | None, wanted: Iterable[int]) -> Step:
+def steer(position: int | None, wanted: Iterable[int]) -> ReadingStep:
     """Return how to read on at *position* (None: nothing is being read) for lanes that want their messages from *wanted* on.
 
     One pass serves all lanes: it begins where the one that is furthest behind stands, and the others let pass what they have had.
@@ -180,7 +180,7 @@ def steer(position: int | None, wanted: Iterable[int]) -> Step:
     """
     first = min(wanted, default=None)
     if first is None:
-        return GO_ON if position is None else Step(idle=True)
+        return GO_ON if position is None else ReadingStep(idle=True)
     if position is None or first < position or first > position + NEAR:
-        return Step(seek=first)
+        return ReadingStep(seek=first)
     return GO_ON

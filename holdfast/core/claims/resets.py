@@ -29,7 +29,7 @@ LANE_MARK = "~"
 # -- decisions
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", tag_field="decision"):
+class ResetCommit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", tag_field="decision"):
     """Every partition named starts at its new offset. *offsets* is topic -> (partition, old offset, new offset)."""
 
     reset_id: str
@@ -45,7 +45,7 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", tag_field=
         return next((new for partition, _, new in self.offsets.get(key.topic, ()) if partition == key.partition), None)
 
 
-class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort", tag_field="decision"):
+class ResetAbort(msgspec.Struct, frozen=True, kw_only=True, tag="abort", tag_field="decision"):
     """Every partition keeps its old offset: the reset failed, or somebody who waited for it gave it up."""
 
     reset_id: str
@@ -55,15 +55,15 @@ class Abort(msgspec.Struct, frozen=True, kw_only=True, tag="abort", tag_field="d
     reason: str
 
 
-Decision: TypeAlias = Commit | Abort
+Decision: TypeAlias = ResetCommit | ResetAbort
 
-_decoder: msgspec.json.Decoder[Decision] = msgspec.json.Decoder(Commit | Abort)
+_decoder: msgspec.json.Decoder[Decision] = msgspec.json.Decoder(ResetCommit | ResetAbort)
 
 
 def encode_decision(decision: Decision) -> bytes:
     """Return the value to produce; its key is the group. ConfigError when one record cannot hold it.
 
-    >>> encode_decision(Commit(reset_id="5e", group="g", client="admin", at_s=7, offsets={"orders": ((0, 40, 0),)}))
+    >>> encode_decision(ResetCommit(reset_id="5e", group="g", client="admin", at_s=7, offsets={"orders": ((0, 40, 0),)}))
     b'{"decision":"commit","reset_id":"5e","group":"g","client":"admin","at_s":7,"offsets":{"orders":[[0,40,0]]}}'
     """
     value = msgspec.json.encode(decision)
@@ -90,8 +90,8 @@ class Decisions:
     """The decisions in the order of the log: of several about one reset the first counts.
 
     >>> seen = Decisions()
-    >>> abort = Abort(reset_id="5e", group="g", client="c", at_s=1, reason="silent")
-    >>> seen.add(abort); seen.add(Commit(reset_id="5e", group="g", client="admin", at_s=2, offsets={}))
+    >>> abort = ResetAbort(reset_id="5e", group="g", client="c", at_s=1, reason="silent")
+    >>> seen.add(abort); seen.add(ResetCommit(reset_id="5e", group="g", client="admin", at_s=2, offsets={}))
     >>> seen["5e"] is abort, seen["other"]
     (True, None)
     """
@@ -125,7 +125,7 @@ def held_by_reset(claim: Claim) -> str | None:
 
 def final_offset(decision: Decision, key: ClaimKey, claim: Claim) -> int | None:
     """Return where *key*, in the hands of the reset that *decision* is about, starts; None when nobody ever told an offset."""
-    new = decision.new_offset(key) if isinstance(decision, Commit) else None
+    new = decision.new_offset(key) if isinstance(decision, ResetCommit) else None
     return claim.current_offset if new is None else new
 
 

@@ -13,14 +13,14 @@ from typing import TypeAlias
 
 import msgspec
 
-from holdfast.core.kafka.fetch_requests import Place
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.untrusted import careful
 from holdfast.errors import DecodeError
 
 LIMIT_OFFSETS = 10_000_000
 """No batch has as many records as a skip that spans more offsets than this would claim."""
 
-Ranges: TypeAlias = tuple[tuple[int, int], ...]
+OffsetRanges: TypeAlias = tuple[tuple[int, int], ...]
 """Offsets of one partition that are skipped: (first, last), both included, ascending, none touching another."""
 
 
@@ -106,11 +106,11 @@ class Skips:
         """Return every record, by topic, partition and offset."""
         return sorted(self._records.values(), key=lambda each: (each.topic, each.partition, each.first))
 
-    def made(self, topic: str, partition: int) -> Ranges:
+    def made(self, topic: str, partition: int) -> OffsetRanges:
         """Return what is skipped of a partition."""
         return merged((each.first, each.last) for each in self._records.values() if each.made and each.place == (topic, partition))
 
-    def of_topic(self, topic: str) -> dict[int, Ranges]:
+    def of_topic(self, topic: str) -> dict[int, OffsetRanges]:
         """Return what is skipped of each partition of *topic* that has a skip."""
         partitions = {each.partition for each in self._records.values() if each.made and each.topic == topic}
         return {partition: self.made(topic, partition) for partition in sorted(partitions)}
@@ -121,7 +121,7 @@ class Skips:
         return next(found, None)
 
 
-def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
+def merged(ranges: Iterable[tuple[int, int]]) -> OffsetRanges:
     """Return *ranges* ascending, those that touch joined.
 
     >>> merged([(8, 9), (1, 3), (2, 5), (10, 10)])
@@ -136,7 +136,7 @@ def merged(ranges: Iterable[tuple[int, int]]) -> Ranges:
     return tuple(out)
 
 
-def behind(ranges: Ranges, offset: int) -> int:
+def behind(ranges: OffsetRanges, offset: int) -> int:
     """Return the first offset from *offset* on that is not skipped.
 
     >>> [behind(((1, 5), (8, 10)), offset) for offset in (0, 1, 5, 6, 9, 11)]
@@ -146,7 +146,7 @@ def behind(ranges: Ranges, offset: int) -> int:
     return ranges[at][1] + 1 if at >= 0 and offset <= ranges[at][1] else offset
 
 
-def kept(ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
+def kept(ranges: OffsetRanges, first: int, end: int) -> list[tuple[int, int]]:
     """Return the parts of *first* to *end* (not included) that are not skipped, as (first, end).
 
     >>> kept(((1, 5), (8, 10)), 0, 10), kept(((1, 5),), 2, 4)
@@ -166,7 +166,7 @@ def kept(ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
     return out
 
 
-def gaps(ranges: Ranges, first: int, end: int) -> list[tuple[int, int]]:
+def gaps(ranges: OffsetRanges, first: int, end: int) -> list[tuple[int, int]]:
     """Return the parts of *first* to *end* (not included) that are skipped, as (first, last).
 
     >>> gaps(((1, 5), (8, 10)), 3, 9)

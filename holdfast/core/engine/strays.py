@@ -55,7 +55,7 @@ class Mending:
 
 
 @dataclass(slots=True, kw_only=True)
-class Findings:
+class ForeignRecords:
     """One partition of a changelog as it lies there."""
 
     strays: list[Stray]
@@ -140,11 +140,11 @@ class Audit:
             self._first_hole = min(self._first_hole, self._next)
             self._last_hole = offset - 1
 
-    def findings(self) -> Findings:
+    def findings(self) -> ForeignRecords:
         """Return what was found."""
         opened = [records[0].offset for records in self._open.values() if records]
         disowned = self._disowned_at if self._disowned_at is not None and self._disowned_at > self._marker_at else None
-        return Findings(
+        return ForeignRecords(
             strays=sorted(self._strays),
             marker=self._marker,
             disowned_at=disowned,
@@ -238,4 +238,4 @@ def _unfit_marker(value: bytes) -> str | None:
     return None
 
 
-__all__ = ["Audit", "Findings", "Mending", "Stray"]
+__all__ = ["Audit", "ForeignRecords", "Mending", "Stray"]

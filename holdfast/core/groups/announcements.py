@@ -13,7 +13,8 @@ from typing import TypeAlias
 import msgspec
 
 from holdfast.core.claims.frames import check_id
-from holdfast.core.groups.assignors.types import NO_GENERATION, AssignorName, TopicPartition
+from holdfast.core.groups.assignors.types import NO_GENERATION, AssignorName
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.untrusted import UNFIT
 from holdfast.errors import AnnouncementError, FrameError
 
@@ -29,7 +30,7 @@ LIMIT_PATTERN = 1_000
 SESSION_LOW_MS = 1_000
 SESSION_HIGH_MS = 1_800_000
 
-Block: TypeAlias = tuple[str, tuple[int, ...]]
+TopicBlock: TypeAlias = tuple[str, tuple[int, ...]]
 """A topic and some of its partitions, ascending."""
 
 
@@ -56,7 +57,7 @@ class GroupMember(msgspec.Struct, frozen=True, gc=False, array_like=True):
     counts: tuple[tuple[str, int], ...]
     assignors: tuple[str, ...]
     session_ms: int
-    target: tuple[Block, ...] = ()
+    target: tuple[TopicBlock, ...] = ()
 
 
 class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="announce"):
@@ -73,7 +74,7 @@ class Announce(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="anno
     topics: tuple[str, ...]
     pattern: str | None
     counts: tuple[tuple[str, int], ...]
-    owned: tuple[Block, ...]
+    owned: tuple[TopicBlock, ...]
     generation: int
     assignors: tuple[str, ...]
     session_ms: int
@@ -215,7 +216,7 @@ def _check_assignors(names: tuple[str, ...]) -> None:
         _refuse(AnnouncementReason.LIMIT, f"assignors {names!r:.200}: name 1 to {LIMIT_ASSIGNORS} of {', '.join(AssignorName)}, each once")
 
 
-def _check_blocks(name: str, blocks: tuple[Block, ...]) -> None:
+def _check_blocks(name: str, blocks: tuple[TopicBlock, ...]) -> None:
     if [topic for topic, _ in blocks] != sorted({topic for topic, _ in blocks}):
         _refuse(AnnouncementReason.ORDER, f"topics of {name} are not ascending and distinct")
     if sum(len(partitions) for _, partitions in blocks) > LIMIT_PARTITIONS:
@@ -244,7 +245,7 @@ def _refuse(reason: AnnouncementReason, text: str) -> None:
     raise AnnouncementError(text, reason)
 
 
-def blocks_of(partitions: Iterable[TopicPartition | tuple[str, int]]) -> tuple[Block, ...]:
+def blocks_of(partitions: Iterable[TopicPartition | tuple[str, int]]) -> tuple[TopicBlock, ...]:
     """Return *partitions* by topic, both ascending.
 
     >>> blocks_of([("b", 1), ("a", 2), ("a", 0)])
@@ -256,6 +257,6 @@ def blocks_of(partitions: Iterable[TopicPartition | tuple[str, int]]) -> tuple[B
     return tuple((topic, tuple(sorted(by_topic[topic]))) for topic in sorted(by_topic))
 
 
-def partitions_of(blocks: Iterable[Block]) -> tuple[TopicPartition, ...]:
+def partitions_of(blocks: Iterable[TopicBlock]) -> tuple[TopicPartition, ...]:
     """Return the partitions of *blocks*: the inverse of `blocks_of`."""
     return tuple(TopicPartition(topic, partition) for topic, partitions in blocks for partition in partitions)

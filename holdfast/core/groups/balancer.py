@@ -26,14 +26,14 @@ from holdfast.core.groups.announcements import (
     encode,
 )
 from holdfast.core.groups.assignors.assign import assignor_named
-from holdfast.core.groups.assignors.types import NO_GENERATION, AssignorName, TopicPartition
+from holdfast.core.groups.assignors.types import NO_GENERATION, AssignorName
 from holdfast.core.groups.codes import GroupCode
 from holdfast.core.groups.membership import (
     Group,
     GroupsRow,
-    Heard,
-    Progress,
-    Seen,
+    LastSeen,
+    NumberedAnnouncement,
+    ReadProgress,
     apply,
     progress_key,
     seen_key,
@@ -41,6 +41,7 @@ from holdfast.core.groups.membership import (
     summary_of,
     target_of,
 )
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.member import Draws
 from holdfast.errors import AnnouncementError, ConfigError, MembershipError
 
@@ -136,9 +137,9 @@ class Balancer:
         return cast("Group | None", self.rows.get(self.settings.group_id))
 
     @property
-    def progress(self) -> Progress | None:
+    def progress(self) -> ReadProgress | None:
         """Return how far the group is read; None when nothing was heard of it."""
-        return cast("Progress | None", self.rows.get(progress_key(self.settings.group_id)))
+        return cast("ReadProgress | None", self.rows.get(progress_key(self.settings.group_id)))
 
     @property
     def is_member(self) -> bool:
@@ -222,7 +223,7 @@ class Balancer:
         if said.group_id != self.settings.group_id:
             return []
         before = self.group
-        code = apply(cast("Rows[GroupsRow]", self.rows), Heard(offset, said), at_ms)
+        code = apply(cast("Rows[GroupsRow]", self.rows), NumberedAnnouncement(offset, said), at_ms)
         group = self.group
         if group is not None and (before is None or before.generation != group.generation) and not _have_only_gone(before, group):
             if now_s >= self._quiet_at_s:
@@ -236,7 +237,7 @@ class Balancer:
 
     def _has_owners(self, group: Group) -> bool:
         seen = (self.rows.get(seen_key(self.settings.group_id, each.member_id)) for each in group.members)
-        return any(isinstance(each, Seen) and each.owned for each in seen)
+        return any(isinstance(each, LastSeen) and each.owned for each in seen)
 
     def _look_later(self, at_ms: int, now_s: float) -> None:
         """Plan to speak when the first session can be over: a member is gone by the log only when something is said after that."""

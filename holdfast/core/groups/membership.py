@@ -26,18 +26,19 @@ from holdfast.core.groups.announcements import (
     Announce,
     Announcement,
     Beat,
-    Block,
     GroupMember,
     Leave,
     Summary,
+    TopicBlock,
     blocks_of,
     decode,
     partitions_of,
 )
 from holdfast.core.groups.assignors.assign import assign
-from holdfast.core.groups.assignors.types import AssignorName, Subscriber, TopicPartition
+from holdfast.core.groups.assignors.types import AssignorName, Subscriber
 from holdfast.core.groups.codes import GroupCode, chosen_protocol
 from holdfast.core.groups.java_order import coordinator_partition
+from holdfast.core.kafka.topic_partition import TopicPartition
 
 LIMIT_FENCED_MEMBERS = 16
 LIMIT_PENDING = 1_000
@@ -52,15 +53,15 @@ class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="g"):
     fenced: tuple[str, ...] = ()
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="s"):
+class LastSeen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="s"):
     """A member's last sign of life, and what it said last: what it holds, and the generation it works towards."""
 
     at_ms: int
-    owned: tuple[Block, ...]
+    owned: tuple[TopicBlock, ...]
     generation: int
 
 
-class Progress(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):
+class ReadProgress(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):
     """How far a group has been read.
 
     *complete* is False as long as the beginning is not known: then nobody may act on the group. *look_at_ms* is when the first member
@@ -77,10 +78,10 @@ class Progress(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):
     pending: tuple[tuple[str, int], ...] = ()
 
 
-GroupsRow: TypeAlias = Group | Seen | Progress
+GroupsRow: TypeAlias = Group | LastSeen | ReadProgress
 
 
-class Heard(NamedTuple):
+class NumberedAnnouncement(NamedTuple):
     """An announcement and its offset."""
 
     offset: int
@@ -105,23 +106,23 @@ def route(key: str, partitions: int) -> int:
     return coordinator_partition(key.split("/", 1)[0], partitions)
 
 
-def decode_heard(value: bytes | None, offset: int) -> Heard:
+def decode_heard(value: bytes | None, offset: int) -> NumberedAnnouncement:
     """Return the event of a record; AnnouncementError as `announcements.decode`."""
-    return Heard(offset, decode(value))
+    return NumberedAnnouncement(offset, decode(value))
 
 
-def fold_groups(rows: Rows[GroupsRow], heard: Heard, at_ms: int) -> Emits:
+def fold_groups(rows: Rows[GroupsRow], heard: NumberedAnnouncement, at_ms: int) -> Emits:
     """Apply an announcement; *at_ms* is the partition's append time. Emits nothing."""
     apply(rows, heard, at_ms)
     return None
 
 
-def apply(rows: Rows[GroupsRow], heard: Heard, at_ms: int) -> GroupCode:
+def apply(rows: Rows[GroupsRow], heard: NumberedAnnouncement, at_ms: int) -> GroupCode:
     """Apply an announcement and return what its sender is answered with; what is refused changes nobody's target."""
     offset, said = heard
     group_id = said.group_id
     group: Group = rows.get(group_id) or EMPTY  # type: ignore[assignment]
-    progress: Progress = rows.get(progress_key(group_id)) or Progress(offset, offset, -1)  # type: ignore[assignment]
+    progress: ReadProgress = rows.get(progress_key(group_id)) or ReadProgress(offset, offset, -1)  # type: ignore[assignment]
     if isinstance(said, Summary):
         return _adopt(rows, group, progress, said, at_ms)
     fold = _Fold(rows, group_id, group, progress, at_ms)
@@ -142,14 +143,14 @@ def apply(rows: Rows[GroupsRow], heard: Heard, at_ms: int) -> GroupCode:
 class _Fold:
     """One announcement's way through a group."""
 
-    def __init__(self, rows: Rows[GroupsRow], group_id: str, group: Group, progress: Progress, at_ms: int) -> None:
+    def __init__(self, rows: Rows[GroupsRow], group_id: str, group: Group, progress: ReadProgress, at_ms: int) -> None:
         self._rows, self._group_id, self._before, self._at_ms = rows, group_id, group, at_ms
         self._group, self._progress = group, progress
         self._look_at_ms = progress.look_at_ms
         self._pending = progress.pending
         self._seen_generation = progress.generation_seen
 
-    def _seen(self, member_id: str) -> Seen:
+    def _seen(self, member_id: str) -> LastSeen:
         return self._rows[seen_key(self._group_id, member_id)]  # type: ignore[return-value]
 
     def look(self) -> None:
@@ -191,7 +192,7 @@ class _Fold:
         replaced = tuple(each.member_id for each in found if each.member_id != said.member_id)
         for member_id in replaced:
             del self._rows[seen_key(self._group_id, member_id)]
-        self._rows[seen_key(self._group_id, said.member_id)] = Seen(self._at_ms, said.owned, said.generation)
+        self._rows[seen_key(self._group_id, said.member_id)] = LastSeen(self._at_ms, said.owned, said.generation)
         self._hear(said.session_ms)
         self._pending = tuple(each for each in self._pending if each[0] != said.member_id)
         fenced = (*self._group.fenced, *replaced)[-LIMIT_FENCED_MEMBERS:]
@@ -202,7 +203,7 @@ class _Fold:
 
     def beaten(self, said: Beat) -> GroupCode:
         key = seen_key(self._group_id, said.member_id)
-        seen: Seen | None = self._rows.get(key)  # type: ignore[assignment]
+        seen: LastSeen | None = self._rows.get(key)  # type: ignore[assignment]
         if seen is None:
             if said.member_id in self._group.fenced:
                 return GroupCode.FENCED_INSTANCE_ID
@@ -211,7 +212,7 @@ class _Fold:
                 kept = tuple(each for each in self._pending if each[0] != said.member_id)
                 self._pending = (*kept, (said.member_id, self._at_ms))[-LIMIT_PENDING:]
             return GroupCode.UNKNOWN_MEMBER_ID
-        self._rows[key] = Seen(self._at_ms, seen.owned, said.generation)
+        self._rows[key] = LastSeen(self._at_ms, seen.owned, said.generation)
         return GroupCode.NONE
 
     def left(self, said: Leave) -> GroupCode:
@@ -231,7 +232,7 @@ class _Fold:
         if changed:
             self._rows[self._group_id] = self._group
         progress = self._progress
-        self._rows[progress_key(self._group_id)] = Progress(
+        self._rows[progress_key(self._group_id)] = ReadProgress(
             progress.first,
             offset,
             offset if changed else progress.changed,
@@ -296,7 +297,7 @@ def _wants(member: GroupMember) -> tuple[object, ...]:
     return member.static_id, member.topics, member.pattern, member.counts, member.assignors
 
 
-def _adopt(rows: Rows[GroupsRow], group: Group, progress: Progress, said: Summary, at_ms: int) -> GroupCode:
+def _adopt(rows: Rows[GroupsRow], group: Group, progress: ReadProgress, said: Summary, at_ms: int) -> GroupCode:
     """Take a summary for the truth, if it is one: everything of the group since *as_of* was read here and changed nothing.
 
     For a reader that knows the group it says what its rows say already. Signs of life since *as_of* are kept.
@@ -311,13 +312,13 @@ def _adopt(rows: Rows[GroupsRow], group: Group, progress: Progress, said: Summar
     look_at_ms = 0
     for member, (member_id, seen_ms) in zip(sorted(said.members, key=lambda each: each.member_id), sorted(said.seen), strict=True):
         known = later.get(member_id)
-        known_ms = max(pending.get(member_id, -1), known.at_ms if isinstance(known, Seen) else -1)
-        owned, generation = (known.owned, known.generation) if isinstance(known, Seen) else (member.target, said.generation)
-        rows[seen_key(said.group_id, member_id)] = Seen(max(seen_ms, known_ms), owned, generation)
+        known_ms = max(pending.get(member_id, -1), known.at_ms if isinstance(known, LastSeen) else -1)
+        owned, generation = (known.owned, known.generation) if isinstance(known, LastSeen) else (member.target, said.generation)
+        rows[seen_key(said.group_id, member_id)] = LastSeen(max(seen_ms, known_ms), owned, generation)
         end_ms = max(seen_ms, known_ms) + member.session_ms
         look_at_ms = min(look_at_ms, end_ms) if look_at_ms else end_ms
     rows[said.group_id] = Group(said.generation, said.assignor, said.members, said.fenced)
-    rows[key] = Progress(progress.first, progress.last, progress.changed, look_at_ms, True, said.generation, progress.summaries + 1)
+    rows[key] = ReadProgress(progress.first, progress.last, progress.changed, look_at_ms, True, said.generation, progress.summaries + 1)
     return GroupCode.NONE
 
 
@@ -327,11 +328,11 @@ def summary_of(rows: Mapping[str, GroupsRow], group_id: str) -> Summary | None:
     Of a group not read from its beginning the generation is one higher than any that was heard of.
     """
     group, progress = rows.get(group_id), rows.get(progress_key(group_id))
-    if not isinstance(group, Group) or not isinstance(progress, Progress):
+    if not isinstance(group, Group) or not isinstance(progress, ReadProgress):
         return None
     seen = {each.member_id: rows[seen_key(group_id, each.member_id)] for each in group.members}
     generation = group.generation if progress.complete else max(group.generation, progress.generation_seen) + 1
-    signs = tuple((member_id, row.at_ms) for member_id, row in sorted(seen.items()) if isinstance(row, Seen))
+    signs = tuple((member_id, row.at_ms) for member_id, row in sorted(seen.items()) if isinstance(row, LastSeen))
     return Summary(group_id, progress.last, generation, group.assignor, group.members, signs, group.fenced)
 
 

@@ -9,7 +9,7 @@ from typing import Any, assert_never
 
 import cramjam
 
-from holdfast.core.kafka.wire import Reader, WireReason
+from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
 
 LIMIT_UNPACKED_BYTES = 64 << 20
@@ -115,7 +115,7 @@ def _gunzip(data: bytes, limit_bytes: int, base: int) -> bytes:
 def _unsnappy(data: bytes, limit_bytes: int, base: int) -> bytes:
     if not data.startswith(_XERIAL):
         return _snappy_block(data, limit_bytes, base)
-    out, reader = bytearray(), Reader(data, base=base)
+    out, reader = bytearray(), WireReader(data, base=base)
     reader.raw(len(_XERIAL_HEADER), "xerial header")
     while reader.left:
         at = reader.at

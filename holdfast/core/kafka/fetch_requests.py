@@ -8,12 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from itertools import groupby
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from holdfast.core.kafka.wire import Reader, WireReason, put_compact, put_uvarint
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.wire import WireReader, WireReason, put_compact, put_uvarint
 from holdfast.errors import WireError
-
-Place: TypeAlias = tuple[str, int]
 
 FETCH = 1
 FETCH_VERSIONS = range(12, 13)
@@ -65,12 +64,12 @@ def fetch_request(wanted: Iterable[Wanted], *, max_wait_ms: int, max_bytes: int)
 
 def fetched(answer: bytes, at: int = 0) -> tuple[int, list[Answered]]:
     """Return the error code of a whole answer, whose body begins at *at*, and what it holds of each partition."""
-    reader, view = Reader(answer, at), memoryview(answer)
+    reader, view = WireReader(answer, at), memoryview(answer)
     _, code, _ = _ANSWER.unpack_from(view, _step(reader, _ANSWER.size))
     return code, list(_partitions(reader, view))
 
 
-def _step(reader: Reader, size: int) -> int:
+def _step(reader: WireReader, size: int) -> int:
     at = reader.at
     if size > reader.left:
         raise reader.error(f"a fetch response needs {size} bytes, {reader.left} are left", WireReason.TRUNCATED)
@@ -78,7 +77,7 @@ def _step(reader: Reader, size: int) -> int:
     return at
 
 
-def _partitions(reader: Reader, view: memoryview) -> Iterator[Answered]:
+def _partitions(reader: WireReader, view: memoryview) -> Iterator[Answered]:
     for _ in range(reader.compact_array("topics")):
         topic = reader.compact_text("topic")
         for _ in range(reader.compact_array("partitions")):
@@ -93,7 +92,7 @@ def _partitions(reader: Reader, view: memoryview) -> Iterator[Answered]:
     reader.tags("answer")
 
 
-def _aborted(reader: Reader, view: memoryview) -> Iterator[tuple[int, int]]:
+def _aborted(reader: WireReader, view: memoryview) -> Iterator[tuple[int, int]]:
     for _ in range(reader.compact_array("aborted transactions")):
         yield _ABORTED.unpack_from(view, _step(reader, _ABORTED.size))
         reader.tags("aborted transaction")

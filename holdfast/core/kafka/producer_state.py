@@ -193,7 +193,7 @@ class Outcome(StrEnum):
     REFUSED = "error"
 
 
-class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """What the producer is told. *rule* is the row of the table that decided (0: nothing to check); a duplicate has its first offsets."""
 
     outcome: Outcome

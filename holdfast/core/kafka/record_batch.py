@@ -16,7 +16,7 @@ import msgspec
 
 from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES, Compression, compress, decompress
 from holdfast.core.kafka.sequences import NO_SEQUENCE, advance
-from holdfast.core.kafka.wire import LIMIT_INT16, LIMIT_INT32, LIMIT_INT64, Reader, WireReason, check_range, put_varbytes, put_varlong
+from holdfast.core.kafka.wire import LIMIT_INT16, LIMIT_INT32, LIMIT_INT64, WireReader, WireReason, check_range, put_varbytes, put_varlong
 from holdfast.errors import WireError
 
 MAGIC = 2
@@ -272,14 +272,14 @@ def _records_of(data: bytes | memoryview, at: int, header: BatchHeader, limit_by
     kind, base = header.compression, at + HEADER_BYTES
     unpacked = decompress(kind, packed, limit_bytes=limit_bytes, base=base)
     try:
-        yield from _records(Reader(unpacked, base=0 if kind else base), header)
+        yield from _records(WireReader(unpacked, base=0 if kind else base), header)
     except WireError as error:
         if not kind:
             raise
         raise WireError(f"unpacked, {error}", offset=base, reason=error.reason) from None  # no byte of *data* to point at
 
 
-def _records(reader: Reader, header: BatchHeader) -> Iterator[Record]:
+def _records(reader: WireReader, header: BatchHeader) -> Iterator[Record]:
     if header.records_count * LEAST_RECORD_BYTES > reader.left:
         raise reader.error(f"{header.records_count} records do not fit {reader.left} bytes", WireReason.LENGTH)
     before = -1
@@ -294,7 +294,7 @@ def _records(reader: Reader, header: BatchHeader) -> Iterator[Record]:
     reader.finish("the last record")
 
 
-def _record(reader: Reader, number: int) -> Record:
+def _record(reader: WireReader, number: int) -> Record:
     at = reader.at
     length = reader.varint(f"length of record {number}")
     start, outer = reader.at, reader.end

@@ -8,11 +8,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 from struct import Struct
-from typing import NamedTuple, TypeAlias
+from typing import NamedTuple
 
-from holdfast.core.kafka.wire import Reader, put_compact, put_uvarint
-
-Place: TypeAlias = tuple[str, int]
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
 
 PRODUCE, API_VERSIONS, INIT_PRODUCER_ID, ADD_PARTITIONS, END_TRANSACTION = 0, 18, 22, 24, 26
 PRODUCE_VERSIONS, PRODUCE_VERSIONS_2 = range(9, 12), range(12, 13)
@@ -59,13 +58,13 @@ def api_versions() -> bytes:
 
 def transaction_version(answer: bytes) -> int:
     """Return the version of the transaction protocol that an answer to `api_versions` tells, 0 when it tells none."""
-    reader = Reader(answer)
+    reader = WireReader(answer)
     reader.int16("error code")
     for _ in range(reader.compact_array("versions")):
         reader.raw(6, "versions")
         reader.tags("versions")
     reader.int32("throttle time")
-    features = Reader(reader.tags("features").get(_FINALIZED_FEATURES, b"\x01"))
+    features = WireReader(reader.tags("features").get(_FINALIZED_FEATURES, b"\x01"))
     for _ in range(features.compact_array("features")):
         name = features.compact("feature")
         highest, _ = features.int16("feature"), features.int16("feature")
@@ -85,7 +84,7 @@ def init_producer_id(transactional_id: str, timeout_ms: int, known: Identity = N
 
 def initialized(answer: bytes) -> tuple[int, Identity]:
     """Return the error code and the identity in an answer to `init_producer_id`."""
-    reader = Reader(answer)
+    reader = WireReader(answer)
     reader.int32("throttle time")
     return reader.int16("error code"), _identity(reader)
 
@@ -110,7 +109,7 @@ def add_partitions(transactional_id: str, me: Identity, places: Iterable[Place])
 
 def added(answer: bytes) -> list[tuple[Place, int]]:
     """Return the error code of each place in an answer to `add_partitions`."""
-    reader = Reader(answer)
+    reader = WireReader(answer)
     reader.int32("throttle time")
     out: list[tuple[Place, int]] = []
     for _ in range(reader.compact_array("topics")):
@@ -144,7 +143,7 @@ def produce(transactional_id: str, timeout_ms: int, batches: Mapping[Place, byte
 
 def produced(answer: bytes) -> list[Appended]:
     """Return what an answer to `produce` says of each batch."""
-    reader = Reader(answer)
+    reader = WireReader(answer)
     out: list[Appended] = []
     for _ in range(reader.compact_array("topics")):
         topic = reader.compact_text("topic")
@@ -173,11 +172,11 @@ def end_transaction(transactional_id: str, me: Identity, *, commit: bool) -> byt
 
 def ended(answer: bytes, version: int) -> tuple[int, Identity | None]:
     """Return the error code of an answer to `end_transaction`, and who the producer is from now on, where that changes."""
-    reader = Reader(answer)
+    reader = WireReader(answer)
     reader.int32("throttle time")
     code = reader.int16("error code")
     return code, _identity(reader) if version in END_VERSIONS_2 else None
 
 
-def _identity(reader: Reader) -> Identity:
+def _identity(reader: WireReader) -> Identity:
     return Identity(reader.int64("producer id"), reader.int16("epoch"))

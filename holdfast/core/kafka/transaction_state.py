@@ -10,6 +10,7 @@ import msgspec
 
 from holdfast.core.kafka.producer_state import Code
 from holdfast.core.kafka.sequences import MAX_EPOCH, NO_EPOCH
+from holdfast.core.kafka.topic_partition import Place
 
 EXHAUSTED_EPOCH = MAX_EPOCH - 1
 TRANSACTIONAL_ID_EXPIRATION_MS = 604_800_000
@@ -20,8 +21,6 @@ EPOCH_PER_TRANSACTION = 2
 """From this version of the client's protocol on (KIP-890), each transaction has an epoch of its own."""
 
 IDS_KEY = "ids"
-
-TopicPartition: TypeAlias = tuple[str, int]
 
 
 class TransactionState(IntEnum):
@@ -102,7 +101,7 @@ class Transaction(msgspec.Struct, frozen=True, array_like=True, tag="t"):
     next_producer_id: int = NO_ID
     state: TransactionState = TransactionState.EMPTY
     pending_state: TransactionState | None = None
-    partitions: tuple[TopicPartition, ...] = ()
+    partitions: tuple[Place, ...] = ()
     started_ms: int = -1
     client_version: int = 0
     coordinator_epoch: int = 0
@@ -149,7 +148,7 @@ class AddPartitions(msgspec.Struct, frozen=True, kw_only=True, tag="add"):
     transactional_id: str
     producer_id: int
     epoch: int
-    partitions: tuple[TopicPartition, ...]
+    partitions: tuple[Place, ...]
     client_version: int = 0
 
 
@@ -159,7 +158,7 @@ class VerifyPartition(msgspec.Struct, frozen=True, kw_only=True, tag="verify"):
     transactional_id: str
     producer_id: int
     epoch: int
-    partition: TopicPartition
+    partition: Place
 
 
 class EndTransaction(msgspec.Struct, frozen=True, kw_only=True, tag="end"):
@@ -195,12 +194,12 @@ class ExpireIds(msgspec.Struct, frozen=True, kw_only=True, tag="expiry"):
     expiration_ms: int = TRANSACTIONAL_ID_EXPIRATION_MS
 
 
-Command: TypeAlias = (
+CoordinatorCommand: TypeAlias = (
     InitProducerId | AddPartitions | VerifyPartition | EndTransaction | MarkersWritten | TransitionPending | AbortTimedOut | ExpireIds
 )
 
 
-class Answer(msgspec.Struct, frozen=True, kw_only=True):
+class CoordinatorReply(msgspec.Struct, frozen=True, kw_only=True):
     """What the caller is told. *touched* are the transactional ids whose rows changed."""
 
     error: Code = Code.NONE

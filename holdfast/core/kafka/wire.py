@@ -33,7 +33,7 @@ class WireReason(StrEnum):
     RANGE = "range"
 
 
-class Reader:
+class WireReader:
     """Takes values from *data* between *at* and *end*, one after the other; `at` is always the next byte.
 
     *base* is added to the places in errors: where `data[0]` lies in what the caller was given.

@@ -6,9 +6,10 @@ from math import inf
 
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat
 from holdfast.core.claims.views import parse_claim_key
-from holdfast.core.member.actions import Event, Fail, Place, Reason
-from holdfast.core.member.local_claims import LocalClaim, Stage, frame_mark
-from holdfast.core.member.log_view import LogView, Seen
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.actions import Event, Fail, ReleaseReason
+from holdfast.core.member.local_claims import ClaimStage, LocalClaim, frame_mark
+from holdfast.core.member.log_view import FrameEffect, LogView
 from holdfast.core.member.renewal import Keeping
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, CLAIM_LOOP_INTERVALS, SETTLE_INTERVALS
 from holdfast.core.member.tracking import Tracker
@@ -34,7 +35,7 @@ class _Birth:
 class Claiming(Keeping):
     """Decisions about claims that are not held yet."""
 
-    _targets: frozenset[Place] | None
+    _targets: frozenset[TopicPartition] | None
     _births: dict[str, _Birth]
     _began_ms: int
     _conflict_at_s: float
@@ -111,16 +112,16 @@ class Claiming(Keeping):
         return more
 
     def _holds_key(self, topic: str) -> bool:
-        claim = self._claims.get(Place(topic, 0))
-        return claim is not None and claim.stage in (Stage.WON, Stage.ACTIVE)
+        claim = self._claims.get(TopicPartition(topic, 0))
+        return claim is not None and claim.stage in (ClaimStage.WON, ClaimStage.ACTIVE)
 
     def _chance(self, count: int) -> int:
         return min(int(self._draws.uniform(0.0, count)), count - 1)
 
     # -- one attempt
 
-    def _attempt(self, place: Place, now_s: float) -> None:
-        claim = self._new_claim(place, Stage.CLAIMING, now_s)
+    def _attempt(self, place: TopicPartition, now_s: float) -> None:
+        claim = self._new_claim(place, ClaimStage.CLAIMING, now_s)
         self._send_claiming(claim, now_s)
         self._await(claim, now_s)
 
@@ -128,12 +129,12 @@ class Claiming(Keeping):
         claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._interval_s
         self._plan(claim, claim.deadline_s)
 
-    def _attempt_seen(self, claim: LocalClaim, frame: Frame, seen: Seen, own: bool, now_s: float) -> None:
+    def _attempt_seen(self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float) -> None:
         """Only our own frame tells how the race ended: whatever came before it was in time, whatever comes after is late."""
-        kind = ClaimingPartition if claim.stage is Stage.CLAIMING else Heartbeat
+        kind = ClaimingPartition if claim.stage is ClaimStage.CLAIMING else Heartbeat
         if not own or not isinstance(frame, kind):
             return
-        if claim.stage is Stage.CLAIMING and frame_mark(frame) not in claim.sent:
+        if claim.stage is ClaimStage.CLAIMING and frame_mark(frame) not in claim.sent:
             return  # of an earlier attempt: what the log shows now may be undone by what is under way since
         row = seen.after
         if row is not None and self._mine(row) and row is seen.before:
@@ -145,16 +146,16 @@ class Claiming(Keeping):
             return
         if self._logs[claim.coordination].replaced(claim.key, *self._me):
             self._won(claim, frame, row.epoch, now_s)
-            self._release(claim, Reason.UNWANTED, now_s)
+            self._release(claim, ReleaseReason.UNWANTED, now_s)
             return
-        if claim.stage is Stage.RECLAIMING and seen.before is not None and seen.before.current_offset is not None:
+        if claim.stage is ClaimStage.RECLAIMING and seen.before is not None and seen.before.current_offset is not None:
             # The process we replace may have gone on meanwhile: what it has done is done.
             claim.offset_logged = max(claim.offset_logged, seen.before.current_offset)
         self._won(claim, frame, row.epoch, now_s)
         if self._ending:
-            self._release(claim, Reason.TERMINATED, now_s)
+            self._release(claim, ReleaseReason.TERMINATED, now_s)
         elif self._targets is not None and claim.place not in self._targets:
-            self._release(claim, Reason.HANDED_OVER, now_s)
+            self._release(claim, ReleaseReason.HANDED_OVER, now_s)
 
     def _lost(self, claim: LocalClaim, now_s: float) -> None:
         row = self._row(claim)
@@ -163,8 +164,8 @@ class Claiming(Keeping):
         self._forget(claim, now_s)
 
     def _won(self, claim: LocalClaim, frame: Frame, epoch: int, now_s: float) -> None:
-        again = claim.stage is Stage.RECLAIMING
-        claim.stage, claim.epoch = Stage.WON, epoch
+        again = claim.stage is ClaimStage.RECLAIMING
+        claim.stage, claim.epoch = ClaimStage.WON, epoch
         sent_s = claim.take_sent(frame)
         if sent_s is not None:
             claim.heartbeat_s, claim.lease_until_s = sent_s, sent_s + self.settings.lease_s
@@ -176,14 +177,14 @@ class Claiming(Keeping):
         if self.settings.whole_topic:
             self._wake_loop(now_s)
 
-    def _orphan_seen(self, place: Place, seen: Seen, now_s: float) -> None:
+    def _orphan_seen(self, place: TopicPartition, seen: FrameEffect, now_s: float) -> None:
         """The log names us the owner of something we gave up: a frame took its time. Give it back."""
         row = seen.after
         if self._leaving or row is None or row.current_offset is None:
             return
-        claim = self._new_claim(place, Stage.WON, now_s)
+        claim = self._new_claim(place, ClaimStage.WON, now_s)
         claim.tracker = Tracker(self._unmoved(place, row.current_offset))
-        claim.epoch, claim.reason, claim.cooldown = row.epoch, Reason.UNWANTED, True
+        claim.epoch, claim.reason, claim.cooldown = row.epoch, ReleaseReason.UNWANTED, True
         self._finish(claim, now_s)
 
     # -- fast reclaim
@@ -199,7 +200,7 @@ class Claiming(Keeping):
         places = []
         for key, row in log.claims():
             claim = parse_claim_key(key)
-            place = Place(claim.topic, claim.partition)
+            place = TopicPartition(claim.topic, claim.partition)
             if claim.topic != topic or row.client_id != self._me[0] or row.instance_id == self._me[1] or row.current_offset is None:
                 continue
             if self._claimable(place) and place not in self._claims and log.is_live(row, now_s, self._unix_s(now_s)):
@@ -210,7 +211,7 @@ class Claiming(Keeping):
             if full or not any(place.partition == 0 for place, _ in places):
                 return
         for place, offset in sorted(places):
-            attempt = self._new_claim(place, Stage.RECLAIMING, now_s)
+            attempt = self._new_claim(place, ClaimStage.RECLAIMING, now_s)
             self._send_heartbeat(attempt, offset, now_s)
             self._await(attempt, now_s)
 
@@ -297,7 +298,7 @@ class Claiming(Keeping):
             if not before:
                 self._tell(Event.PAUSED, text=f"for {longest_s:.0f} s")
             for claim in list(self._claims.values()):
-                self._release(claim, Reason.PAUSED, now_s)
+                self._release(claim, ReleaseReason.PAUSED, now_s)
         elif before:
             self._tell(Event.RESUMED)
             self._wake_loop(now_s)

@@ -11,14 +11,7 @@ from holdfast.core.claims.frames import Frame
 from holdfast.errors import HoldfastError
 
 
-class Place(NamedTuple):
-    """One partition of a topic: the unit of claiming. A plain tuple (topic, partition) is equal to it."""
-
-    topic: str
-    partition: int
-
-
-class Token(NamedTuple):
+class DeliveryToken(NamedTuple):
     """Names one delivered message. *epoch* is that of the claim it was delivered under, from `Start`."""
 
     topic: str
@@ -38,7 +31,7 @@ class Send(msgspec.Struct, frozen=True, gc=False):
     send_id: int
 
 
-class Look(msgspec.Struct, frozen=True, gc=False):
+class FetchOffsets(msgspec.Struct, frozen=True, gc=False):
     """Find out earliest and latest offset of the partition and what `__consumer_offsets` has, and call `watermarks`."""
 
     topic: str
@@ -102,7 +95,7 @@ class Event(StrEnum):
     TERMINATED = "terminated"
 
 
-class Reason(StrEnum):
+class ReleaseReason(StrEnum):
     """Why a claim is given back."""
 
     EXPIRED = "heartbeat-expired"
@@ -128,7 +121,7 @@ class Notify(msgspec.Struct, frozen=True, gc=False):
     event: Event
     topic: str = ""
     partition: int = -1
-    reason: Reason | None = None
+    reason: ReleaseReason | None = None
     text: str = ""
     topics: tuple[str, ...] = ()
 
@@ -139,4 +132,4 @@ class Fail(msgspec.Struct, frozen=True, gc=False):
     error: HoldfastError
 
 
-Action: TypeAlias = Send | Look | Start | Stop | Deliver | CommitOffset | Notify | Fail
+Action: TypeAlias = Send | FetchOffsets | Start | Stop | Deliver | CommitOffset | Notify | Fail

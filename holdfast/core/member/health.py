@@ -6,13 +6,13 @@ from holdfast.core.member.actions import Event
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.settings import EXPIRED_INTERVALS, IDLE_INTERVALS, WARNED_AT, Delivery
 from holdfast.core.member.state import MemberCore
-from holdfast.core.member.velocity import Sample, Verdict
+from holdfast.core.member.velocity import ClaimVerdict, Sample
 
 
 class Checking(MemberCore):
     """Measures claims, and tells a user at work from a partition that is stuck."""
 
-    def _check(self, claim: LocalClaim, now_s: float) -> Verdict:
+    def _check(self, claim: LocalClaim, now_s: float) -> ClaimVerdict:
         current = claim.tracker.current
         latest = current if claim.latest is None else claim.latest
         claim.health.note(current, latest)
@@ -38,8 +38,8 @@ class Checking(MemberCore):
             idle_after_s=IDLE_INTERVALS * self._interval_s,
             overdue_after_s=settings.overdue_after_s,
         )
-        if at_work_s is not None and verdict in (Verdict.KEEP, Verdict.OVERDUE):
-            self._warn_of_work(claim, at_work_s, given_up=verdict is Verdict.OVERDUE)
+        if at_work_s is not None and verdict in (ClaimVerdict.KEEP, ClaimVerdict.OVERDUE):
+            self._warn_of_work(claim, at_work_s, given_up=verdict is ClaimVerdict.OVERDUE)
         return verdict
 
     def _at_work_s(self, claim: LocalClaim, now_s: float) -> float | None:

@@ -9,12 +9,13 @@ from math import inf
 from typing import NamedTuple
 
 from holdfast.core.claims.frames import Frame
-from holdfast.core.member.actions import Place, Reason
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.actions import ReleaseReason
 from holdfast.core.member.tracking import Tracker
 from holdfast.core.member.velocity import Health
 
 
-class Stage(StrEnum):
+class ClaimStage(StrEnum):
     """How far a claim has come. What happens when is in PROTOCOL.md#the-life-of-a-claim."""
 
     CLAIMING = "claiming"
@@ -25,7 +26,7 @@ class Stage(StrEnum):
     RELEASING = "releasing"
 
 
-ATTEMPTS = frozenset({Stage.CLAIMING, Stage.RECLAIMING})
+ATTEMPTS = frozenset({ClaimStage.CLAIMING, ClaimStage.RECLAIMING})
 
 FrameMark = tuple[str, int, int]
 
@@ -85,7 +86,7 @@ class LocalClaim:
         "work_s",
     )
 
-    def __init__(self, place: Place, key: str, coordination: int, stage: Stage, now_s: float) -> None:
+    def __init__(self, place: TopicPartition, key: str, coordination: int, stage: ClaimStage, now_s: float) -> None:
         self.place, self.key, self.coordination, self.stage = place, key, coordination, stage
         self.epoch = 0
         self.sent: dict[FrameMark, float] = {}
@@ -101,7 +102,7 @@ class LocalClaim:
         self.offset_logged = -1
         self.kafka_offset: int | None = None
         self.flush_to: int | None = None
-        self.reason: Reason | None = None
+        self.reason: ReleaseReason | None = None
         self.cooldown = False
         self.proposed: int | None = None
         self.committing: int | None = None
@@ -132,7 +133,7 @@ class LocalClaim:
         return sent_s
 
 
-class Held(NamedTuple):
+class ClaimView(NamedTuple):
     """One claim as seen from outside, for `claims`."""
 
     topic: str
@@ -145,10 +146,10 @@ class Held(NamedTuple):
     deliver_until_s: float
 
 
-def held_as(claim: LocalClaim) -> Held:
+def held_as(claim: LocalClaim) -> ClaimView:
     """Return *claim* as seen from outside."""
     offset, outstanding = claim.tracker.current, claim.tracker.outstanding
-    return Held(*claim.place, claim.epoch, claim.stage.value, offset, claim.latest, outstanding, claim.deliver_until_s)
+    return ClaimView(*claim.place, claim.epoch, claim.stage.value, offset, claim.latest, outstanding, claim.deliver_until_s)
 
 
 class Pool:
@@ -161,21 +162,21 @@ class Pool:
     __slots__ = ("_at", "_busy", "_free", "_heap")
 
     def __init__(self) -> None:
-        self._free: list[Place] = []
-        self._at: dict[Place, int] = {}
-        self._busy: dict[Place, float] = {}
-        self._heap: list[tuple[float, Place]] = []
+        self._free: list[TopicPartition] = []
+        self._at: dict[TopicPartition, int] = {}
+        self._busy: dict[TopicPartition, float] = {}
+        self._heap: list[tuple[float, TopicPartition]] = []
 
     def __len__(self) -> int:
         return len(self._free)
 
-    def __getitem__(self, index: int) -> Place:
+    def __getitem__(self, index: int) -> TopicPartition:
         return self._free[index]
 
-    def __contains__(self, place: Place) -> bool:
+    def __contains__(self, place: TopicPartition) -> bool:
         return place in self._at
 
-    def free(self, place: Place) -> bool:
+    def free(self, place: TopicPartition) -> bool:
         """Note that *place* may be claimed; return whether that is news."""
         self._busy.pop(place, None)
         if place in self._at:
@@ -184,7 +185,7 @@ class Pool:
         self._free.append(place)
         return True
 
-    def busy(self, place: Place, until_s: float) -> None:
+    def busy(self, place: TopicPartition, until_s: float) -> None:
         """Note that *place* is to be looked at again at *until_s*."""
         self._unfree(place)
         before = self._busy.get(place)
@@ -192,12 +193,12 @@ class Pool:
             self._busy[place] = until_s
             heappush(self._heap, (until_s, place))
 
-    def discard(self, place: Place) -> None:
+    def discard(self, place: TopicPartition) -> None:
         """Forget *place*: it is claimed by this member, or not to be claimed at all."""
         self._unfree(place)
         self._busy.pop(place, None)
 
-    def _unfree(self, place: Place) -> None:
+    def _unfree(self, place: TopicPartition) -> None:
         index = self._at.pop(place, None)
         if index is not None:
             last = self._free.pop()
@@ -211,7 +212,7 @@ class Pool:
             heappop(self._heap)
         return self._heap[0][0] if self._heap else inf
 
-    def due(self, now_s: float) -> Iterator[Place]:
+    def due(self, now_s: float) -> Iterator[TopicPartition]:
         """Take the partitions whose time has come."""
         while self.next_s() <= now_s:
             _, place = heappop(self._heap)

@@ -19,14 +19,14 @@ from holdfast.core.claims.views import (
     pause_key,
 )
 from holdfast.core.engine.rows import Rows
-from holdfast.core.member.actions import Place
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.settings import MemberSettings
 
 DRIFT = 0.005
 """How much faster than the broker's the own clock may tick. Differences add up over days, and an estimate must stay one from below."""
 
 
-class Seen(NamedTuple):
+class FrameEffect(NamedTuple):
     """What one frame did to its claim."""
 
     key: str
@@ -83,7 +83,7 @@ class LogView:
         """Fold a pause of the group, or the end of one."""
         fold_guarded(cast(Rows[GuardedRow], self._rows), frame, self.at_ms, self._stale_after_s)
 
-    def fold(self, frame: Frame) -> Seen:
+    def fold(self, frame: Frame) -> FrameEffect:
         """Fold a frame about a claim of the group."""
         assert not isinstance(frame, ReleaseGroup)
         key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
@@ -91,9 +91,9 @@ class LogView:
         fold_guarded(cast(Rows[GuardedRow], self._rows), frame, self.at_ms, self._stale_after_s)
         if self._interop:
             fold_compat(cast(Rows[CompatClaim], self._compat), frame, self.at_ms)
-        return Seen(key, before, self._rows.get(key))  # type: ignore[arg-type]
+        return FrameEffect(key, before, self._rows.get(key))  # type: ignore[arg-type]
 
-    def row(self, place: Place) -> Claim | None:
+    def row(self, place: TopicPartition) -> Claim | None:
         """Return the claim's row in the guarded view."""
         return self._rows.get(claim_key(self._group, *place))  # type: ignore[return-value]
 
@@ -117,7 +117,7 @@ class LogView:
         pause = self._rows.get(pause_key(self._group))
         return pause.expires_at_s - self.now_s(now_s, unix_s - self._skew_s) if isinstance(pause, Pause) else 0.0
 
-    def busy_for_s(self, place: Place, now_s: float, unix_s: float) -> float:
+    def busy_for_s(self, place: TopicPartition, now_s: float, unix_s: float) -> float:
         """Return how long it takes at least until the claim may be taken; 0 or less when that is now, inf when only a frame can tell."""
         row = self.row(place)
         wait_s = 0.0

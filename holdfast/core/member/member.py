@@ -8,16 +8,17 @@ from typing import Protocol
 
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
 from holdfast.core.claims.views import Claim
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.acquisition import Claiming
-from holdfast.core.member.actions import Action, Event, Place, Reason, Token
-from holdfast.core.member.local_claims import ATTEMPTS, Held, LocalClaim, Stage, frame_mark, held_as
+from holdfast.core.member.actions import Action, DeliveryToken, Event, ReleaseReason
+from holdfast.core.member.local_claims import ATTEMPTS, ClaimStage, ClaimView, LocalClaim, frame_mark, held_as
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
 from holdfast.core.member.state import Draws
 from holdfast.errors import ClaimLostError
 
-__all__ = ["Draws", "Held", "Member"]
+__all__ = ["ClaimView", "Draws", "Member"]
 
-_COMMITTING = frozenset({Stage.ACTIVE, Stage.DRAINING})
+_COMMITTING = frozenset({ClaimStage.ACTIVE, ClaimStage.DRAINING})
 
 
 class Gate(Protocol):
@@ -38,7 +39,7 @@ class Member(Claiming):
 
     def __init__(self, settings: MemberSettings, *, coordination_partitions: int, draws: Draws, now_s: float, unix_s: float) -> None:
         super().__init__(settings, coordination_partitions=coordination_partitions, draws=draws, now_s=now_s, unix_s=unix_s)
-        self._targets: frozenset[Place] | None = None
+        self._targets: frozenset[TopicPartition] | None = None
         self._births = {}
         self._began_ms = -1
         self._conflict_at_s = inf
@@ -73,17 +74,17 @@ class Member(Claiming):
 
         It knows nothing of `maximum_outstanding`: whoever reports whole batches as delivered keeps them within it by `outstanding`.
         """
-        return self._claims.get(Place(topic, partition))
+        return self._claims.get(TopicPartition(topic, partition))
 
     def deliver_until_s(self, topic: str, partition: int) -> float:
         """Return until when messages may be handed out as things stand (-inf: not at all). Can shrink at any input: ask again."""
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or claim.tracker.outstanding >= self.settings.maximum_outstanding:
             return -inf
         return claim.deliver_until_s
 
     @property
-    def claims(self) -> Mapping[Place, Held]:
+    def claims(self) -> Mapping[TopicPartition, ClaimView]:
         """Return the claims that are held: started and not yet given back."""
         return {place: held_as(claim) for place, claim in self._claims.items() if claim.started}
 
@@ -110,7 +111,7 @@ class Member(Claiming):
 
     def outstanding(self, topic: str, partition: int) -> int:
         """Return how many messages are delivered and not committed; 0 for a claim that is not held."""
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         return 0 if claim is None else claim.tracker.outstanding
 
     def committed_offset(self, topic: str, partition: int) -> int | None:
@@ -121,7 +122,7 @@ class Member(Claiming):
     def row(self, topic: str, partition: int) -> Claim | None:
         """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not read."""
         log = self._topics.get(topic)
-        return None if log is None else self._logs[log].row(Place(topic, partition))
+        return None if log is None else self._logs[log].row(TopicPartition(topic, partition))
 
     # -- inputs: the world
 
@@ -134,9 +135,9 @@ class Member(Claiming):
         """*topic* has *count* partitions: call at the start and when metadata changes. More are claimed, missing ones given up."""
         before, self._counts[topic] = self._counts.get(topic, 0), count
         for claim in [each for place, each in self._claims.items() if place.topic == topic and place.partition >= count]:
-            self._release(claim, Reason.PARTITION_GONE, now_s, drain=False)
+            self._release(claim, ReleaseReason.PARTITION_GONE, now_s, drain=False)
         for partition in range(count, before):
-            self._pool.discard(Place(topic, partition))
+            self._pool.discard(TopicPartition(topic, partition))
         if topic in self._topics and self._logs[self._topics[topic]].live and count > before:
             self._enter(topic, before, now_s)
         return self._done(now_s)
@@ -146,16 +147,16 @@ class Member(Claiming):
         if self._counts.get(topic):
             self._reclaim(topic, now_s)
         for partition in range(begin, self._counts.get(topic, 0)):
-            self._sort(Place(topic, partition), now_s)
+            self._sort(TopicPartition(topic, partition), now_s)
 
     def topics(self, topics: Sequence[str], now_s: float) -> list[Action]:
         """Work on these topics from now on (pattern subscriptions). Claims of others are handed over. See `coordination` for new partitions to read."""
         wanted = set(topics)
         for topic in [each for each in self._topics if each not in wanted]:
             for claim in [each for place, each in self._claims.items() if place.topic == topic]:
-                self._release(claim, Reason.HANDED_OVER, now_s)
+                self._release(claim, ReleaseReason.HANDED_OVER, now_s)
             for partition in range(self._counts.get(topic, 0)):
-                self._pool.discard(Place(topic, partition))
+                self._pool.discard(TopicPartition(topic, partition))
             self._retired.add(topic)
         for topic in sorted(wanted):
             check_id("topic", topic)
@@ -197,10 +198,10 @@ class Member(Claiming):
             self._own_client_seen(frame, log, at_ms, now_s)
             own = frame.instance_id == self._me[1]
             if own:
-                self._own_seen(Place(frame.topic, frame.partition), frame)
+                self._own_seen(TopicPartition(frame.topic, frame.partition), frame)
         if not log.live or self._topics.get(frame.topic) != coordination_partition:
             return self._take()
-        place = Place(frame.topic, frame.partition)
+        place = TopicPartition(frame.topic, frame.partition)
         claim = self._claims.get(place)
         if own:
             self._own_frame_seen(log, frame, None if claim is None else claim.sent.get(frame_mark(frame)), at_ms, now_s)
@@ -218,11 +219,11 @@ class Member(Claiming):
     def watermarks(self, topic: str, partition: int, earliest: int, latest: int, committed: int | None, now_s: float) -> list[Action]:
         """Earliest, latest (next to be written) and committed offset (None: none). In answer to `Look`, and for every claim held a few
         times per heartbeat interval: health is measured by it (then *committed* may be None)."""
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None:
             return []
         claim.earliest, claim.latest = earliest, latest
-        if claim.stage is Stage.WON:
+        if claim.stage is ClaimStage.WON:
             claim.committed = committed
             self._start(claim, now_s)
         return self._done(now_s)
@@ -266,10 +267,10 @@ class Member(Claiming):
 
     def fetch_failed(self, topic: str, partition: int, reason: str, now_s: float) -> list[Action]:
         """The partition cannot be fetched (offset out of range, not authorized, gone): the claim is released."""
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         if claim is not None:
             self._tell(Event.FETCH_FAILED, claim, text=reason)
-            self._release(claim, Reason.FETCH_FAILED, now_s)
+            self._release(claim, ReleaseReason.FETCH_FAILED, now_s)
         return self._done(now_s)
 
     # -- inputs: the user
@@ -279,7 +280,7 @@ class Member(Claiming):
 
         Asserts that they follow what was delivered before.
         """
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or not claim.started or not offsets:
             return []
         claim.message_s = now_s
@@ -289,13 +290,13 @@ class Member(Claiming):
             claim.tracker.deliver(offsets)
             return []
         claim.handed = max(claim.handed, offsets[-1] + 1)
-        if claim.stage is Stage.DRAINING:
+        if claim.stage is ClaimStage.DRAINING:
             self._drained(claim, now_s)
         return self._done(now_s)
 
     def skipped(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
         """Nothing below *offset* that was not delivered concerns this claim: holes of compaction, control records, other lanes."""
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or not claim.started:
             return []
         claim.handed = max(claim.handed, offset)
@@ -303,7 +304,7 @@ class Member(Claiming):
             if not claim.tracker.outstanding and offset > claim.tracker.position:
                 claim.message_s = now_s  # nothing to do is not the same as doing nothing
             claim.tracker.skip_to(offset)
-        if claim.stage is Stage.DRAINING and self.settings.delivery is Delivery.AT_MOST_ONCE:
+        if claim.stage is ClaimStage.DRAINING and self.settings.delivery is Delivery.AT_MOST_ONCE:
             self._drained(claim, now_s)
             return self._done(now_s)
         return []
@@ -313,7 +314,7 @@ class Member(Claiming):
 
         A partition that is held up by its user is not wedged; that has another deadline, `handler_timeout_s`.
         """
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         if claim is not None and claim.waits is not waits:
             claim.waits = waits
             if waits and not self._in_flight(claim):
@@ -322,11 +323,11 @@ class Member(Claiming):
 
     def withdrawn(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
         """Messages from *offset* on were reported as delivered but never handed out."""
-        claim = self._claims.get(Place(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or not claim.started or self.settings.delivery is Delivery.AT_MOST_ONCE:
             return []
         claim.tracker.withdraw(offset)
-        if claim.stage is Stage.DRAINING:
+        if claim.stage is ClaimStage.DRAINING:
             self._drained(claim, now_s)
         return self._done(now_s)
 
@@ -336,19 +337,19 @@ class Member(Claiming):
         One batch at a time per claim: the next after `Deliver`. Asserts delivery at most once.
         """
         assert self.settings.delivery is Delivery.AT_MOST_ONCE, "batches are announced at most once only"
-        claim = self._claims.get(Place(topic, partition))
-        if claim is None or claim.stage is not Stage.ACTIVE or offset_end <= claim.tracker.current:
+        claim = self._claims.get(TopicPartition(topic, partition))
+        if claim is None or claim.stage is not ClaimStage.ACTIVE or offset_end <= claim.tracker.current:
             return []
         assert (claim.proposed, claim.committing) == (None, None), f"{topic}/{partition}: a batch is under way already"
         self._propose(claim, offset_end, now_s)
         return self._done(now_s)
 
-    def commit(self, token: Token, now_s: float) -> list[Action]:
+    def commit(self, token: DeliveryToken, now_s: float) -> list[Action]:
         """The message is done. Twice is once. Raises CommitError when it was never delivered, ClaimLostError when its claim is gone."""
         claim = self._holding(token.topic, token.partition, token.epoch)
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             claim.tracker.commit(token.offset)
-            if claim.stage is Stage.DRAINING:
+            if claim.stage is ClaimStage.DRAINING:
                 self._drained(claim, now_s)
                 return self._done(now_s)
         return []
@@ -368,7 +369,7 @@ class Member(Claiming):
         claim = self._holding(topic, partition, epoch)
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             claim.tracker.commit_many(offsets)
-            if claim.stage is Stage.DRAINING:
+            if claim.stage is ClaimStage.DRAINING:
                 self._drained(claim, now_s)
                 return self._done(now_s)
         return []
@@ -393,11 +394,11 @@ class Member(Claiming):
 
     def aim(self, targets: Collection[tuple[str, int]] | None, now_s: float) -> list[Action]:
         """Balanced groups: claim these and only these, hand others over; what stays is not touched. None returns to the free race."""
-        self._targets = None if targets is None else frozenset(Place(*target) for target in targets)
+        self._targets = None if targets is None else frozenset(TopicPartition(*target) for target in targets)
         if self._targets is not None:
             for claim in list(self._claims.values()):
                 if claim.place not in self._targets and claim.stage not in ATTEMPTS:
-                    self._release(claim, Reason.HANDED_OVER, now_s)
+                    self._release(claim, ReleaseReason.HANDED_OVER, now_s)
         self._wake_loop(now_s)
         return self._done(now_s)
 
@@ -411,7 +412,7 @@ class Member(Claiming):
         for claim in list(self._claims.values()):
             if release:
                 if claim.stage not in ATTEMPTS:
-                    self._release(claim, Reason.TERMINATED, now_s)
+                    self._release(claim, ReleaseReason.TERMINATED, now_s)
                 continue
             self._stop(claim)
             if claim.stage in _COMMITTING:

@@ -6,10 +6,10 @@ from math import inf
 
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
 from holdfast.core.claims.views import Claim
-from holdfast.core.member.actions import Deliver, Event, Notify, Reason, Start, Stop
+from holdfast.core.member.actions import Deliver, Event, Notify, ReleaseReason, Start, Stop
 from holdfast.core.member.health import Checking
-from holdfast.core.member.local_claims import ATTEMPTS, LocalClaim, Stage
-from holdfast.core.member.log_view import Seen
+from holdfast.core.member.local_claims import ATTEMPTS, ClaimStage, LocalClaim
+from holdfast.core.member.log_view import FrameEffect
 from holdfast.core.member.settings import (
     ATTEMPT_INTERVALS,
     COOLDOWN_INTERVALS,
@@ -17,16 +17,25 @@ from holdfast.core.member.settings import (
     Delivery,
 )
 from holdfast.core.member.tracking import Tracker
-from holdfast.core.member.velocity import Verdict
+from holdfast.core.member.velocity import ClaimVerdict
 
 REASONS = {
-    Verdict.EXPIRED: Reason.EXPIRED,
-    Verdict.PAUSED: Reason.PAUSED,
-    Verdict.OVERDUE: Reason.HANDLER_TIMEOUT,
-    Verdict.WEDGED: Reason.WEDGED,
-    Verdict.BEHIND: Reason.BEHIND,
+    ClaimVerdict.EXPIRED: ReleaseReason.EXPIRED,
+    ClaimVerdict.PAUSED: ReleaseReason.PAUSED,
+    ClaimVerdict.OVERDUE: ReleaseReason.HANDLER_TIMEOUT,
+    ClaimVerdict.WEDGED: ReleaseReason.WEDGED,
+    ClaimVerdict.BEHIND: ReleaseReason.BEHIND,
 }
-COOLING = frozenset({Reason.EXPIRED, Reason.HANDLER_TIMEOUT, Reason.WEDGED, Reason.BEHIND, Reason.FETCH_FAILED, Reason.UNREADABLE})
+COOLING = frozenset(
+    {
+        ReleaseReason.EXPIRED,
+        ReleaseReason.HANDLER_TIMEOUT,
+        ReleaseReason.WEDGED,
+        ReleaseReason.BEHIND,
+        ReleaseReason.FETCH_FAILED,
+        ReleaseReason.UNREADABLE,
+    }
+)
 """Releases after which this member lets others go first for a while (`COOLDOWN_INTERVALS`)."""
 
 
@@ -44,7 +53,7 @@ class Keeping(Checking):
         claim.tracker = Tracker(offset)
         claim.handed = offset
         claim.kafka_offset = claim.committed
-        claim.stage, claim.started, claim.message_s = Stage.ACTIVE, True, now_s
+        claim.stage, claim.started, claim.message_s = ClaimStage.ACTIVE, True, now_s
         claim.deliver_until_s = claim.lease_until_s
         claim.deadline_s = inf
         if claim.offset_logged < 0 or row is None or row.current_offset != offset:
@@ -60,7 +69,7 @@ class Keeping(Checking):
 
     def _beat(self, claim: LocalClaim, now_s: float) -> None:
         """Check the health of a claim and renew it, or give it back."""
-        if claim.stage is Stage.ACTIVE and (verdict := self._check(claim, now_s)) is not Verdict.KEEP:
+        if claim.stage is ClaimStage.ACTIVE and (verdict := self._check(claim, now_s)) is not ClaimVerdict.KEEP:
             self._release(claim, REASONS[verdict], now_s)
             return
         self._renew(claim, now_s)
@@ -75,11 +84,11 @@ class Keeping(Checking):
         if sent_s is not None and sent_s > claim.heartbeat_s:
             claim.heartbeat_s = sent_s
             claim.lease_until_s = sent_s + self.settings.lease_s
-        if claim.stage is Stage.ACTIVE or (claim.stage is Stage.DRAINING and not claim.stopped):
+        if claim.stage is ClaimStage.ACTIVE or (claim.stage is ClaimStage.DRAINING and not claim.stopped):
             claim.deliver_until_s = claim.lease_until_s
-        if claim.stage is Stage.DRAINING and claim.reason is Reason.BEHIND:
+        if claim.stage is ClaimStage.DRAINING and claim.reason is ReleaseReason.BEHIND:
             claim.deadline_s = min(claim.drain_until_s, claim.lease_until_s)
-        if claim.stage is Stage.ACTIVE and row.current_offset is not None and row.current_offset < claim.offset_logged:
+        if claim.stage is ClaimStage.ACTIVE and row.current_offset is not None and row.current_offset < claim.offset_logged:
             # The log went back: a heartbeat of ours came twice, the second time late. Put it right before somebody starts from there,
             # unless what puts it right is under way.
             under_way = any(offset >= claim.offset_logged for _, _, offset in claim.sent)
@@ -96,7 +105,7 @@ class Keeping(Checking):
 
     def _proposal_seen(self, claim: LocalClaim, row: Claim, now_s: float) -> None:
         """Step 4: the announcement is in the log. Commit if it holds; else announce again later."""
-        if claim.proposed is None or claim.stage is not Stage.ACTIVE:
+        if claim.proposed is None or claim.stage is not ClaimStage.ACTIVE:
             return
         if row.proposed_offset == claim.proposed:
             claim.committing, claim.proposed = claim.proposed, None
@@ -112,9 +121,9 @@ class Keeping(Checking):
         begin = claim.tracker.current
         claim.committing = None
         claim.tracker.skip_to(end)
-        if claim.stage is Stage.ACTIVE:
+        if claim.stage is ClaimStage.ACTIVE:
             claim.deadline_s = inf
-        if claim.stage in (Stage.ACTIVE, Stage.DRAINING) and not claim.stopped:
+        if claim.stage in (ClaimStage.ACTIVE, ClaimStage.DRAINING) and not claim.stopped:
             self._out.append(Deliver(*claim.place, end))
         else:
             self._tell(Event.UNDELIVERED, claim, text=f"offsets {begin} to {end - 1} were committed too late to be handed out")
@@ -135,40 +144,40 @@ class Keeping(Checking):
 
     # -- giving back
 
-    def _release(self, claim: LocalClaim, reason: Reason, now_s: float, *, drain: bool = True) -> None:
+    def _release(self, claim: LocalClaim, reason: ReleaseReason, now_s: float, *, drain: bool = True) -> None:
         """Give a claim back: stop handing out, wait for what is in flight, tell the log."""
         match claim.stage:
-            case Stage.CLAIMING | Stage.RECLAIMING:
+            case ClaimStage.CLAIMING | ClaimStage.RECLAIMING:
                 self._forget(claim, now_s)  # should it be won all the same, it is given back when that is seen
                 return
-            case Stage.DRAINING if not drain:
+            case ClaimStage.DRAINING if not drain:
                 self._finish(claim, now_s)
                 return
-            case Stage.DRAINING if reason is Reason.PAUSED:
+            case ClaimStage.DRAINING if reason is ReleaseReason.PAUSED:
                 self._stop(claim)
                 self._drain(claim, self.settings.drain_within_s, now_s)
                 return
-            case Stage.DRAINING:
-                if claim.reason is Reason.BEHIND:  # that had all the time a handler may take; any other reason has not
+            case ClaimStage.DRAINING:
+                if claim.reason is ReleaseReason.BEHIND:  # that had all the time a handler may take; any other reason has not
                     self._drain(claim, self.settings.drain_within_s, now_s)
                 return
-            case Stage.RELEASING:
+            case ClaimStage.RELEASING:
                 return
-            case Stage.WON | Stage.ACTIVE:
+            case ClaimStage.WON | ClaimStage.ACTIVE:
                 pass
         claim.reason = reason
         claim.cooldown = reason in COOLING
         self._tell(Event.RELEASING, claim, reason)
-        if claim.stage is Stage.WON:
+        if claim.stage is ClaimStage.WON:
             self._give_back_unstarted(claim, now_s)
             return
-        claim.stage = Stage.DRAINING
+        claim.stage = ClaimStage.DRAINING
         claim.proposed = None  # not committed, so not lost: the next owner reads it
         wait_s = self.settings.drain_within_s if drain else 0.0
-        if reason is Reason.BEHIND and not self.settings.interop:
+        if reason is ReleaseReason.BEHIND and not self.settings.interop:
             # Nobody is in a hurry for it: who is at work on a message is not made to do it in vain.
             wait_s = self.settings.overdue_after_s
-        if self.settings.delivery is Delivery.AT_LEAST_ONCE or reason is Reason.PAUSED:
+        if self.settings.delivery is Delivery.AT_LEAST_ONCE or reason is ReleaseReason.PAUSED:
             self._stop(claim)  # a pause is obeyed at once, though at most once it costs what was committed for hand-out
         # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed (D21).
         self._drain(claim, wait_s, now_s)
@@ -199,8 +208,8 @@ class Keeping(Checking):
     def _finish(self, claim: LocalClaim, now_s: float) -> None:
         """Tell the log that the claim is free, until it shows."""
         self._stop(claim)
-        if claim.stage is not Stage.RELEASING:
-            claim.stage = Stage.RELEASING
+        if claim.stage is not ClaimStage.RELEASING:
+            claim.stage = ClaimStage.RELEASING
             # A log that does not answer is not waited for beyond the lease; one that was silent for all of it gets one chance.
             claim.deadline_s = max(claim.lease_until_s, now_s + ATTEMPT_INTERVALS * self._interval_s)
         claim.beat_at_s = now_s + ATTEMPT_INTERVALS * self._interval_s
@@ -247,15 +256,15 @@ class Keeping(Checking):
             self._wake_loop(now_s)  # the limit may have been what kept the loop from what is free
         if held and self.settings.whole_topic and not self._ending:
             for other in [each for each in self._claims.values() if each.place.topic == claim.place.topic]:
-                self._release(other, Reason.TOPIC_INCOMPLETE, now_s)
+                self._release(other, ReleaseReason.TOPIC_INCOMPLETE, now_s)
 
     # -- what the log shows of a claim that is held
 
-    def _held_seen(self, claim: LocalClaim, frame: Frame, seen: Seen, own: bool, now_s: float) -> None:
+    def _held_seen(self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float) -> None:
         row = seen.after
         if not self._mine(row):
             released = row is not None and row.heartbeat_at_s is None
-            if claim.stage is Stage.RELEASING and released and own and isinstance(frame, ReleasingPartition):
+            if claim.stage is ClaimStage.RELEASING and released and own and isinstance(frame, ReleasingPartition):
                 assert row is not None
                 self._commit_offset(claim, row.current_offset)
                 self._released(claim, now_s)
@@ -265,11 +274,11 @@ class Keeping(Checking):
                 self._fenced(claim, f"{row.client_id} (instance {row.instance_id}) holds it", now_s)
             return
         assert row is not None
-        if self._logs[claim.coordination].replaced(claim.key, *self._me) and claim.stage is not Stage.RELEASING:
+        if self._logs[claim.coordination].replaced(claim.key, *self._me) and claim.stage is not ClaimStage.RELEASING:
             # In a mixed fleet the other members follow the rival: stop, and free the claim in the view that still names us.
             self._stop(claim)
             self._tell(Event.FENCED, claim, text="members of the Go library hold another for its owner")
-            claim.reason = Reason.UNWANTED
+            claim.reason = ReleaseReason.UNWANTED
             self._finish(claim, now_s)
             return
         if not own:
@@ -278,7 +287,7 @@ class Keeping(Checking):
             self._accepted(claim, frame, row, now_s)
             self._commit_offset(claim, row.current_offset)
             self._commit_seen(claim, row)
-            if claim.stage is Stage.DRAINING:
+            if claim.stage is ClaimStage.DRAINING:
                 self._drained(claim, now_s)
         elif isinstance(frame, ClaimingMessages):
             claim.take_sent(frame)
@@ -289,29 +298,29 @@ class Keeping(Checking):
     def _attend(self, claim: LocalClaim, now_s: float) -> None:
         """Do what is due for one claim."""
         match claim.stage:
-            case Stage.CLAIMING | Stage.RECLAIMING:
+            case ClaimStage.CLAIMING | ClaimStage.RECLAIMING:
                 self._tell(Event.ATTEMPT_TIMED_OUT, claim, text="the log did not show the attempt in time")
                 self._forget(claim, now_s)
-            case Stage.WON:
+            case ClaimStage.WON:
                 if now_s >= claim.deadline_s:
-                    claim.reason, claim.cooldown = Reason.UNREADABLE, True
+                    claim.reason, claim.cooldown = ReleaseReason.UNREADABLE, True
                     self._give_back_unstarted(claim, now_s)
                 else:
                     self._look(claim)
                     self._plan_beat(claim, now_s + RETRY_INTERVALS * 5 * self._interval_s)
-            case Stage.ACTIVE:
+            case ClaimStage.ACTIVE:
                 if now_s >= claim.deadline_s:
                     self._batch_late(claim, now_s)
                 if now_s >= claim.beat_at_s:
                     self._beat(claim, now_s)
                 elif claim.due_s == inf:
                     self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
-            case Stage.DRAINING:
+            case ClaimStage.DRAINING:
                 if now_s >= claim.deadline_s:
                     self._finish(claim, now_s)
                 else:
                     self._renew(claim, now_s)
-            case Stage.RELEASING:
+            case ClaimStage.RELEASING:
                 if now_s >= claim.deadline_s:
                     self._tell(Event.ABANDONED, claim, claim.reason, "the log did not show the release in time")
                     claim.cooldown = True
@@ -323,19 +332,19 @@ class Keeping(Checking):
         """A frame did not reach the log, or nobody knows: do not wait for the next occasion."""
         soon_s = now_s + RETRY_INTERVALS * self._interval_s
         match claim.stage:
-            case Stage.CLAIMING | Stage.RECLAIMING:
+            case ClaimStage.CLAIMING | ClaimStage.RECLAIMING:
                 self._tell(Event.ATTEMPT_TIMED_OUT, claim, text="the broker did not take the frame")
                 self._forget(claim, now_s)
                 self._pool.discard(claim.place)
                 if self._claimable(claim.place):
                     self._pool.busy(claim.place, soon_s)
-            case Stage.ACTIVE | Stage.DRAINING if isinstance(frame, Heartbeat):
+            case ClaimStage.ACTIVE | ClaimStage.DRAINING if isinstance(frame, Heartbeat):
                 if claim.beat_at_s > soon_s:
                     self._plan_beat(claim, soon_s)
-            case Stage.ACTIVE if isinstance(frame, ClaimingMessages) and claim.proposed is not None:
+            case ClaimStage.ACTIVE if isinstance(frame, ClaimingMessages) and claim.proposed is not None:
                 claim.deadline_s = min(claim.deadline_s, soon_s)
                 self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
-            case Stage.RELEASING if isinstance(frame, ReleasingPartition):
+            case ClaimStage.RELEASING if isinstance(frame, ReleasingPartition):
                 claim.beat_at_s = min(claim.beat_at_s, soon_s)
                 self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
             case _:
@@ -344,7 +353,7 @@ class Keeping(Checking):
     # -- whole topics
 
     def _topics_held(self) -> tuple[str, ...]:
-        held = {claim.place.topic for claim in self._claims.values() if claim.place.partition == 0 and claim.stage is Stage.ACTIVE}
+        held = {claim.place.topic for claim in self._claims.values() if claim.place.partition == 0 and claim.stage is ClaimStage.ACTIVE}
         return tuple(sorted(held))
 
     def _tell_topics(self) -> None:

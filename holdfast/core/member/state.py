@@ -9,8 +9,9 @@ from typing import NamedTuple, Protocol
 
 from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
 from holdfast.core.claims.views import Claim, ClaimKey, claim_key, is_reserved, parse_claim_key
-from holdfast.core.member.actions import Action, CommitOffset, Event, Look, Notify, Place, Reason, Send
-from holdfast.core.member.local_claims import FrameMark, LocalClaim, Pool, Stage, frame_mark
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.actions import Action, CommitOffset, Event, FetchOffsets, Notify, ReleaseReason, Send
+from holdfast.core.member.local_claims import ClaimStage, FrameMark, LocalClaim, Pool, frame_mark
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.settings import JITTER_HIGH_INTERVALS, JITTER_LOW_INTERVALS, MemberSettings
 
@@ -43,14 +44,14 @@ class MemberCore:
         self._out: list[Action] = []
         self._send_id = 0
         self._sends: dict[int, _Sent] = {}
-        self._unseen: dict[Place, tuple[FrameMark, float]] = {}
+        self._unseen: dict[TopicPartition, tuple[FrameMark, float]] = {}
         self._logs: dict[int, LogView] = {}
         self._topics: dict[str, int] = {}
         self._counts: dict[str, int] = {}
         self._retired: set[str] = set()
-        self._claims: dict[Place, LocalClaim] = {}
+        self._claims: dict[TopicPartition, LocalClaim] = {}
         self._pool = Pool()
-        self._cooling: dict[Place, float] = {}
+        self._cooling: dict[TopicPartition, float] = {}
         self._heap: list[tuple[float, int, LocalClaim]] = []
         self._heap_id = 0
         self._loop_at_s = inf
@@ -125,13 +126,13 @@ class MemberCore:
         self._out.append(Send(frame, claim.coordination, self._send_id))
         return self._send_id
 
-    def _own_seen(self, place: Place, frame: Frame) -> None:
+    def _own_seen(self, place: TopicPartition, frame: Frame) -> None:
         """Note that the log shows *frame*, which is ours."""
         unseen = self._unseen.get(place)
         if unseen is not None and unseen[0] == frame_mark(frame):
             del self._unseen[place]
 
-    def _unmoved(self, place: Place, offset: int) -> int:
+    def _unmoved(self, place: TopicPartition, offset: int) -> int:
         """Return what to name in a release of *place*, nothing of which was done, so that it moves nothing. The row that was read is at *offset*.
 
         While the log does not show the last frame that was sent about *place*, as when a member reads what it missed, the row is what was.
@@ -169,9 +170,9 @@ class MemberCore:
             self._out.append(CommitOffset(*claim.place, offset))
 
     def _look(self, claim: LocalClaim) -> None:
-        self._out.append(Look(*claim.place))
+        self._out.append(FetchOffsets(*claim.place))
 
-    def _tell(self, event: Event, claim: LocalClaim | None = None, reason: Reason | None = None, text: str = "") -> None:
+    def _tell(self, event: Event, claim: LocalClaim | None = None, reason: ReleaseReason | None = None, text: str = "") -> None:
         if claim is None:
             self._out.append(Notify(event, reason=reason, text=text))
         else:
@@ -179,13 +180,13 @@ class MemberCore:
 
     # -- looking around
 
-    def _new_claim(self, place: Place, stage: Stage, now_s: float) -> LocalClaim:
+    def _new_claim(self, place: TopicPartition, stage: ClaimStage, now_s: float) -> LocalClaim:
         claim = LocalClaim(place, claim_key(self.settings.group_id, *place), self._topics[place.topic], stage, now_s)
         self._claims[place] = claim
         self._pool.discard(place)
         return claim
 
-    def _log(self, place: Place) -> LogView:
+    def _log(self, place: TopicPartition) -> LogView:
         return self._logs[self._topics[place.topic]]
 
     def _row(self, claim: LocalClaim) -> Claim | None:
@@ -195,14 +196,14 @@ class MemberCore:
         """Return whether *row* names this very instance as its owner."""
         return row is not None and row.heartbeat_at_s is not None and (row.client_id, row.instance_id) == self._me
 
-    def _claimable(self, place: Place) -> bool:
+    def _claimable(self, place: TopicPartition) -> bool:
         """Return whether *place* exists, as far as this member is concerned, and its log is known."""
         log = self._topics.get(place.topic)
         if log is None or place.topic in self._retired:
             return False
         return place.partition < self._counts.get(place.topic, 0) and self._logs[log].live
 
-    def _sort(self, place: Place, now_s: float) -> None:
+    def _sort(self, place: TopicPartition, now_s: float) -> None:
         """Put *place*, not claimed by this member, where it belongs in the pool."""
         if place in self._claims:
             return

@@ -29,7 +29,7 @@ def velocity(ring: Sequence[int]) -> float:
     return (max(filled) - min(filled)) / (len(filled) - 1)
 
 
-class Verdict(StrEnum):
+class ClaimVerdict(StrEnum):
     """What is to become of a claim."""
 
     NONE = "none"
@@ -76,31 +76,31 @@ class Health:
         self.latest_ring[self._at] = latest
         self._at = (self._at + 1) % RING_SLOTS
 
-    def check(self, sample: Sample, *, expired_after_s: float, idle_after_s: float, overdue_after_s: float = inf) -> Verdict:
+    def check(self, sample: Sample, *, expired_after_s: float, idle_after_s: float, overdue_after_s: float = inf) -> ClaimVerdict:
         """Return what is to become of the claim, and count the checks it is behind. The rules in order; the first that fits decides."""
         if sample.terminated:
-            return Verdict.NONE
+            return ClaimVerdict.NONE
         if sample.heartbeat_age_s > expired_after_s:
-            return Verdict.EXPIRED
+            return ClaimVerdict.EXPIRED
         if sample.group_paused:
-            return Verdict.PAUSED
+            return ClaimVerdict.PAUSED
         if sample.release_if_behind and sample.at_work_s is not None and sample.at_work_s > overdue_after_s:
-            return Verdict.OVERDUE
+            return ClaimVerdict.OVERDUE
         consumer = partition = None
         if sample.release_if_behind and sample.idle_s > idle_after_s and sample.at_work_s is None:
             consumer, partition = velocity(self.current_ring), velocity(self.latest_ring)
             if consumer == 0 and (partition > 0 or sample.latest > sample.current):
-                return Verdict.WEDGED
+                return ClaimVerdict.WEDGED
         if sample.whole_topic or not sample.release_if_behind:
-            return Verdict.KEEP
+            return ClaimVerdict.KEEP
         if sample.current >= sample.latest:
             self.cycles_behind = 0  # no prediction is needed, and velocities are what a check costs
-            return Verdict.KEEP
+            return ClaimVerdict.KEEP
         if consumer is None or partition is None:
             consumer, partition = velocity(self.current_ring), velocity(self.latest_ring)
         at_first = sample.at_work_s is not None and consumer == 0  # a message that takes long: no velocity is known yet
         if at_first or sample.current + int(PREDICTED_CYCLES * consumer) >= sample.latest or partition < consumer:
             self.cycles_behind = 0
-            return Verdict.KEEP
+            return ClaimVerdict.KEEP
         self.cycles_behind += 1
-        return Verdict.BEHIND if self.cycles_behind >= LIMIT_CYCLES_BEHIND else Verdict.KEEP
+        return ClaimVerdict.BEHIND if self.cycles_behind >= LIMIT_CYCLES_BEHIND else ClaimVerdict.KEEP

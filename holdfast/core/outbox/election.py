@@ -118,7 +118,7 @@ class Fenced:
     reason: FenceReason
 
 
-Event = Acquired | Revoked | Fenced
+LeadershipEvent = Acquired | Revoked | Fenced
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -196,12 +196,12 @@ def sanitise(name: str) -> str:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Beat:
+class LeaderRecord:
     """One record of the leader topic: a claim (no epoch yet) or a heartbeat of the term that a claim began.
 
     The first two fields are the whole of what goNELI writes and nobody reads; the others tell whose it is beyond doubt.
 
-    >>> Beat(unix_ns=7, name="a", nonce="n", term=1, number=3, epoch=None).encode()
+    >>> LeaderRecord(unix_ns=7, name="a", nonce="n", term=1, number=3, epoch=None).encode()
     b'7%a%n%1%3%'
     >>> Beat.decode(b'7%a%n%1%4%120').epoch
     120
@@ -221,7 +221,7 @@ class Beat:
         return f"{self.unix_ns}%{self.name}%{self.nonce}%{self.term}%{self.number}%{epoch}".encode()
 
     @staticmethod
-    def decode(value: bytes | None) -> Beat | None:
+    def decode(value: bytes | None) -> LeaderRecord | None:
         """Return the beat that *value* is; None for anything else, which proves nothing."""
         if value is None or len(value) > LIMIT_FRAME_BYTES:
             return None
@@ -229,7 +229,7 @@ class Beat:
             unix_ns, name, nonce, term, number, epoch = value.decode().split(SEPARATOR)
             if not (name and nonce):
                 return None
-            return Beat(
+            return LeaderRecord(
                 unix_ns=_count(unix_ns),
                 name=name,
                 nonce=nonce,
@@ -292,7 +292,7 @@ class RoleElection:
 
     # -- what happens
 
-    def assigned(self, offset_next: int, now_s: float) -> list[Event]:
+    def assigned(self, offset_next: int, now_s: float) -> list[LeadershipEvent]:
         """The group gave the role's partition to this process; nothing below *offset_next*, its end, counts from here on."""
         assert self.phase is Phase.STANDBY, f"role {self.role} was assigned while {self.phase}"
         self._move(Phase.CANDIDATE)
@@ -300,7 +300,7 @@ class RoleElection:
         self._reset(now_s)
         return []
 
-    def revoked(self, now_s: float) -> list[Event]:
+    def revoked(self, now_s: float) -> list[LeadershipEvent]:
         """The group took the partition back, or this process lost it."""
         if self.phase in (Phase.STANDBY, Phase.CLOSED):
             return []
@@ -309,7 +309,7 @@ class RoleElection:
         self._sent.clear()
         return [Revoked(leadership=held)] if held else []
 
-    def close(self, now_s: float) -> list[Event]:
+    def close(self, now_s: float) -> list[LeadershipEvent]:
         """The process leaves; nothing moves this machine any more."""
         if self.phase is Phase.CLOSED:
             return []
@@ -318,11 +318,11 @@ class RoleElection:
         self._sent.clear()
         return [Revoked(leadership=held)] if held else []
 
-    def heard(self, value: bytes | None, offset: int, now_s: float) -> list[Event]:
+    def heard(self, value: bytes | None, offset: int, now_s: float) -> list[LeadershipEvent]:
         """A record of the role's partition was read."""
         if self.phase in (Phase.STANDBY, Phase.CLOSED) or offset < self._first_offset:
             return []
-        beat = Beat.decode(value)
+        beat = LeaderRecord.decode(value)
         if beat is None or beat.nonce != self.nonce:
             self.foreign += 1
             return [] if beat is None else self._heard_other(beat, offset, now_s)
@@ -340,7 +340,7 @@ class RoleElection:
             return []  # it took longer than a lease lasts; the next claim may be faster
         return self._acquire(offset, until_s, now_s)
 
-    def tick(self, now_s: float, unix_ns: int) -> tuple[list[Event], Beat | None]:
+    def tick(self, now_s: float, unix_ns: int) -> tuple[list[LeadershipEvent], LeaderRecord | None]:
         """Return what the passing of time has changed, and the record to send now, if any."""
         events = self._check_lease(now_s)
         wake_at_s = self.wake_at_s()
@@ -359,7 +359,7 @@ class RoleElection:
         while len(self._sent) > LIMIT_OUTSTANDING:
             del self._sent[next(iter(self._sent))]
         epoch = self._leadership.epoch if self.phase is Phase.LEADER and self._leadership else None
-        return events, Beat(unix_ns=unix_ns, name=self.name, nonce=self.nonce, term=self._term, number=self._number, epoch=epoch)
+        return events, LeaderRecord(unix_ns=unix_ns, name=self.name, nonce=self.nonce, term=self._term, number=self._number, epoch=epoch)
 
     def unsent(self, number: int, now_s: float) -> None:
         """The record with *number* was not written; a claim is made anew after an interval."""
@@ -382,25 +382,25 @@ class RoleElection:
         self._due_s = self._quiet_until_s = now_s
         self._claiming = False
 
-    def _acquire(self, epoch: int, until_s: float, now_s: float) -> list[Event]:
+    def _acquire(self, epoch: int, until_s: float, now_s: float) -> list[LeadershipEvent]:
         self._move(Phase.LEADER)
         self._leadership = Leadership(role=self.role, epoch=epoch, leader_id=f"{self.name}/{self.nonce}/{epoch}")
         self._lease_until_s, self._due_s = until_s, now_s + self._interval_s
         return [Acquired(leadership=self._leadership)]
 
-    def _check_lease(self, now_s: float) -> list[Event]:
+    def _check_lease(self, now_s: float) -> list[LeadershipEvent]:
         if self.phase is Phase.LEADER and now_s >= self._lease_until_s:
             return self._fence(FenceReason.SILENCE, now_s)
         return []
 
-    def _fence(self, reason: FenceReason, now_s: float) -> list[Event]:
+    def _fence(self, reason: FenceReason, now_s: float) -> list[LeadershipEvent]:
         held = self._held()
         assert held is not None
         self._move(Phase.FENCED)
         self._reset(now_s)
         return [Fenced(leadership=held, reason=reason)]
 
-    def _heard_other(self, beat: Beat, offset: int, now_s: float) -> list[Event]:
+    def _heard_other(self, beat: LeaderRecord, offset: int, now_s: float) -> list[LeadershipEvent]:
         """Another process spoke. A newer epoch means that it leads, or was told to: step aside until it has been silent for a timeout.
 
         One of the two is a zombie, and only the group knows which. If it is this process, its partition is taken from it. If it is the

@@ -9,7 +9,7 @@ SENT_BACK_S = 0.020
 LEAST_S, MOST_S = 0.001, 0.008
 
 
-class Pace:
+class TransactionPacing:
     """How long one of librdkafka's producers rests between small transactions.
 
     A broker answers a commit once it is decided, and writes the transaction's markers after that: 1 ms later when it is at leisure, 8 ms
@@ -17,7 +17,7 @@ class Pace:
     after that one too, and is sent back again. A rest of some ms ends this. Doubled whenever a transaction took so long that it may
     have been sent back, it shrinks slowly otherwise. Before many records there is no rest: handing them over takes longer.
 
-    >>> pace = Pace()
+    >>> pace = TransactionPacing()
     >>> pace.ended(10.0, 10.025, records=3)
     >>> round(pace.rest_s(10.026, records=5), 3), pace.rest_s(10.026, records=20_000), pace.rest_s(10.030, records=5)
     (0.001, 0.0, 0.0)
@@ -48,7 +48,7 @@ PAUSE_S = 0.1
 _GAIN, _MOST_OVER = 0.1, 2.0
 
 
-class Trickle:
+class AdaptiveLinger:
     """How long to let a trickle gather before it is folded and committed.
 
     What a round of transactions costs hardly depends on how much is in them, but it does on the machine and its hour. So the wait is what

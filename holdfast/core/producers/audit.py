@@ -42,7 +42,7 @@ INPUTS: tuple[Input, ...] = ("key", "headers", "offset", "value", "partition")
 _FITS = Digested(known=True)
 
 
-class Kind(StrEnum):
+class FindingKind(StrEnum):
     """What can be wrong with a published record."""
 
     LOST = "lost"
@@ -90,7 +90,7 @@ class Rules(msgspec.Struct, frozen=True, kw_only=True):
         return name == self.outbox and shard.isdigit()
 
 
-class Place(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="k"):
+class KeyPosition(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="k"):
     """Where a key stands: its last record in the order of one producer's numbers."""
 
     producer: str
@@ -106,14 +106,14 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="n"):
     recent: tuple[int, ...]
 
 
-class Finding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="f", kw_only=True):
+class AuditFinding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="f", kw_only=True):
     """One thing that is wrong in a partition. *offset* is that of the record to blame, and for lost ones of the first record behind them.
 
     *after* is the offset of the record that should not, or does not directly, precede it; -1 for none. *first* and *last* are the numbers
     concerned, -1 when none can be read.
     """
 
-    kind: Kind
+    kind: FindingKind
     offset: int
     after: int
     producer: str
@@ -126,7 +126,7 @@ class Finding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="f", k
     @property
     def records(self) -> int:
         """Return how many records are concerned."""
-        return (self.last - self.first & MAX_SEQUENCE) + 1 if self.kind is Kind.LOST else 1
+        return (self.last - self.first & MAX_SEQUENCE) + 1 if self.kind is FindingKind.LOST else 1
 
 
 class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
@@ -137,10 +137,10 @@ class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     undigested: int = 0
 
 
-AuditRow: TypeAlias = Book | Totals | Place | Numbers | Finding | Found
+AuditRow: TypeAlias = Book | Totals | KeyPosition | Numbers | AuditFinding | Found
 
 
-class Seen(msgspec.Struct, frozen=True, gc=False):
+class AuditedRecord(msgspec.Struct, frozen=True, gc=False):
     """A record as the audit sees it; *stamp* None for a record of nobody who is audited."""
 
     stamp: Stamp | None
@@ -158,11 +158,11 @@ def progress_topic(outbox: str) -> str:
 # -- the fold
 
 
-def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None, partition: int, *, rules: Rules) -> Seen:
+def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None, partition: int, *, rules: Rules) -> AuditedRecord:
     """Return what counts of a record; for `INPUTS`. DecodeError for a stamp or number that cannot be read."""
     stamp = read_stamp(headers)
     if stamp is not None and not rules.covers(stamp.producer):
-        return Seen(None, key, None, offset)
+        return AuditedRecord(None, key, None, offset)
     number = None
     if rules.number is not None:
         found = next((content or b"" for name, content in reversed(headers) if name == rules.number), None)
@@ -176,10 +176,10 @@ def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None
         own = of_key(key, rules.partitions)
         if own != partition:
             digested = Digested(misplaced=f"its key's partition among {rules.partitions} is {own}")
-    return Seen(stamp, key, number, offset, digested)
+    return AuditedRecord(stamp, key, number, offset, digested)
 
 
-def fold(rows: Rows[AuditRow], seen: Seen, at_ms: int, *, rules: Rules) -> Emits:
+def fold(rows: Rows[AuditRow], seen: AuditedRecord, at_ms: int, *, rules: Rules) -> Emits:
     """Enter one record, and note what is wrong with it. Emits nothing."""
     stamp = seen.stamp
     if stamp is not None:
@@ -193,19 +193,19 @@ def fold(rows: Rows[AuditRow], seen: Seen, at_ms: int, *, rules: Rules) -> Emits
     return None
 
 
-def _digested(rows: Rows[AuditRow], seen: Seen) -> None:
+def _digested(rows: Rows[AuditRow], seen: AuditedRecord) -> None:
     digested, stamp = seen.digested, seen.stamp or ledger.NOBODY
     number = -1 if seen.stamp is None else stamp.sequence
     if digested.changed:
-        _note(rows, _finding(Kind.CHANGED, seen, stamp, number, number, -1, digested.changed))
+        _note(rows, _finding(FindingKind.CHANGED, seen, stamp, number, number, -1, digested.changed))
     if digested.misplaced:
-        _note(rows, _finding(Kind.MISPLACED, seen, stamp, number, number, -1, digested.misplaced))
+        _note(rows, _finding(FindingKind.MISPLACED, seen, stamp, number, number, -1, digested.misplaced))
     if not digested.known and seen.stamp is not None:
         found = _found(rows)
         rows[FOUND_KEY] = msgspec.structs.replace(found, undigested=found.undigested + 1)
 
 
-def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: Seen, at_ms: int) -> None:
+def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord, at_ms: int) -> None:
     name = ledger.book_key(stamp.producer)
     known = rows.get(name)
     if isinstance(known, Book) and stamp.sequence == known.last_sequence + 1 and stamp.epoch == known.epoch:
@@ -214,7 +214,7 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: Seen, at_ms: int) -> None:
             known.epoch, stamp.sequence, seen.offset, at_ms, known.records + 1, known.first_sequence, known.first_offset, known.noted
         )
         if seen.key is not None:
-            rows[f"k{key_text(seen.key)}"] = Place(stamp.producer, stamp.sequence, seen.offset)
+            rows[f"k{key_text(seen.key)}"] = KeyPosition(stamp.producer, stamp.sequence, seen.offset)
         return
     began = stamp.first or 0
     if known is None and distance(began, stamp.sequence) >= 0:
@@ -223,7 +223,7 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: Seen, at_ms: int) -> None:
     before, judgement = ledger.record(rows, stamp, seen.offset, at_ms)  # type: ignore[arg-type]
     if judgement in _STANDS:
         if seen.key is not None:
-            rows[f"k{key_text(seen.key)}"] = Place(stamp.producer, stamp.sequence, seen.offset)
+            rows[f"k{key_text(seen.key)}"] = KeyPosition(stamp.producer, stamp.sequence, seen.offset)
         if judgement is Judgement.NEW:
             return
     if before is None:
@@ -234,32 +234,32 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: Seen, at_ms: int) -> None:
         last = advance(stamp.sequence, -1)
     elif judgement is Judgement.LATE and seen.key is not None:
         place = rows.get(f"k{key_text(seen.key)}")
-        if isinstance(place, Place) and place.producer == stamp.producer and distance(place.sequence, stamp.sequence) < 0:
-            kind, after = Kind.INVERSION, place.offset
+        if isinstance(place, KeyPosition) and place.producer == stamp.producer and distance(place.sequence, stamp.sequence) < 0:
+            kind, after = FindingKind.INVERSION, place.offset
     _note(rows, _finding(kind, seen, stamp, first, last, after, _reason(kind, stamp, before, first, last)))
 
 
 _STANDS = frozenset({Judgement.NEW, Judgement.GAP})
 _KINDS = {
-    Judgement.GAP: Kind.LOST,
-    Judgement.LATE: Kind.DISORDER,
-    Judgement.DUPLICATE: Kind.DUPLICATE,
-    Judgement.DOUBTFUL: Kind.DOUBTFUL,
-    Judgement.ZOMBIE: Kind.ZOMBIE,
+    Judgement.GAP: FindingKind.LOST,
+    Judgement.LATE: FindingKind.DISORDER,
+    Judgement.DUPLICATE: FindingKind.DUPLICATE,
+    Judgement.DOUBTFUL: FindingKind.DOUBTFUL,
+    Judgement.ZOMBIE: FindingKind.ZOMBIE,
 }
 
 
-def _reason(kind: Kind, stamp: Stamp, before: Book, first: int, last: int) -> str:
+def _reason(kind: FindingKind, stamp: Stamp, before: Book, first: int, last: int) -> str:
     match kind:
-        case Kind.LOST:
+        case FindingKind.LOST:
             return _missing(first, last)
-        case Kind.DUPLICATE:
+        case FindingKind.DUPLICATE:
             return f"number {stamp.sequence} has come before, the next is {advance(before.last_sequence, 1)}"
-        case Kind.ZOMBIE:
+        case FindingKind.ZOMBIE:
             return f"epoch {stamp.epoch} was replaced by {before.epoch}"
-        case Kind.DOUBTFUL:
+        case FindingKind.DOUBTFUL:
             return f"number {stamp.sequence} may have come before: more than {ledger.LIMIT_HOLES} ranges of numbers are missing"
-        case Kind.INVERSION:
+        case FindingKind.INVERSION:
             return f"number {stamp.sequence} came behind a later one of its key"
         case _:
             return f"number {stamp.sequence} came after {before.last_sequence}"
@@ -269,7 +269,7 @@ def _missing(first: int, last: int) -> str:
     return f"number {first} is not there" if first == last else f"numbers {first} to {last} are not there"
 
 
-def _number(rows: Rows[AuditRow], seen: Seen, number: int, rules: Rules) -> None:
+def _number(rows: Rows[AuditRow], seen: AuditedRecord, number: int, rules: Rules) -> None:
     assert seen.key is not None
     name = f"n{key_text(seen.key)}"
     before = rows.get(name)
@@ -285,18 +285,18 @@ def _number(rows: Rows[AuditRow], seen: Seen, number: int, rules: Rules) -> None
             found = _found(rows)
             rows[FOUND_KEY] = msgspec.structs.replace(found, repeated=found.repeated + 1)
             return
-        kind, reason = Kind.DUPLICATE, f"row {number} of the key has come before"
+        kind, reason = FindingKind.DUPLICATE, f"row {number} of the key has come before"
     elif len(before.recent) == LIMIT_NUMBERS and number < min(before.recent):
-        kind, reason = Kind.DOUBTFUL, f"row {number} of the key came after {before.highest}, and perhaps before"
+        kind, reason = FindingKind.DOUBTFUL, f"row {number} of the key came after {before.highest}, and perhaps before"
     else:
-        kind, reason = Kind.INVERSION, f"row {number} of the key came after {before.highest}"
+        kind, reason = FindingKind.INVERSION, f"row {number} of the key came after {before.highest}"
         rows[name] = Numbers(before.highest, before.offset, (*before.recent, number)[-LIMIT_NUMBERS:])
     _note(rows, _finding(kind, seen, stamp, number, number, before.offset, reason), "row")
 
 
-def _finding(kind: Kind, seen: Seen, stamp: Stamp, first: int, last: int, after: int, reason: str) -> Finding:
-    key = None if seen.key is None or kind is Kind.LOST else key_text(seen.key)
-    return Finding(
+def _finding(kind: FindingKind, seen: AuditedRecord, stamp: Stamp, first: int, last: int, after: int, reason: str) -> AuditFinding:
+    key = None if seen.key is None or kind is FindingKind.LOST else key_text(seen.key)
+    return AuditFinding(
         kind=kind,
         offset=seen.offset,
         after=after,
@@ -314,7 +314,7 @@ def _found(rows: Rows[AuditRow]) -> Found:
     return found if isinstance(found, Found) else Found()
 
 
-def _note(rows: Rows[AuditRow], finding: Finding, about: str = "") -> None:
+def _note(rows: Rows[AuditRow], finding: AuditFinding, about: str = "") -> None:
     found = _found(rows)
     if found.findings < LIMIT_FINDINGS:
         rows[f"f{finding.offset:019d}/{finding.kind}{about}"] = finding
@@ -357,7 +357,7 @@ class PartitionAudit(msgspec.Struct, frozen=True, kw_only=True):
     undigested: int
     ends: bool
     untold: int
-    findings: tuple[Finding, ...]
+    findings: tuple[AuditFinding, ...]
 
     @property
     def is_clean(self) -> bool:
@@ -384,9 +384,11 @@ def conclude(
     kept = _books(rows)
     found = rows.get(FOUND_KEY)
     totals = rows.get(ledger.TOTALS_KEY)
-    told = [row for row in rows.values() if isinstance(row, Finding)]
+    told = [row for row in rows.values() if isinstance(row, AuditFinding)]
     counted = found.findings if isinstance(found, Found) else 0
-    findings = [each for one in told for each in ([one] if one.kind is not Kind.LOST else _still_lost(one, kept.get(one.producer), whole))]
+    findings = [
+        each for one in told for each in ([one] if one.kind is not FindingKind.LOST else _still_lost(one, kept.get(one.producer), whole))
+    ]
     for producer, book in kept.items():
         if whole and book.first_sequence > MAX_SEQUENCE >> 1 and not book.faults.restarts:
             findings.append(_lost(producer, book.epoch, 0, advance(book.first_sequence, -1), book.first_offset, -1))
@@ -418,7 +420,7 @@ def _books(rows: Mapping[str, AuditRow]) -> dict[str, Book]:
     return out
 
 
-def _still_lost(gap: Finding, book: Book | None, whole: bool) -> Iterable[Finding]:
+def _still_lost(gap: AuditFinding, book: Book | None, whole: bool) -> Iterable[AuditFinding]:
     """Yield what of a gap has not come late; a gap at the beginning of a log that was cut off there is none."""
     if gap.after < 0 and not whole:
         return
@@ -432,12 +434,14 @@ def _still_lost(gap: Finding, book: Book | None, whole: bool) -> Iterable[Findin
             yield msgspec.structs.replace(gap, first=hole.first, last=hole.last, reason=_missing(hole.first, hole.last))
 
 
-def _lost(producer: str, epoch: int, first: int, last: int, offset: int, after: int, why: str = "") -> Finding:
+def _lost(producer: str, epoch: int, first: int, last: int, offset: int, after: int, why: str = "") -> AuditFinding:
     reason = _missing(first, last) + why
-    return Finding(kind=Kind.LOST, offset=offset, after=after, producer=producer, epoch=epoch, first=first, last=last, reason=reason)
+    return AuditFinding(
+        kind=FindingKind.LOST, offset=offset, after=after, producer=producer, epoch=epoch, first=first, last=last, reason=reason
+    )
 
 
-def _short(producer: str, last: int, book: Book | None, whole: bool) -> Iterable[Finding]:
+def _short(producer: str, last: int, book: Book | None, whole: bool) -> Iterable[AuditFinding]:
     """Yield what the leaders say they published and nobody can read."""
     why = f"; its leaders have published up to {last}"
     if book is None:
@@ -447,5 +451,7 @@ def _short(producer: str, last: int, book: Book | None, whole: bool) -> Iterable
         yield _lost(producer, book.epoch, advance(book.last_sequence, 1), last, book.last_offset + 1, book.last_offset, why)
 
 
-def _unreadable(refused: Refused) -> Finding:
-    return Finding(kind=Kind.UNREADABLE, offset=refused.offset, after=-1, producer="", epoch=-1, first=-1, last=-1, reason=refused.reason)
+def _unreadable(refused: Refused) -> AuditFinding:
+    return AuditFinding(
+        kind=FindingKind.UNREADABLE, offset=refused.offset, after=-1, producer="", epoch=-1, first=-1, last=-1, reason=refused.reason
+    )

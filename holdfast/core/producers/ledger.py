@@ -45,7 +45,7 @@ class Hole(msgspec.Struct, frozen=True, gc=False, array_like=True):
     last: int
 
 
-class Trouble(msgspec.Struct, frozen=True, gc=False, array_like=True):
+class LedgerTrouble(msgspec.Struct, frozen=True, gc=False, array_like=True):
     """The last record that was not simply the next one."""
 
     kind: Judgement
@@ -69,7 +69,7 @@ class Faults(msgspec.Struct, frozen=True, gc=False, array_like=True):
     zombies: int = 0
     holes: tuple[Hole, ...] = ()
     forgotten: int = NO_SEQUENCE
-    trouble: Trouble | None = None
+    trouble: LedgerTrouble | None = None
 
     @property
     def missing(self) -> int:
@@ -201,7 +201,7 @@ def _succeeded(book: Book, stamp: Stamp) -> Book:
 
 
 def _noted(book: Book, stamp: Stamp, kind: Judgement, offset: int, at_ms: int, **changes: object) -> Book:
-    trouble = Trouble(kind, offset, at_ms, stamp.epoch, stamp.sequence)
+    trouble = LedgerTrouble(kind, offset, at_ms, stamp.epoch, stamp.sequence)
     return msgspec.structs.replace(book, noted=msgspec.structs.replace(book.faults, trouble=trouble, **changes))
 
 
@@ -225,7 +225,7 @@ def _bounded(holes: tuple[Hole, ...], forgotten: int) -> tuple[tuple[Hole, ...],
 # -- the fold of any stamped topic
 
 
-Entry: TypeAlias = tuple[str, int, int, int | None, int]
+LedgerEntry: TypeAlias = tuple[str, int, int, int | None, int]
 """A record as the books see it: row key, epoch, sequence, first and offset. "=" is the key of one without a stamp. A plain tuple, since there
 is one for each record and nothing else is as cheap."""
 
@@ -236,7 +236,7 @@ _LIMIT_KNOWN = 100_000
 _NO_KEY = "="
 
 
-def decode(headers: Headers, offset: int) -> Entry:
+def decode(headers: Headers, offset: int) -> LedgerEntry:
     """Return the entry of a record; for inputs ("headers", "offset").
 
     Three headers in the order in which every producer writes them are taken apart here; all else, good or bad, goes the careful way.
@@ -263,7 +263,7 @@ def _remember(stamp: Stamp) -> None:
     _EPOCHS[b"%d" % stamp.epoch] = stamp.epoch
 
 
-def fold(rows: Rows[BookRow], entry: Entry, at_ms: int) -> Emits:
+def fold(rows: Rows[BookRow], entry: LedgerEntry, at_ms: int) -> Emits:
     """Enter a record into its producer's book. Emits nothing."""
     key, epoch, sequence, first, offset = entry
     book: Book | None = rows.get(key)  # type: ignore[assignment]
@@ -333,7 +333,7 @@ def decode_whole(value: bytes | None, key: bytes | None, headers: Headers, parti
     return Whole(value, key, headers, partition, offset, NOBODY if stamp is None else stamp)
 
 
-class Told(msgspec.Struct, frozen=True, kw_only=True):
+class LedgerVerdict(msgspec.Struct, frozen=True, kw_only=True):
     """A verdict on one record: everything but the next one is told. *kept* says whether it went on to the clean topic."""
 
     verdict: Judgement
@@ -368,7 +368,7 @@ def fold_clean(rows: Rows[BookRow], whole: Whole, at_ms: int, *, source: str, cl
         yield Emit(verdicts, stamp.producer, _encode_told(told), partition=whole.partition)
 
 
-def _told(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: str) -> Told:
+def _told(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: str) -> LedgerVerdict:
     stamp, expected = whole.stamp, advance(book.last_sequence, 1)
     if stamp.epoch > book.epoch and stamp.first is not None:
         expected = stamp.first
@@ -379,7 +379,7 @@ def _told(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: st
         Judgement.DOUBTFUL: f"number {stamp.sequence} may have come before: more than {LIMIT_HOLES} ranges of numbers are missing",
         Judgement.ZOMBIE: f"epoch {stamp.epoch} was replaced by {book.epoch}",
     }
-    return Told(
+    return LedgerVerdict(
         verdict=judgement,
         kept=judgement in KEPT,
         producer=stamp.producer,
@@ -395,4 +395,4 @@ def _told(book: Book, whole: Whole, judgement: Judgement, at_ms: int, source: st
     )
 
 
-decode_told = msgspec.json.Decoder(Told).decode
+decode_told = msgspec.json.Decoder(LedgerVerdict).decode

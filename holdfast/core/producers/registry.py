@@ -76,7 +76,7 @@ class RegistryAnswer(msgspec.Struct, frozen=True, kw_only=True):
     epoch: int = -1
 
 
-class Asked(msgspec.Struct, frozen=True):
+class ReceivedCommand(msgspec.Struct, frozen=True):
     """A command and the partition it came by."""
 
     command: RegistryCommand
@@ -94,7 +94,7 @@ def name_key(name: str) -> str:
     return f"={name}"
 
 
-def decode(value: bytes | None, partition: int) -> Asked:
+def decode(value: bytes | None, partition: int) -> ReceivedCommand:
     """Return the command in a record; for inputs ("value", "partition")."""
     try:
         command = _decode(value or b"")
@@ -104,16 +104,16 @@ def decode(value: bytes | None, partition: int) -> Asked:
         raise DecodeError(f"producer name {command.name[:80]!r}: use 1 to {LIMIT_NAME_BYTES} bytes of printable text")
     if not 0 < len(command.request) <= LIMIT_TEXT:
         raise DecodeError(f"request id of {len(command.request)} characters: use 1 to {LIMIT_TEXT}")
-    return Asked(command, partition)
+    return ReceivedCommand(command, partition)
 
 
-def fold(rows: Rows[Registration], asked: Asked, at_ms: int, *, answers: str) -> Iterator[Emit]:
+def fold(rows: Rows[Registration], asked: ReceivedCommand, at_ms: int, *, answers: str) -> Iterator[Emit]:
     """Obey a command and emit the answer to topic *answers*, keyed by name, in the partition of the command."""
     answer = obey(rows, asked, at_ms)
     yield Emit(answers, answer.name, encode_answer(answer), partition=asked.partition)
 
 
-def obey(rows: Rows[Registration], asked: Asked, at_ms: int) -> RegistryAnswer:
+def obey(rows: Rows[Registration], asked: ReceivedCommand, at_ms: int) -> RegistryAnswer:
     """Apply a command to the rows and return its answer."""
     command = asked.command
     key = name_key(command.name)

@@ -14,11 +14,11 @@ from typing import Self, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import CreateTopic, Role, TopicSpec
+from holdfast.clients.topics.plan import CreateTopic, TopicRole, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.announcements import GROUPS_TOPIC
-from holdfast.dev.demo.environment import Stage
+from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import ClaimFindings, Teller
 from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
@@ -49,7 +49,7 @@ class Handled:
 class ClaimScenes:
     """Services that share a topic by claims, the topic they share, and the books they keep."""
 
-    def __init__(self, stage: Stage, teller: Teller) -> None:
+    def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
         self._stage, self._teller = stage, teller
         self._settings = stage.service_settings
         self._services: dict[str, Process] = {}
@@ -238,7 +238,7 @@ class Letters:
 
 def new_topic(name: str, partitions: int, config: Mapping[str, str]) -> CreateTopic:
     """Return what creates a topic of one replica."""
-    spec = TopicSpec(name=name, partitions=partitions, config=config, replication_factor=1, role=Role.SOURCE)
+    spec = TopicSpec(name=name, partitions=partitions, config=config, replication_factor=1, role=TopicRole.SOURCE)
     return CreateTopic(spec=spec, partitions=partitions)
 
 

@@ -49,7 +49,7 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
     birth: str
 
 
-class Stage:
+class DemoEnvironment:
     """Everything the demo starts. Leaving the block ends it, whatever happened; with *keep* only a failure does.
 
     Processes die with this one even when it is killed (Linux), unless they are to be kept.

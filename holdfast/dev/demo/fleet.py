@@ -70,7 +70,7 @@ class Client:
 
 
 @dataclass(slots=True, kw_only=True)
-class Entry:
+class FleetClaim:
     """What the fleet's books say of one claim: who holds it under which epoch, where it stands, how many frames must have been refused."""
 
     group_id: str
@@ -114,10 +114,10 @@ class Fleet:
 
     plan: FleetPlan
     counts: Counts = field(default_factory=Counts)
-    entries: list[Entry] = field(init=False)
+    entries: list[FleetClaim] = field(init=False)
     _random: random.Random = field(init=False)
     _members: list[list[Client]] = field(init=False)
-    _late: list[tuple[Entry, str, str]] = field(init=False, default_factory=list)
+    _late: list[tuple[FleetClaim, str, str]] = field(init=False, default_factory=list)
     _tick: int = field(init=False, default=0)
 
     def __post_init__(self) -> None:
@@ -128,12 +128,12 @@ class Fleet:
             self._members[group].append(Client(client_id=f"{GROUPS[group][0]}-{turn:03d}", instance_id=self._instance()))
         self.entries = [self._entry(number) for number in range(self.plan.claims)]
 
-    def _entry(self, number: int) -> Entry:
+    def _entry(self, number: int) -> FleetClaim:
         turn, group = divmod(number, len(GROUPS))
         owner = self._members[group][turn % len(self._members[group])]
         name, family = GROUPS[group]
         topic, partition = divmod(turn, PARTITIONS_PER_TOPIC)
-        return Entry(group_id=name, topic=f"{family}-{topic:02d}", partition=partition, owner=owner, instance_id=owner.instance_id)
+        return FleetClaim(group_id=name, topic=f"{family}-{topic:02d}", partition=partition, owner=owner, instance_id=owner.instance_id)
 
     def _instance(self) -> str:
         return f"{self._random.getrandbits(32):08x}"
@@ -209,13 +209,13 @@ class Fleet:
 
     # -- incidents
 
-    def _neighbour(self, number: int, entry: Entry) -> Client:
+    def _neighbour(self, number: int, entry: FleetClaim) -> Client:
         """Return another client of the claim's group."""
         members = self._members[number % len(GROUPS)]
         other = members[self._random.randrange(len(members))]
         return other if other is not entry.owner else members[(members.index(other) + 1) % len(members)]
 
-    def _hand_over(self, entry: Entry, heir: Client, time_s: int) -> Iterator[Frame]:
+    def _hand_over(self, entry: FleetClaim, heir: Client, time_s: int) -> Iterator[Frame]:
         entry.offset += self._random.randrange(1, 50)
         owner, key = entry.owner, (entry.group_id, entry.topic, entry.partition)
         yield ReleasingPartition(time_s, owner.instance_id, owner.client_id, *key, entry.offset)
@@ -236,10 +236,10 @@ class Fleet:
     # -- frames
 
     @staticmethod
-    def _claiming(entry: Entry, client: Client, time_s: int) -> Frame:
+    def _claiming(entry: FleetClaim, client: Client, time_s: int) -> Frame:
         return ClaimingPartition(time_s, client.instance_id, client.client_id, entry.group_id, entry.topic, entry.partition)
 
-    def _heartbeat(self, entry: Entry, time_s: int) -> Frame:
+    def _heartbeat(self, entry: FleetClaim, time_s: int) -> Frame:
         entry.offset += self._random.randrange(1, 500)
         self.counts.heartbeats += 1
         owner = entry.owner

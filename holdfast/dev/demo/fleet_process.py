@@ -8,7 +8,7 @@ import subprocess
 import sys
 from pathlib import Path
 
-from holdfast.cli.asked import Asked
+from holdfast.cli.asked import StopRequest
 from holdfast.config import load_settings
 from holdfast.dev.demo.fleet import Fleet, LiveFleet
 
@@ -39,7 +39,7 @@ def main(arguments: list[str]) -> None:
     settings_file, saved, partitions = arguments
     settings = load_settings(flags={}, env={}, file=Path(settings_file))
     fleet = Fleet.restored(Path(saved).read_bytes())
-    ended = Asked()
+    ended = StopRequest()
     signal.signal(signal.SIGTERM, lambda number, frame: ended.set())
     with LiveFleet(settings, fleet, partitions=int(partitions), arrives=False) as live:
         while not ended.wait(CHECK_S):

@@ -142,7 +142,7 @@ class OutboxFindings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Findings:
+class Measurements:
     """What the demo measured and saw."""
 
     records: int
@@ -180,7 +180,7 @@ def require_one_hash(ways: Sequence[Way]) -> None:
         )
 
 
-def summary(found: Findings, pointers: Sequence[tuple[str, str]]) -> list[Line]:
+def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Line]:
     """Return the page at the end: what held, in numbers, and where to look next. What did not hold never gets here."""
     require_one_hash(found.ways)
     claimed, outbox = found.claimed, found.outbox

@@ -12,13 +12,13 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clock import system_clock
 from holdfast.dev.demo import outbox_proof
 from holdfast.dev.demo.claim_steps import new_topic
-from holdfast.dev.demo.environment import Stage
+from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import OutboxFindings, Teller
 from holdfast.dev.demo.outbox_proof import Order, Published, PublishedReader
 from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
-from holdfast.outbox.harvest.rows import Lease, OutboxRows
+from holdfast.outbox.harvest.rows import OutboxRows, ShardLeader
 from holdfast.outbox.schema.migrate import upgrade
 
 TOPIC, PARTITIONS, WRITERS, HARVESTERS = "orders", 4, 3, 2
@@ -33,7 +33,7 @@ T = TypeVar("T")
 class OutboxScenes:
     """A database with an outbox, services that write to it, and the harvesters that empty it."""
 
-    def __init__(self, stage: Stage, teller: Teller) -> None:
+    def __init__(self, stage: DemoEnvironment, teller: Teller) -> None:
         self._stage, self._teller = stage, teller
         self._settings = stage.service_settings
         self._database = stage.folder / "shop.db"
@@ -61,7 +61,7 @@ class OutboxScenes:
             connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, customer TEXT NOT NULL, cents INTEGER NOT NULL)")
             connection.commit()
 
-    def _start(self, rows: OutboxRows, reader: PublishedReader) -> Lease:
+    def _start(self, rows: OutboxRows, reader: PublishedReader) -> ShardLeader:
         with self._teller.step(f"Take orders in {WRITERS} services, into SQLite, each with its message in the same transaction"):
             self._teller.waiting("waiting until a harvester is elected and publishes")
             for number in range(1, WRITERS + 1):
@@ -80,7 +80,7 @@ class OutboxScenes:
             )
         return leader
 
-    def _kill(self, leader: Lease, rows: OutboxRows, reader: PublishedReader) -> float:
+    def _kill(self, leader: ShardLeader, rows: OutboxRows, reader: PublishedReader) -> float:
         process = self._harvesters.pop(leader.leader)
         with self._teller.step(f"Kill {leader.leader} with SIGKILL, in the middle of it"):
             self._teller.waiting("waiting until the other one publishes")
@@ -155,7 +155,7 @@ class OutboxScenes:
         return {number: Order(number, customer, cents) for number, customer, cents in found}
 
     @staticmethod
-    def _leader(rows: OutboxRows) -> Lease:
+    def _leader(rows: OutboxRows) -> ShardLeader:
         (lease,) = rows.status().leases
         return lease
 

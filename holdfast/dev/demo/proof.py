@@ -8,7 +8,7 @@ from typing import Any
 
 from holdfast.clock import system_clock
 from holdfast.core.engine.processor import Processor
-from holdfast.dev.demo.environment import Stage
+from holdfast.dev.demo.environment import DemoEnvironment
 from holdfast.dev.demo.narrator import HASH_SHOWN, Teller, Way, require_one_hash
 from holdfast.dev.demo.table_reader import Snapshot
 from holdfast.errors import DemoError
@@ -20,7 +20,7 @@ from holdfast.pipeline.session import SparkOptions, open_session
 class Proof:
     """Folds what the workers have folded, by two other ways."""
 
-    def __init__(self, stage: Stage, processor: Processor[Any, Any], teller: Teller, ends: Mapping[int, int]) -> None:
+    def __init__(self, stage: DemoEnvironment, processor: Processor[Any, Any], teller: Teller, ends: Mapping[int, int]) -> None:
         self._stage, self._processor, self._teller = stage, processor, teller
         self._ends = ends
         self._records = sum(end + 1 for end in ends.values())

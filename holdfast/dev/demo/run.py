@@ -17,12 +17,12 @@ from holdfast.dev.broker import jars
 from holdfast.dev.demo import fleet_process
 from holdfast.dev.demo.capture import PARTITIONS
 from holdfast.dev.demo.claim_steps import ClaimScenes
-from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, Running, Stage
+from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment, Running
 from holdfast.dev.demo.fleet import LiveFleet
-from holdfast.dev.demo.narrator import ClaimFindings, Findings, OutboxFindings, Teller, Way, console_for_people, summary
+from holdfast.dev.demo.narrator import ClaimFindings, Measurements, OutboxFindings, Teller, Way, console_for_people, summary
 from holdfast.dev.demo.outbox_steps import OutboxScenes
 from holdfast.dev.demo.worker_steps import DemoOptions, Scenes
-from holdfast.dev.signals import Signals
+from holdfast.dev.signals import EndingSignals
 from holdfast.errors import DemoError, HoldfastError
 from holdfast.jars import spark_jars
 
@@ -32,7 +32,7 @@ NEEDS = ("pyspark", "delta", "pyarrow", "alembic")
 Pointers = list[tuple[str, str]]
 
 
-def run_demo(options: DemoOptions, console: Console | None = None) -> Findings:
+def run_demo(options: DemoOptions, console: Console | None = None) -> Measurements:
     """Run the demo, print it, and return what it found; whatever does not hold is a HoldfastError.
 
     What it started has ended when this returns or raises, unless it was to be kept and everything held. Must be called in the main
@@ -40,8 +40,8 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> Findings:
     """
     _require_packages()
     teller = Teller(console or console_for_people())
-    with Signals():
-        stage = Stage(keep=options.keep, folder=options.folder)
+    with EndingSignals():
+        stage = DemoEnvironment(keep=options.keep, folder=options.folder)
         try:
             with stage, asyncio.Runner() as runner:
                 found, pointers = _play(options, stage, teller, runner)
@@ -53,7 +53,7 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> Findings:
     return found
 
 
-def _play(options: DemoOptions, stage: Stage, teller: Teller, runner: asyncio.Runner) -> tuple[Findings, Pointers]:
+def _play(options: DemoOptions, stage: DemoEnvironment, teller: Teller, runner: asyncio.Runner) -> tuple[Measurements, Pointers]:
     _introduce(teller, options, stage)
     _start_broker(teller, stage)
     with Scenes(options, stage, teller, runner) as scenes:
@@ -83,7 +83,7 @@ def _require_packages() -> None:
             raise ModuleNotFoundError(f"No module named {name!r}", name=name)
 
 
-def _introduce(teller: Teller, options: DemoOptions, stage: Stage) -> None:
+def _introduce(teller: Teller, options: DemoOptions, stage: DemoEnvironment) -> None:
     fate = "goes on afterwards, until `holdfast demo down`" if options.keep else "is gone afterwards"
     teller.open(
         "holdfast demo",
@@ -94,7 +94,7 @@ def _introduce(teller: Teller, options: DemoOptions, stage: Stage) -> None:
     )
 
 
-def _start_broker(teller: Teller, stage: Stage) -> None:
+def _start_broker(teller: Teller, stage: DemoEnvironment) -> None:
     with teller.step("Start a Kafka broker"):
         teller.waiting("looking for Java and the jars")
         jars.find_java()
@@ -107,7 +107,7 @@ def _start_broker(teller: Teller, stage: Stage) -> None:
         teller.say(f"Kafka {jars.KAFKA_VERSION}, one KRaft node, answers at {stage.cluster.bootstrap} after {took_s:.1f} s.")
 
 
-def _end(teller: Teller, stage: Stage) -> Pointers:
+def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
     with teller.step("End everything"):
         teller.waiting("ending the workers and the broker")
         started = [(worker.name, worker.pid, worker.birth) for worker in (*stage.workers, *stage.actors)]
@@ -130,7 +130,7 @@ def _end(teller: Teller, stage: Stage) -> Pointers:
     ]
 
 
-def _leave_running(stage: Stage, scenes: Scenes) -> Pointers:
+def _leave_running(stage: DemoEnvironment, scenes: Scenes) -> Pointers:
     child = fleet_process.start(scenes.fleet, stage.folder, stage.config, partitions=PARTITIONS)
     birth = processes.birth_of(child.pid)
     if birth is None:
@@ -162,9 +162,9 @@ def _shown(path: Path) -> str:
 
 def _findings(
     scenes: Scenes, ways: Sequence[Way], claimed: ClaimFindings, outbox: OutboxFindings, *, rows: int, elapsed_s: float
-) -> Findings:
+) -> Measurements:
     seen, counts, plan = scenes.seen, scenes.fleet.counts, scenes.fleet.plan
-    return Findings(
+    return Measurements(
         records=sum(end + 1 for end in seen.ends.values()),
         rows=rows,
         clients=plan.clients,

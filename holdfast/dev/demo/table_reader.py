@@ -22,7 +22,7 @@ from holdfast.core.claims.frames import Frame, Heartbeat, coordination_partition
 from holdfast.core.claims.views import Claim, GuardedRow, claim_key
 from holdfast.core.engine.codec import RowCodec, combine_digests, digest, row_key
 from holdfast.core.engine.processor import Processor
-from holdfast.dev.demo.fleet import Entry
+from holdfast.dev.demo.fleet import FleetClaim
 from holdfast.errors import BrokerError, DemoError
 
 logger = logging.getLogger(__name__)
@@ -34,7 +34,7 @@ LIMIT_SHOWN = 3
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Written:
+class WrittenHeartbeat:
     """A heartbeat of the desk's own claim that is in the log, and when its acknowledgement came (monotonic)."""
 
     key: str
@@ -44,7 +44,7 @@ class Written:
     acked_s: float
 
 
-class Desk:
+class TableReader:
     """One client of the tables. Use it as an async context manager."""
 
     def __init__(
@@ -108,7 +108,7 @@ class Desk:
             return f"{url}: {error}"
         return None if status == 200 else f"{url}: {body.get('cause', status)}"
 
-    async def answered_by(self, url: str, written: Written) -> str:
+    async def answered_by(self, url: str, written: WrittenHeartbeat) -> str:
         """Ask the worker at *url* for a row it may not hold; return the URL of the worker that had it, *url* itself or where it pointed to."""
         path = f"/tables/{self.processor.name}/{written.partition}/rows/{written.key}?at-offset={written.offset}"
         status, body = await self.ask(url + path)
@@ -135,7 +135,7 @@ class Desk:
 
     # -- writing and reading
 
-    async def write(self, place: int) -> Written:
+    async def write(self, place: int) -> WrittenHeartbeat:
         """Put a heartbeat of the desk's own claim in this partition into the log; return when it is acknowledged."""
         self._written[place] += 1
         topic, current_offset = self._topics[place], self._written[place]
@@ -156,9 +156,11 @@ class Desk:
         async with asyncio.timeout(WRITE_TIMEOUT_S):
             offset, acked_s = await acked
         self.frames += 1
-        return Written(key=claim_key(PROBE_GROUP, topic, 0), partition=place, offset=offset, current_offset=current_offset, acked_s=acked_s)
+        return WrittenHeartbeat(
+            key=claim_key(PROBE_GROUP, topic, 0), partition=place, offset=offset, current_offset=current_offset, acked_s=acked_s
+        )
 
-    async def read_back(self, written: Written, timeout_s: float) -> float:
+    async def read_back(self, written: WrittenHeartbeat, timeout_s: float) -> float:
         """Read what was written, wherever it is served; return how long after its acknowledgement the answer was there, in seconds."""
         answer = await self.tables.get(self.processor, written.key, at_least=(written.partition, written.offset), timeout_s=timeout_s)
         at_s, claim = self._clock.monotonic_s(), answer.value
@@ -227,7 +229,7 @@ def probe_topic(place: int, partitions: int) -> str:
     return next(name for number in range(100 * partitions) if coordination_partition(name := f"probe-{number}", partitions) == place)
 
 
-def compare(rows: dict[str, Claim], entries: Sequence[Entry]) -> None:
+def compare(rows: dict[str, Claim], entries: Sequence[FleetClaim]) -> None:
     """Raise DemoError unless *rows* say of every claim of the fleet what its books say."""
     wrong = []
     for entry in entries:

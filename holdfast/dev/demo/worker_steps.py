@@ -18,11 +18,11 @@ from holdfast.core.claims.frames import STALE_AFTER_S
 from holdfast.core.claims.views import Claim
 from holdfast.dev.demo import capture
 from holdfast.dev.demo.capture import PARTITIONS
-from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, Stage
+from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment
 from holdfast.dev.demo.fleet import TICK_S, Fleet, FleetPlan, LiveFleet
 from holdfast.dev.demo.narrator import Teller, quantile
 from holdfast.dev.demo.procfile import Process
-from holdfast.dev.demo.table_reader import Desk, Snapshot, compare
+from holdfast.dev.demo.table_reader import Snapshot, TableReader, compare
 from holdfast.errors import DemoError
 
 READY_DEADLINE_S = 45.0
@@ -45,7 +45,7 @@ class DemoOptions:
 
 
 @dataclass(slots=True, kw_only=True)
-class Seen:
+class StepFigures:
     """What the scenes measured."""
 
     live_records: int = 0
@@ -60,15 +60,15 @@ class Seen:
 class Scenes:
     """A fleet of clients, the workers that fold what it writes, and the desk that asks them."""
 
-    def __init__(self, options: DemoOptions, stage: Stage, teller: Teller, runner: asyncio.Runner) -> None:
+    def __init__(self, options: DemoOptions, stage: DemoEnvironment, teller: Teller, runner: asyncio.Runner) -> None:
         self.options, self.stage, self._teller, self._runner = options, stage, teller, runner
         self._settings = stage.settings
         (self.claims,) = processors(self._settings)
         self._admin = Admin(self._settings)
         self.fleet = Fleet(FleetPlan(clients=options.clients, claims=options.claims))
-        self.desk = Desk(self._settings, self.claims, partitions=PARTITIONS)
+        self.desk = TableReader(self._settings, self.claims, partitions=PARTITIONS)
         self.recorded = capture.records()
-        self.seen = Seen()
+        self.seen = StepFigures()
 
     def __enter__(self) -> Self:
         self._run(self.desk.__aenter__())

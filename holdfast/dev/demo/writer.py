@@ -13,7 +13,7 @@ import sys
 
 import msgspec
 
-from holdfast.cli.asked import Asked
+from holdfast.cli.asked import StopRequest
 from holdfast.outbox.writer.outbox_writer import OutboxWriter
 
 CUSTOMERS = 40
@@ -26,7 +26,7 @@ REFUSED_CENTS = 13
 
 def main(database: str, topic: str, seed: int) -> None:
     """Take orders until asked to end, then say how many."""
-    chance, over = random.Random(seed), Asked()
+    chance, over = random.Random(seed), StopRequest()
     signal.signal(signal.SIGTERM, lambda *_: over.set())
     outbox = OutboxWriter(value_encoder=msgspec.json.encode)
     connection = sqlite3.connect(database, timeout=WAIT_S, isolation_level=None)

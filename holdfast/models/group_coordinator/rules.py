@@ -16,22 +16,22 @@ from holdfast.models.group_coordinator.types import (
     NO_GENERATION,
     ClassicGroup,
     ClassicMember,
-    Commit,
-    Delete,
-    Heartbeat,
-    Join,
-    Leave,
-    Look,
-    Reply,
+    DeleteGroup,
+    GroupReply,
+    GroupState,
+    HeartbeatRequest,
+    JoinGroup,
+    LeaveGroup,
+    OffsetCommit,
     Request,
-    State,
-    Sync,
+    SyncGroup,
+    TimePasses,
 )
 
-Known = ClassicMember | GroupCode
+MemberOrCode = ClassicMember | GroupCode
 
 
-def step(group: ClassicGroup, request: Request, at_ms: int) -> tuple[ClassicGroup, list[Reply]]:
+def step(group: ClassicGroup, request: Request, at_ms: int) -> tuple[ClassicGroup, list[GroupReply]]:
     """Apply *request* at *at_ms*, after all deadlines up to then."""
     context = TransitionContext(group)
     context.pass_time(at_ms)
@@ -44,24 +44,24 @@ class TransitionContext:
 
     def __init__(self, group: ClassicGroup) -> None:
         self.group = group
-        self.replies: list[Reply] = []
+        self.replies: list[GroupReply] = []
 
     def take(self, request: Request, at_ms: int) -> None:
         """Apply *request*."""
         match request:
-            case Join():
+            case JoinGroup():
                 self._join(request, at_ms)
-            case Sync():
+            case SyncGroup():
                 self._sync(request, at_ms)
-            case Heartbeat():
+            case HeartbeatRequest():
                 self._answer(request.request, self._heartbeat(request, at_ms))
-            case Leave():
+            case LeaveGroup():
                 self._answer(request.request, self._leave(request, at_ms))
-            case Commit():
+            case OffsetCommit():
                 self._answer(request.request, self._commit(request, at_ms))
-            case Delete():
+            case DeleteGroup():
                 self._delete(request)
-            case Look():
+            case TimePasses():
                 pass
             case _:
                 assert_never(request)
@@ -77,7 +77,7 @@ class TransitionContext:
         return after
 
     def _answer(self, request: int, code: GroupCode, member_id: str = "") -> None:
-        self.replies.append(Reply(request, code, member_id))
+        self.replies.append(GroupReply(request, code, member_id))
 
     # -- time
 
@@ -120,9 +120,9 @@ class TransitionContext:
 
     # -- joining
 
-    def _join(self, said: Join, at_ms: int) -> None:
+    def _join(self, said: JoinGroup, at_ms: int) -> None:
         group, limits = self.group, self.group.settings
-        if group.state is State.DEAD:
+        if group.state is GroupState.DEAD:
             return self._answer(said.request, GroupCode.COORDINATOR_NOT_AVAILABLE, said.member_id)
         if not limits.session_low_ms <= said.session_ms <= limits.session_high_ms:
             return self._answer(said.request, GroupCode.INVALID_SESSION_TIMEOUT, said.member_id)
@@ -137,7 +137,7 @@ class TransitionContext:
             return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, said.member_id)
         return self._rejoin(member, said, at_ms)
 
-    def _newcomer(self, said: Join, at_ms: int) -> None:
+    def _newcomer(self, said: JoinGroup, at_ms: int) -> None:
         before = self.group.static(said.instance_id)
         if before is not None:
             if not self._fits(said, besides=before.member_id):
@@ -150,11 +150,11 @@ class TransitionContext:
             return self._answer(said.request, GroupCode.MEMBER_ID_REQUIRED, said.new_id)
         return self._add(said, said.new_id, at_ms)
 
-    def _fits(self, said: Join, besides: str = "") -> bool:
+    def _fits(self, said: JoinGroup, besides: str = "") -> bool:
         others = [tuple(name for name, _ in each.protocols) for each in self.group.members if each.member_id != besides]
         return chosen_protocol([*others, tuple(name for name, _ in said.protocols)]) is not None
 
-    def _add(self, said: Join, member_id: str, at_ms: int) -> None:
+    def _add(self, said: JoinGroup, member_id: str, at_ms: int) -> None:
         if not self._fits(said):
             return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, member_id)
         if len(self.group.members) >= self.group.settings.max_size:
@@ -171,21 +171,21 @@ class TransitionContext:
         )
         pending = tuple(each for each in self.group.pending if each[0] != member_id)
         leader = self.group.leader if self.group.member(self.group.leader) is not None else member_id
-        first = self.group.state is State.PREPARING and self.group.join_limit_ms is not None
+        first = self.group.state is GroupState.PREPARING and self.group.join_limit_ms is not None
         self._set(members=(*self.group.members, member), pending=pending, leader=leader, newcomers=first or self.group.newcomers)
         return self._prepare(at_ms)
 
-    def _rejoin(self, member: ClassicMember, said: Join, at_ms: int) -> None:
+    def _rejoin(self, member: ClassicMember, said: JoinGroup, at_ms: int) -> None:
         changed = member.protocols != said.protocols
         state = self.group.state
-        if state is State.PREPARING or changed or (state is State.STABLE and member.member_id == self.group.leader):
+        if state is GroupState.PREPARING or changed or (state is GroupState.STABLE and member.member_id == self.group.leader):
             self._park(member, said, at_ms)
             return self._prepare(at_ms)
         self._change(member, session_ends_ms=at_ms + member.session_ms)
         self.replies.append(self._joined(member, said.request))
         return None
 
-    def _park(self, member: ClassicMember, said: Join, at_ms: int) -> ClassicMember:
+    def _park(self, member: ClassicMember, said: JoinGroup, at_ms: int) -> ClassicMember:
         return self._change(
             member,
             protocols=said.protocols,
@@ -195,7 +195,7 @@ class TransitionContext:
             join=said.request,
         )
 
-    def _replace(self, before: ClassicMember, said: Join, at_ms: int) -> None:
+    def _replace(self, before: ClassicMember, said: JoinGroup, at_ms: int) -> None:
         """A static member is back under a new id: the old id is fenced, and in a stable group nothing else changes (KIP-345)."""
         for waiting in (before.join, before.sync):
             if waiting is not None:
@@ -213,17 +213,19 @@ class TransitionContext:
             rebalance_ms=said.rebalance_ms,
             session_ends_ms=at_ms + said.session_ms,
         )
-        if self.group.state is State.STABLE and self._chosen() == self.group.protocol:
+        if self.group.state is GroupState.STABLE and self._chosen() == self.group.protocol:
             self.replies.append(self._joined(member, said.request)._replace(skip_assignment=led))
             return
         self._change(member, join=said.request)
         self._prepare(at_ms)
 
-    def _joined(self, member: ClassicMember, request: int) -> Reply:
+    def _joined(self, member: ClassicMember, request: int) -> GroupReply:
         group = self.group
         listed = tuple((each.member_id, each.subscription(group.protocol)) for each in group.members)
         leads = member.member_id == group.leader
-        return Reply(request, GroupCode.NONE, member.member_id, group.generation, group.protocol, group.leader, listed if leads else ())
+        return GroupReply(
+            request, GroupCode.NONE, member.member_id, group.generation, group.protocol, group.leader, listed if leads else ()
+        )
 
     def _chosen(self) -> str:
         return chosen_protocol([tuple(name for name, _ in each.protocols) for each in self.group.members]) or ""
@@ -233,15 +235,15 @@ class TransitionContext:
     def _prepare(self, at_ms: int) -> None:
         """PrepareRebalance, unless one is under way; then see whether everybody has joined."""
         group = self.group
-        if group.state is not State.PREPARING:
+        if group.state is not GroupState.PREPARING:
             for each in group.members:
                 if each.sync is not None:
                     self._answer(each.sync, GroupCode.REBALANCE_IN_PROGRESS, each.member_id)
             members = tuple(msgspec.structs.replace(each, sync=None, synced=False) for each in group.members)
             limit_ms = at_ms + max((each.rebalance_ms for each in members), default=0)
-            first = group.state is State.EMPTY
+            first = group.state is GroupState.EMPTY
             self._set(
-                state=State.PREPARING,
+                state=GroupState.PREPARING,
                 members=members,
                 join_ends_ms=min(at_ms + group.settings.initial_delay_ms, limit_ms) if first else limit_ms,
                 join_limit_ms=limit_ms if first else None,
@@ -253,7 +255,7 @@ class TransitionContext:
     def _maybe_complete(self, at_ms: int) -> None:
         group = self.group
         if (
-            group.state is State.PREPARING
+            group.state is GroupState.PREPARING
             and group.join_limit_ms is None
             and not group.pending
             and all(each.join is not None for each in group.members)
@@ -270,11 +272,11 @@ class TransitionContext:
             return  # nobody is there to lead: wait for one of the static members
         self._set(join_ends_ms=None, join_limit_ms=None, newcomers=False, generation=self.group.generation + 1)
         if not members:
-            self._set(state=State.EMPTY, protocol="", leader="")
+            self._set(state=GroupState.EMPTY, protocol="", leader="")
             return
         leader = self.group.leader if self.group.leader in joined else joined[0]
         sync_ends_ms = at_ms + max(each.rebalance_ms for each in members)
-        self._set(state=State.COMPLETING, leader=leader, protocol=self._chosen(), sync_ends_ms=sync_ends_ms)
+        self._set(state=GroupState.COMPLETING, leader=leader, protocol=self._chosen(), sync_ends_ms=sync_ends_ms)
         for each in self.group.members:
             if each.join is not None:
                 self.replies.append(self._joined(each, each.join))
@@ -292,14 +294,14 @@ class TransitionContext:
             self.group.leader if self.group.leader not in gone else next((each.member_id for each in members if each.join is not None), "")
         )
         self._set(members=members, leader=leader)
-        if self.group.state in (State.STABLE, State.COMPLETING):
+        if self.group.state in (GroupState.STABLE, GroupState.COMPLETING):
             self._prepare(at_ms)
         else:
             self._maybe_complete(at_ms)
 
     # -- the other requests
 
-    def _known(self, member_id: str, instance_id: str | None) -> Known:
+    def _known(self, member_id: str, instance_id: str | None) -> MemberOrCode:
         """validateMember: the member of a request, or what the request is refused with."""
         if instance_id is not None:
             static = self.group.static(instance_id)
@@ -310,24 +312,24 @@ class TransitionContext:
         member = self.group.member(member_id)
         return GroupCode.UNKNOWN_MEMBER_ID if member is None else member
 
-    def _of_generation(self, member_id: str, instance_id: str | None, generation: int) -> Known:
-        if self.group.state is State.DEAD:
+    def _of_generation(self, member_id: str, instance_id: str | None, generation: int) -> MemberOrCode:
+        if self.group.state is GroupState.DEAD:
             return GroupCode.COORDINATOR_NOT_AVAILABLE
         member = self._known(member_id, instance_id)
         if not isinstance(member, GroupCode) and generation != self.group.generation:
             return GroupCode.ILLEGAL_GENERATION
         return member
 
-    def _sync(self, said: Sync, at_ms: int) -> None:
+    def _sync(self, said: SyncGroup, at_ms: int) -> None:
         member = self._of_generation(said.member_id, said.instance_id, said.generation)
         if isinstance(member, GroupCode):
             return self._answer(said.request, member, said.member_id)
         if said.protocol is not None and said.protocol != self.group.protocol:
             return self._answer(said.request, GroupCode.INCONSISTENT_GROUP_PROTOCOL, said.member_id)
-        if self.group.state is State.PREPARING:
+        if self.group.state is GroupState.PREPARING:
             return self._answer(said.request, GroupCode.REBALANCE_IN_PROGRESS, said.member_id)
         member = self._change(member, synced=True, session_ends_ms=at_ms + member.session_ms)
-        if self.group.state is State.STABLE:
+        if self.group.state is GroupState.STABLE:
             self.replies.append(self._synced(member, said.request))
             return None
         self._change(member, sync=said.request)
@@ -342,29 +344,29 @@ class TransitionContext:
             if each.sync is not None:
                 self._change(after, session_ends_ms=at_ms + each.session_ms)
                 self.replies.append(self._synced(after, each.sync))
-        self._set(state=State.STABLE)
+        self._set(state=GroupState.STABLE)
 
-    def _synced(self, member: ClassicMember, request: int) -> Reply:
+    def _synced(self, member: ClassicMember, request: int) -> GroupReply:
         group = self.group
-        return Reply(
+        return GroupReply(
             request, GroupCode.NONE, member.member_id, group.generation, group.protocol, group.leader, assignment=member.assignment
         )
 
-    def _heartbeat(self, said: Heartbeat, at_ms: int) -> GroupCode:
+    def _heartbeat(self, said: HeartbeatRequest, at_ms: int) -> GroupCode:
         member = self._of_generation(said.member_id, said.instance_id, said.generation)
         if isinstance(member, GroupCode):
             return member
         self._change(member, session_ends_ms=at_ms + member.session_ms)
-        return GroupCode.REBALANCE_IN_PROGRESS if self.group.state is State.PREPARING else GroupCode.NONE
+        return GroupCode.REBALANCE_IN_PROGRESS if self.group.state is GroupState.PREPARING else GroupCode.NONE
 
-    def _leave(self, said: Leave, at_ms: int) -> GroupCode:
-        if self.group.state is State.DEAD:
+    def _leave(self, said: LeaveGroup, at_ms: int) -> GroupCode:
+        if self.group.state is GroupState.DEAD:
             return GroupCode.COORDINATOR_NOT_AVAILABLE
         if said.member_id in dict(self.group.pending):
             self._set(pending=tuple(each for each in self.group.pending if each[0] != said.member_id))
             self._maybe_complete(at_ms)
             return GroupCode.NONE
-        member: Known | None = (
+        member: MemberOrCode | None = (
             self.group.static(said.instance_id) if said.member_id == "" else self._known(said.member_id, said.instance_id)
         )
         if member is None:
@@ -374,25 +376,25 @@ class TransitionContext:
         self._remove({member.member_id}, at_ms)
         return GroupCode.NONE
 
-    def _commit(self, said: Commit, at_ms: int) -> GroupCode:
+    def _commit(self, said: OffsetCommit, at_ms: int) -> GroupCode:
         if said.generation == NO_GENERATION and said.member_id == "" and said.instance_id is None:
-            if self.group.state is State.DEAD:
+            if self.group.state is GroupState.DEAD:
                 return GroupCode.COORDINATOR_NOT_AVAILABLE
-            return GroupCode.NONE if self.group.state is State.EMPTY else GroupCode.UNKNOWN_MEMBER_ID
+            return GroupCode.NONE if self.group.state is GroupState.EMPTY else GroupCode.UNKNOWN_MEMBER_ID
         member = self._of_generation(said.member_id, said.instance_id, said.generation)
         if isinstance(member, GroupCode):
             return member
-        if self.group.state is State.COMPLETING:
+        if self.group.state is GroupState.COMPLETING:
             return GroupCode.REBALANCE_IN_PROGRESS
         self._change(member, session_ends_ms=at_ms + member.session_ms)
         return GroupCode.NONE
 
-    def _delete(self, said: Delete) -> None:
+    def _delete(self, said: DeleteGroup) -> None:
         for each in self.group.members:
             for waiting in (each.join, each.sync):
                 if waiting is not None:
                     self._answer(waiting, GroupCode.COORDINATOR_NOT_AVAILABLE, each.member_id)
-        self._set(state=State.DEAD, members=(), pending=(), join_ends_ms=None, join_limit_ms=None, sync_ends_ms=None, leader="")
+        self._set(state=GroupState.DEAD, members=(), pending=(), join_ends_ms=None, join_limit_ms=None, sync_ends_ms=None, leader="")
         self._answer(said.request, GroupCode.NONE)
 
 

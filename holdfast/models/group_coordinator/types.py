@@ -12,7 +12,7 @@ from holdfast.core.groups.codes import GroupCode
 NO_GENERATION = -1
 
 
-class State(StrEnum):
+class GroupState(StrEnum):
     """Where a classic group is."""
 
     EMPTY = "Empty"
@@ -31,7 +31,7 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_size: int = 2_147_483_647
 
 
-class Join(msgspec.Struct, frozen=True, kw_only=True):
+class JoinGroup(msgspec.Struct, frozen=True, kw_only=True):
     """JoinGroup. *member_id* "" is a newcomer; *new_id* is the id it gets. *protocols* are (name, subscription), the preferred first."""
 
     request: int
@@ -44,7 +44,7 @@ class Join(msgspec.Struct, frozen=True, kw_only=True):
     requires_id: bool = True
 
 
-class Sync(msgspec.Struct, frozen=True, kw_only=True):
+class SyncGroup(msgspec.Struct, frozen=True, kw_only=True):
     """SyncGroup; the leader's carries the assignments."""
 
     request: int
@@ -55,7 +55,7 @@ class Sync(msgspec.Struct, frozen=True, kw_only=True):
     assignments: tuple[tuple[str, bytes], ...] = ()
 
 
-class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
+class HeartbeatRequest(msgspec.Struct, frozen=True, kw_only=True):
     """Heartbeat."""
 
     request: int
@@ -64,7 +64,7 @@ class Heartbeat(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str | None = None
 
 
-class Leave(msgspec.Struct, frozen=True, kw_only=True):
+class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True):
     """LeaveGroup: by member id, or, an administrator's word, by the instance id of a static member."""
 
     request: int
@@ -72,7 +72,7 @@ class Leave(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str | None = None
 
 
-class Commit(msgspec.Struct, frozen=True, kw_only=True):
+class OffsetCommit(msgspec.Struct, frozen=True, kw_only=True):
     """OffsetCommit, or TxnOffsetCommit from version 3 on: fenced alike. Generation -1 without a member is a simple consumer."""
 
     request: int
@@ -81,22 +81,22 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
     instance_id: str | None = None
 
 
-class Delete(msgspec.Struct, frozen=True, kw_only=True):
+class DeleteGroup(msgspec.Struct, frozen=True, kw_only=True):
     """The group is deleted."""
 
     request: int
 
 
-class Look(msgspec.Struct, frozen=True, kw_only=True):
+class TimePasses(msgspec.Struct, frozen=True, kw_only=True):
     """Time has passed and nothing else has happened."""
 
     request: int = -1
 
 
-Request: TypeAlias = Join | Sync | Heartbeat | Leave | Commit | Delete | Look
+Request: TypeAlias = JoinGroup | SyncGroup | HeartbeatRequest | LeaveGroup | OffsetCommit | DeleteGroup | TimePasses
 
 
-class Reply(NamedTuple):
+class GroupReply(NamedTuple):
     """What the request of that number is answered with. *members* are the leader's list of (member id, subscription)."""
 
     request: int
@@ -133,7 +133,7 @@ class ClassicGroup(msgspec.Struct, frozen=True, kw_only=True):
     """A group. *join_ends_ms* is when joining is over; *join_limit_ms* bounds the first join, which newcomers extend."""
 
     settings: CoordinatorSettings = CoordinatorSettings()
-    state: State = State.EMPTY
+    state: GroupState = GroupState.EMPTY
     generation: int = 0
     protocol: str = ""
     leader: str = ""

@@ -12,11 +12,11 @@ import pytest
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import LIMIT_LOSSES, PartitionManager
 from holdfast.agents.partitions.runner import Owned, Runner
-from holdfast.agents.partitions.types import Plan
+from holdfast.agents.partitions.types import AssignmentPlan
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.errors import FencedError
-from holdfast.tables.restore import Interrupted
+from holdfast.tables.restore import RestoreInterrupted
 
 NOTHING: frozenset[tuple[str, int]] = frozenset()
 
@@ -48,14 +48,14 @@ class SlowManager(PartitionManager):
         self.began, self.may_end = asyncio.Event(), asyncio.Event()
         self.adopted: list[int] = []
 
-    async def _adopt(self, plan: Plan) -> None:
+    async def _adopt(self, plan: AssignmentPlan) -> None:
         self.began.set()
         await self.may_end.wait()
         self.adopted.append(plan.generation)
 
 
-def plan_of(manager: PartitionManager, generation: int) -> Plan:
-    return Plan(manager.epoch, generation, NOTHING, NOTHING)
+def plan_of(manager: PartitionManager, generation: int) -> AssignmentPlan:
+    return AssignmentPlan(manager.epoch, generation, NOTHING, NOTHING)
 
 
 def test_the_next_generation_is_joined_only_when_the_interrupted_adoption_has_ended(tmp_path: Path) -> None:
@@ -82,7 +82,7 @@ def test_an_assignment_revoked_before_its_adoption_began_is_never_adopted(tmp_pa
         manager.may_end.set()
         plan = plan_of(manager, 1)
         manager.revoke()
-        with pytest.raises(Interrupted):
+        with pytest.raises(RestoreInterrupted):
             await manager.adopt(plan)
         await manager.adopt(plan_of(manager, 2))
         assert manager.adopted == [2]

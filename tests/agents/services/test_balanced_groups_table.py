@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from holdfast.agents.services.rationalizer import GROUPS, processors
-from holdfast.clients.topics.plan import Cluster, specs_for
+from holdfast.clients.topics.plan import ClusterTopics, specs_for
 from holdfast.config import Settings
 from holdfast.core.engine.folding import Batch, Folder
 from holdfast.core.groups.announcements import encode
@@ -30,5 +30,5 @@ def test_a_deployment_that_asks_for_groups_folds_what_their_members_say() -> Non
 
 def test_the_topic_of_groups_is_made_with_the_brokers_time() -> None:
     settings = Settings(groups=True, groups_topic="talk")
-    specs = {spec.name: spec for spec in specs_for(settings, processors(settings), Cluster(brokers=(1,), topics={}), partitions=3)}
+    specs = {spec.name: spec for spec in specs_for(settings, processors(settings), ClusterTopics(brokers=(1,), topics={}), partitions=3)}
     assert specs["talk"].config["message.timestamp.type"] == "LogAppendTime"

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from holdfast.agents.app import App, create_app
-from holdfast.agents.services.harvester import AGENT, Told, declare
+from holdfast.agents.services.harvester import AGENT, PendingCommand, declare
 from holdfast.config import Settings
 from holdfast.outbox.commands import Command, Verb
 
@@ -40,7 +40,7 @@ async def tell(app: App, *, send: bool = False, rebalance: bool = False) -> bool
     """Start the agent alone and tell it to pause; return whether it heard within a while. No partition is ever assigned."""
     agent: Any = app.agents[AGENT]
     await agent.start()
-    told = Told(PAUSE, Future())
+    told = PendingCommand(PAUSE, Future())
     try:
         await (agent.channel.send(value=told) if send else agent.channel.put(told))
         if rebalance:
@@ -91,7 +91,7 @@ def test_a_stop_in_the_middle_of_a_command_keeps_nobody_waiting() -> None:
     async def stop_meanwhile(app: App) -> bool:
         agent: Any = app.agents[AGENT]
         await agent.start()
-        told = Told(PAUSE, Future())
+        told = PendingCommand(PAUSE, Future())
         await agent.channel.put(told)
         await asyncio.to_thread(begun.wait, DEADLINE_S)
         stopping = asyncio.ensure_future(agent.stop())

@@ -13,7 +13,7 @@ from typing import Any
 
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
-from holdfast.clients.claims.delivery import Taking
+from holdfast.clients.claims.delivery import Dispatcher
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.clients.claims.queue import Lease
 from holdfast.config import Settings
@@ -44,10 +44,10 @@ def die_after(kind: str) -> None:
 
 def stop_at_gate(side: str, count: int) -> None:
     """Have the process stopped right *before* a gate is asked for the *count*th time, or right *after* it has said yes that often."""
-    ask = Taking.may_deliver
+    ask = Dispatcher.may_deliver
     left = count
 
-    def stopping(taking: Taking, lease: Lease) -> bool:
+    def stopping(taking: Dispatcher, lease: Lease) -> bool:
         nonlocal left
         if left == 1 and side == "before":
             os.kill(os.getpid(), signal.SIGSTOP)
@@ -57,7 +57,7 @@ def stop_at_gate(side: str, count: int) -> None:
         left -= side == "before" or answer
         return answer
 
-    Taking.may_deliver = stopping  # type: ignore[method-assign, assignment]
+    Dispatcher.may_deliver = stopping  # type: ignore[method-assign, assignment]
 
 
 LIMIT_BLOCKED_S = 120.0

@@ -11,8 +11,8 @@ import pytest
 
 from holdfast.clients.claims.consumer import ClaimedMessage
 from holdfast.core.claims.frames import ReleasingPartition
-from holdfast.core.groups.assignors.types import TopicPartition
 from holdfast.core.groups.balancer import Balancer
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claims.claiming import drain, scenario, until
 from tests.clients.claims.test_balanced_consumer import PARTITIONS, BalancedGround, cancelled, settled, writing

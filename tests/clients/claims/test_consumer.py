@@ -18,7 +18,7 @@ from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.config import Settings
 from holdfast.core.claims.frames import ClaimingPartition, Heartbeat, ReleasingPartition
 from holdfast.core.claims.views import Claim, claim_key
-from holdfast.core.member.actions import Event, Token
+from holdfast.core.member.actions import DeliveryToken, Event
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import BrokerError, ClaimLostError, CommitError, ConfigError, InstanceConflictError, TerminatedError, TopicError
@@ -96,7 +96,7 @@ async def test_commits_in_any_order_move_the_offset_to_the_first_message_not_don
             offsets.append([frame.current_offset for frame in ground.frames(Heartbeat)][-1])
         assert offsets == [1, 1, 3, 4, 5, 6]
         with pytest.raises(CommitError):
-            consumer.commit(Token(ground.topic, 0, 95, messages[0].epoch))
+            consumer.commit(DeliveryToken(ground.topic, 0, 95, messages[0].epoch))
 
 
 @scenario

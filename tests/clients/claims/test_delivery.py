@@ -9,13 +9,13 @@ from typing import Any, cast
 import pytest
 from confluent_kafka import Message
 
-from holdfast.clients.claims.base import Hands
-from holdfast.clients.claims.delivery import Taking
-from holdfast.clients.claims.engine import Engine
+from holdfast.clients.claims.base import ConsumerBase
+from holdfast.clients.claims.delivery import Dispatcher
+from holdfast.clients.claims.engine import ClaimEngine
 from holdfast.clients.claims.fetcher import FeedSettings
 from holdfast.clients.claims.log import LogRecord
 from holdfast.clients.claims.options import EngineSettings
-from holdfast.clients.claims.queue import Fetched, Lease
+from holdfast.clients.claims.queue import FetchedMessages, Lease
 from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition, decode, encode
@@ -42,7 +42,7 @@ class Rig:
         settings = MemberSettings(
             group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0, delivery=delivery, drain_s=2.0
         )
-        self.taking = Taking(
+        self.taking = Dispatcher(
             Settings(kafka={"bootstrap.servers": "nobody:1"}), settings, EngineSettings(), FeedSettings(), clock=self.clock, draws=Random(1)
         )
         self.taking._feed = cast(Any, self)
@@ -60,7 +60,7 @@ class Rig:
         self.do(self.member.tick(self.clock.monotonic_s()))
         self.do(self.member.watermarks("orders", 0, 0, 100, None, self.clock.monotonic_s()))
         assert self.lease is not None
-        self.hands: Hands = Hands(cast(Engine, self.taking))
+        self.hands: ConsumerBase = ConsumerBase(cast(ClaimEngine, self.taking))
 
     # what a feed does
 
@@ -102,9 +102,9 @@ class Rig:
         """Have messages arrive; with *moves_to* the log goes on to there without any."""
         assert self.lease is not None
         records = cast("list[Message]", [Record(offset) for offset in range(begin, end)])
-        batches = [Fetched(self.lease, records, begin, end, True, 10)]
+        batches = [FetchedMessages(self.lease, records, begin, end, True, 10)]
         if moves_to:
-            batches.append(Fetched(self.lease, [], end, moves_to, True, 0))
+            batches.append(FetchedMessages(self.lease, [], end, moves_to, True, 0))
         self.taking.queue.put(batches)
         if self.member.settings.delivery is Delivery.AT_MOST_ONCE:
             with self.taking.lock:
@@ -193,7 +193,7 @@ def test_a_clock_that_was_wrong_at_the_last_tick_does_not_end_a_pause_that_is_re
     clock = ManualClock(now_ms=1_700_000_000_000)
     wanted = MemberSettings(group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0)
     settings = Settings(kafka={"bootstrap.servers": "nobody:1"})
-    engine = Engine(settings, wanted, EngineSettings(), FeedSettings(), clock=clock, draws=Random(1))
+    engine = ClaimEngine(settings, wanted, EngineSettings(), FeedSettings(), clock=clock, draws=Random(1))
     clock.jump_ms(50_000)
     member = Member(wanted, coordination_partitions=1, draws=Random(1), now_s=clock.monotonic_s(), unix_s=clock.now_ms() / 1000)
     member.caught_up(0, clock.monotonic_s())

@@ -12,10 +12,10 @@ from typing import Any
 
 import pytest
 
-from holdfast.clients.claims.frame_sender import GATHER_S, Ack, Bursts
+from holdfast.clients.claims.frame_sender import GATHER_S, Ack, FrameSender
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import CreateTopic, Role, TopicSpec
+from holdfast.clients.topics.plan import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.dev.broker.cluster import Cluster
 from tests.clients.claims.claiming import LOG_APPEND
@@ -52,7 +52,7 @@ class Hands:
     def __init__(self) -> None:
         self.now_s, self.wire, self.acks = 0.0, Wire(), list[Ack]()
         writer: Any = self.wire
-        self.bursts = Bursts(writer, "marshal", self.acks.append, unsent_s=3.0, monotonic_s=lambda: self.now_s)
+        self.bursts = FrameSender(writer, "marshal", self.acks.append, unsent_s=3.0, monotonic_s=lambda: self.now_s)
         self.sent = 0
 
     def send(self, count: int, *, apart_s: float, partition: int = 0) -> None:
@@ -128,7 +128,7 @@ def test_a_member_with_much_to_say_to_a_frozen_broker_does_not_spin(tmp_path: Pa
     """An idempotent producer alone takes a core here. All frames arrive after the thaw, in order."""
     with Cluster(tmp_path / "kafka", short_lived=True) as cluster:
         settings = Settings(kafka={"bootstrap.servers": cluster.bootstrap}, coordination_topic="marshal")
-        spec = TopicSpec(name="marshal", partitions=1, config=LOG_APPEND, replication_factor=1, role=Role.SOURCE)
+        spec = TopicSpec(name="marshal", partitions=1, config=LOG_APPEND, replication_factor=1, role=TopicRole.SOURCE)
         Admin(settings).apply([CreateTopic(spec=spec, partitions=1)])
         log = CoordinationLog(settings, send_timeout_s=30.0)
         with closing(log):

@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 
 from holdfast.clients.claims.blocking import BlockingClaimConsumer
-from holdfast.core.member.actions import Event, Reason
+from holdfast.core.member.actions import Event, ReleaseReason
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claims.claiming import Ground, drain, scenario, until
 
@@ -87,7 +87,7 @@ async def test_a_handler_that_exceeds_its_deadline_is_warned_of_twice_and_loses_
             with suppress(asyncio.CancelledError):
                 await taking
         given = [each.reason for each in one.recent_events if each.event is Event.RELEASING]
-        assert given[0] is Reason.HANDLER_TIMEOUT
+        assert given[0] is ReleaseReason.HANDLER_TIMEOUT
     assert out[0][1].offset == message.offset
     told = [
         each.getMessage() for each in caplog.records if each.levelno == logging.WARNING and "handler_timeout_s is 6" in each.getMessage()

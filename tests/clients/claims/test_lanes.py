@@ -14,7 +14,7 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
-from holdfast.clients.claims.engine import Engine
+from holdfast.clients.claims.engine import ClaimEngine
 from holdfast.config import Settings
 from holdfast.core.claims.frames import ClaimingPartition
 from holdfast.core.claims.lanes import ClaimNames, lane_of, lane_topic, lane_topics
@@ -97,7 +97,7 @@ def test_the_check_of_order_sees_what_is_out_of_order() -> None:
 
 def test_the_book_follows_the_lowest_lane_also_when_it_is_another_member_s_that_moves() -> None:
     """Two that commit at the same moment see each other's commit only later: without a second look the book would stay behind."""
-    engine = Engine.__new__(Engine)
+    engine = ClaimEngine.__new__(ClaimEngine)
     engine._names, engine._to_commit, engine._lanes_booked = ClaimNames(2), {}, {}
     mine, other = engine._names.claimed_as("orders")
     logged: dict[str, int | None] = {mine: None, other: None}

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from holdfast.clients.claims.offsets import Lookups, Watermarks
+from holdfast.clients.claims.offsets import OffsetFetcher, Watermarks
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
@@ -25,8 +25,8 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
         yield found
 
 
-def lookups(ground: Ground) -> closing[Lookups]:
-    return closing(Lookups(ground.settings, ground.group, timeout_s=10.0))
+def lookups(ground: Ground) -> closing[OffsetFetcher]:
+    return closing(OffsetFetcher(ground.settings, ground.group, timeout_s=10.0))
 
 
 def book(ground: Ground, partition: int, offset: int) -> None:
@@ -35,7 +35,7 @@ def book(ground: Ground, partition: int, offset: int) -> None:
     consumer.close()
 
 
-async def answered(asked: Lookups, count: int, within_s: float = 20.0) -> list[Watermarks]:
+async def answered(asked: OffsetFetcher, count: int, within_s: float = 20.0) -> list[Watermarks]:
     found: list[Watermarks] = []
 
     def all_there() -> bool:
@@ -96,7 +96,7 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
     assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
     groups = BrokerGroups(ground.settings, timeout_s=1.0)
     assert groups.describe(ground.group) is None
-    with closing(Lookups(ground.settings, ground.group, timeout_s=1.0)) as asked:
+    with closing(OffsetFetcher(ground.settings, ground.group, timeout_s=1.0)) as asked:
         asked.check_group()
         broker.cluster.pause(1)
         try:

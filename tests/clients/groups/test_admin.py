@@ -8,9 +8,9 @@ from collections.abc import Iterator
 import pytest
 from confluent_kafka import Consumer, TopicPartition
 
-from holdfast.clients.groups.records import Kind, Progress, Step
+from holdfast.clients.groups.records import GroupKind, ResetProgress, ResetStep
 from holdfast.core.claims.frames import Heartbeat
-from holdfast.core.claims.resets import Aim, Commit, Scope, Where, parse_scope
+from holdfast.core.claims.resets import Aim, ResetCommit, Scope, Where, parse_scope
 from holdfast.core.claims.views import ClaimKey, Pause
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, GroupError, TopicError
@@ -42,8 +42,8 @@ def test_groups_of_both_kinds_are_listed_and_the_shadow_of_a_claim_group_is_not(
     committed_group(broker, topic, ledger, {1: 3})
     with desk.admin() as admin:
         found = [(group.group, group.kind, group.state, group.members) for group in admin.list() if group.group in (shop, ledger)]
-        assert found == [(ledger, Kind.CONSUMER, "Empty", 0), (shop, Kind.CLAIM, "Stable", 1)]
-        assert admin.state(shop, Kind.CONSUMER).state == "Empty"  # asked for by its type it is still there
+        assert found == [(ledger, GroupKind.CONSUMER, "Empty", 0), (shop, GroupKind.CLAIM, "Stable", 1)]
+        assert admin.state(shop, GroupKind.CONSUMER).state == "Empty"  # asked for by its type it is still there
 
 
 def test_a_claim_group_is_described_with_offsets_lag_and_owners(desk: GroupDesk) -> None:
@@ -166,7 +166,7 @@ def test_every_partition_starts_at_its_new_offset_zero_included_once_members_hav
     desk.hold("worker-7/i7", orders, {0: 40})
     desk.hold("worker-8/i8", orders, {1: 12})
     desk.hold("worker-8/i8", clicks, {0: 3})
-    steps: list[Progress] = []
+    steps: list[ResetProgress] = []
     obey = desk.obeying(
         ("worker-7/i7", orders, {0: 41}), ("worker-8/i8", orders, {1: 12}), ("worker-8/i8", clicks, {0: 4}), then=steps.append
     )
@@ -182,16 +182,16 @@ def test_every_partition_starts_at_its_new_offset_zero_included_once_members_hav
         state = admin.state("shop")
         assert (state.state, state.paused_until_s, state.resets) == ("Empty", None, ())
     (decision,) = desk.decisions()
-    assert isinstance(decision, Commit)
+    assert isinstance(decision, ResetCommit)
     assert decision.offsets[orders] == ((0, 41, 20), (1, 12, 0))
     # As often as there was news, and in this order.
     assert list(dict.fromkeys(progress.step for progress in steps)) == [
-        Step.PAUSED,
-        Step.CLAIMING,
-        Step.CLAIMED,
-        Step.DECIDED,
-        Step.MOVING,
-        Step.RESUMED,
+        ResetStep.PAUSED,
+        ResetStep.CLAIMING,
+        ResetStep.CLAIMED,
+        ResetStep.DECIDED,
+        ResetStep.MOVING,
+        ResetStep.RESUMED,
     ]
 
 
@@ -201,9 +201,9 @@ def test_a_member_that_does_not_release_is_named_and_everything_stays_as_it_was(
     desk.hold("worker-8/i8", topic, {1: 12})
     waits: list[tuple[str, ...]] = []
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ResetProgress) -> None:
         desk.put(Heartbeat(desk.now_s, "i8", "worker-8", "shop", topic, 1, 12))
-        if progress.step is Step.WAITING:
+        if progress.step is ResetStep.WAITING:
             waits.append(progress.waiting_for)
 
     with desk.admin() as admin:
@@ -265,8 +265,8 @@ def test_a_reset_under_way_is_in_the_way_of_resume_unless_forced(desk: GroupDesk
     desk.give_back("worker-7/i7", topic, {0: 40})
     refused: list[str] = []
 
-    def interfere(progress: Progress) -> None:
-        if progress.step is not Step.CLAIMED:
+    def interfere(progress: ResetProgress) -> None:
+        if progress.step is not ResetStep.CLAIMED:
             return
         with desk.admin(client="colleague") as other:
             assert other.state("shop").state == "Resetting"

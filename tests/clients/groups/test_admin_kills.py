@@ -11,10 +11,10 @@ from itertools import groupby
 import pytest
 
 from holdfast.clients.claims.reset_log import ResetLog
-from holdfast.clients.groups.records import Move, Progress, Step
+from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.core.claims.frames import Heartbeat
-from holdfast.core.claims.resets import Abort, Aim, Commit, Decision, Where, decode_decision, held_by_reset
+from holdfast.core.claims.resets import Aim, Decision, ResetAbort, ResetCommit, Where, decode_decision, held_by_reset
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, GroupError
 from tests.core.claims.test_protocol_page import plain, table
@@ -81,7 +81,7 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
                 pass
             else:
                 break
-        committed = any(isinstance(decision, Commit) and decision.group == reset.group for decision in desk.decisions())
+        committed = any(isinstance(decision, ResetCommit) and decision.group == reset.group for decision in desk.decisions())
         assert committed == ("Commit" in written)
         reset.settle()
         assert reset.check() == (reset.new if committed else reset.old), written
@@ -124,8 +124,8 @@ def test_the_check_notices_a_reset_that_decides_nowhere(desk: GroupDesk, monkeyp
         reset.check()
 
 
-@pytest.mark.parametrize("step", [Step.CLAIMED, Step.DECIDED, Step.MOVING])
-def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step: Step) -> None:
+@pytest.mark.parametrize("step", [ResetStep.CLAIMED, ResetStep.DECIDED, ResetStep.MOVING])
+def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step: ResetStep) -> None:
     """A process of its own, SIGKILL: the same, with nothing of this process left to help it."""
     reset = next(resets_of(desk))
     child = subprocess.run(
@@ -141,7 +141,7 @@ def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step:
     with desk.admin() as admin:
         assert admin.state(reset.group).state == "Resetting"
         plan = admin.plan_reset(reset.group, Aim(Where.LATEST))
-        if step is Step.CLAIMED:
+        if step is ResetStep.CLAIMED:
             # It may be alive for all anybody knows: whoever comes next waits, or is told how to end it.
             with pytest.raises(GroupError, match="wait for it, or end it by `holdfast groups resume"):
                 admin.reset_offsets(plan, deadline_s=1)
@@ -158,22 +158,22 @@ def test_an_administrator_that_was_frozen_past_its_time_learns_that_it_was_given
     """Its commit comes after the abort, so it counts for nothing, and nothing it still sends moves an offset."""
     reset = next(resets_of(desk))
 
-    def freeze(progress: Progress) -> None:
-        if progress.step is Step.CLAIMED:
+    def freeze(progress: ResetProgress) -> None:
+        if progress.step is ResetStep.CLAIMED:
             assert reset.settle() == 3
 
     with pytest.raises(GroupError, match="worker-8 gave it up because its administrator fell silent"):
         reset.run(tell=freeze)
     assert reset.check() == reset.old
     first, second = (decision for decision in desk_log(desk) if decision.group == reset.group)
-    assert (type(first), type(second)) == (Abort, Commit)
+    assert (type(first), type(second)) == (ResetAbort, ResetCommit)
 
 
 def test_a_late_heartbeat_of_a_reset_that_others_finished_takes_nothing_back(desk: GroupDesk) -> None:
     reset = next(resets_of(desk))
 
-    def finish_for_it(progress: Progress) -> None:
-        if progress.step is not Step.DECIDED:
+    def finish_for_it(progress: ResetProgress) -> None:
+        if progress.step is not ResetStep.DECIDED:
             return
         held = desk.claims(reset.group)
         assert reset.settle() == 3
@@ -191,7 +191,7 @@ def test_a_commit_whose_acknowledgement_was_lost_counts_and_one_that_was_never_w
     arrives = True
 
     def losing(self: ResetLog, decision: Decision) -> int:
-        if isinstance(decision, Abort):
+        if isinstance(decision, ResetAbort):
             return append(self, decision)
         if arrives:
             append(self, decision)

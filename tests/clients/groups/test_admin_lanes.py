@@ -13,7 +13,7 @@ from confluent_kafka import Consumer, TopicPartition
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.groups.positions import positions
-from holdfast.clients.groups.records import Progress, Step
+from holdfast.clients.groups.records import ResetProgress, ResetStep
 from holdfast.core.claims.frames import Heartbeat
 from holdfast.core.claims.lanes import lane_topic, lane_topics
 from holdfast.core.claims.resets import Aim, Where
@@ -101,7 +101,7 @@ def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> No
         desk.hold(f"m{lane}/i", lane_topic(topic, lane, LANES), {0: 10 + lane})
     stubborn = lane_topic(topic, 3, LANES)
 
-    def tell(_: Progress) -> None:
+    def tell(_: ResetProgress) -> None:
         desk.put(Heartbeat(desk.now_s, "i", "m3", "shop", stubborn, 0, 13))
 
     obey = desk.obeying(*((f"m{lane}/i", lane_topic(topic, lane, LANES), {0: 20 + lane}) for lane in range(3)), then=tell)
@@ -130,8 +130,8 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(broker:
                 seen.append((message.lane, message.offset))
                 message.commit()
 
-        def reset() -> Step:
-            steps: list[Step] = []
+        def reset() -> ResetStep:
+            steps: list[ResetStep] = []
             settings = replace(ground.settings, claim_interval_s=interval_s)
             with GroupAdmin(settings, resets_topic=resets) as admin:
                 admin.reset_offsets(
@@ -146,7 +146,7 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(broker:
             once = sorted(seen)
             await first.flush()
             await second.flush()
-            assert await asyncio.to_thread(reset) is Step.RESUMED
+            assert await asyncio.to_thread(reset) is ResetStep.RESUMED
             await until("what comes again", lambda: len(seen) >= records + 40)
             for task in tasks:
                 task.cancel()

@@ -13,7 +13,7 @@ import pytest
 
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
 from holdfast.clients.groups.admin import GroupAdmin
-from holdfast.clients.groups.records import Progress, Step
+from holdfast.clients.groups.records import ResetProgress, ResetStep
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
@@ -65,14 +65,14 @@ def offsets(taken: Taken, since: int = 0) -> dict[int, list[int]]:
 async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it_says(live: Live) -> None:
     """M13: nobody works while the reset does; all four partitions begin at 0 afterwards, not at what was committed."""
     taken: Taken = []
-    steps: dict[Step, float] = {}
+    steps: dict[ResetStep, float] = {}
 
     def reset() -> None:
         with live.admin() as admin:
             assert {member.obeys_pause for member in admin.members("shop")} == {True}
             admin.reset_offsets(admin.plan_reset("shop", Aim(Where.EARLIEST)), deadline_s=30, tell=note)
 
-    def note(progress: Progress) -> None:
+    def note(progress: ResetProgress) -> None:
         steps.setdefault(progress.step, time.monotonic())
 
     async with live.member("first", "shop") as first, live.member("second", "shop") as second:
@@ -85,15 +85,15 @@ async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it
         for task in tasks:
             task.cancel()
     assert offsets(taken, 4 * RECORDS) == {partition: list(range(RECORDS)) for partition in range(4)}
-    assert not [at_s for at_s, _ in taken if steps[Step.CLAIMED] <= at_s <= steps[Step.DECIDED]]
+    assert not [at_s for at_s, _ in taken if steps[ResetStep.CLAIMED] <= at_s <= steps[ResetStep.DECIDED]]
     # "Within a health period": they obey when they read it, not when the next heartbeat is due.
-    assert steps[Step.CLAIMING] - steps[Step.PAUSED] < INTERVAL_S
+    assert steps[ResetStep.CLAIMING] - steps[ResetStep.PAUSED] < INTERVAL_S
 
 
 @scenario
 async def test_members_carry_on_by_themselves_after_the_administrator_was_killed(live: Live) -> None:
     """M13, no second administrator: one group's reset was decided when its administrator died, the other's was not."""
-    groups = {"decided": Step.DECIDED, "undecided": Step.CLAIMED}
+    groups = {"decided": ResetStep.DECIDED, "undecided": ResetStep.CLAIMED}
     taken: dict[str, Taken] = {group: [] for group in groups}
     async with live.member("first", "decided") as first, live.member("second", "undecided") as second:
         tasks = [asyncio.create_task(drain(each, taken[group])) for each, group in zip((first, second), groups, strict=True)]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.clients.groups.records import Progress, Step
-from holdfast.core.claims.resets import Commit
+from holdfast.clients.groups.records import ResetProgress, ResetStep
+from holdfast.core.claims.resets import ResetCommit
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import HoldfastError
@@ -40,10 +40,10 @@ def resets(cluster: Cluster) -> Iterator[Callable[[], Reset]]:
     topics.delete_all()
 
 
-def outcome(reset: Reset, at: Step, trouble: Callable[[], None]) -> HoldfastError | None:
+def outcome(reset: Reset, at: ResetStep, trouble: Callable[[], None]) -> HoldfastError | None:
     """Run the reset with *trouble* at the step, and return what it raised."""
 
-    def tell(progress: Progress) -> None:
+    def tell(progress: ResetProgress) -> None:
         if progress.step is at:
             trouble()
 
@@ -54,9 +54,9 @@ def outcome(reset: Reset, at: Step, trouble: Callable[[], None]) -> HoldfastErro
     return None
 
 
-@pytest.mark.parametrize("step", [Step.PAUSED, Step.CLAIMED, Step.DECIDED])
+@pytest.mark.parametrize("step", [ResetStep.PAUSED, ResetStep.CLAIMED, ResetStep.DECIDED])
 def test_a_broker_that_is_killed_and_comes_back_leaves_no_mixture(
-    cluster: Cluster, resets: Callable[[], Reset], tmp_path: Path, step: Step
+    cluster: Cluster, resets: Callable[[], Reset], tmp_path: Path, step: ResetStep
 ) -> None:
     reset = resets()
     back = threading.Thread(target=cluster.restart, args=(1,))
@@ -67,16 +67,16 @@ def test_a_broker_that_is_killed_and_comes_back_leaves_no_mixture(
 
     error = outcome(reset, step, trouble)
     back.join(DEADLINE_S)
-    committed = any(isinstance(decision, Commit) and decision.group == reset.group for decision in reset.desk.decisions())
+    committed = any(isinstance(decision, ResetCommit) and decision.group == reset.group for decision in reset.desk.decisions())
     reset.settle()
     assert reset.check() == (reset.new if committed else reset.old), error
     if error is None:
         assert committed, "what returns has moved everything"
 
 
-@pytest.mark.parametrize("step", [Step.PAUSED, Step.CLAIMED, Step.DECIDED])
+@pytest.mark.parametrize("step", [ResetStep.PAUSED, ResetStep.CLAIMED, ResetStep.DECIDED])
 def test_a_broker_that_is_away_for_longer_than_anybody_waits_leaves_no_mixture(
-    cluster: Cluster, resets: Callable[[], Reset], step: Step
+    cluster: Cluster, resets: Callable[[], Reset], step: ResetStep
 ) -> None:
     reset = resets()
     reset.deadline_s = 2 * REQUEST_S
@@ -86,12 +86,12 @@ def test_a_broker_that_is_away_for_longer_than_anybody_waits_leaves_no_mixture(
         cluster.resume(1)
     cluster.wait_ready()  # frozen for longer than its own session, it leads nothing at first
     assert error is not None
-    if step is Step.DECIDED:
+    if step is ResetStep.DECIDED:
         assert "is decided, but not every partition could be given back" in str(error)
         assert "holdfast groups resume" in str(error)
     # A frozen broker may take what was on its way when it thaws: the decision too. So wait for a decision of the next who comes.
     reset.settle()
     found = reset.check()
-    committed = [decision for decision in reset.desk.decisions() if decision.group == reset.group and isinstance(decision, Commit)]
+    committed = [decision for decision in reset.desk.decisions() if decision.group == reset.group and isinstance(decision, ResetCommit)]
     assert found == (reset.new if committed else reset.old)
-    assert step is not Step.DECIDED or committed
+    assert step is not ResetStep.DECIDED or committed

@@ -9,7 +9,7 @@ import msgspec
 import pytest
 
 from holdfast.clients.tables.directory import FixedDirectory, WorkersTopic, read_claims
-from holdfast.clients.tables.web_tls import Token
+from holdfast.clients.tables.web_tls import WorkerToken
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import WorkerClaims
 from holdfast.dev.memory_tables import MemoryWorker
@@ -100,13 +100,13 @@ async def test_a_redirect_does_not_lead_the_token_away(target: str) -> None:
     ],
 )
 def test_the_token_goes_over_tls_or_to_what_the_settings_name(changes: dict[str, Any], url: str, goes: bool) -> None:
-    token = Token(Settings(web_token=TOKEN, **changes))
+    token = WorkerToken(Settings(web_token=TOKEN, **changes))
     if goes:
         assert token.headers(url) == {"Authorization": f"Bearer {TOKEN}"}
         return
     with pytest.raises(AccessError, match="plain http"):
         token.headers(url)
-    assert Token(Settings(**changes)).headers(url) == {}, "without a token anybody may be asked"
+    assert WorkerToken(Settings(**changes)).headers(url) == {}, "without a token anybody may be asked"
 
 
 @pytest.mark.parametrize("networks", ["10.0.0.1/8", "a b", "http://a", "10.0.0.0/33"])

@@ -20,7 +20,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 
 from holdfast.clients.claims.reset_log import ResetLog
 from holdfast.clients.topics.admin import Admin, _refuses, check_topics, create_topics, require_topics
-from holdfast.clients.topics.plan import AlterConfig, CreateTopic, Role, Severity, TopicSpec, TopicState, topic_names
+from holdfast.clients.topics.plan import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec, TopicState, topic_names
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
@@ -58,7 +58,7 @@ def orders(settings: Settings, broker: SessionBroker) -> Iterator[Processor[Any,
 def make(settings: Settings, name: str, partitions: int, **config: str) -> None:
     """Create a topic as someone who has never heard of holdfast would, and wait until it can be used."""
     own = {key.replace("_", "."): value for key, value in config.items()}
-    spec = TopicSpec(name=name, partitions=partitions, config=own, replication_factor=1, role=Role.SOURCE)
+    spec = TopicSpec(name=name, partitions=partitions, config=own, replication_factor=1, role=TopicRole.SOURCE)
     Admin(settings).apply([CreateTopic(spec=spec, partitions=partitions)])
 
 

@@ -10,12 +10,12 @@ import pytest
 
 from holdfast.clients.topics.plan import (
     AlterConfig,
-    Cluster,
+    ClusterTopics,
     CreateTopic,
-    Finding,
     PartitionState,
-    Role,
     Severity,
+    TopicFinding,
+    TopicRole,
     TopicSpec,
     TopicState,
     check,
@@ -68,11 +68,11 @@ def topic(name: str, count: int, *layers: dict[str, str], replicas: int = 1, **c
     return TopicState(name=name, partitions=partitions, config=DEFAULTS | own, overrides=own)
 
 
-def cluster(*topics: TopicState, brokers: int = 1) -> Cluster:
-    return Cluster(brokers=tuple(range(1, brokers + 1)), topics={state.name: state for state in topics})
+def cluster(*topics: TopicState, brokers: int = 1) -> ClusterTopics:
+    return ClusterTopics(brokers=tuple(range(1, brokers + 1)), topics={state.name: state for state in topics})
 
 
-def created(specs: list[TopicSpec], before: Cluster) -> Cluster:
+def created(specs: list[TopicSpec], before: ClusterTopics) -> ClusterTopics:
     """Return the cluster after carrying out the plan, as Kafka would."""
     topics = dict(before.topics)
     for action in plan(specs, before):
@@ -88,7 +88,7 @@ def created(specs: list[TopicSpec], before: Cluster) -> Cluster:
 
 
 def specs(
-    state: Cluster, *processors: Processor[Any, Any], settings: Settings = SETTINGS, partitions: int | None = None
+    state: ClusterTopics, *processors: Processor[Any, Any], settings: Settings = SETTINGS, partitions: int | None = None
 ) -> list[TopicSpec]:
     return specs_for(settings, processors or (TOTALS,), state, partitions=partitions)
 
@@ -96,19 +96,19 @@ def specs(
 def test_an_application_needs_sources_changelogs_emits_quarantine_workers_and_skips() -> None:
     found = {spec.name: (spec.role, spec.partitions) for spec in specs(cluster(topic("orders", 6)))}
     assert found == {
-        "orders": (Role.SOURCE, 6),
-        "shop-totals.v1-changelog": (Role.CHANGELOG, 6),
-        "big-customers": (Role.EMIT, 6),
-        "shop-quarantine": (Role.QUARANTINE, 6),
-        "shop-workers": (Role.WORKERS, 1),
-        "shop-skips": (Role.SKIPS, 1),
+        "orders": (TopicRole.SOURCE, 6),
+        "shop-totals.v1-changelog": (TopicRole.CHANGELOG, 6),
+        "big-customers": (TopicRole.EMIT, 6),
+        "shop-quarantine": (TopicRole.QUARANTINE, 6),
+        "shop-workers": (TopicRole.WORKERS, 1),
+        "shop-skips": (TopicRole.SKIPS, 1),
     }
     assert sorted(found) == topic_names(SETTINGS, (TOTALS,))
 
 
 def test_created_changelogs_are_compacted_in_append_time_and_sources_are_logs() -> None:
     configs = {spec.role: spec.config for spec in specs(cluster(topic("orders", 6)))}
-    assert configs[Role.CHANGELOG] == {
+    assert configs[TopicRole.CHANGELOG] == {
         "cleanup.policy": "compact",
         "compression.type": "uncompressed",
         "message.timestamp.type": "LogAppendTime",
@@ -117,8 +117,8 @@ def test_created_changelogs_are_compacted_in_append_time_and_sources_are_logs() 
         "delete.retention.ms": "86400000",
         "max.message.bytes": "1048588",
     }
-    assert configs[Role.SOURCE] == {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-    assert configs[Role.QUARANTINE]["max.message.bytes"] == "4194352"
+    assert configs[TopicRole.SOURCE] == {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+    assert configs[TopicRole.QUARANTINE]["max.message.bytes"] == "4194352"
 
 
 def test_with_three_replicas_two_copies_are_asked_for_and_with_two_only_one() -> None:
@@ -139,7 +139,7 @@ def test_the_partition_option_is_for_what_does_not_exist_yet() -> None:
 def test_what_one_processor_emits_and_another_reads_is_a_source_and_listed_once() -> None:
     chained = processor("ranks", "big-customers")
     found = {spec.name: spec.role for spec in specs(cluster(), TOTALS, chained, partitions=2)}
-    assert found["big-customers"] is Role.SOURCE
+    assert found["big-customers"] is TopicRole.SOURCE
     assert len(found) == 7
 
 
@@ -174,7 +174,7 @@ GOOD = {"message_timestamp_type": "LogAppendTime"}
 COMPACTED = GOOD | {"cleanup_policy": "compact"}
 
 
-def world(**changes: TopicState) -> Cluster:
+def world(**changes: TopicState) -> ClusterTopics:
     """Return a cluster on which nothing is wrong, but for the topics given by role."""
     states = {
         "source": topic("orders", 4, GOOD),
@@ -187,7 +187,7 @@ def world(**changes: TopicState) -> Cluster:
     return cluster(*(states | changes).values())
 
 
-def findings(state: Cluster, settings: Settings = SETTINGS, *processors: Processor[Any, Any]) -> list[Finding]:
+def findings(state: ClusterTopics, settings: Settings = SETTINGS, *processors: Processor[Any, Any]) -> list[TopicFinding]:
     return check(specs(state, *processors, settings=settings), state)
 
 

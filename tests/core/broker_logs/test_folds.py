@@ -7,10 +7,10 @@ import struct
 import pytest
 
 from holdfast.core.broker_logs.folds import (
+    ClassicGroupMember,
     Committed,
     Generation,
     GroupNote,
-    Member,
     OffsetNote,
     OtherNote,
     TransactionNote,
@@ -157,7 +157,7 @@ def test_a_generation_is_read_in_each_version(version: int) -> None:
     member += (struct.pack(">i", 300_000) if version >= 1 else b"") + struct.pack(">i", 45_000) + size(2) + b"ab" + size(1) + b"c" + end
     value = struct.pack(">h", version) + put("consumer") + struct.pack(">i", 4) + put(None) + put("m1")
     value += (struct.pack(">q", 5) if version >= 2 else b"") + size(1) + member + end
-    expected = Generation(4, "consumer", None, "m1", (Member("m1", None, "c", "/10.0.0.1", 45_000),), 5 if version >= 2 else -1)
+    expected = Generation(4, "consumer", None, "m1", (ClassicGroupMember("m1", None, "c", "/10.0.0.1", 45_000),), 5 if version >= 2 else -1)
     assert decode_group(struct.pack(">h", 2) + text("g"), value) == GroupNote(group="g", noted=expected)
 
 

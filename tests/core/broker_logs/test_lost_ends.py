@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.broker_logs.folds import TransactionNote
-from holdfast.core.broker_logs.lost_ends import Decided, EndsRow, OpenTransaction, OpenTransactions, fold_ends, lost_ends
+from holdfast.core.broker_logs.lost_ends import Decided, EndsRow, OpenTransactions, UnendedTransaction, fold_ends, lost_ends
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch, marker_batch
 from holdfast.core.kafka.transaction_state import Transaction, TransactionState
 
@@ -39,7 +39,7 @@ def test_what_is_open_is_what_has_no_marker_behind_it() -> None:
     ]
     for batch in batches:
         open_ones.add(batch)
-    assert sorted(open_ones.found()) == [OpenTransaction("orders", 0, 1, 2, 0), OpenTransaction("orders", 0, 5, 1, 7)]
+    assert sorted(open_ones.found()) == [UnendedTransaction("orders", 0, 1, 2, 0), UnendedTransaction("orders", 0, 5, 1, 7)]
 
 
 def folded(*notes: tuple[str, Transaction | None]) -> dict[str, EndsRow]:
@@ -53,10 +53,10 @@ def noted(state: TransactionState, *places: tuple[str, int], pid: int = 7, epoch
     return Transaction(producer_id=pid, timeout_ms=60_000, updated_ms=at_ms, epoch=epoch, state=state, partitions=places)
 
 
-HANGS = OpenTransaction("orders", 0, 100, 7, 3)
+HANGS = UnendedTransaction("orders", 0, 100, 7, 3)
 
 
-def decided(*notes: tuple[str, Transaction | None], hangs: OpenTransaction = HANGS) -> list[Decided | None]:
+def decided(*notes: tuple[str, Transaction | None], hangs: UnendedTransaction = HANGS) -> list[Decided | None]:
     return [each.decided for each in lost_ends([hangs], folded(*notes), [hangs])]
 
 
@@ -104,6 +104,6 @@ def test_what_the_log_does_not_tell_is_not_guessed(notes: list[tuple[str, Transa
 
 
 def test_what_was_open_only_once_may_have_ended_or_begun_meanwhile() -> None:
-    rows, next_one = folded(("a", noted(COMMITTED))), OpenTransaction("orders", 0, 120, 7, 3)
+    rows, next_one = folded(("a", noted(COMMITTED))), UnendedTransaction("orders", 0, 120, 7, 3)
     assert lost_ends([HANGS], rows, [next_one]) == []
     assert lost_ends([], rows, [HANGS]) == []

@@ -20,15 +20,15 @@ from holdfast.core.claims.frames import (
     Heartbeat,
     ReleasingPartition,
 )
-from holdfast.core.claims.resets import Abort, Commit, Decision, Decisions, decode_decision, encode_decision
+from holdfast.core.claims.resets import Decision, Decisions, ResetAbort, ResetCommit, decode_decision, encode_decision
 from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, fold_guarded
 from tests.core.claims.test_protocol_page import NOW_S, PAGE, plain, rows_of, table
 
 KEY = ClaimKey("g", "orders", 0)
 RESET = RESET_INSTANCE + "5e"
 HELD = Claim("admin", RESET, 3, NOW_S - 10, None, 40, None, NOW_S - 10, ("i7",))
-COMMIT = Commit(reset_id="5e", group="g", client="admin", at_s=NOW_S, offsets={"orders": ((0, 40, 0),)})
-ABORT = Abort(reset_id="5e", group="g", client="worker-8", at_s=NOW_S, reason="silent")
+COMMIT = ResetCommit(reset_id="5e", group="g", client="admin", at_s=NOW_S, offsets={"orders": ((0, 40, 0),)})
+ABORT = ResetAbort(reset_id="5e", group="g", client="worker-8", at_s=NOW_S, reason="silent")
 
 
 def frame(kind: str, client: str, instance: str) -> Frame:
@@ -64,7 +64,7 @@ def test_the_constants_of_the_page_are_those_of_the_code() -> None:
 
 def test_the_decisions_of_the_page_are_read_and_written_to_the_letter() -> None:
     samples = re.findall(r"^    (\{\"decision\".*\})$", PAGE, re.MULTILINE)
-    assert [type(decode_decision(sample.encode())) for sample in samples] == [Commit, Abort]
+    assert [type(decode_decision(sample.encode())) for sample in samples] == [ResetCommit, ResetAbort]
     for sample in samples:
         assert encode_decision(decode_decision(sample.encode())).decode() == sample
 

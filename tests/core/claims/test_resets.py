@@ -11,11 +11,11 @@ from hypothesis import strategies as st
 from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleasingPartition
 from holdfast.core.claims.resets import (
     LIMIT_DECISION_BYTES,
-    Abort,
     Aim,
-    Commit,
     Decision,
     Decisions,
+    ResetAbort,
+    ResetCommit,
     Spot,
     Where,
     decode_decision,
@@ -33,8 +33,8 @@ from holdfast.errors import ConfigError, DecodeError
 
 KEY = ClaimKey("g", "orders", 0)
 RESET = RESET_INSTANCE + "5e"
-COMMIT = Commit(reset_id="5e", group="g", client="admin", at_s=100, offsets={"orders": ((0, 40, 0), (1, 7, 9))})
-ABORT = Abort(reset_id="5e", group="g", client="worker-8", at_s=101, reason="silent")
+COMMIT = ResetCommit(reset_id="5e", group="g", client="admin", at_s=100, offsets={"orders": ((0, 40, 0), (1, 7, 9))})
+ABORT = ResetAbort(reset_id="5e", group="g", client="worker-8", at_s=101, reason="silent")
 
 
 class World:
@@ -109,14 +109,14 @@ def test_a_late_heartbeat_of_a_reset_takes_nothing(held: World) -> None:
 
 ids = st.text("abcdef0123456789", min_size=1, max_size=12)
 commits = st.builds(
-    Commit,
+    ResetCommit,
     reset_id=ids,
     group=ids,
     client=ids,
     at_s=st.integers(0, 2**40),
     offsets=st.dictionaries(ids, st.lists(st.tuples(*[st.integers(0, 2**62)] * 3), max_size=4).map(tuple), max_size=3),
 )
-aborts = st.builds(Abort, reset_id=ids, group=ids, client=ids, at_s=st.integers(0, 2**40), reason=st.text(max_size=20))
+aborts = st.builds(ResetAbort, reset_id=ids, group=ids, client=ids, at_s=st.integers(0, 2**40), reason=st.text(max_size=20))
 
 
 @given(st.one_of(commits, aborts))
@@ -155,7 +155,7 @@ def test_what_is_no_decision_is_refused_with_a_typed_error(value: bytes | None) 
 def test_a_decision_that_no_record_can_hold_is_refused_before_anything_is_written() -> None:
     many = tuple((partition, 2**60, 2**60) for partition in range(30_000))
     with pytest.raises(ConfigError, match="reset fewer topics"):
-        encode_decision(Commit(reset_id="5e", group="g", client="admin", at_s=1, offsets={"orders": many}))
+        encode_decision(ResetCommit(reset_id="5e", group="g", client="admin", at_s=1, offsets={"orders": many}))
 
 
 def test_the_offset_a_partition_is_freed_with_follows_from_the_decision_alone(held: World) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.engine.codec import APPLIED, Marker, encode_due, encode_marker, row_key, wake_key
-from holdfast.core.engine.strays import Audit, Findings
+from holdfast.core.engine.strays import Audit, ForeignRecords
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch, marker_batch
 
 A, B = row_key("a"), row_key("b")
@@ -73,7 +73,7 @@ class Log:
                 )
         return out
 
-    def findings(self) -> Findings:
+    def findings(self) -> ForeignRecords:
         audit = Audit(1)
         for batch in self.batches:
             audit.add(batch)

@@ -7,11 +7,11 @@ from collections.abc import Iterable
 from typing import cast
 
 from holdfast.core.engine.rows import Rows
-from holdfast.core.groups.announcements import Announce, Announcement, Block, encode
-from holdfast.core.groups.assignors.types import TopicPartition
+from holdfast.core.groups.announcements import Announce, Announcement, TopicBlock, encode
 from holdfast.core.groups.balancer import Balancer, BalancerSettings
 from holdfast.core.groups.codes import GroupCode
-from holdfast.core.groups.membership import Group, GroupsRow, Heard, apply
+from holdfast.core.groups.membership import Group, GroupsRow, NumberedAnnouncement, apply
+from holdfast.core.kafka.topic_partition import TopicPartition
 
 STEP_S = 0.05
 
@@ -24,7 +24,7 @@ def announce(
     client: str | None = None,
     static: str | None = None,
     pattern: str | None = None,
-    owned: tuple[Block, ...] = (),
+    owned: tuple[TopicBlock, ...] = (),
     assignors: tuple[str, ...] = ("sticky",),
     session_ms: int = 6_000,
     generation: int = -1,
@@ -41,7 +41,7 @@ class Reader:
         self.rows: dict[str, GroupsRow] = {}
 
     def read(self, offset: int, said: Announcement, at_ms: int) -> GroupCode:
-        return apply(cast("Rows[GroupsRow]", self.rows), Heard(offset, said), at_ms)
+        return apply(cast("Rows[GroupsRow]", self.rows), NumberedAnnouncement(offset, said), at_ms)
 
     @property
     def group(self) -> Group:

@@ -13,8 +13,9 @@ from hypothesis import strategies as st
 
 from holdfast.core.groups.assignors import sticky
 from holdfast.core.groups.assignors.assign import assign, assignor_named, spread
-from holdfast.core.groups.assignors.types import Assignment, AssignorName, Subscriber, TopicPartition
+from holdfast.core.groups.assignors.types import Assignment, AssignorName, Subscriber
 from holdfast.core.groups.java_order import HashOrder, coordinator_partition, hash_order, string_hash
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.errors import ConfigError
 from tests.support.places import TESTDATA
 from tests.support.scale import scaled

@@ -7,9 +7,9 @@ from itertools import pairwise
 import pytest
 
 from holdfast.core.groups.announcements import Announce, Summary, decode
-from holdfast.core.groups.assignors.types import TopicPartition
 from holdfast.core.groups.balancer import BEATS_A_SESSION, LOOK_S, BalancerSettings
 from holdfast.core.groups.codes import GroupCode
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.errors import ConfigError
 from tests.core.groups.balancing import STEP_S, World
 

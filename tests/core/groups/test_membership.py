@@ -11,7 +11,7 @@ from holdfast.core.engine.codec import RowCodec
 from holdfast.core.groups import membership
 from holdfast.core.groups.announcements import Beat, Leave
 from holdfast.core.groups.codes import GroupCode, chosen_protocol
-from holdfast.core.groups.membership import GroupsRow, Seen, counts_of, route, subscriptions
+from holdfast.core.groups.membership import GroupsRow, LastSeen, counts_of, route, subscriptions
 from tests.core.groups.balancing import announce, reader_of
 
 
@@ -87,7 +87,7 @@ def test_what_a_member_holds_is_noted_and_moves_nothing() -> None:
     group = reader.group
     reader.read(2, announce("a", owned=(("t", (0, 1)),), generation=2), 5)
     assert reader.group is group
-    assert cast(Seen, reader.rows["g/a"]).owned == (("t", (0, 1)),)
+    assert cast(LastSeen, reader.rows["g/a"]).owned == (("t", (0, 1)),)
 
 
 def test_what_a_newcomer_holds_and_nobody_has_taken_yet_stays_with_it() -> None:

@@ -9,14 +9,24 @@ import pytest
 
 from holdfast.core.groups import announcements, balancer, membership
 from holdfast.core.groups.announcements import Announce, Announcement, Beat, Leave, Summary
-from holdfast.core.groups.assignors.types import AssignorName, TopicPartition
+from holdfast.core.groups.assignors.types import AssignorName
 from holdfast.core.groups.codes import GroupCode
 from holdfast.core.groups.java_order import coordinator_partition, string_hash
 from holdfast.core.groups.membership import summary_of
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.models.consumer_group import NOTHING, Partitions, next_step
 from holdfast.models.group_coordinator.rules import step
-from holdfast.models.group_coordinator.types import ClassicGroup, Commit, Delete, Heartbeat, Join, Request, State, Sync
-from holdfast.models.group_coordinator.types import Leave as LeaveGroup
+from holdfast.models.group_coordinator.types import (
+    ClassicGroup,
+    DeleteGroup,
+    GroupState,
+    HeartbeatRequest,
+    JoinGroup,
+    LeaveGroup,
+    OffsetCommit,
+    Request,
+    SyncGroup,
+)
 from tests.core.claims.test_protocol_page import PAGE, Row, plain, table
 from tests.core.groups.balancing import Reader, announce
 
@@ -84,7 +94,7 @@ def test_each_announcement_is_answered_as_the_page_says(row: Row, monkeypatch: p
     assert f"{code.value} {code.name}" == row["Code"]
 
 
-def classic(state: State) -> ClassicGroup:
+def classic(state: GroupState) -> ClassicGroup:
     """Return a group of one member "a" in *state*; in Empty and Dead it was there before."""
     group = ClassicGroup()
 
@@ -92,42 +102,42 @@ def classic(state: State) -> ClassicGroup:
         nonlocal group
         group, _ = step(group, request, at_ms)
 
-    ask(Join(request=1, member_id="", new_id="a", protocols=(("range", b""),), requires_id=False))
-    ask(Heartbeat(request=2, member_id="z", generation=0), 3_000)
-    if state is not State.COMPLETING:
-        ask(Sync(request=3, member_id="a", generation=1), 3_000)
+    ask(JoinGroup(request=1, member_id="", new_id="a", protocols=(("range", b""),), requires_id=False))
+    ask(HeartbeatRequest(request=2, member_id="z", generation=0), 3_000)
+    if state is not GroupState.COMPLETING:
+        ask(SyncGroup(request=3, member_id="a", generation=1), 3_000)
     match state:
-        case State.EMPTY:
+        case GroupState.EMPTY:
             ask(LeaveGroup(request=4, member_id="a"), 3_000)
-        case State.PREPARING:
-            ask(Join(request=5, member_id="", new_id="b", protocols=(("range", b""),), requires_id=False), 3_000)
-        case State.DEAD:
-            ask(Delete(request=6), 3_000)
+        case GroupState.PREPARING:
+            ask(JoinGroup(request=5, member_id="", new_id="b", protocols=(("range", b""),), requires_id=False), 3_000)
+        case GroupState.DEAD:
+            ask(DeleteGroup(request=6), 3_000)
     assert group.state is state
     return group
 
 
-@pytest.mark.parametrize("state", State)
+@pytest.mark.parametrize("state", GroupState)
 @pytest.mark.parametrize(
     "row", table("Request", "Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"), ids=lambda row: row["Request"]
 )
-def test_the_classic_coordinator_answers_as_the_page_says(row: Row, state: State) -> None:
+def test_the_classic_coordinator_answers_as_the_page_says(row: Row, state: GroupState) -> None:
     group = classic(state)
     requests: dict[str, Request] = {
-        "Heartbeat of a member": Heartbeat(request=9, member_id="a", generation=group.generation),
-        "OffsetCommit of a member": Commit(request=9, member_id="a", generation=group.generation),
-        "OffsetCommit, generation -1, no member": Commit(request=9),
-        "SyncGroup of a member": Sync(request=9, member_id="a", generation=group.generation),
+        "Heartbeat of a member": HeartbeatRequest(request=9, member_id="a", generation=group.generation),
+        "OffsetCommit of a member": OffsetCommit(request=9, member_id="a", generation=group.generation),
+        "OffsetCommit, generation -1, no member": OffsetCommit(request=9),
+        "SyncGroup of a member": SyncGroup(request=9, member_id="a", generation=group.generation),
     }
-    if (row["Request"], state) == ("SyncGroup of a member", State.COMPLETING):
+    if (row["Request"], state) == ("SyncGroup of a member", GroupState.COMPLETING):
         # A follower's: the leader's ends the waiting.
         group = ClassicGroup()
         for number, name in enumerate("ab"):
-            join = Join(request=number, member_id="", new_id=name, protocols=(("range", b""),), requires_id=False)
+            join = JoinGroup(request=number, member_id="", new_id=name, protocols=(("range", b""),), requires_id=False)
             group, _ = step(group, join, 0)
-        group, replies = step(group, Sync(request=9, member_id="b", generation=1), 6_000)
+        group, replies = step(group, SyncGroup(request=9, member_id="b", generation=1), 6_000)
         assert not [each for each in replies if each.request == 9]
-        _, replies = step(group, Sync(request=10, member_id="a", generation=1), 6_000)
+        _, replies = step(group, SyncGroup(request=10, member_id="a", generation=1), 6_000)
         assert [each.code for each in replies if each.request == 9] == [GroupCode.NONE]
         assert row[state.value] == "waits"
         return

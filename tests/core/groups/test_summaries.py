@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from holdfast.core.groups import membership
 from holdfast.core.groups.announcements import Announcement, Beat, Leave, Summary
 from holdfast.core.groups.codes import GroupCode
-from holdfast.core.groups.membership import Group, Progress, Seen, counts_of, summary_of
+from holdfast.core.groups.membership import Group, LastSeen, ReadProgress, counts_of, summary_of
 from tests.core.groups.balancing import Reader, announce, reader_of
 from tests.support.scale import scaled
 
@@ -30,7 +30,7 @@ def test_a_reader_from_a_summary_on_has_the_rows_of_one_who_read_everything() ->
         assert reader.read(3, summary, 20) is GroupCode.NONE
         reader.read(4, Beat("g", "a", 3), 30)
     assert late.group == full.group
-    assert {key: row for key, row in late.rows.items() if isinstance(row, Seen)}.keys() == {"g/a", "g/b", "g/c"}
+    assert {key: row for key, row in late.rows.items() if isinstance(row, LastSeen)}.keys() == {"g/a", "g/b", "g/c"}
     for reader in (full, late):
         reader.read(5, Beat("g", "c", 3), 6_005)
     assert late.group == full.group
@@ -47,7 +47,7 @@ def test_a_summary_that_something_overtook_counts_for_nothing() -> None:
         reader.read(2, announce("c"), 2)
         assert reader.read(3, summary, 3) is GroupCode.ILLEGAL_GENERATION
     assert set(full.target()) == {"a", "b", "c"}
-    assert not cast(Progress, late.rows["g//"]).complete
+    assert not cast(ReadProgress, late.rows["g//"]).complete
 
 
 def test_a_summary_from_before_reading_began_counts_for_nothing() -> None:
@@ -145,7 +145,7 @@ def test_summaries_that_count_at_any_time_would_part_the_readers(monkeypatch: py
     adopt = membership._adopt
 
     def careless(
-        rows: object, group: Group, progress: Progress, said: Summary, at_ms: int, adopt: Callable[..., GroupCode] = adopt
+        rows: object, group: Group, progress: ReadProgress, said: Summary, at_ms: int, adopt: Callable[..., GroupCode] = adopt
     ) -> GroupCode:
         return adopt(rows, group, msgspec.structs.replace(progress, changed=-1, first=0), said, at_ms)
 

@@ -32,7 +32,7 @@ from holdfast.core.kafka.record_batch import (
     encode_batch,
     marker_batch,
 )
-from holdfast.core.kafka.wire import Reader, WireReason
+from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
 from holdfast.models.requests import (
     InitProducerIdRequest,
@@ -427,9 +427,9 @@ def test_a_batch_that_no_reader_would_read_back_is_not_written(batch: RecordBatc
 def test_every_primitive_tells_what_it_needed() -> None:
     for take in ("int8", "int16", "int32", "int64"):
         with pytest.raises(WireError, match=r"at byte 0: price needs \d bytes, 0 are left"):
-            getattr(Reader(b""), take)("price")
+            getattr(WireReader(b""), take)("price")
     with pytest.raises(WireError, match="is not UTF-8"):
-        Reader(b"\0\2\xff\xff").string("name")
+        WireReader(b"\0\2\xff\xff").string("name")
     with pytest.raises(WireError, match="length -1"):
-        Reader(b"\xff\xff").string("name")
-    assert Reader(b"\xff\xff").string("name", nullable=True) is None
+        WireReader(b"\xff\xff").string("name")
+    assert WireReader(b"\xff\xff").string("name", nullable=True) is None

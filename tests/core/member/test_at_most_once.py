@@ -5,11 +5,12 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.claims.frames import Heartbeat, ReleasingPartition
-from holdfast.core.member.actions import Deliver, Event, Place, Start, Stop
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.actions import Deliver, Event, Start, Stop
 from holdfast.core.member.settings import Delivery
 from tests.core.member.world import Node, World
 
-ORDERS = Place("orders", 0)
+ORDERS = TopicPartition("orders", 0)
 
 
 def working(**settings: object) -> tuple[World, Node]:

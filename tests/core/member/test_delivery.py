@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.claims.frames import ClaimingMessages, Heartbeat
-from holdfast.core.member.actions import Deliver, Start, Token
+from holdfast.core.member.actions import Deliver, DeliveryToken, Start
 from holdfast.core.member.settings import Delivery
 from tests.core.member.world import ORDERS, Node, World, row_offset, working
 
@@ -28,7 +28,7 @@ def test_a_batch_is_handed_out_only_after_the_log_has_committed_it() -> None:
     committed_s = next(at_s for at_s, frame in world.log[0] if isinstance(frame, Heartbeat) and frame.current_offset == 100)
     assert committed_s < delivered_s
     world.do(node, node.member.delivered("orders", 0, range(100), world.now_s))
-    world.commit(node, Token("orders", 0, 5, node.started[ORDERS].epoch))
+    world.commit(node, DeliveryToken("orders", 0, 5, node.started[ORDERS].epoch))
     batch(world, node, 130)
     world.run(0.1)
     assert len(node.batches) == 2

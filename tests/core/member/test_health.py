@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from holdfast.core.member import velocity as health
-from holdfast.core.member.velocity import Health, Sample, Verdict, velocity
+from holdfast.core.member.velocity import ClaimVerdict, Health, Sample, velocity
 from tests.support.places import TESTDATA
 
 VELOCITIES = json.loads((TESTDATA / "velocity.json").read_text())["vectors"]
@@ -38,7 +38,7 @@ def check(case: dict[str, Any]) -> tuple[str, int]:
         latest=case["latest"],
     )
     verdict = state.check(sample, expired_after_s=60, idle_after_s=60)
-    worded = verdict.value if verdict in (Verdict.NONE, Verdict.KEEP) else "release"
+    worded = verdict.value if verdict in (ClaimVerdict.NONE, ClaimVerdict.KEEP) else "release"
     return worded, state.cycles_behind
 
 
@@ -63,7 +63,7 @@ def test_three_checks_behind_release_and_two_do_not() -> None:
         latest=32,
     )
     verdicts = [state.check(sample, expired_after_s=60, idle_after_s=60) for _ in range(3)]
-    assert verdicts == [Verdict.KEEP, Verdict.KEEP, Verdict.BEHIND]
+    assert verdicts == [ClaimVerdict.KEEP, ClaimVerdict.KEEP, ClaimVerdict.BEHIND]
 
 
 def test_the_ring_keeps_the_last_ten_samples() -> None:

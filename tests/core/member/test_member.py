@@ -6,7 +6,7 @@ import pytest
 
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, decode, encode
 from holdfast.core.claims.views import fold_guarded
-from holdfast.core.member.actions import Event, Look, Send, Start, Token
+from holdfast.core.member.actions import DeliveryToken, Event, FetchOffsets, Send, Start
 from holdfast.core.member.settings import MemberSettings
 from holdfast.errors import ClaimLostError, CommitError, ConfigError, FrameError
 from tests.core.member.world import World, held_by
@@ -119,7 +119,7 @@ def test_watermarks_that_do_not_come_are_asked_for_again_and_in_the_end_the_clai
     node = world.add()
     node.blind = True
     world.run(120)
-    assert len(node.all(Look)) > 3
+    assert len(node.all(FetchOffsets)) > 3
     assert not node.started
     assert world.owner("orders", 0) is None
     node.blind = False
@@ -341,13 +341,13 @@ def test_tokens_of_a_claim_that_is_gone_are_refused_and_so_are_offsets_never_del
     world.run(5)
     (token,) = world.deliver(node, "orders", 0, [0])
     with pytest.raises(CommitError):
-        world.commit(node, Token("orders", 0, 95, token.epoch))
+        world.commit(node, DeliveryToken("orders", 0, 95, token.epoch))
     with pytest.raises(ClaimLostError, match="epoch 7"):
-        world.commit(node, Token("orders", 0, 0, 7))
+        world.commit(node, DeliveryToken("orders", 0, 0, 7))
     world.commit(node, token, token)
     assert node.member.outstanding("orders", 0) == 0
     with pytest.raises(ClaimLostError):
-        world.commit(node, Token("orders", 1, 0, 1))
+        world.commit(node, DeliveryToken("orders", 1, 0, 1))
 
 
 def test_a_fleet_with_another_interval_folds_with_its_own_threshold() -> None:

@@ -9,16 +9,17 @@ import pytest
 
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition
 from holdfast.core.claims.views import Claim
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import settings as member_settings
 from holdfast.core.member import velocity
-from holdfast.core.member.actions import Action, Look, Place, Send, Start, Stop
-from holdfast.core.member.local_claims import LocalClaim, Stage
+from holdfast.core.member.actions import Action, FetchOffsets, Send, Start, Stop
+from holdfast.core.member.local_claims import ClaimStage, LocalClaim
 from holdfast.core.member.settings import HANDLER_TIMEOUT_S, MemberSettings
 from holdfast.core.member.velocity import Health, Sample
 from tests.core.claims.test_protocol_page import PAGE, Row, plain, table
 from tests.core.member.world import BEGAN_S, Node, World
 
-ORDERS = Place("orders", 0)
+ORDERS = TopicPartition("orders", 0)
 
 
 # -- constants
@@ -71,7 +72,7 @@ def test_every_verdict_of_the_page_is_the_codes_and_none_is_missing() -> None:
     rows = table(*HEALTH)
     for row in rows:
         assert verdict(row) == (row["Verdict"], int(row["Cycles after"])), row
-    assert {row["Verdict"] for row in rows} == set(velocity.Verdict) - {"none"}
+    assert {row["Verdict"] for row in rows} == set(velocity.ClaimVerdict) - {"none"}
 
 
 # -- the race
@@ -266,8 +267,8 @@ def patience(world: World, node: Node) -> None:
     claim = claim_of(node)
     assert claim is not None
     node.deaf = True
-    node.mute = claim.stage is not Stage.DRAINING
-    if claim.stage in (Stage.WON, Stage.DRAINING, Stage.RELEASING):
+    node.mute = claim.stage is not ClaimStage.DRAINING
+    if claim.stage in (ClaimStage.WON, ClaimStage.DRAINING, ClaimStage.RELEASING):
         world.run(claim.deadline_s - world.now_s - 0.1)
         node.done.clear()
         world.run(0.2)
@@ -332,7 +333,7 @@ def worded(actions: list[Action]) -> str:
     words = []
     for action in actions:
         match action:
-            case Look():
+            case FetchOffsets():
                 words.append("ask for watermarks")
             case Start():
                 words.append("start")
@@ -362,7 +363,7 @@ def test_every_step_in_the_life_of_a_claim_is_the_codes_and_no_stage_is_missing(
     rows = table("Stage", "What happens", "Next", "What is done")
     for row in rows:
         assert live(row["Stage"], row["What happens"]) == (row["Next"], row["What is done"]), row
-    stages = {stage.value for stage in Stage}
+    stages = {stage.value for stage in ClaimStage}
     assert {row["Stage"] for row in rows} == stages
     assert {row["Next"] for row in rows} >= stages - {"claiming", "reclaiming"}
 

@@ -9,12 +9,13 @@ from typing import Any
 import pytest
 
 from holdfast.core.claims.frames import Heartbeat
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
-from holdfast.core.member.actions import Action, Place
-from holdfast.core.member.local_claims import Stage
+from holdfast.core.member.actions import Action
+from holdfast.core.member.local_claims import ClaimStage
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
-from holdfast.core.member.velocity import Verdict
+from holdfast.core.member.velocity import ClaimVerdict
 from tests.core.member.world import Node, World
 
 STEPS = 150
@@ -28,7 +29,7 @@ class Schedule:
         self.interval_s = self.draws.choice([3.0, 60.0])
         topics = {"orders": self.draws.choice([1, 3, 6]), "clicks": 2}
         self.world = World(topics, logs=2, delay_s=self.draws.choice([0.001, 0.01, 0.3]), interval_s=self.interval_s)
-        self.places = [Place(topic, partition) for topic, count in topics.items() for partition in range(count)]
+        self.places = [TopicPartition(topic, partition) for topic, count in topics.items() for partition in range(count)]
         self.at_most_once = self.draws.random() < 0.5
         self.settings: dict[str, Any] = {
             "release_if_behind": False,
@@ -36,8 +37,8 @@ class Schedule:
             "delivery": Delivery.AT_MOST_ONCE if self.at_most_once else Delivery.AT_LEAST_ONCE,
         }
         self.ended: set[int] = set()
-        self.handed: set[tuple[Place, int]] = set()
-        self.offsets: dict[Place, int] = {}
+        self.handed: set[tuple[TopicPartition, int]] = set()
+        self.offsets: dict[TopicPartition, int] = {}
         for number in range(self.draws.randint(2, 5)):
             self.add(f"c{number}")
 
@@ -92,14 +93,14 @@ class Schedule:
             place = draws.choice(sorted(node.started))
             self.consume_once(node, place) if self.at_most_once else self.consume(node, place)
 
-    def consume(self, node: Node, place: Place) -> None:
+    def consume(self, node: Node, place: TopicPartition) -> None:
         if node.member.may_deliver(*place, self.world.now_s):
             begin = node.member._claims[place].tracker.position
             tokens = self.world.deliver(node, *place, range(begin, begin + self.draws.randint(1, 9)))
             self.draws.shuffle(tokens)
             self.world.commit(node, *tokens[: self.draws.randint(0, len(tokens))])
 
-    def consume_once(self, node: Node, place: Place) -> None:
+    def consume_once(self, node: Node, place: TopicPartition) -> None:
         claim, now_s = node.member._claims[place], self.world.now_s
         for batch in [each for each in node.batches if (each.topic, each.partition) == place]:
             node.batches.remove(batch)
@@ -155,12 +156,12 @@ def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.M
 
     def credulous(self: Member, send_id: int, ok: bool, now_s: float) -> list[Action]:
         sent = self._sends.get(send_id)
-        if ok and sent is not None and sent.claim.stage is Stage.ACTIVE and isinstance(sent.frame, Heartbeat):
+        if ok and sent is not None and sent.claim.stage is ClaimStage.ACTIVE and isinstance(sent.frame, Heartbeat):
             sent.claim.lease_until_s = sent.claim.deliver_until_s = now_s + self.settings.lease_s
         return honest(self, send_id, ok, now_s)
 
     monkeypatch.setattr(Member, "sent", credulous)
-    monkeypatch.setattr(Member, "_check", lambda self, claim, now_s: Verdict.KEEP)
+    monkeypatch.setattr(Member, "_check", lambda self, claim, now_s: ClaimVerdict.KEEP)
     assert _found()
 
 

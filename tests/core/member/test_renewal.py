@@ -8,7 +8,7 @@ from itertools import pairwise
 import pytest
 
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.member.actions import CommitOffset, Event, Reason, Send
+from holdfast.core.member.actions import CommitOffset, Event, ReleaseReason, Send
 from holdfast.core.member.member import Member
 from holdfast.errors import ClaimLostError
 from tests.core.member.world import ORDERS, World, reasons, row_offset, working
@@ -56,7 +56,7 @@ def test_a_member_that_cannot_see_the_log_stops_although_its_heartbeats_arrive()
     node.deaf = True
     world.run(130)
     assert not node.held
-    assert Reason.EXPIRED in reasons(node)
+    assert ReleaseReason.EXPIRED in reasons(node)
 
 
 def test_heartbeats_that_the_broker_refuses_are_repeated_and_in_the_end_the_claim_is_given_up_in_time() -> None:
@@ -69,7 +69,7 @@ def test_heartbeats_that_the_broker_refuses_are_repeated_and_in_the_end_the_clai
     assert len(node.frames(Heartbeat)) > 3
     world.run(60)
     assert not node.held
-    assert Reason.EXPIRED in reasons(node)
+    assert ReleaseReason.EXPIRED in reasons(node)
 
 
 def test_a_fenced_owner_stops_at_the_first_frame_that_says_so() -> None:
@@ -179,7 +179,7 @@ def test_an_owner_that_falls_behind_gives_the_claim_back_and_lets_others_go_firs
         world.marks[ORDERS] = (0, 10_000 + 5_000 * step)
         world.look(node, ORDERS)
         world.run(15)
-    assert reasons(node) == [Reason.BEHIND]
+    assert reasons(node) == [ReleaseReason.BEHIND]
     world.run(15)
     (released_s,) = [at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, ReleasingPartition)]
     world.run(100)
@@ -191,7 +191,7 @@ def test_an_owner_that_falls_behind_gives_the_claim_back_and_lets_others_go_firs
 
 def test_a_wedged_owner_releases_and_one_with_nothing_to_read_keeps() -> None:
     """M9"""
-    for latest, expected in ((1, [Reason.WEDGED]), (0, [])):
+    for latest, expected in ((1, [ReleaseReason.WEDGED]), (0, [])):
         for behind in (True, False):
             world = World()
             world.marks[ORDERS] = (0, latest)

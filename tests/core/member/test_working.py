@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.claims.frames import ReleasingPartition
-from holdfast.core.member.actions import Deliver, Event, Reason, Token
+from holdfast.core.member.actions import Deliver, DeliveryToken, Event, ReleaseReason
 from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import ConfigError
 from tests.core.member.world import ORDERS, Node, World, reasons, row_offset
@@ -61,7 +61,7 @@ def test_the_user_is_warned_at_half_of_the_deadline_and_when_the_claim_is_given_
     assert early.startswith("the message at offset 0 has been in hand for 2")
     assert "handler_timeout_s is 40: at that age the claim is given up" in early
     work(world, node, 20)
-    assert reasons(node) == [Reason.HANDLER_TIMEOUT]
+    assert reasons(node) == [ReleaseReason.HANDLER_TIMEOUT]
     assert [text.split(":")[1][:28] for text in told(node)] == [" at that age the claim is gi", " the claim is given up, and "]
     assert row_offset(world) == 0
 
@@ -92,13 +92,13 @@ def test_beside_go_members_whoever_commits_nothing_is_wedged_as_ever() -> None:
     world, node = owner(interop=True)
     world.deliver(node, "orders", 0, range(10))
     work(world, node, 12)
-    assert set(reasons(node)) == {Reason.WEDGED}
+    assert set(reasons(node)) == {ReleaseReason.WEDGED}
 
 
 def test_a_partition_that_brings_nothing_although_there_are_records_is_given_up() -> None:
     world, node = owner()
     work(world, node, 12)
-    assert set(reasons(node)) == {Reason.WEDGED}
+    assert set(reasons(node)) == {ReleaseReason.WEDGED}
 
 
 def test_a_partition_that_brings_nothing_after_a_long_message_is_given_up() -> None:
@@ -107,7 +107,7 @@ def test_a_partition_that_brings_nothing_after_a_long_message_is_given_up() -> N
     work(world, node, 100)
     world.commit(node, *tokens)
     work(world, node, 40)
-    assert set(reasons(node)) == {Reason.WEDGED}
+    assert set(reasons(node)) == {ReleaseReason.WEDGED}
 
 
 def test_what_is_fetched_and_waits_for_a_user_who_is_at_work_elsewhere_is_no_wedge_until_the_deadline() -> None:
@@ -119,7 +119,7 @@ def test_what_is_fetched_and_waits_for_a_user_who_is_at_work_elsewhere_is_no_wed
     (early,) = told(node)
     assert early.startswith("messages from offset 0 on have waited to be taken for 3")
     work(world, node, 14)
-    assert reasons(node) == [Reason.HANDLER_TIMEOUT]
+    assert reasons(node) == [ReleaseReason.HANDLER_TIMEOUT]
 
 
 def test_the_first_message_after_a_long_silence_has_its_time_to_be_fetched() -> None:
@@ -146,10 +146,10 @@ def test_at_most_once_a_handler_at_work_keeps_its_claim_and_has_the_same_deadlin
     assert not reasons(node)
     assert len(told(node)) == 1
     work(world, node, 14)
-    assert reasons(node) == [Reason.HANDLER_TIMEOUT]
+    assert reasons(node) == [ReleaseReason.HANDLER_TIMEOUT]
 
 
-def falling_behind() -> tuple[World, Node, list[Token]]:
+def falling_behind() -> tuple[World, Node, list[DeliveryToken]]:
     """Return a member that gives its claim up since the log grows faster than its user works: with a message in hand."""
     world, node = owner()
     offset = 0
@@ -161,7 +161,7 @@ def falling_behind() -> tuple[World, Node, list[Token]]:
         world.commit(node, *tokens)
         offset += 1
         tokens = world.deliver(node, "orders", 0, [offset])
-    assert reasons(node) == [Reason.BEHIND]
+    assert reasons(node) == [ReleaseReason.BEHIND]
     return world, node, tokens
 
 

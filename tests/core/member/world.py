@@ -21,11 +21,25 @@ from holdfast.core.claims.frames import (
     encode,
 )
 from holdfast.core.claims.views import Claim, GuardedRow, fold_guarded
-from holdfast.core.member.actions import Action, CommitOffset, Deliver, Event, Fail, Look, Notify, Place, Reason, Send, Start, Stop, Token
+from holdfast.core.kafka.topic_partition import TopicPartition
+from holdfast.core.member.actions import (
+    Action,
+    CommitOffset,
+    Deliver,
+    DeliveryToken,
+    Event,
+    Fail,
+    FetchOffsets,
+    Notify,
+    ReleaseReason,
+    Send,
+    Start,
+    Stop,
+)
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
 
-ORDERS = Place("orders", 0)
+ORDERS = TopicPartition("orders", 0)
 BEGAN_S = 1_700_000_000.0
 """What the broker's clock shows when simulated time is 0."""
 
@@ -42,9 +56,9 @@ class Node:
     blind: bool = False
     cursors: dict[int, int] = field(default_factory=dict)
     done: list[tuple[float, Action]] = field(default_factory=list)
-    started: dict[Place, Start] = field(default_factory=dict)
+    started: dict[TopicPartition, Start] = field(default_factory=dict)
     batches: list[Deliver] = field(default_factory=list)
-    kafka: dict[Place, int] = field(default_factory=dict)
+    kafka: dict[TopicPartition, int] = field(default_factory=dict)
 
     def all(self, kind: type[Any]) -> list[Any]:
         return [action for _, action in self.done if isinstance(action, kind)]
@@ -75,8 +89,8 @@ class World:
         self.log: dict[int, list[tuple[float, Frame]]] = {log: [] for log in range(logs)}
         self.rows: dict[int, dict[str, GuardedRow]] = {log: {} for log in range(logs)}
         self.nodes: list[Node] = []
-        self.marks: dict[Place, tuple[int, int]] = {}
-        self.committed: dict[Place, int] = {}
+        self.marks: dict[TopicPartition, tuple[int, int]] = {}
+        self.committed: dict[TopicPartition, int] = {}
         self._later: list[tuple[float, int, Callable[[], None]]] = []
         self._order = 0
 
@@ -146,16 +160,16 @@ class World:
             match action:
                 case Send():
                     self.later(self.delay_s, self._arrival(node, action))
-                case Look():
-                    self.later(self.delay_s, partial(self.look, node, Place(action.topic, action.partition)))
+                case FetchOffsets():
+                    self.later(self.delay_s, partial(self.look, node, TopicPartition(action.topic, action.partition)))
                 case Start():
-                    node.started[Place(action.topic, action.partition)] = action
+                    node.started[TopicPartition(action.topic, action.partition)] = action
                 case Stop():
-                    del node.started[Place(action.topic, action.partition)]
+                    del node.started[TopicPartition(action.topic, action.partition)]
                 case Deliver():
                     node.batches.append(action)
                 case CommitOffset():
-                    node.kafka[Place(action.topic, action.partition)] = action.offset
+                    node.kafka[TopicPartition(action.topic, action.partition)] = action.offset
                 case Notify() | Fail():
                     pass
 
@@ -171,7 +185,7 @@ class World:
 
         return arrive
 
-    def look(self, node: Node, place: Place) -> None:
+    def look(self, node: Node, place: TopicPartition) -> None:
         """Tell a node the watermarks of *place*."""
         if node.alive and not node.blind:
             earliest, latest = self.marks.get(place, (0, 0))
@@ -226,14 +240,14 @@ class World:
 
     # -- what users do
 
-    def deliver(self, node: Node, topic: str, partition: int, offsets: Iterable[int]) -> list[Token]:
+    def deliver(self, node: Node, topic: str, partition: int, offsets: Iterable[int]) -> list[DeliveryToken]:
         """Hand messages out, and return their tokens."""
-        start = node.started[Place(topic, partition)]
+        start = node.started[TopicPartition(topic, partition)]
         taken = list(offsets)
         self.do(node, node.member.delivered(topic, partition, taken, self.now_s))
-        return [Token(topic, partition, offset, start.epoch) for offset in taken]
+        return [DeliveryToken(topic, partition, offset, start.epoch) for offset in taken]
 
-    def commit(self, node: Node, *tokens: Token) -> None:
+    def commit(self, node: Node, *tokens: DeliveryToken) -> None:
         for token in tokens:
             self.do(node, node.member.commit(token, self.now_s))
 
@@ -259,7 +273,7 @@ def working(**settings: object) -> tuple[World, Node]:
     return world, node
 
 
-def reasons(node: Node) -> list[Reason | None]:
+def reasons(node: Node) -> list[ReleaseReason | None]:
     """Return why the node gave claims back."""
     return [told.reason for told in node.events(Event.RELEASING)]
 

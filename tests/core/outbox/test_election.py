@@ -12,11 +12,11 @@ from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 from holdfast.core.outbox.election import (
     LEGAL,
     Acquired,
-    Beat,
     ElectionSettings,
-    Event,
     Fenced,
     FenceReason,
+    LeaderRecord,
+    LeadershipEvent,
     Phase,
     Revoked,
     RoleElection,
@@ -44,7 +44,7 @@ class Process:
     def __init__(self, log: Log, name: str, nonce: str = "") -> None:
         self.log, self.read = log, 0
         self.role = RoleElection(0, name=name, nonce=nonce or name, heartbeat_timeout_s=T, heartbeat_interval_s=T / 5)
-        self.events: list[Event] = []
+        self.events: list[LeadershipEvent] = []
 
     def assigned(self, now_s: float) -> None:
         self.read = len(self.log.values)
@@ -204,7 +204,7 @@ def test_the_older_heartbeats_of_a_zombie_do_not_disturb_its_successor() -> None
 def test_a_zombies_late_claim_costs_the_true_leader_a_timeout_and_no_more() -> None:
     log = Log()
     true = leader(log, "true")
-    log.append(Beat(unix_ns=0, name="zombie", nonce="z", term=1, number=1, epoch=None).encode())
+    log.append(LeaderRecord(unix_ns=0, name="zombie", nonce="z", term=1, number=1, epoch=None).encode())
     true.hear(1.0)
     assert not true.leads(1.0)
     true.pulse(5.9)

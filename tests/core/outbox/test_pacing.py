@@ -4,20 +4,20 @@ from __future__ import annotations
 
 import pytest
 
-from holdfast.core.outbox.pacing import FEW_RECORDS, LEAST_S, LEAST_WAIT_S, MOST_S, SENT_BACK_S, SHARE, Pace, Trickle
+from holdfast.core.outbox.pacing import FEW_RECORDS, LEAST_S, LEAST_WAIT_S, MOST_S, SENT_BACK_S, SHARE, AdaptiveLinger, TransactionPacing
 
 
 def after(*took_s: float, records: int = 1) -> float:
     """Return the rest after transactions that took so long."""
-    pace = Pace()
+    pace = TransactionPacing()
     for each_s in took_s:
         pace.ended(100.0, 100.0 + each_s, records=records)
     return round(pace.rest_s(100.0 + took_s[-1], records=1), 6)
 
 
 def test_the_first_transaction_does_not_wait() -> None:
-    assert Pace().rest_s(0.0, records=1) == 0.0
-    assert Pace().rest_s(1_000.0, records=1) == 0.0
+    assert TransactionPacing().rest_s(0.0, records=1) == 0.0
+    assert TransactionPacing().rest_s(1_000.0, records=1) == 0.0
 
 
 def test_a_quick_broker_is_given_a_millisecond() -> None:
@@ -34,14 +34,14 @@ def test_the_rest_shrinks_when_the_broker_is_quick_again() -> None:
 
 
 def test_it_is_over_when_as_much_time_has_passed() -> None:
-    pace = Pace()
+    pace = TransactionPacing()
     pace.ended(10.0, 10.004, records=3)
     assert pace.rest_s(10.0045, records=3) > 0
     assert pace.rest_s(10.004 + LEAST_S, records=3) == 0.0 == pace.rest_s(99.0, records=3)
 
 
 def test_a_backlog_neither_rests_nor_is_taken_for_slow() -> None:
-    pace = Pace()
+    pace = TransactionPacing()
     pace.ended(10.0, 10.002, records=3)
     assert pace.rest_s(10.002, records=FEW_RECORDS) == 0.0
     assert after(0.5, records=FEW_RECORDS) == LEAST_S
@@ -49,7 +49,7 @@ def test_a_backlog_neither_rests_nor_is_taken_for_slow() -> None:
 
 def settled(round_cpu_s: float, *, other: float = 0.0, most_s: float = 0.05) -> tuple[float, float]:
     """Return the wait, and the share of a core used, when every round costs *round_cpu_s* and other work *other* of a core."""
-    trickle, now_s, cpu_s, wait_s = Trickle(most_s), 100.0, 7.0, 0.0
+    trickle, now_s, cpu_s, wait_s = AdaptiveLinger(most_s), 100.0, 7.0, 0.0
     share = 0.0
     for _ in range(300):
         wait_s = trickle.wait_s(now_s, cpu_s)
@@ -76,12 +76,12 @@ def test_dear_rounds_wait_no_longer_than_allowed() -> None:
 
 
 def test_a_pause_tells_nothing() -> None:
-    trickle = Trickle(0.02)
+    trickle = AdaptiveLinger(0.02)
     before_s = trickle.wait_s(10.0, 1.0)
     assert trickle.wait_s(70.0, 60.0) == before_s
 
 
 def test_one_dear_round_is_no_reason_to_wait_long() -> None:
-    trickle = Trickle(0.02)
+    trickle = AdaptiveLinger(0.02)
     trickle.wait_s(10.0, 1.0)
     assert trickle.wait_s(10.05, 1.05) <= 1.1 * LEAST_WAIT_S

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from holdfast.core.outbox import election, harvest
-from holdfast.core.outbox.election import LEGAL, Beat, Phase
+from holdfast.core.outbox.election import LEGAL, LeaderRecord, Phase
 from holdfast.core.outbox.harvest import Books, RowsProgress, SequencesProgress, decode_progress, rows_key, sequences_key, unpack_ids
 from tests.core.claims.test_protocol_page import Row, table
 
@@ -30,7 +30,7 @@ def test_the_transitions_of_the_page_are_those_of_the_code() -> None:
 
 def test_a_beat_has_the_fields_of_the_page() -> None:
     fields = ["unix_ns", "name", "nonce", "term", "number", "epoch"]
-    beat = Beat(unix_ns=1, name="a", nonce="b", term=2, number=3, epoch=4)
+    beat = LeaderRecord(unix_ns=1, name="a", nonce="b", term=2, number=3, epoch=4)
     assert beat.encode() == "%".join(str(getattr(beat, field)) for field in fields).encode()
 
 

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from holdfast.core.kafka.sequences import MAX_SEQUENCE
-from holdfast.core.producers.audit import LIMIT_FINDINGS, LIMIT_NUMBERS, Kind, Rules
+from holdfast.core.producers.audit import LIMIT_FINDINGS, LIMIT_NUMBERS, FindingKind, Rules
 from holdfast.core.producers.ledger import LIMIT_HOLES
 from holdfast.core.producers.stamps import Stamp
 from tests.support.audit_histories import OUTBOX, History, Published, audited, histories, orders, renumbered, told
@@ -46,7 +46,7 @@ def test_numbers_far_on_and_beyond_the_last_one_are_none_missing(begins: int) ->
     history = [Published(at + 7, b"k", Stamp("shop-0", 1, (begins + at) & MAX_SEQUENCE)) for at in range(20)]
     assert audited(history, first_offset=7).is_clean
     (found,) = audited(history, first_offset=0).findings
-    assert (found.kind, found.first, found.last) == (Kind.LOST, 0, begins - 1)
+    assert (found.kind, found.first, found.last) == (FindingKind.LOST, 0, begins - 1)
 
 
 def _stamped(history: History) -> list[int]:
@@ -62,7 +62,7 @@ def test_a_planted_repetition_is_found_at_its_offset(history: History, data: st.
     found = audited(planted, expected=ends(history))
     (one,) = found.findings
     # a leader that came between makes the old one's record a zombie's
-    assert one.kind in (Kind.DUPLICATE, Kind.ZOMBIE)
+    assert one.kind in (FindingKind.DUPLICATE, FindingKind.ZOMBIE)
     stamp = history[at].stamp
     assert stamp is not None
     assert (one.offset, one.first, one.epoch) == (later, stamp.sequence, stamp.epoch)
@@ -78,7 +78,7 @@ def test_a_planted_gap_is_found_between_its_neighbours(history: History, data: s
     mine = [each.offset for each in history if each.stamp is not None and each.stamp.producer == stamp.producer]
     before = [offset for offset in mine if offset < history[at].offset]
     behind = [offset for offset in mine if offset > history[at].offset]
-    assert (one.kind, one.producer, one.first, one.last) == (Kind.LOST, stamp.producer, stamp.sequence, stamp.sequence)
+    assert (one.kind, one.producer, one.first, one.last) == (FindingKind.LOST, stamp.producer, stamp.sequence, stamp.sequence)
     assert one.after == (before[-1] if before else -1)
     assert one.offset == (behind[0] if behind else one.after + 1)
 
@@ -102,7 +102,7 @@ def test_two_planted_in_each_others_place_are_found_as_inversion_or_disorder(his
     planted[one], planted[two] = replace(history[two], offset=history[one].offset), replace(history[one], offset=history[two].offset)
     (found,) = audited(planted, expected=ends(history)).findings
     one_key = history[one].key is not None and history[one].key == history[two].key
-    assert found.kind is (Kind.INVERSION if one_key else Kind.DISORDER)
+    assert found.kind is (FindingKind.INVERSION if one_key else FindingKind.DISORDER)
     late = history[one].stamp
     assert late is not None
     assert (found.offset, found.first) == (history[two].offset, late.sequence)
@@ -134,7 +134,7 @@ def test_rows_published_twice_under_new_numbers_are_found_by_the_services_own() 
     history = renumbered([*orders(10), Published(10, b"key-1", Stamp("shop-0", 2, 10), 4)])
     assert audited(history).is_clean, "the stamps are right: a harvester that published a row again would have stamped it so"
     (found,) = audited(history, NUMBERED).findings
-    assert (found.kind, found.offset, found.first, found.key, found.after) == (Kind.DUPLICATE, 10, 4, "key-1", 7)
+    assert (found.kind, found.offset, found.first, found.key, found.after) == (FindingKind.DUPLICATE, 10, 4, "key-1", 7)
     assert audited(history, msgspec.structs.replace(NUMBERED, at_least_once=True)).repeated == 1
 
 
@@ -147,7 +147,7 @@ def test_records_without_stamps_are_proved_by_the_services_numbers() -> None:
     assert (found.is_clean, found.repeated, found.audited) == (True, 6, 36)
     history[9], history[12] = replace(history[12], offset=9), replace(history[9], offset=12)
     (one,) = audited(history, rules).findings
-    assert (one.kind, one.offset, one.after, one.first, one.key) == (Kind.INVERSION, 12, 9, 9, "key-0")
+    assert (one.kind, one.offset, one.after, one.first, one.key) == (FindingKind.INVERSION, 12, 9, 9, "key-0")
 
 
 def test_a_number_older_than_what_is_remembered_is_doubtful() -> None:
@@ -179,7 +179,7 @@ def test_findings_beyond_the_limit_are_counted() -> None:
 def test_the_page_names_every_kind_of_finding() -> None:
     found = re.search(r"<!-- audit -->\n.*\n.*\n((?:\|.*\n)+)", PAGE.read_text())
     assert found is not None
-    assert re.findall(r"^\| `([a-z-]+)` \|", found[1], re.MULTILINE) == [str(kind) for kind in Kind]
+    assert re.findall(r"^\| `([a-z-]+)` \|", found[1], re.MULTILINE) == [str(kind) for kind in FindingKind]
 
 
 def test_records_of_others_are_left_alone() -> None:

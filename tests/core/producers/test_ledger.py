@@ -16,7 +16,7 @@ from holdfast.core.engine.processor import Emit, Headers, Processor
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance
 from holdfast.core.producers import ledger, registry, stamps
 from holdfast.core.producers.ledger import KEPT, LIMIT_HOLES, Book, Hole, Judgement, Totals, Whole, book_key, decode_told, judge, totals_of
-from holdfast.core.producers.registry import Asked, Bump, Register, Registration, RegistryAnswer, RegistryError, name_key, obey
+from holdfast.core.producers.registry import Bump, ReceivedCommand, Register, Registration, RegistryAnswer, RegistryError, name_key, obey
 from holdfast.core.producers.stamps import Stamp, read_stamp, stamp_headers
 from holdfast.errors import ConfigError, DecodeError
 from tests.models.leading import NoStore, empty_rows
@@ -108,7 +108,7 @@ def test_what_comes_twice_late_or_never_is_in_the_book() -> None:
     book = page.book()
     assert (book.last_sequence, book.records, book.faults.gaps, book.faults.late, book.faults.duplicates) == (6, 6, 1, 2, 2)
     assert (book.faults.holes, book.faults.missing) == ((Hole(4, 4),), 1)
-    assert book.faults.trouble == ledger.Trouble(J.LATE, 7, 1_007, 1, 2)
+    assert book.faults.trouble == ledger.LedgerTrouble(J.LATE, 7, 1_007, 1, 2)
     assert totals_of(page.rows) == Totals(producers=1, gaps=1, missing=1, late=2, duplicates=2)
 
 
@@ -358,7 +358,7 @@ class Names:
         return f"r{self._requests}"
 
     def do(self, command: registry.RegistryCommand) -> RegistryAnswer:
-        return obey(self.rows, Asked(command, self.partition), 77)
+        return obey(self.rows, ReceivedCommand(command, self.partition), 77)
 
     def register(self, name: str, request: str = "") -> RegistryAnswer:
         return self.do(Register(name=name, request=request or self.request(), instance="host-1"))

@@ -20,9 +20,9 @@ from rich.console import Console
 
 from holdfast.clock import ManualClock
 from holdfast.dev.demo import procfile
-from holdfast.dev.demo.environment import Running, Stage, down
-from holdfast.dev.demo.narrator import ClaimFindings, Findings, OutboxFindings, Teller, Way, require_one_hash, summary
-from holdfast.dev.signals import Interrupted, Signals
+from holdfast.dev.demo.environment import DemoEnvironment, Running, down
+from holdfast.dev.demo.narrator import ClaimFindings, Measurements, OutboxFindings, Teller, Way, require_one_hash, summary
+from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.errors import DemoError
 
 START_DEADLINE_S = 120.0
@@ -224,7 +224,7 @@ def test_ending_a_demo_that_was_never_kept_removes_nothing(tmp_path: Path) -> No
 
 
 def test_a_stage_that_fails_keeps_its_logs_and_nothing_else(tmp_path: Path) -> None:
-    stage = Stage(keep=False, folder=tmp_path / "stage")
+    stage = DemoEnvironment(keep=False, folder=tmp_path / "stage")
 
     def fail() -> None:
         with stage:
@@ -302,7 +302,7 @@ def test_the_first_signal_interrupts_and_later_ones_let_the_clean_up_finish() ->
     steps = []
 
     def be_interrupted() -> None:
-        with Signals():
+        with EndingSignals():
             try:
                 signal.raise_signal(signal.SIGTERM)
             finally:
@@ -319,9 +319,9 @@ def test_the_first_signal_interrupts_and_later_ones_let_the_clean_up_finish() ->
 # -- what is told
 
 
-def findings(*digests: str) -> Findings:
+def findings(*digests: str) -> Measurements:
     names = ("live table", "local replay", "Spark replay")
-    return Findings(
+    return Measurements(
         records=58_725,
         rows=2_017,
         clients=200,

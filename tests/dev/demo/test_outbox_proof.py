@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.producers.stamps import Stamp
-from holdfast.dev.demo.environment import SERVICE, Stage
+from holdfast.dev.demo.environment import SERVICE, DemoEnvironment
 from holdfast.dev.demo.outbox_proof import Order, Published, flaws, gaps
 from holdfast.dev.processes import is_alive
 from holdfast.dev.waits import wait_until
@@ -81,7 +81,7 @@ def test_a_wait_ends_with_its_deadline_or_when_it_is_in_vain() -> None:
 
 
 def test_an_actor_has_the_services_settings_and_ends_with_the_stage(tmp_path: Path) -> None:
-    with Stage(keep=False, folder=tmp_path / "stage") as stage:
+    with DemoEnvironment(keep=False, folder=tmp_path / "stage") as stage:
         stage.service_config.write_text(f'[holdfast]\napp = "{SERVICE["app"]}"\n')
         asked = stage.actor("asked", "holdfast.cli", "config", "-o", "json")
         wait_until("its answer", lambda: not asked.running, 30)

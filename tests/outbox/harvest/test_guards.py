@@ -11,7 +11,7 @@ import pytest
 
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import FencedError, OutboxDatabaseError
-from holdfast.outbox.harvest.rows import Held, OutboxRows
+from holdfast.outbox.harvest.rows import OutboxRows, ShardEpoch
 from holdfast.outbox.schema.database import Database
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import FreshOutbox, url_of
@@ -28,10 +28,10 @@ def written(outbox: FreshOutbox) -> FreshOutbox:
 
 def test_an_older_epoch_neither_sets_a_row_aside_nor_holds_it(outbox: FreshOutbox) -> None:
     with written(outbox).rows() as zombie, outbox.rows() as successor:
-        old = Held(shard=0, epoch=zombie.epoch(0, "zombie"))
+        old = ShardEpoch(shard=0, epoch=zombie.epoch(0, "zombie"))
         (row,) = zombie.take(1)
         assert zombie.attempt_failed(row, "no such topic", 0, held=old) == 1
-        new = Held(shard=0, epoch=successor.epoch(0, "successor"))
+        new = ShardEpoch(shard=0, epoch=successor.epoch(0, "successor"))
         (row,) = successor.take(1)
         with pytest.raises(FencedError, match="epoch 2 was taken after 1"):
             zombie.set_aside(row, "late", held=old)
@@ -50,7 +50,7 @@ def test_a_leader_frozen_in_a_transaction_does_not_keep_its_successor_waiting(
     """Its lock on the lease goes with the transaction, which the server ends; SQLite's lock is the process's own and stays."""
     outbox = written(FreshOutbox.make(url_of(kind, request, tmp_path)))
     with outbox.rows(database=Database(outbox.url, idle_transaction_s=1.0)) as frozen, outbox.rows() as successor:
-        old = Held(shard=0, epoch=frozen.epoch(0, "frozen"))
+        old = ShardEpoch(shard=0, epoch=frozen.epoch(0, "frozen"))
         (row,) = frozen.take(1)
         with pytest.raises(OutboxDatabaseError), frozen.database.transaction():  # noqa: PT012  the end of the block is what fails
             frozen.check(old)
@@ -67,7 +67,7 @@ class LateRows(OutboxRows):
     asleep, awake, done = threading.Event(), threading.Event(), threading.Event()
     guarded = True
 
-    def set_aside(self, row: Any, reason: str, *, held: Held | None = None) -> bool:
+    def set_aside(self, row: Any, reason: str, *, held: ShardEpoch | None = None) -> bool:
         self.asleep.set()
         assert self.awake.wait(DEADLINE_S)
         try:

@@ -20,7 +20,7 @@ from holdfast.dev import parent_death
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError, TopicError
-from holdfast.outbox.commands import Answer, Verb, tell
+from holdfast.outbox.commands import CommandReply, Verb, tell
 from holdfast.outbox.settings import harvest_settings
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Rig
@@ -124,13 +124,13 @@ def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from
     settings = rig.settings(shards=SHARDS)
     told = 0
 
-    def tell_all(verb: Verb) -> list[Answer]:
+    def tell_all(verb: Verb) -> list[CommandReply]:
         nonlocal told
         answers, told = tell(settings, verb, 60.0), told + 1
         assert [answer.shard for answer in answers] == list(range(SHARDS)), f"{answers}\n{app.tails()}"
         return answers
 
-    def spread() -> list[Answer] | None:
+    def spread() -> list[CommandReply] | None:
         answers = tell_all(Verb.STATUS)
         return answers if len({answer.leader for answer in answers}) == SHARDS else None
 

@@ -17,7 +17,7 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, FencedError, OutboxDatabaseError
 from holdfast.outbox.harvest import shard
 from holdfast.outbox.harvest.marks import MarkedRows
-from holdfast.outbox.harvest.rows import Held, OutboxRows
+from holdfast.outbox.harvest.rows import OutboxRows, ShardEpoch
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import DATABASES, FreshOutbox, url_of
 from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, Record, Rig, ends, harvest_process
@@ -70,17 +70,19 @@ def test_marks_purges_and_resets_touch_only_their_own(marked: OutboxRows) -> Non
     """H3: a late reset or purge of a fenced leader changes nothing."""
     marks, old, new = MarkedRows(marked), str(uuid.uuid4()), str(uuid.uuid4())
     epoch = marked.epoch(0, "old")
-    first = marks.mark(4, old, held=Held(shard=0, epoch=epoch))
+    first = marks.mark(4, old, held=ShardEpoch(shard=0, epoch=epoch))
     assert [row.value for row in first] == [b"0", b"1", b"2", b"3"]
-    assert [row.value for row in marks.mark(3, old, held=Held(shard=0, epoch=epoch))] == [b"4", b"5", b"6"], "its own are not taken again"
-    taken = marks.mark(5, new, held=Held(shard=0, epoch=epoch))
+    assert [row.value for row in marks.mark(3, old, held=ShardEpoch(shard=0, epoch=epoch))] == [b"4", b"5", b"6"], (
+        "its own are not taken again"
+    )
+    taken = marks.mark(5, new, held=ShardEpoch(shard=0, epoch=epoch))
     assert [row.value for row in taken] == [b"0", b"1", b"2", b"3", b"4"], "the marks of another leader are salvaged, lowest first"
     ids = [row.id for row in first]
     assert marks.purge(ids, old) == 0
     assert marks.reset(ids, old) == 0
     assert marks.purge(ids[:2], new) == 2
     assert marks.reset(ids[2:], new) == 2
-    assert [row.value for row in marks.mark(2, new, held=Held(shard=0, epoch=epoch))] == [b"2", b"3"]
+    assert [row.value for row in marks.mark(2, new, held=ShardEpoch(shard=0, epoch=epoch))] == [b"2", b"3"]
 
 
 def test_of_two_believers_the_older_is_told_when_it_marks(marked: OutboxRows) -> None:
@@ -89,8 +91,8 @@ def test_of_two_believers_the_older_is_told_when_it_marks(marked: OutboxRows) ->
     old = marked.epoch(0, "old")
     new = marked.epoch(0, "new")
     with pytest.raises(FencedError, match=f"epoch {new} was taken after {old}"):
-        marks.mark(4, str(uuid.uuid4()), held=Held(shard=0, epoch=old))
-    assert len(marks.mark(4, str(uuid.uuid4()), held=Held(shard=0, epoch=new))) == 4
+        marks.mark(4, str(uuid.uuid4()), held=ShardEpoch(shard=0, epoch=old))
+    assert len(marks.mark(4, str(uuid.uuid4()), held=ShardEpoch(shard=0, epoch=new))) == 4
 
 
 def test_it_needs_goharvests_table_and_one_shard() -> None:

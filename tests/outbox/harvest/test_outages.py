@@ -15,7 +15,7 @@ from sqlalchemy.exc import DBAPIError
 
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
-from holdfast.outbox.harvest.rows import Held, OutboxRows
+from holdfast.outbox.harvest.rows import OutboxRows, ShardEpoch
 from holdfast.outbox.settings import HarvestSettings
 from tests.outbox.databases import FreshOutbox
 from tests.outbox.full_disks import small_disk
@@ -139,7 +139,7 @@ class FullRows(OutboxRows):
     LIMIT_PAGES = 1 << 30
     full = threading.Event()
 
-    def set_aside(self, row: Any, reason: str, *, held: Held | None = None) -> bool:
+    def set_aside(self, row: Any, reason: str, *, held: ShardEpoch | None = None) -> bool:
         (pages,) = self.database.run("PRAGMA page_count").fetchone()
         self.database.run(f"PRAGMA max_page_count = {pages if self.full.is_set() else self.LIMIT_PAGES}").close()
         return super().set_aside(row, reason, held=held)

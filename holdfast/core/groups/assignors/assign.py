@@ -9,8 +9,9 @@ from collections.abc import Mapping, Sequence
 from itertools import cycle
 
 from holdfast.core.groups.assignors import sticky
-from holdfast.core.groups.assignors.types import Assignment, AssignorName, Subscriber, TopicPartition, all_partitions
+from holdfast.core.groups.assignors.types import Assignment, AssignorName, Subscriber, all_partitions
 from holdfast.core.groups.java_order import string_order
+from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.errors import ConfigError
 
 

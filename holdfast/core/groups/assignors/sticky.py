@@ -10,8 +10,9 @@ from collections import deque
 from collections.abc import Mapping, Sequence
 
 from holdfast.core.groups.assignors.sticky_general import balanced_part
-from holdfast.core.groups.assignors.types import Assignment, Subscriber, TopicPartition, all_partitions
+from holdfast.core.groups.assignors.types import Assignment, Subscriber, all_partitions
 from holdfast.core.groups.java_order import hash_order, string_order
+from holdfast.core.kafka.topic_partition import TopicPartition
 
 
 class Ownership:

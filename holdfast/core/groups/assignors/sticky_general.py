@@ -9,8 +9,9 @@ from __future__ import annotations
 from bisect import bisect_left, insort
 from collections.abc import Iterable, Mapping, Sequence
 
-from holdfast.core.groups.assignors.types import NO_GENERATION, Assignment, Subscriber, TopicPartition, all_partitions
+from holdfast.core.groups.assignors.types import NO_GENERATION, Assignment, Subscriber, all_partitions
 from holdfast.core.groups.java_order import HashOrder, partition_hash, string_hash, string_order
+from holdfast.core.kafka.topic_partition import TopicPartition
 
 Pair = tuple[str, str]
 

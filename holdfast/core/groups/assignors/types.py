@@ -5,18 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from enum import StrEnum
 from functools import lru_cache
-from typing import NamedTuple
 
 import msgspec
 
+from holdfast.core.kafka.topic_partition import TopicPartition
+
 NO_GENERATION = -1
-
-
-class TopicPartition(NamedTuple):
-    """One partition of a topic."""
-
-    topic: str
-    partition: int
 
 
 class AssignorName(StrEnum):
