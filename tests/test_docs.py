@@ -217,3 +217,16 @@ def test_what_contributing_says_where_it_is_is_there() -> None:
     assert len(found) >= 3
     for name, path in found:
         assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", path.read_text(), re.MULTILINE), f"{path.name} has no {name}"
+
+
+def glossary() -> list[str]:
+    """Return the words that docs/GLOSSARY.md explains, in order."""
+    lines = (ROOT / "docs" / "GLOSSARY.md").read_text().splitlines()
+    return [line.split("|")[1].strip() for line in lines if line.startswith("| ") and not line.startswith("| Word ")]
+
+
+def test_the_glossary_is_short_and_explains_each_word_once() -> None:
+    words = glossary()
+    assert len(words) == len(set(words)) <= 60
+    text = "".join(path.read_text() for path in PAGES if path.name != "GLOSSARY.md").lower()
+    assert [word for word in words if word not in text] == []

@@ -188,7 +188,7 @@ def list_rows(
         [_record(each) for each in found], ("id", "topic", "key", "attempts", "size_bytes", "quarantined_at", "reason"), output_of(context)
     )
     if not found:
-        note(f"nothing is set aside in {outbox.table}")
+        note(f"no quarantined rows in {outbox.table}")
     elif len(found) == limit:
         note(f"only the first {limit} are shown; see --limit")
 

@@ -54,7 +54,7 @@ def list_records(
     columns = ("coordinates", "last", "stage", "error", "reason", "key", "size_bytes", "quarantined_at", "retried_to")
     show([_record(record) if output is Output.JSON else _for_people(record) for record in shown], columns, output)
     if not shown:
-        note(f"nothing is set aside in {quarantine.topic}")
+        note(f"no quarantined records in {quarantine.topic}")
     elif len(records) == limit:
         note(f"only the newest {limit} were looked at; see --limit")
 

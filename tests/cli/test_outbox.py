@@ -89,7 +89,7 @@ def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run,
 
 def test_rows_set_aside_are_listed_put_back_and_discarded(run: Run, outbox: FreshOutbox) -> None:
     run("init")
-    assert run("quarantine", "list")[2] == "nothing is set aside in outbox\n"
+    assert run("quarantine", "list")[2] == "no quarantined rows in outbox\n"
     write(outbox, "a", "b", "c")
     set_aside(outbox, 3)
     listed: list[dict[str, Any]] = json.loads(run("quarantine", "list", "-o", "json")[1])
@@ -146,7 +146,7 @@ def test_the_database_of_the_settings_is_that_of_every_command(
         (["init"], "the outbox messages is ready (layout goharvest)"),
         (["check"], "the outbox messages is as the layout goharvest must be"),
         (["status"], "messages  goharvest"),
-        (["quarantine", "list"], "nothing is set aside in messages"),
+        (["quarantine", "list"], "no quarantined rows in messages"),
         (["init", "--remove"], "the outbox messages is removed (layout goharvest)"),
     ):
         with pytest.raises(SystemExit) as ended:

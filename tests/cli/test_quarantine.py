@@ -164,7 +164,7 @@ def listed(run: Run, shop: Shop, *arguments: str) -> list[dict[str, Any]]:
 def test_an_empty_quarantine_is_told_as_empty(shop: Shop, run: Run) -> None:
     code, out, err = run(shop, "list")
     assert (code, len(out.splitlines())) == (0, 1)
-    assert "nothing is set aside" in err
+    assert "no quarantined records" in err
 
 
 def test_what_was_set_aside_is_listed_with_coordinates_and_reason(shop: Shop, run: Run) -> None:

@@ -1,4 +1,4 @@
-"""A producer with a name that outlives its processes: every record says whose it is, in which epoch, and as the how-manieth.
+"""A producer with a name that outlives its processes: every record says whose it is, in which epoch, and its sequence number.
 
     with SequencedProducer(settings, "billing") as producer:
         producer.send("invoices", value, key=b"customer-7")

@@ -1,4 +1,4 @@
-"""Answers: a row with how far it is true, and the terms a caller sets for it."""
+"""Answers: a row with the offset it reflects, and the terms a caller sets for it."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ Bound: TypeAlias = Staleness | timedelta | int
 
 
 class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
-    """A row and how far it is true: it reflects everything in source *partition* up to *as_of_offset*, perhaps more.
+    """A row and the offset it reflects: everything in source *partition* up to *as_of_offset*, perhaps more.
 
     *value* is None when there is no such row. When every partition was asked and none has it, *partition* and *as_of_offset* are
     NOWHERE (-1), and *positions* tells by partition how far each was. *stream_ms* is the highest append time the answer reflects

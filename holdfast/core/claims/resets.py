@@ -270,7 +270,7 @@ def parse_datetime_ms(text: str) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is no time: write 2026-11-21T08:30:00Z, or with .500 and +01:00") from None
+        raise ConfigError(f"{text!r} is not a valid time: write 2026-11-21T08:30:00Z, or with .500 and +01:00") from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     at_ms = round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
     if at_ms < 0:

@@ -48,7 +48,7 @@ class Processor(Generic[E, R]):
     *decode* gets the *inputs* of a record in that order (only its value unless told otherwise) and returns an event, or raises:
     then the record goes to quarantine. *fold* gets the rows of the record's partition, the event and the partition's stream time
     in ms (the highest append time so far); it changes rows and may return or yield what to emit. *on_wake* is called when stream
-    time passes a time set with `rows.wake_at`. All three must be pure: no clock, no chance, no input or output.
+    time passes a time set with `rows.wake_at`. All three must be pure: no clock, no randomness, no input or output.
 
     *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
     partition, since only the records' producer knows. `emits` names the topics the fold may emit to: a record whose fold emits to another

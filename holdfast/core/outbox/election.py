@@ -5,7 +5,7 @@ Role *j* belongs to partition *j* of the leader topic. The group gives the parti
 heartbeats back in time (docs/PROTOCOL.md, "Election"). The offset of the claim is the epoch of the leadership: it only grows, and
 everybody who reads the partition agrees on it.
 
-No clock and no chance in here: times are monotonic seconds handed in, the nonce comes from the shell.
+No clock and no randomness in here: times are monotonic seconds handed in, the nonce comes from the shell.
 """
 
 from __future__ import annotations

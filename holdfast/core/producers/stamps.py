@@ -1,4 +1,4 @@
-"""The three headers by which a record says who sent it, in which epoch, and as its how-manieth (docs/producers.md, Stamps).
+"""The three headers by which a record says who sent it, in which epoch, and its sequence number (docs/producers.md, Stamps).
 
     holdfast-producer: billing        the producer's name, the same over restarts
     holdfast-epoch: 7                 raised with each new owner of the name; ASCII digits
