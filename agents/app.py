@@ -56,7 +56,9 @@ sys.excepthook = tell_in_one_line(sys.excepthook)
 
 
 class Boot(BootStrategy):
-    """Faust's start order without its web server: ours answers from the start on, says whether it may, and asks for a token."""
+    """Faust's start order without its web server: ours answers from the start on, says whether it may, and
+    asks for a token.
+    """
 
     enable_web = False
 
@@ -91,14 +93,18 @@ class App(faust.App):
         return [*services, *super().on_init_dependencies()]
 
     def agent(self, channel: Any = None, **options: Any) -> Callable[[Callable[..., Any]], Any]:
-        """Declare an ordinary agent, which gets records one by one; ConfigError on a topic whose records come in batches for a processor."""
+        """Declare an ordinary agent, which gets records one by one; ConfigError on a topic whose records
+        come in batches for a processor.
+        """
         self._refuse_folded(channel, "agent")
         return super().agent(channel, **options)
 
     actor = agent
 
     def stream(self, channel: Any, beacon: Any = None, **options: Any) -> Any:
-        """Return a stream of *channel*; ConfigError on a topic whose records come in batches for a processor."""
+        """Return a stream of *channel*; ConfigError on a topic whose records come in batches for a
+        processor.
+        """
         self._refuse_folded(channel, "stream")
         return super().stream(channel, beacon, **options)
 
@@ -116,15 +122,22 @@ class App(faust.App):
                     )
 
     def _refuse_faust_options(self) -> None:
-        """Faust's own options for what holdfast's settings govern would be obeyed by half; a worker that differs from what it was told is worse."""
-        if URL(self.conf.canonical_url) != URL(self.settings.advertised_url) or self.conf.web_bind != self.bound:
+        """Faust's own options for what holdfast's settings govern would be obeyed by half; a worker that
+        differs from what it was told is worse.
+        """
+        if (
+            URL(self.conf.canonical_url) != URL(self.settings.advertised_url)
+            or self.conf.web_bind != self.bound
+        ):
             raise ConfigError(
                 "faust's --web-port, --web-host and --web-bind do not move the port of tables, health and metrics: "
                 f"set web_port, web_url and web_bind instead, as in HOLDFAST_WEB_PORT={self.conf.web_port}"
             )
         folder = os.environ.get("F_DATADIR", FAUST_DATADIR)
         if folder != FAUST_DATADIR:
-            raise ConfigError(f"faust's --datadir (F_DATADIR) does not move the tables: set data_dir instead, HOLDFAST_DATA_DIR={folder}")
+            raise ConfigError(
+                f"faust's --datadir (F_DATADIR) does not move the tables: set data_dir instead, HOLDFAST_DATA_DIR={folder}"
+            )
 
     async def on_first_start(self) -> None:
         make_data_dir(self.settings.data_dir)  # Faust makes only the last folder of the path
@@ -141,22 +154,28 @@ class App(faust.App):
 
 
 def make_data_dir(folder: Path) -> None:
-    """Make the folder of the stores, which only this account may enter; raises ConfigError where it cannot be."""
+    """Make the folder of the stores, which only this account may enter; raises ConfigError where it cannot
+    be.
+    """
     try:
         folder.mkdir(parents=True, exist_ok=True, mode=0o700)
         found = folder.stat()
         if found.st_uid == os.geteuid() and found.st_mode & 0o077:
             folder.chmod(0o700)  # a volume's root may be another's; the stores' folders in it are ours
     except FileExistsError:
-        raise ConfigError(f"data_dir is {folder}, which is a file: name a folder, where the worker keeps its stores") from None
+        raise ConfigError(
+            f"data_dir is {folder}, which is a file: name a folder, where the worker keeps its stores"
+        ) from None
     except OSError as error:
-        raise ConfigError(f"data_dir is {folder}, which cannot be used: {error.strerror}; name a folder that this account owns") from error
+        raise ConfigError(
+            f"data_dir is {folder}, which cannot be used: {error.strerror}; name a folder that this account owns"
+        ) from error
 
 
 def quiet_the_collector() -> None:
-    """Have Python's cycle collector run rarely: a backlog keeps 10^5 records alive, none of them in a cycle, and walking them again
-    and again costs a fifth of the worker's time; yet walk few at once, since the event loop waits meanwhile. What was loaded at start
-    is not walked at all."""
+    """Have Python's cycle collector run rarely: a backlog keeps 10^5 records alive, none of them in a cycle,
+    and walking them again and again costs a fifth of the worker's time; yet walk few at once, since the event
+    loop waits meanwhile. What was loaded at start is not walked at all."""
     gc.collect()
     gc.freeze()
     gc.set_threshold(50_000, 4, 2_000)
@@ -165,7 +184,8 @@ def quiet_the_collector() -> None:
 def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | None = None) -> App:
     """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
 
-    Settings come from the environment and `holdfast.toml` unless given. Nothing is contacted before the worker starts.
+    Settings come from the environment and `holdfast.toml` unless given. Nothing is contacted before the
+    worker starts.
     """
     named = by_name(processors)
     settings = settings_from_environment() if settings is None else settings
@@ -208,9 +228,16 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
 
 
 def _declare(app: App, processor: Processor[Any, Any]) -> None:
-    """Register one processor: its agent is the way in for batches, its table makes Faust co-partition changelog and standbys."""
+    """Register one processor: its agent is the way in for batches, its table makes Faust co-partition
+    changelog and standbys.
+    """
     source = app.topic(processor.source, key_serializer=AS_IS, value_serializer=AS_IS)
-    app.Table(processor.table, key_type=bytes, value_type=bytes, help=f"rows of {processor.name}, folded from {processor.source}")
+    app.Table(
+        processor.table,
+        key_type=bytes,
+        value_type=bytes,
+        help=f"rows of {processor.name}, folded from {processor.source}",
+    )
 
     async def fold(stream: Any) -> None:
         async for event in stream.noack().events():

@@ -1,4 +1,6 @@
-"""What a scrape shows of the books a worker keeps: the sums of each partition, read from one row, never a producer's name."""
+"""What a scrape shows of the books a worker keeps: the sums of each partition, read from one row, never a
+producer's name.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,8 @@ COUNTERS = (
 def book_families(replicas: Iterable[Replica]) -> Iterator[Metric]:
     """Yield the families of the books this worker owns and serves; none when it keeps no books.
 
-    The counts are part of the state: they go on where another worker stopped, and begin at 0 with a new version of the table.
+    The counts are part of the state: they go on where another worker stopped, and begin at 0 with a new
+    version of the table.
     """
     found: list[tuple[Replica, Totals]] = []
     for replica in replicas:

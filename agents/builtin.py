@@ -1,4 +1,7 @@
-"""holdfast's own application: `faust -A holdfast.agents.builtin worker -l info`, or `python -P -m holdfast.agents worker`."""
+"""holdfast's own application:
+
+`faust -A holdfast.agents.builtin worker -l info`, or `python -P -m holdfast.agents worker`.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,10 @@ class Survey:
 
 
 def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Survey:
-    """Return what a worker needs of the cluster. Blocks; raises TopicError for a missing or wrong topic, BrokerError without an answer."""
+    """Return what a worker needs of the cluster.
+
+    Blocks; raises TopicError for a missing or wrong topic, BrokerError without an answer.
+    """
     admin = Admin(settings)
     for finding in require_topics(settings, processors, admin=admin):
         logger.warning("topic %s %s: %s", finding.topic, finding.message, finding.remedy)
@@ -52,12 +55,16 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
         changelog_ids=ids,
         cache_rows=settings.cache_rows,
         transaction_timeout_s=settings.transaction_timeout_s,
-        tombstones_kept_ms=min(int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs),
+        tombstones_kept_ms=min(
+            int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs
+        ),
     )
     partitions = {processor.name: found.partitions(processor.source) or 0 for processor in processors}
     limit = descriptors.raised_limit()
     if (
-        short := descriptors.shortage(limit, sum(partitions.values()), descriptors.connections_within(limit, settings.web_connections))
+        short := descriptors.shortage(
+            limit, sum(partitions.values()), descriptors.connections_within(limit, settings.web_connections)
+        )
     ) is not None:
         logger.warning("%s", short)
     return Survey(environment, partitions)
@@ -69,15 +76,21 @@ def _compression(settings: Settings) -> int:
     try:
         return int(Compression[name.upper()])
     except KeyError:
-        raise ConfigError(f"compression.type is {name!r}: write one of {', '.join(kind.name.lower() for kind in Compression)}") from None
+        raise ConfigError(
+            f"compression.type is {name!r}: write one of {', '.join(kind.name.lower() for kind in Compression)}"
+        ) from None
 
 
 def _identity(settings: Settings, topics: Sequence[str]) -> tuple[str, dict[str, str]]:
-    """Return the cluster's id and the topics' ids: a topic deleted and made again under its name has another."""
+    """Return the cluster's id and the topics' ids: a topic deleted and made again under its name has
+    another.
+    """
     client, timeout_s = AdminClient({"log_level": 2, **settings.client()}), settings.request_timeout_s
     try:
         described = client.describe_topics(TopicCollection(list(topics)), request_timeout=timeout_s)
         ids = {topic: str(future.result(timeout_s).topic_id) for topic, future in described.items()}
         return client.list_topics(timeout=timeout_s).cluster_id or "", ids
     except KafkaException as error:
-        raise BrokerError(f"Kafka at {settings.bootstrap_servers} did not describe the changelogs: {error.args[0].str()}") from error
+        raise BrokerError(
+            f"Kafka at {settings.bootstrap_servers} did not describe the changelogs: {error.args[0].str()}"
+        ) from error

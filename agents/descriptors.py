@@ -10,13 +10,17 @@ logger = logging.getLogger(__name__)
 BASE = 128
 """Kafka's clients, the process itself, and what opens for a moment."""
 PER_PARTITION = 7
-"""A store's log, lock, manifest and info log, and its writer's connections; its tables of rows come on top, up to 256 a store."""
+"""A store's log, lock, manifest and info log, and its writer's connections; its tables of rows come on
+top, up to 256 a store.
+"""
 WANTED = 65_536
 _SHARE_OF_CONNECTIONS = 4
 
 
 def raised_limit() -> int:
-    """Raise the soft limit of open files as far as the hard one allows, `WANTED` at most; return what holds now."""
+    """Raise the soft limit of open files as far as the hard one allows, `WANTED` at most; return what
+    holds now.
+    """
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     wanted = WANTED if hard == resource.RLIM_INFINITY else min(hard, WANTED)
     if soft == resource.RLIM_INFINITY or soft >= wanted:
@@ -29,7 +33,8 @@ def raised_limit() -> int:
 
 
 def connections_within(limit: int, connections: int) -> int:
-    """Return how many connections may be open under *limit*: at most a quarter of it, so that stores and Kafka's clients keep theirs.
+    """Return how many connections may be open under *limit*: at most a quarter of it, so that stores and
+    Kafka's clients keep theirs.
 
     >>> connections_within(65_536, 1_000), connections_within(256, 1_000)
     (1000, 64)
@@ -38,7 +43,8 @@ def connections_within(limit: int, connections: int) -> int:
 
 
 def needed(partitions: int, connections: int) -> int:
-    """Return how many descriptors a worker needs that holds *partitions*, owned and standby, and admits *connections*.
+    """Return how many descriptors a worker needs that holds *partitions*, owned and standby, and admits
+    *connections*.
 
     >>> needed(32, 1_000)
     1352

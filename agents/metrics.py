@@ -1,8 +1,8 @@
 """What a worker counts, and how Prometheus reads it.
 
-Counting is plain attribute arithmetic, once a transaction and never per record; all formatting is done when someone asks. What a
-replica knows itself (position, lag, rows) is read from it at that moment. No label ever holds a row's key or anything a stranger
-can choose.
+Counting is plain attribute arithmetic, once a transaction and never per record; all formatting is done when
+someone asks. What a replica knows itself (position, lag, rows) is read from it at that moment. No label ever
+holds a row's key or anything a stranger can choose.
 """
 
 from __future__ import annotations
@@ -67,7 +67,9 @@ class TableMetrics:
 
 
 class PartitionMetrics:
-    """Counts of one table's partition on this worker since it started; they outlive losing the partition, since counters never go back."""
+    """Counts of one table's partition on this worker since it started; they outlive losing the partition,
+    since counters never go back.
+    """
 
     __slots__ = (
         "_table",
@@ -83,7 +85,9 @@ class PartitionMetrics:
 
     def __init__(self, table: TableMetrics) -> None:
         self._table = table
-        self.records = self.transactions = self.rows_written = self.emitted = self.quarantined = self.restored_records = 0
+        self.records = self.transactions = self.rows_written = self.emitted = self.quarantined = (
+            self.restored_records
+        ) = 0
         self.store_checks = self.rotten = 0
 
     def committed(self, *, records: int, rows: int, emitted: int, quarantined: int, seconds: float) -> None:
@@ -102,7 +106,10 @@ class PartitionMetrics:
 
 
 class Metrics:
-    """Everything one worker counts. Keep what `partition` returns; the other counters are attributes to add to."""
+    """Everything one worker counts.
+
+    Keep what `partition` returns; the other counters are attributes to add to.
+    """
 
     def __init__(self, app: str, clock: Clock = system_clock) -> None:
         self.app, self._clock = app, clock
@@ -163,13 +170,21 @@ class Metrics:
             for (table, partition), counts in self._partitions.items():
                 family.add_metric((table, str(partition)), getattr(counts, attribute))
             yield family
-        yield CounterMetricFamily("holdfast_rebalances", "Assignments this worker has taken up", value=self.rebalances)
-        yield CounterMetricFamily("holdfast_fenced", "Partitions lost because a newer owner fenced this worker", value=self.fenced)
-        queries = CounterMetricFamily("holdfast_queries", "Answered and refused queries", labels=("table", "verb", "outcome"))
+        yield CounterMetricFamily(
+            "holdfast_rebalances", "Assignments this worker has taken up", value=self.rebalances
+        )
+        yield CounterMetricFamily(
+            "holdfast_fenced", "Partitions lost because a newer owner fenced this worker", value=self.fenced
+        )
+        queries = CounterMetricFamily(
+            "holdfast_queries", "Answered and refused queries", labels=("table", "verb", "outcome")
+        )
         for labels, count in self.queries.items():
             queries.add_metric(labels, count)
         yield queries
-        refused = CounterMetricFamily("holdfast_web_refused", "Connections and requests the web port did not take", labels=("cause",))
+        refused = CounterMetricFamily(
+            "holdfast_web_refused", "Connections and requests the web port did not take", labels=("cause",)
+        )
         for cause, count in self.web_refused.items():
             refused.add_metric((cause,), count)
         yield refused
@@ -179,10 +194,14 @@ class Metrics:
         commit = [((table,), times.commit_s) for table, times in self._tables.items()]
         restore = [((table,), times.restore_s) for table, times in self._tables.items()]
         query = [((verb,), histogram) for verb, histogram in self._query_s.items()]
-        yield _histogram("commit_seconds", "From the end of folding a batch to its being readable", ("table",), commit)
+        yield _histogram(
+            "commit_seconds", "From the end of folding a batch to its being readable", ("table",), commit
+        )
         yield _histogram("restore_seconds", "Restores of partitions", ("table",), restore)
         yield _histogram("query_seconds", "Queries, waiting for an offset included", ("verb",), query)
-        yield _histogram("loop_stall_seconds", "By how much the event loop was late", (), [((), self.loop_stall_s)])
+        yield _histogram(
+            "loop_stall_seconds", "By how much the event loop was late", (), [((), self.loop_stall_s)]
+        )
 
     def exposition(self, serving: Serving, accept: str) -> tuple[bytes, str]:
         """Return the page for a scraper that accepts *accept*, and its content type."""
@@ -203,7 +222,11 @@ class _Page(Collector):
         self._metrics, self._serving, self._now_ms = metrics, serving, clock.now_ms()
 
     def collect(self) -> Iterable[Metric]:
-        yield GaugeMetricFamily("holdfast_ready", "1 when every assigned partition is serving", value=int(self._serving.unready() is None))
+        yield GaugeMetricFamily(
+            "holdfast_ready",
+            "1 when every assigned partition is serving",
+            value=int(self._serving.unready() is None),
+        )
         replicas = [
             replica
             for table in self._serving.tables()
@@ -218,9 +241,14 @@ class _Page(Collector):
         yield from self._metrics.histograms()
 
     def _unreadable(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
-        labels, about = ("topic", "partition"), "1 while a partition stands before a batch which cannot be read; /health/ready names it"
+        labels, about = (
+            ("topic", "partition"),
+            "1 while a partition stands before a batch which cannot be read; /health/ready names it",
+        )
         standing = GaugeMetricFamily("holdfast_unreadable_batches", about, labels=labels)
-        skipped = CounterMetricFamily("holdfast_skipped_batches", "Batches which cannot be read and were skipped", labels=labels)
+        skipped = CounterMetricFamily(
+            "holdfast_skipped_batches", "Batches which cannot be read and were skipped", labels=labels
+        )
         unreadable, counts = set(self._metrics.unreadable()), self._metrics.skipped
         read = {(replica.processor.source, replica.partition) for replica in replicas if replica.active}
         for place in sorted(read | unreadable | set(counts)):
@@ -231,9 +259,14 @@ class _Page(Collector):
         yield skipped
 
     def _group(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
-        """The names of kafka_exporter. Several tables may fold one topic: the group is where the slowest of them is."""
+        """The names of kafka_exporter.
+
+        Several tables may fold one topic: the group is where the slowest of them is.
+        """
         labels = ("consumergroup", "topic", "partition")
-        offset = GaugeMetricFamily("kafka_consumergroup_current_offset", "Next source offset to fold", labels=labels)
+        offset = GaugeMetricFamily(
+            "kafka_consumergroup_current_offset", "Next source offset to fold", labels=labels
+        )
         lag = GaugeMetricFamily("kafka_consumergroup_lag", "Source records not yet folded", labels=labels)
         slowest: dict[tuple[str, int], Replica] = {}
         for replica in replicas:
@@ -251,19 +284,29 @@ class _Page(Collector):
     def _replicas(self, replicas: Iterable[Replica]) -> Iterator[Metric]:
         labels = ("table", "partition", "role")
         serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
-        applied = GaugeMetricFamily("holdfast_applied_offset", "Last source offset in the state, -1 for none", labels=labels)
-        stream = GaugeMetricFamily("holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels)
+        applied = GaugeMetricFamily(
+            "holdfast_applied_offset", "Last source offset in the state, -1 for none", labels=labels
+        )
+        stream = GaugeMetricFamily(
+            "holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels
+        )
         rows = GaugeMetricFamily("holdfast_rows", "Keys in the store, estimated", labels=labels)
         lag = GaugeMetricFamily(
-            "holdfast_standby_lag", "Offsets of the source not yet in this standby, those of markers included", labels=labels[:2]
+            "holdfast_standby_lag",
+            "Offsets of the source not yet in this standby, those of markers included",
+            labels=labels[:2],
         )
-        age = GaugeMetricFamily("holdfast_standby_age_seconds", "How old a standby's state may be at most", labels=labels[:2])
+        age = GaugeMetricFamily(
+            "holdfast_standby_age_seconds", "How old a standby's state may be at most", labels=labels[:2]
+        )
         for replica in replicas:
             place = (replica.processor.name, str(replica.partition))
             labelled = (*place, "active" if replica.active else "standby")
             serving.add_metric(labelled, int(replica.serving))
             applied.add_metric(labelled, replica.applied)
-            stream.add_metric(labelled, replica.stream_ms if replica.stream_ms < 0 else replica.stream_ms / 1000)
+            stream.add_metric(
+                labelled, replica.stream_ms if replica.stream_ms < 0 else replica.stream_ms / 1000
+            )
             rows.add_metric(labelled, replica.approximate_rows())
             if not replica.active:
                 if replica.source_end != UNKNOWN:
@@ -287,7 +330,9 @@ def age_bound_ms(replica: Replica, now_ms: int) -> int | None:
     return None if known_ms < 0 else max(0, now_ms - known_ms)
 
 
-def _histogram(name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Histogram]]) -> Metric:
+def _histogram(
+    name: str, text: str, labels: Sequence[str], rows: Iterable[tuple[Sequence[str], Histogram]]
+) -> Metric:
     family = HistogramMetricFamily(f"holdfast_{name}", text, labels=labels)
     for values, histogram in rows:
         family.add_metric(values, histogram.cumulative(), histogram.total)

@@ -1,4 +1,5 @@
-"""What the web port and the metrics need to know of the partitions a worker holds. `agents/partitions/manager.py` provides it.
+"""What the web port and the metrics need to know of the partitions a worker holds.
+`agents/partitions/manager.py` provides it.
 
 Everything here is called on the event loop, and nothing but `Replica.reached` waits.
 """
@@ -28,7 +29,9 @@ class ReplicaState(Protocol):
         ...
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return up to *limit* stored keys and values from *start* on, none when there are no more; StoreError once it is closed."""
+        """Return up to *limit* stored keys and values from *start* on, none when there are no more;
+        StoreError once it is closed.
+        """
         ...
 
     def close(self) -> None: ...
@@ -50,12 +53,18 @@ class Replica(Protocol):
 
     @property
     def serving(self) -> bool:
-        """Return whether reads may be answered: False while restoring, and from the moment the partition may have another owner."""
+        """Return whether reads may be answered:
+
+        False while restoring, and from the moment the partition may have another owner.
+        """
         ...
 
     @property
     def applied(self) -> int:
-        """Return the last source offset in the state, -1 for none. Reads that begin now reflect at least that."""
+        """Return the last source offset in the state, -1 for none.
+
+        Reads that begin now reflect at least that.
+        """
         ...
 
     @property
@@ -65,15 +74,19 @@ class Replica(Protocol):
 
     @property
     def source_end(self) -> int:
-        """Return the next offset to be written at the source, as last heard from the broker; UNKNOWN (-1) before that."""
+        """Return the next offset to be written at the source, as last heard from the broker; UNKNOWN (-1)
+        before that.
+        """
         ...
 
     @property
     def current_ms(self) -> int:
-        """Return the latest time (this worker's clock, ms) at which the state is known to have held all that was committed.
+        """Return the latest time (this worker's clock, ms) at which the state is known to have held all that
+        was committed.
 
-        For a standby: when the end of its changelog was last asked for, if it has since read up to that end. UNKNOWN (-1) when it never
-        has: then the append time of its last record is all that bounds its age. Not asked of an active replica.
+        For a standby: when the end of its changelog was last asked for, if it has since read up to that end.
+        UNKNOWN (-1) when it never has: then the append time of its last record is all that bounds its age.
+        Not asked of an active replica.
         """
         ...
 
@@ -82,7 +95,9 @@ class Replica(Protocol):
     def get_many(self, keys: Sequence[str]) -> list[bytes | None]: ...
 
     def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
-        """Return up to *limit* rows with *prefix* and keys above *after*, in the order of the keys' UTF-8 bytes."""
+        """Return up to *limit* rows with *prefix* and keys above *after*, in the order of the keys' UTF-8
+        bytes.
+        """
         ...
 
     def approximate_rows(self) -> int: ...
@@ -92,7 +107,9 @@ class Replica(Protocol):
         ...
 
     async def reached(self, offset: int, timeout_s: float) -> bool:
-        """Wait until `applied` is at least *offset*; False when time ran out or the partition went away first."""
+        """Wait until `applied` is at least *offset*; False when time ran out or the partition went away
+        first.
+        """
         ...
 
 
@@ -112,7 +129,9 @@ class Serving(Protocol):
         ...
 
     def owner(self, table: str, partition: int) -> str | None:
-        """Return the URL of the worker that folds the partition, this one's own included, as far as this worker knows."""
+        """Return the URL of the worker that folds the partition, this one's own included, as far as this
+        worker knows.
+        """
         ...
 
     def unready(self) -> str | None:

@@ -1,6 +1,8 @@
-"""Backlog: 1,000,000 heartbeats of 10,000 claims over 4 partitions, exactly once, beside Kafka Streams, a plain loop and stock Faust.
+"""Backlog: 1,000,000 heartbeats of 10,000 claims over 4 partitions, exactly once, beside Kafka Streams, a
+plain loop and stock Faust.
 
-python -P -m bench.backlog [--rounds 3] [--records 1000000] [--claims 10000] [--only holdfast-claims,loop-20000]
+python -P -m bench.backlog [--rounds 3] [--records 1000000] [--claims 10000] [--only
+holdfast-claims,loop-20000]
 
 `many-claims` is the same worker on 4,000,000 heartbeats of 200,000 claims.
 """
@@ -37,7 +39,9 @@ def main() -> None:
             "streams-eos": on.streams(),
             "stock-faust": on.stock_faust(30_000),
         }
-        chosen = {name: part for name, part in parts.items() if not given.only or name in given.only.split(",")}
+        chosen = {
+            name: part for name, part in parts.items() if not given.only or name in given.only.split(",")
+        }
         if not given.only or MANY in given.only.split(","):
             chosen[MANY] = many_claims(on)
         print(f"backlog of {given.records:,} records, {given.claims:,} claims, {load_average()}", flush=True)

@@ -1,4 +1,5 @@
-"""Books: 1,000,000 stamped records of 10,000 producers over 4 partitions, beside as many heartbeats of claims; exactly once.
+"""Books: 1,000,000 stamped records of 10,000 producers over 4 partitions, beside as many heartbeats of
+claims; exactly once.
 
 python -P -m bench.books [--rounds 3] [--records 1000000] [--producers 10000]
 """
@@ -21,8 +22,15 @@ def main() -> None:
     with bench(given.records, given.producers) as on:
         stamped = Bench(on.bootstrap, f"stamped-{given.records}", given.records, on.folder)
         load_stamped(stamped.bootstrap, stamped.topic, given.records, given.producers)
-        parts = {"claims": on.holdfast("claims"), "books": stamped.holdfast("books"), "clean": stamped.holdfast("clean")}
-        print(f"{given.records:,} records, {given.producers:,} claims or producers, {load_average()}", flush=True)
+        parts = {
+            "claims": on.holdfast("claims"),
+            "books": stamped.holdfast("books"),
+            "clean": stamped.holdfast("clean"),
+        }
+        print(
+            f"{given.records:,} records, {given.producers:,} claims or producers, {load_average()}",
+            flush=True,
+        )
         results = interleave(parts, given.rounds)
         print(load_average())
         ratio(results, "books", "claims", 0.8)

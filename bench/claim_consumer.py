@@ -2,8 +2,9 @@
 
     python -P -m bench.claim_consumer [--only rates,claims,takeover] [--rounds 3] [--records 1000000]
 
-Every part is a process of its own. The plain loop is confluent-kafka at its fastest: batches of 2,000, `fetch.queue.backoff.ms=5`,
-the offset of each message noted. The group that is killed beside ours has the shortest session the broker allows.
+Every part is a process of its own. The plain loop is confluent-kafka at its fastest: batches of 2,000,
+`fetch.queue.backoff.ms=5`, the offset of each message noted. The group that is killed beside ours has the
+shortest session the broker allows.
 """
 
 from __future__ import annotations
@@ -71,15 +72,20 @@ class Place:
         return topic
 
     def _answers(self, topic: str, partitions: int) -> bool:
-        """Return whether every partition has its log: a broker names itself the leader of all at once, and makes a thousand logs later."""
+        """Return whether every partition has its log: a broker names itself the leader of all at once, and
+        makes a thousand logs later.
+        """
         last = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-        asked = self._admin.list_offsets({TopicPartition(topic, at): last for at in range(partitions)}, request_timeout=10)
+        asked = self._admin.list_offsets(
+            {TopicPartition(topic, at): last for at in range(partitions)}, request_timeout=10
+        )
         errors = [error for future in asked.values() if (error := future.exception(15)) is not None]
         for error in errors:
             if error.args[0].code() not in _NOT_READY:
                 raise error
         if any(error.args[0].code() == KafkaError._NOENT for error in errors):
-            # Asked before the broker knew of any leader, librdkafka would say so for ever: this has it look again.
+            # Asked before the broker knew of any leader, librdkafka would say so for ever: this has it look
+            # again.
             self._admin.list_topics(topic, timeout=10)
         return not errors
 
@@ -88,7 +94,9 @@ class Place:
 
     def frames(self, coordination: str) -> list[tuple[int, Frame]]:
         """Return (append time in ms, frame) of the whole coordination topic, in order of time."""
-        reader = Consumer({"bootstrap.servers": self.bootstrap, "group.id": "bench", "enable.auto.commit": False})
+        reader = Consumer(
+            {"bootstrap.servers": self.bootstrap, "group.id": "bench", "enable.auto.commit": False}
+        )
         places = [TopicPartition(coordination, at, OFFSET_BEGINNING) for at in range(4)]
         left = sum(reader.get_watermark_offsets(place, 10)[1] for place in places)
         reader.assign(places)
@@ -102,7 +110,9 @@ class Place:
 
 
 def fill(bootstrap: str, topic: str, records: int, partitions: int = 4) -> None:
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 900_000, "batch.num.messages": 10_000})
+    producer = Producer(
+        {"bootstrap.servers": bootstrap, "linger.ms": 50, "batch.size": 900_000, "batch.num.messages": 10_000}
+    )
     value = b"x" * 100
     for number in range(records):
         while True:
@@ -118,7 +128,14 @@ def fill(bootstrap: str, topic: str, records: int, partitions: int = 4) -> None:
 
 
 def plain(bootstrap: str, topic: str, records: int) -> None:
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "plain", "enable.auto.commit": False, "fetch.queue.backoff.ms": 5})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": "plain",
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 5,
+        }
+    )
     consumer.assign([TopicPartition(topic, at, 0) for at in range(4)])
     consumer.consume(1, 10)
     count, size, done = 1, 0, [0] * 4
@@ -138,9 +155,13 @@ def result(name: str, records: int, started_s: float, cpu_s: float) -> None:
     print(f"RESULT {name} rate={records / took_s:.0f} cpu_us={cpu / records * 1e6:.2f}", flush=True)
 
 
-def claiming(bootstrap: str, coordination: str, topic: str, group: str, client: str, **named: Any) -> ClaimConsumer:
+def claiming(
+    bootstrap: str, coordination: str, topic: str, group: str, client: str, **named: Any
+) -> ClaimConsumer:
     settings = Settings(kafka={"bootstrap.servers": bootstrap}, coordination_topic=coordination)
-    return ClaimConsumer(settings, topics=[topic], group=group, client=client, heartbeat_interval_s=BEAT_S, **named)
+    return ClaimConsumer(
+        settings, topics=[topic], group=group, client=client, heartbeat_interval_s=BEAT_S, **named
+    )
 
 
 async def by_batch(bootstrap: str, coordination: str, topic: str, records: int) -> None:
@@ -216,8 +237,12 @@ async def claims(place: Place) -> None:
     for at_ms, frame in frames:
         if isinstance(frame, Heartbeat):
             held.setdefault(frame.partition, at_ms / 1000)
-    print(f"  claim to heartbeat, 100 at once: {quantiles([held[each] - asked[each] for each in asked])} (wanted p99 < 500)")
-    print(f"  claim to first message, 100 at once: {quantiles([first[each] - asked[each] for each in asked])}")
+    print(
+        f"  claim to heartbeat, 100 at once: {quantiles([held[each] - asked[each] for each in asked])} (wanted p99 < 500)"
+    )
+    print(
+        f"  claim to first message, 100 at once: {quantiles([first[each] - asked[each] for each in asked])}"
+    )
     await handovers(place, 15)
 
 
@@ -243,7 +268,9 @@ async def handovers(place: Place, turns: int) -> None:
         seen_s = time.time()
         message.commit()
         await leaving
-        released = [at_ms for at_ms, frame in place.frames(coordination) if isinstance(frame, ReleasingPartition)]
+        released = [
+            at_ms for at_ms, frame in place.frames(coordination) if isinstance(frame, ReleasingPartition)
+        ]
         took.append(seen_s - released[-1] / 1000)
         owner = heir
     await owner.terminate(release=True)
@@ -279,7 +306,9 @@ def flowing(place: Place, topic: str, partitions: int) -> Iterator[None]:
 def victim(*arguments: str) -> Iterator[subprocess.Popen[str]]:
     """Run a part until killed; it prints a line when it works."""
     command = [sys.executable, "-P", "-m", "bench.claim_consumer", "--part", *arguments]
-    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+    process = subprocess.Popen(
+        command, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+    )
     assert process.stdout is not None
     try:
         assert process.stdout.readline(), "the victim failed before it worked"
@@ -303,10 +332,17 @@ async def work(bootstrap: str, coordination: str, topic: str, group: str, manner
 
 
 async def ours(place: Place, wait_s: float, manner: str) -> float:
-    """Return the time from SIGKILL to a message, written after it, of every partition: one has all of four, or each of two has half."""
+    """Return the time from SIGKILL to a message, written after it, of every partition: one has all of
+    four, or each of two has half.
+    """
     coordination, topic, group = place.coordination(), place.topic("takeover", 4), uuid.uuid4().hex
-    with flowing(place, topic, 4), victim("work", place.bootstrap, coordination, topic, group, manner) as process:
-        async with claiming(place.bootstrap, coordination, topic, group, "survivor", **{manner: True}) as consumer:
+    with (
+        flowing(place, topic, 4),
+        victim("work", place.bootstrap, coordination, topic, group, manner) as process,
+    ):
+        async with claiming(
+            place.bootstrap, coordination, topic, group, "survivor", **{manner: True}
+        ) as consumer:
             if manner == "balanced":
                 async with asyncio.timeout(DEADLINE_S):
                     async for message in consumer:
@@ -348,7 +384,9 @@ def join(bootstrap: str, topic: str, group: str) -> None:
 
 
 def theirs(place: Place, wait_s: float) -> float:
-    """Return the same of a consumer group: two members, one killed, until every partition brings messages written after that."""
+    """Return the same of a consumer group: two members, one killed, until every partition brings messages
+    written after that.
+    """
     topic, group = place.topic("takeover", 4), uuid.uuid4().hex
     consumer = Consumer(group_config(place.bootstrap, group))
     consumer.subscribe([topic])
@@ -388,7 +426,9 @@ def takeover(place: Place, rounds: int) -> None:
         took["balanced"].append(asyncio.run(ours(place, wait_s, "balanced")))
         took["consumer group"].append(theirs(place, wait_s))
         print(
-            "  SIGKILL to messages of all 4 partitions:", ", ".join(f"{name} {each[-1]:.2f} s" for name, each in took.items()), flush=True
+            "  SIGKILL to messages of all 4 partitions:",
+            ", ".join(f"{name} {each[-1]:.2f} s" for name, each in took.items()),
+            flush=True,
         )
     print(f"  heartbeats of {BEAT_S:g} s, the group's session 6 s; wanted of claims <= {2 * BEAT_S + 1:g} s")
     for name, each in took.items():
@@ -420,7 +460,10 @@ def main() -> None:
         part(given.part[0], given.part[1:], given.records)
         return
     only = given.only.split(",")
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, Cluster(Path(folder) / "kafka") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
+        Cluster(Path(folder) / "kafka") as cluster,
+    ):
         place = Place(cluster.bootstrap)
         if "rates" in only:
             rates(place, given.records, given.rounds)

@@ -1,8 +1,10 @@
-"""Folding beside a hostile web: 1,000 silent connections and 100 MB of compressed bodies, against the same worker left in peace.
+"""Folding beside a hostile web: 1,000 silent connections and 100 MB of compressed bodies, against the same
+worker left in peace.
 
 python -P -m bench.hostile_web [--rounds 3] [--records 4000000]
 
-Both fold the same backlog in turn. The bodies are gzip bombs of 1 MB, each a request of its own, sent without a token.
+Both fold the same backlog in turn. The bodies are gzip bombs of 1 MB, each a request of its own, sent without
+a token.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ def attacked_part(on: Bench) -> Part:
 def attacked() -> None:
     """Run the worker of the environment, and attack its web port until it has folded all."""
     command = [sys.executable, "-P", "-m", "bench.worker", "--loop", "uvloop", "worker", "-l", "warn"]
-    with subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as worker:
+    with subprocess.Popen(
+        command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+    ) as worker:
         threading.Thread(target=attack, args=(int(os.environ["HOLDFAST_WEB_PORT"]),), daemon=True).start()
         print(worker.communicate(timeout=DEADLINE_S)[0], flush=True)
 
@@ -70,7 +74,10 @@ def attack(port: int) -> None:
             with contextlib.suppress(OSError):
                 one.sendall(bomb)
             refused += b" 4" in one.recv(64)
-    print(f"{len(open_s)} connections opened, {BODIES} bodies sent in {time.monotonic() - began_s:.1f} s, {refused} answered", flush=True)
+    print(
+        f"{len(open_s)} connections opened, {BODIES} bodies sent in {time.monotonic() - began_s:.1f} s, {refused} answered",
+        flush=True,
+    )
 
 
 def connect(port: int) -> socket.socket:

@@ -2,9 +2,9 @@
 
     python -P -m bench.keeping [--rounds 3] [--seconds 4]
 
-Four members on 24 partitions, 50 messages a second to each. Told is how long messages of partitions that stay take from the broker's
-append to the hand-out, while nothing happens and while a member joins and leaves, and how many were handed out by another stay: a stop
-and a start between them, however short.
+Four members on 24 partitions, 50 messages a second to each. Told is how long messages of partitions that stay
+take from the broker's append to the hand-out, while nothing happens and while a member joins and leaves, and
+how many were handed out by another stay: a stop and a start between them, however short.
 """
 
 from __future__ import annotations
@@ -45,7 +45,9 @@ def write(place: Place, topic: str, stop: threading.Event) -> None:
 async def work(consumer: ClaimConsumer, taken: Taken) -> None:
     async for message in consumer:
         now_s = time.time()
-        taken.append((now_s, consumer.client, message.partition, message.epoch, now_s - message.timestamp_ms / 1000))
+        taken.append(
+            (now_s, consumer.client, message.partition, message.epoch, now_s - message.timestamp_ms / 1000)
+        )
         message.commit()
 
 
@@ -69,7 +71,10 @@ async def measure(place: Place, rounds: int, seconds: float) -> None:
     moving: list[float] = []
     others = kept = 0
     async with AsyncExitStack() as stack:
-        members = [claiming(place.bootstrap, coordination, topic, group, f"m{at}", balanced=True) for at in range(MEMBERS)]
+        members = [
+            claiming(place.bootstrap, coordination, topic, group, f"m{at}", balanced=True)
+            for at in range(MEMBERS)
+        ]
         await asyncio.gather(*(stack.enter_async_context(member) for member in members))
         tasks = [asyncio.create_task(work(member, taken)) for member in members]
         await settled(members)
@@ -82,7 +87,9 @@ async def measure(place: Place, rounds: int, seconds: float) -> None:
                 began_s = time.time()
                 owners = {partition: (client, epoch) for _, client, partition, epoch, _ in taken}
                 assert len(owners) == PARTITIONS
-                async with claiming(place.bootstrap, coordination, topic, group, f"new{turn}", balanced=True) as newcomer:
+                async with claiming(
+                    place.bootstrap, coordination, topic, group, f"new{turn}", balanced=True
+                ) as newcomer:
                     task = asyncio.create_task(work(newcomer, taken))
                     await settled([*members, newcomer])
                     moved = {held.partition for held in newcomer.claims.values()}
@@ -99,7 +106,9 @@ async def measure(place: Place, rounds: int, seconds: float) -> None:
             stop.set()
             writing.join(20)
     await asyncio.gather(*tasks)
-    print(f"  {rounds} joins and leaves, {kept // rounds} of {PARTITIONS} partitions stay; from the append to the hand-out on those:")
+    print(
+        f"  {rounds} joins and leaves, {kept // rounds} of {PARTITIONS} partitions stay; from the append to the hand-out on those:"
+    )
     print(f"    while nothing happens    {quantiles(quiet)}")
     print(f"    during joins and leaves  {quantiles(moving)}")
     print(f"    handed out by another stay: {others} (wanted 0); {load_average()}", flush=True)
@@ -110,7 +119,10 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=4.0)
     given = parser.parse_args()
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, Cluster(Path(folder) / "kafka") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
+        Cluster(Path(folder) / "kafka") as cluster,
+    ):
         place = Place(cluster.bootstrap)
         place.create(GROUPS_TOPIC, 4, **{"message.timestamp.type": "LogAppendTime"})
         asyncio.run(handovers(place, 1))

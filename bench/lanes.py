@@ -1,9 +1,11 @@
-"""Lanes: 32 members on 4 partitions beside 4 members with a partition each, 5 ms of work a message, and keys in order all the while.
+"""Lanes: 32 members on 4 partitions beside 4 members with a partition each, 5 ms of work a message, and keys
+in order all the while.
 
     python -P -m bench.lanes [--seconds 12] [--lanes 8] [--processes 4]
 
-Work is a sleep, so what is measured is how much of it goes on at once. Rates are taken over a window in which every member works; order
-is checked over all that was handled: the numbers of each key ascend by one in the order in which they were handled, whoever it was.
+Work is a sleep, so what is measured is how much of it goes on at once. Rates are taken over a window in which
+every member works; order is checked over all that was handled: the numbers of each key ascend by one in the
+order in which they were handled, whoever it was.
 """
 
 from __future__ import annotations
@@ -69,14 +71,25 @@ async def work(told: dict[str, Any]) -> list[Handled]:
             await asyncio.sleep(WORK_S)
             lane = -1 if message.lane is None else message.lane
             key = int((message.key or b"").partition(b"-")[2])
-            handled.append((time.monotonic(), key, int(message.value or b""), consumer.client, message.partition << 16 | lane & 0xFFFF))
+            handled.append(
+                (
+                    time.monotonic(),
+                    key,
+                    int(message.value or b""),
+                    consumer.client,
+                    message.partition << 16 | lane & 0xFFFF,
+                )
+            )
             with suppress(ClaimLostError, TerminatedError):  # the end came between
                 message.commit()
 
-    settings = Settings(kafka={"bootstrap.servers": told["bootstrap"]}, coordination_topic=told["coordination"])
+    settings = Settings(
+        kafka={"bootstrap.servers": told["bootstrap"]}, coordination_topic=told["coordination"]
+    )
     async with AsyncExitStack() as stack:
         members = [
-            ClaimConsumer(settings, topics=[told["topic"]], group=told["group"], client=name, **told["named"]) for name in told["members"]
+            ClaimConsumer(settings, topics=[told["topic"]], group=told["group"], client=name, **told["named"])
+            for name in told["members"]
         ]
         await asyncio.gather(*(stack.enter_async_context(member) for member in members))
         tasks = [asyncio.create_task(one(member)) for member in members]
@@ -181,7 +194,9 @@ def main() -> None:
     )
     with tempfile.TemporaryDirectory() as scratch, Cluster(Path(scratch) / "broker") as cluster:
         place, out = Place(cluster.bootstrap), Path(scratch)
-        one, plain = measure(place, PARTITIONS, 0, PARTITIONS, given.seconds, int(1_000 * (given.seconds + 10)), out)
+        one, plain = measure(
+            place, PARTITIONS, 0, PARTITIONS, given.seconds, int(1_000 * (given.seconds + 10)), out
+        )
         members = PARTITIONS * given.lanes
         many, laned = measure(place, members, given.lanes, given.processes, given.seconds, given.records, out)
     for name, count, rate, handled in (
@@ -189,10 +204,14 @@ def main() -> None:
         (f"{given.lanes} lanes a partition", members, many, laned),
     ):
         wrong, again = inversions(handled)
-        print(f"  {count} members, {name}: {rate:,.0f}/s; {len(handled):,} handled, {wrong} out of order, {again} again")
+        print(
+            f"  {count} members, {name}: {rate:,.0f}/s; {len(handled):,} handled, {wrong} out of order, {again} again"
+        )
         assert not wrong, "keys out of order"
     ratio = many / one
-    print(f"  {ratio:.2f} x (wanted {WANTED:g}): {'reached' if ratio >= WANTED else 'MISSED'}; load {load_average()}")
+    print(
+        f"  {ratio:.2f} x (wanted {WANTED:g}): {'reached' if ratio >= WANTED else 'MISSED'}; load {load_average()}"
+    )
 
 
 if __name__ == "__main__":

@@ -1,11 +1,13 @@
-"""Live: 5,000 records/s; from append to visible in a query, and what a core spends on it; then an idle worker.
+"""Live: 5,000 records/s; from append to visible in a query, and what a core spends on it; then an idle
+worker.
 
     python -P -m bench.live [--rate 5000] [--seconds 20]
 
-About twenty times a second one probe is produced between the others; its reader asks the worker over HTTP for the row, waiting for the
-offset its producer was told. Latency is from produce() to that answer, so it includes the producer's own way to the broker. Probes come at
-random moments: an answer comes when a transaction ends, and one that followed a fixed time after the last would meet the worker's rounds
-always at the same point. The broker is warmed up first, and the worker by the traffic itself.
+About twenty times a second one probe is produced between the others; its reader asks the worker over HTTP for
+the row, waiting for the offset its producer was told. Latency is from produce() to that answer, so it
+includes the producer's own way to the broker. Probes come at random moments: an answer comes when a
+transaction ends, and one that followed a fixed time after the last would meet the worker's rounds always at
+the same point. The broker is warmed up first, and the worker by the traffic itself.
 """
 
 from __future__ import annotations
@@ -75,7 +77,9 @@ async def probe(on: Bench, settings: Settings, seconds: float) -> list[float]:
             assert isinstance(frame, Heartbeat)
             told: asyncio.Future[int] = loop.create_future()
 
-            def delivered(error: KafkaError | None, message: Message, told: asyncio.Future[int] = told) -> None:
+            def delivered(
+                error: KafkaError | None, message: Message, told: asyncio.Future[int] = told
+            ) -> None:
                 if error is None:
                     loop.call_soon_threadsafe(told.set_result, message.offset() or 0)
                 else:
@@ -113,8 +117,13 @@ def measure(on: Bench, rate: int, seconds: float) -> None:
         finally:
             stop.set()
             traffic.join(DEADLINE_S)
-        print(f"  append to visible at {rate:,} records/s: {quantiles(samples)}  (wanted p50 <= 15, p99 <= 60)")
-        print(f"  worker: {share:.0%} of a core (wanted <= 40 %), {live.rss_mb()} MB; {load_average()}", flush=True)
+        print(
+            f"  append to visible at {rate:,} records/s: {quantiles(samples)}  (wanted p50 <= 15, p99 <= 60)"
+        )
+        print(
+            f"  worker: {share:.0%} of a core (wanted <= 40 %), {live.rss_mb()} MB; {load_average()}",
+            flush=True,
+        )
 
 
 def idle(live: Worker, seconds: float) -> None:
@@ -127,7 +136,12 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--rate", type=int, default=5_000)
     parser.add_argument("--seconds", type=float, default=20)
-    parser.add_argument("--feed", nargs=2, metavar=("BOOTSTRAP", "TOPIC"), help="only produce the traffic, by a producer's usual linger")
+    parser.add_argument(
+        "--feed",
+        nargs=2,
+        metavar=("BOOTSTRAP", "TOPIC"),
+        help="only produce the traffic, by a producer's usual linger",
+    )
     given = parser.parse_args()
     if given.feed:
         stop = threading.Event()

@@ -1,12 +1,15 @@
-"""Outbox: a backlog drained, one hot key, live latency and quiet hours, beside the plain relay, on a real broker and Postgres with fsync.
+"""Outbox: a backlog drained, one hot key, live latency and quiet hours, beside the plain relay, on a real
+broker and Postgres with fsync.
 
-    python -P -m bench.outbox [--rows 200000] [--rounds 3] [--only drain|hot|live] [--live fenced,bare] [--goharvest REAPER]
+    python -P -m bench.outbox [--rows 200000] [--rounds 3] [--only drain|hot|live] [--live fenced,bare]
+    [--goharvest REAPER]
 
-Rows have a value of 200 bytes, one header, 10,000 keys, 4 partitions. Rate: from the first published record's timestamp to the table
-being empty. Live: 50 rows a second, from the commit of the insert to a consumer of committed records having it; `bare` is a transaction
-of the same records by a producer that has no outbox, from its beginning: what the broker and its clients take by themselves. Every run
-is checked: each row once, each key in order. With --goharvest its reaper, built beforehand, takes part in the drains; without it `mark` is
-told beside what the tuned reaper measured on such a machine.
+Rows have a value of 200 bytes, one header, 10,000 keys, 4 partitions. Rate: from the first published record's
+timestamp to the table being empty. Live: 50 rows a second, from the commit of the insert to a consumer of
+committed records having it; `bare` is a transaction of the same records by a producer that has no outbox,
+from its beginning: what the broker and its clients take by themselves. Every run is checked: each row once,
+each key in order. With --goharvest its reaper, built beforehand, takes part in the drains; without it `mark`
+is told beside what the tuned reaper measured on such a machine.
 """
 
 from __future__ import annotations
@@ -50,7 +53,9 @@ TUNED_GOHARVEST = 11_800
 LIVE = ("bare", "plain-500", "fenced", "mark")
 IDLE_S = 5.0
 LEAD_S = 2.0
-"""Live rows before those that are measured: a topic's first appends make its files, and a consumer's first fetches settle it."""
+"""Live rows before those that are measured: a topic's first appends make its files, and a consumer's first
+fetches settle it.
+"""
 _STATEMENT = re.compile(r"LOG:  (statement|execute [^:]*): ")
 
 
@@ -58,17 +63,24 @@ def drain(ground: Ground, name: str, system: System, rows: int, keys: int) -> Re
     """Drain a backlog of *rows*; returns the rate, CPU and memory, after checking what came out."""
     table = Table.make(ground, LAYOUT[name.split("-")[0]])
     table.fill(rows, keys)
-    with running(system(table), ground.folder / f"{name}.log") as process, psycopg.connect(ground.dsn, autocommit=True) as connection:
+    with (
+        running(system(table), ground.folder / f"{name}.log") as process,
+        psycopg.connect(ground.dsn, autocommit=True) as connection,
+    ):
         until_s = time.time() + LIMIT_S
         while not table.empty(connection):
             if process.poll() is not None or time.time() > until_s:
-                raise SystemExit(f"{name} did not drain:\n{(ground.folder / f'{name}.log').read_text()[-3000:]}")
+                raise SystemExit(
+                    f"{name} did not drain:\n{(ground.folder / f'{name}.log').read_text()[-3000:]}"
+                )
             time.sleep(0.02)
         ended_s, used_s, peak_mb = time.time(), cpu_s(process.pid), rss_mb(process.pid)
     found = table.read()
     numbers = [number for _, _, number, _ in found]
     inverted = inversions((key, number) for _, key, number, _ in found)
-    assert sorted(numbers) == list(range(rows)), f"{name}: {len(numbers)} records, {len(set(numbers))} different, of {rows}"
+    assert sorted(numbers) == list(range(rows)), (
+        f"{name}: {len(numbers)} records, {len(set(numbers))} different, of {rows}"
+    )
     assert not inverted, f"{name}: {inverted} records out of their key's order"
     spent_s = ended_s - min(at_ms for at_ms, *_ in found) / 1000
     return {"rate": rows / spent_s, "cpu_us": used_s / rows * 1e6, "rss_mb": peak_mb}
@@ -88,7 +100,10 @@ def drains(ground: Ground, rows: int, rounds: int, reaper: Path | None) -> None:
         for name, system in systems.items():
             figures = drain(ground, name, system, rows, KEYS)
             out[name].append(figures)
-            print(f"  {name:12s} " + "  ".join(f"{key}={value:,.1f}" for key, value in figures.items()), flush=True)
+            print(
+                f"  {name:12s} " + "  ".join(f"{key}={value:,.1f}" for key, value in figures.items()),
+                flush=True,
+            )
     ratio(out, "fenced", "plain-500", 0.7)
     ratio(out, "fenced", "plain-2000", 0.7)
     if reaper is not None:
@@ -119,7 +134,12 @@ def insert(table: Table, connection: Any, number: int) -> None:
     with connection.transaction():
         if table.layout == "holdfast":
             columns, marks = "bucket,topic,key,value", "%s,%s,%s,%s"
-            given: tuple[Any, ...] = (bucket_of(table.topic, key.encode()), table.topic, key.encode(), value.encode())
+            given: tuple[Any, ...] = (
+                bucket_of(table.topic, key.encode()),
+                table.topic,
+                key.encode(),
+                value.encode(),
+            )
             connection.execute(f'NOTIFY "holdfast:{table.name}"')
         else:
             columns = "create_time,kafka_topic,kafka_key,kafka_value,kafka_header_keys,kafka_header_values"
@@ -130,7 +150,10 @@ def insert(table: Table, connection: Any, number: int) -> None:
 def live(ground: Ground, name: str, system: System, seconds: float, rate: int = 50) -> list[float]:
     """Return commit to consumer, seconds, of rows inserted one a transaction."""
     table = Table.make(ground, LAYOUT[name.split("-")[0]])
-    with running(system(table), ground.folder / f"live-{name}.log") as process, psycopg.connect(ground.dsn, autocommit=True) as connection:
+    with (
+        running(system(table), ground.folder / f"live-{name}.log") as process,
+        psycopg.connect(ground.dsn, autocommit=True) as connection,
+    ):
         connection.execute("SET log_statement = 'none'")
         insert(table, connection, 10**6)
         until_s = time.time() + LIMIT_S
@@ -165,7 +188,9 @@ def live(ground: Ground, name: str, system: System, seconds: float, rate: int = 
 
 
 def statements(ground: Ground, connection: Any) -> float:
-    """Return how many statements a second the database is asked now by others than *connection*, by its own log."""
+    """Return how many statements a second the database is asked now by others than *connection*, by its
+    own log.
+    """
     log = ground.database_folder / "server.log"
     log_all(connection, "all")
     with log.open("rb") as file:
@@ -183,10 +208,14 @@ def log_all(connection: Any, which: str) -> None:
 
 
 def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
-    """Return transaction's beginning to consumer, seconds: a record and two of progress, as `fenced` publishes one row."""
+    """Return transaction's beginning to consumer, seconds: a record and two of progress, as `fenced`
+    publishes one row.
+    """
     name = f"bare-{uuid.uuid4().hex[:8]}"
     admin = AdminClient({"bootstrap.servers": ground.bootstrap})
-    for future in admin.create_topics([NewTopic(name, PARTITIONS, 1), NewTopic(f"{name}-progress", 1, 1)]).values():
+    for future in admin.create_topics(
+        [NewTopic(name, PARTITIONS, 1), NewTopic(f"{name}-progress", 1, 1)]
+    ).values():
         future.result(20)
     producer = Producer({"bootstrap.servers": ground.bootstrap, "transactional.id": name})
     producer.init_transactions(30)
@@ -214,7 +243,11 @@ def bare(ground: Ground, seconds: float, rate: int = 50) -> list[float]:
 
 def lives(ground: Ground, seconds: float, rounds: int, chosen: Sequence[str]) -> None:
     warm(ground.bootstrap)
-    systems: Mapping[str, System] = {"plain-500": plain(500), "fenced": holdfast("fenced"), "mark": holdfast("mark")}
+    systems: Mapping[str, System] = {
+        "plain-500": plain(500),
+        "fenced": holdfast("fenced"),
+        "mark": holdfast("mark"),
+    }
     for _ in range(rounds):
         for name in chosen:
             samples = bare(ground, seconds) if name == "bare" else live(ground, name, systems[name], seconds)
@@ -229,7 +262,9 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--seconds", type=float, default=15)
     parser.add_argument("--only", choices=("drain", "hot", "live"))
-    parser.add_argument("--live", default=",".join(LIVE), help="which of them to measure live (default: %(default)s)")
+    parser.add_argument(
+        "--live", default=",".join(LIVE), help="which of them to measure live (default: %(default)s)"
+    )
     parser.add_argument("--goharvest", type=Path)
     given = parser.parse_args()
     chosen = given.live.split(",")

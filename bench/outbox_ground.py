@@ -1,4 +1,6 @@
-"""What the benchmarks of the outbox stand on: a broker and a database, filled tables, the systems that drain them, and what came out."""
+"""What the benchmarks of the outbox stand on: a broker and a database, filled tables, the systems that
+drain them, and what came out.
+"""
 
 from __future__ import annotations
 
@@ -80,9 +82,14 @@ class Table:
         now_ms = time.time_ns() // 1_000_000
         with psycopg.connect(self.ground.dsn) as connection, connection.cursor() as cursor:
             if self.layout == "holdfast":
-                columns, types = "bucket,created_ms,topic,key,value,headers", ["int2", "int8", "varchar", "bytea", "bytea", "bytea"]
+                columns, types = (
+                    "bucket,created_ms,topic,key,value,headers",
+                    ["int2", "int8", "varchar", "bytea", "bytea", "bytea"],
+                )
             else:
-                columns = "create_time,kafka_topic,kafka_key,kafka_value,kafka_header_keys,kafka_header_values"
+                columns = (
+                    "create_time,kafka_topic,kafka_key,kafka_value,kafka_header_keys,kafka_header_values"
+                )
                 types = ["text", "varchar", "varchar", "varchar", "text[]", "text[]"]
             buckets = {key: bucket_of(self.topic, b"key-%d" % key) for key in range(keys)}
             with cursor.copy(f"COPY {self.name} ({columns}) FROM STDIN") as copy:
@@ -95,7 +102,9 @@ class Table:
                         headers = msgspec.msgpack.encode([("Seq", b"%d" % number)])
                         copy.write_row((buckets[key], now_ms, self.topic, b"key-%d" % key, value, headers))
                     else:
-                        copy.write_row(("now", self.topic, f"key-{key}", value.decode(), "{Seq}", f"{{{number}}}"))
+                        copy.write_row(
+                            ("now", self.topic, f"key-{key}", value.decode(), "{Seq}", f"{{{number}}}")
+                        )
             connection.commit()
             connection.autocommit = True
             cursor.execute(f"VACUUM ANALYZE {self.name}")
@@ -103,7 +112,11 @@ class Table:
 
     def read(self) -> list[tuple[int, bytes, int, int]]:
         """Return (timestamp ms, key, number, partition) of every committed record."""
-        config = {"bootstrap.servers": self.ground.bootstrap, "group.id": "check", "enable.partition.eof": True}
+        config = {
+            "bootstrap.servers": self.ground.bootstrap,
+            "group.id": "check",
+            "enable.partition.eof": True,
+        }
         consumer = Consumer({**config, "isolation.level": "read_committed"})
         consumer.assign([TopicPartition(self.topic, partition, 0) for partition in range(PARTITIONS)])
         out, ended = [], 0
@@ -112,7 +125,14 @@ class Table:
                 error = message.error()
                 if error is None:
                     value = message.value() or b""
-                    out.append((message.timestamp()[1], message.key() or b"", int(value[7:15]), message.partition() or 0))
+                    out.append(
+                        (
+                            message.timestamp()[1],
+                            message.key() or b"",
+                            int(value[7:15]),
+                            message.partition() or 0,
+                        )
+                    )
                 else:
                     ended += error.code() == KafkaError._PARTITION_EOF
         consumer.close()
@@ -138,7 +158,16 @@ System = Callable[[Table], list[str]]
 def plain(batch: int) -> System:
     def command(table: Table) -> list[str]:
         ground = table.ground
-        return [sys.executable, "-P", "-m", "bench.rivals.plain_relay", ground.dsn, table.name, ground.bootstrap, str(batch)]
+        return [
+            sys.executable,
+            "-P",
+            "-m",
+            "bench.rivals.plain_relay",
+            ground.dsn,
+            table.name,
+            ground.bootstrap,
+            str(batch),
+        ]
 
     return command
 
@@ -172,8 +201,26 @@ def goharvest(reaper: Path) -> System:
 def holdfast(strategy: str, **settings: Any) -> System:
     def command(table: Table) -> list[str]:
         more = [each for name, value in settings.items() for each in ("--set", f"outbox_{name}={value}")]
-        base = [sys.executable, "-P", "-m", "holdfast.cli", "--bootstrap", table.ground.bootstrap, "--set", "outbox_heartbeat_timeout_s=2"]
-        wanted = ["--database", table.ground.url, "--table", table.name, "--layout", table.layout, "--strategy", strategy]
+        base = [
+            sys.executable,
+            "-P",
+            "-m",
+            "holdfast.cli",
+            "--bootstrap",
+            table.ground.bootstrap,
+            "--set",
+            "outbox_heartbeat_timeout_s=2",
+        ]
+        wanted = [
+            "--database",
+            table.ground.url,
+            "--table",
+            table.name,
+            "--layout",
+            table.layout,
+            "--strategy",
+            strategy,
+        ]
         return [*base, *more, "outbox", "harvest", *wanted, "--name", table.name]
 
     return command
@@ -185,7 +232,9 @@ LAYOUT = {"plain": "goharvest", "goharvest": "goharvest", "fenced": "holdfast", 
 @contextmanager
 def running(command: list[str], log: Path) -> Iterator[subprocess.Popen[bytes]]:
     with log.open("ab") as out:
-        process = subprocess.Popen(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=out, stderr=out)
+        process = subprocess.Popen(
+            command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=out, stderr=out
+        )
     try:
         yield process
     finally:
@@ -200,11 +249,20 @@ class Tail(threading.Thread):
         super().__init__(daemon=True)
         self.at_s: dict[int, float] = {}
         self._ending = threading.Event()
-        config = {"bootstrap.servers": table.ground.bootstrap, "group.id": "tail", "isolation.level": "read_committed"}
+        config = {
+            "bootstrap.servers": table.ground.bootstrap,
+            "group.id": "tail",
+            "isolation.level": "read_committed",
+        }
         self._consumer = Consumer({**config, "fetch.wait.max.ms": 100, "fetch.queue.backoff.ms": 1})
         places = [TopicPartition(table.topic, partition) for partition in range(PARTITIONS)]
         ends = [self._consumer.get_watermark_offsets(place, timeout=10)[1] for place in places]
-        self._consumer.assign([TopicPartition(place.topic, place.partition, end) for place, end in zip(places, ends, strict=True)])
+        self._consumer.assign(
+            [
+                TopicPartition(place.topic, place.partition, end)
+                for place, end in zip(places, ends, strict=True)
+            ]
+        )
 
     def run(self) -> None:
         while not self._ending.is_set():

@@ -1,9 +1,11 @@
-"""Outbox: ten million rows through one table, and the leader killed under live traffic, on a real broker and Postgres with fsync.
+"""Outbox: ten million rows through one table, and the leader killed under live traffic, on a real broker and
+Postgres with fsync.
 
     python -P -m bench.outbox_life [--rows 10000000] [--kills 5] [--only flow|kills]
 
-Flow: a writer keeps up to 100,000 rows waiting; told are the sizes of the table with its indexes as it goes on. Kills: two harvesters with
-a session of 6 s, 50 rows a second; from the SIGKILL to a consumer of committed records having the first row committed after it.
+Flow: a writer keeps up to 100,000 rows waiting; told are the sizes of the table with its indexes as it goes
+on. Kills: two harvesters with a session of 6 s, 50 rows a second; from the SIGKILL to a consumer of committed
+records having the first row committed after it.
 """
 
 from __future__ import annotations
@@ -34,7 +36,9 @@ RATE = 50
 
 
 def chunks(table: Table, rows: int) -> Iterator[bytes]:
-    """Yield *rows* rows as text for COPY, their numbers from 0; a header is the msgpack of [["Seq", the number]]."""
+    """Yield *rows* rows as text for COPY, their numbers from 0; a header is the msgpack of [["Seq", the
+    number]].
+    """
     line = f'{{}}\t{table.topic}\tkey-{{}}\t{{{{"seq":{{:08d}},"pad":"{PAD}"}}}}\t\\\\221\\\\222\\\\243Seq\\\\304\\\\010{{:08d}}\n'
     buckets = [bucket_of(table.topic, b"key-%d" % key) for key in range(KEYS)]
     for begin in range(0, rows, CHUNK_ROWS):
@@ -44,7 +48,9 @@ def chunks(table: Table, rows: int) -> Iterator[bytes]:
 
 
 def flow(ground: Ground, rows: int) -> None:
-    """Write and drain *rows* rows, telling the table's size; then check that each is there once, each key in order."""
+    """Write and drain *rows* rows, telling the table's size; then check that each is there once, each key
+    in order.
+    """
     table = Table.make(ground, "holdfast")
     reader = Consumer({"bootstrap.servers": ground.bootstrap, "group.id": "ends"})
     places = [TopicPartition(table.topic, partition) for partition in range(PARTITIONS)]
@@ -64,14 +70,17 @@ def flow(ground: Ground, rows: int) -> None:
             while written - published() > WAITING_ROWS:
                 assert process.poll() is None, "the harvester has ended"
                 time.sleep(0.01)
-            with connection.cursor().copy(f"COPY {table.name} (bucket,topic,key,value,headers) FROM STDIN") as copy:
+            with connection.cursor().copy(
+                f"COPY {table.name} (bucket,topic,key,value,headers) FROM STDIN"
+            ) as copy:
                 copy.write(chunk)
             written = min(written + CHUNK_ROWS, rows)
             if time.time() - told_s >= EVERY_S:
                 sizes.append(size_mb(connection, table))
                 rate, last, told_s = (written - last) / (time.time() - told_s), written, time.time()
                 print(
-                    f"  {written:>10,} rows  {rate:8,.0f} rows/s  table {sizes[-1]:6.1f} MB  RSS {rss_mb(process.pid):.0f} MB", flush=True
+                    f"  {written:>10,} rows  {rate:8,.0f} rows/s  table {sizes[-1]:6.1f} MB  RSS {rss_mb(process.pid):.0f} MB",
+                    flush=True,
                 )
         until_s = time.time() + LIMIT_S
         while not table.empty(connection):
@@ -99,7 +108,12 @@ def size_mb(connection: Any, table: Table) -> float:
 
 def check(ground: Ground, table: Table, rows: int) -> None:
     """Read everything back: each number once, those of a key ascending."""
-    config = {"bootstrap.servers": ground.bootstrap, "group.id": "check", "enable.partition.eof": True, "fetch.queue.backoff.ms": 5}
+    config = {
+        "bootstrap.servers": ground.bootstrap,
+        "group.id": "check",
+        "enable.partition.eof": True,
+        "fetch.queue.backoff.ms": 5,
+    }
     consumer = Consumer({**config, "isolation.level": "read_committed"})
     consumer.assign([TopicPartition(table.topic, partition, 0) for partition in range(PARTITIONS)])
     seen, last, ended, inverted, repeated = bytearray(rows), dict[bytes, int](), 0, 0, 0

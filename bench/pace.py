@@ -1,10 +1,12 @@
-"""Small transactions that follow each other closely: begun at once, and after a rest, in turn, each on a broker of its own.
+"""Small transactions that follow each other closely: begun at once, and after a rest, in turn, each on a
+broker of its own.
 
     python -P -m bench.pace [--rounds 4] [--seconds 6]
 
-Four producers, a partition each. Every 11.3 ms a portion of 18 records falls due; a producer that is late takes all that is due. The first
-round finds brokers just started. Told are the time from due to done, how many transactions took more than 20 ms, which is what one that
-is sent back takes at least, and what a transaction costs the broker.
+Four producers, a partition each. Every 11.3 ms a portion of 18 records falls due; a producer that is late
+takes all that is due. The first round finds brokers just started. Told are the time from due to done, how
+many transactions took more than 20 ms, which is what one that is sent back takes at least, and what a
+transaction costs the broker.
 """
 
 from __future__ import annotations
@@ -55,7 +57,10 @@ def measure(cluster: Cluster, name: str, make_pace: type[TransactionPacing], sec
     on_every_partition(cluster.bootstrap, work)
     cost_ms = (cpu_s(*brokers) - used_s) / len(took_s) * 1e3
     late = sum(each_s >= SENT_BACK_S for each_s in took_s) / len(took_s)
-    print(f"  {name:8s} due to done {quantiles(waited_s)}; {late:.1%} over 20 ms, broker {cost_ms:.1f} ms of CPU each", flush=True)
+    print(
+        f"  {name:8s} due to done {quantiles(waited_s)}; {late:.1%} over 20 ms, broker {cost_ms:.1f} ms of CPU each",
+        flush=True,
+    )
 
 
 def main() -> None:

@@ -94,4 +94,6 @@ def quantiles(samples: list[float]) -> str:
     """Return p50, p99 and the largest of *samples* (seconds) in ms."""
     ordered = sorted(samples)
     p50, p99 = ordered[len(ordered) // 2], ordered[min(len(ordered) - 1, len(ordered) * 99 // 100)]
-    return f"p50={p50 * 1e3:.1f} ms  p99={p99 * 1e3:.1f} ms  max={ordered[-1] * 1e3:.1f} ms  n={len(ordered):,}"
+    return (
+        f"p50={p50 * 1e3:.1f} ms  p99={p99 * 1e3:.1f} ms  max={ordered[-1] * 1e3:.1f} ms  n={len(ordered):,}"
+    )

@@ -2,8 +2,9 @@
 
     python -P -m bench.queries [--seconds 10] [--rate 20000]
 
-The client is a process of its own, as in life: it and the worker share the machine with the broker and the traffic. The broker is warmed up
-first, and the worker by the traffic. What was folded meanwhile is told by the answers, each of which carries the offset it reflects.
+The client is a process of its own, as in life: it and the worker share the machine with the broker and the
+traffic. The broker is warmed up first, and the worker by the traffic. What was folded meanwhile is told by
+the answers, each of which carries the offset it reflects.
 """
 
 from __future__ import annotations
@@ -57,7 +58,9 @@ async def ask(settings: Settings, seconds: float) -> None:
                 out.append(time.perf_counter() - started_s)
 
         async def together(askers: int) -> tuple[list[float], str]:
-            """Ask side by side; return what each answer took, and the rates of answers and of records folded."""
+            """Ask side by side; return what each answer took, and the rates of answers and of records
+            folded.
+            """
             out: list[float] = []
             folded, started_s = await position(tables, claims), time.perf_counter()
             await asyncio.gather(*(one(asker, out, started_s + seconds) for asker in range(askers)))
@@ -85,18 +88,37 @@ def main() -> None:
     parser.add_argument("--ask", nargs=2, metavar=("BOOTSTRAP", "TOPIC"), help="be the asking process")
     given = parser.parse_args()
     if given.ask:
-        settings = Settings(app="queries", kafka={"bootstrap.servers": given.ask[0]}, coordination_topic=given.ask[1])
+        settings = Settings(
+            app="queries", kafka={"bootstrap.servers": given.ask[0]}, coordination_topic=given.ask[1]
+        )
         asyncio.run(ask(settings, given.seconds))
         return
-    with bench(10_000, 10_000) as on, worker(on.environment("queries", BENCH_RECORDS="0"), on.folder) as asked:
+    with (
+        bench(10_000, 10_000) as on,
+        worker(on.environment("queries", BENCH_RECORDS="0"), on.folder) as asked,
+    ):
         asked.wait_ready()
         warm(on.bootstrap)
         feed = ["bench.live", "--rate", str(given.rate), "--seconds", "600", "--feed", on.bootstrap, on.topic]
-        feeder = subprocess.Popen([sys.executable, "-P", "-m", *feed], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)})
+        feeder = subprocess.Popen(
+            [sys.executable, "-P", "-m", *feed], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+        )
         try:
             time.sleep(WARM_S)
-            command = [sys.executable, "-P", "-m", "bench.queries", "--seconds", str(given.seconds), "--ask", on.bootstrap, on.topic]
-            subprocess.run(command, cwd=ROOT, check=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)})
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "bench.queries",
+                "--seconds",
+                str(given.seconds),
+                "--ask",
+                on.bootstrap,
+                on.topic,
+            ]
+            subprocess.run(
+                command, cwd=ROOT, check=True, timeout=120, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            )
             assert feeder.poll() is None, "the traffic ended meanwhile"
             print(f"  {load_average()}")
         finally:

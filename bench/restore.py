@@ -1,11 +1,12 @@
-"""Restore: a wiped store from a changelog of 1,000,000 records beside Kafka Streams; a warm restart; the promotion of a standby.
+"""Restore: a wiped store from a changelog of 1,000,000 records beside Kafka Streams; a warm restart; the
+promotion of a standby.
 
     python -P -m bench.restore [--rounds 3]
 
-Three changelogs. With 10,000 claims each row is there a hundred times: Kafka Streams writes it without its cache, holdfast in
-transactions too small to hold a row twice. With as many claims as records every row is there once, in small transactions and in those
-that holdfast makes of a backlog, of some 100,000 rows. Both clocks run from the first batch restored to the last; a restart and a
-promotion are timed from outside.
+Three changelogs. With 10,000 claims each row is there a hundred times: Kafka Streams writes it without its
+cache, holdfast in transactions too small to hold a row twice. With as many claims as records every row is
+there once, in small transactions and in those that holdfast makes of a backlog, of some 100,000 rows. Both
+clocks run from the first batch restored to the last; a restart and a promotion are timed from outside.
 """
 
 from __future__ import annotations
@@ -45,7 +46,9 @@ def main() -> None:
             if not settings:
                 for _ in range(given.rounds):
                     with worker(environment, on.folder) as warm:
-                        print(f"  warm restart: ready after {warm.wait_ready():.1f} s (wanted < 6)", flush=True)
+                        print(
+                            f"  warm restart: ready after {warm.wait_ready():.1f} s (wanted < 6)", flush=True
+                        )
                 promote(on, environment)
 
 
@@ -62,7 +65,9 @@ def wiped(on: Bench, settings: dict[str, str], rounds: int) -> dict[str, str]:
         command, more = on.streams(restore="1")("streams")
         _, theirs = run(command, more)
         shutil.rmtree(environment["HOLDFAST_DATA_DIR"])
-        with worker({**environment, "BENCH_RESTORE_RECORDS": str(int(filled["changelog"]))}, on.folder) as empty:
+        with worker(
+            {**environment, "BENCH_RESTORE_RECORDS": str(int(filled["changelog"]))}, on.folder
+        ) as empty:
             empty.wait_ready()
             records, seconds = restored(on, "holdfast")
             memory_mb = empty.rss_mb()
@@ -71,12 +76,17 @@ def wiped(on: Bench, settings: dict[str, str], rounds: int) -> dict[str, str]:
             f"  wiped: {records:,} records, {records / seconds:,.0f}/s, {memory_mb} MB; Kafka Streams {theirs['rate']:,.0f}/s",
             flush=True,
         )
-    print(f"  ratio {sorted(rates)[len(rates) // 2]:.2f} [{min(rates):.2f}-{max(rates):.2f}] (wanted 1.20); {load_average()}", flush=True)
+    print(
+        f"  ratio {sorted(rates)[len(rates) // 2]:.2f} [{min(rates):.2f}-{max(rates):.2f}] (wanted 1.20); {load_average()}",
+        flush=True,
+    )
     return environment
 
 
 def promote(on: Bench, environment: dict[str, str]) -> None:
-    """Kill the owner of everything while another stands by; time from the end of its session to the other serving all of it."""
+    """Kill the owner of everything while another stands by; time from the end of its session to the other
+    serving all of it.
+    """
     other = {**environment, "HOLDFAST_DATA_DIR": f"{environment['HOLDFAST_DATA_DIR']}-2"}
     other["HOLDFAST_WEB_PORT"] = str(int(environment["HOLDFAST_WEB_PORT"]) + 1)
     with worker(environment, on.folder) as first, worker(other, on.folder) as second:

@@ -1,4 +1,6 @@
-"""Runs a benchmark's parts as processes of their own on a broker of their own, interleaved, and prints medians and ratios."""
+"""Runs a benchmark's parts as processes of their own on a broker of their own, interleaved, and prints
+medians and ratios.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,10 @@ def bench(records: int, claims: int) -> Iterator[Bench]:
     """Start a broker, fill a topic, and hand out a `Bench`; everything is gone afterwards."""
     from bench.traffic import load
 
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, Cluster(Path(folder) / "kafka") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
+        Cluster(Path(folder) / "kafka") as cluster,
+    ):
         topic = f"heartbeats-{records}"
         load(cluster.bootstrap, topic, records, claims)
         yield Bench(cluster.bootstrap, topic, records, Path(folder))
@@ -50,7 +55,9 @@ class Bench:
 
     def environment(self, name: str, fold: str = "claims", **more: str) -> dict[str, str]:
         """Return the settings of one worker, and make its topics."""
-        settings = Settings(app=name, kafka={"bootstrap.servers": self.bootstrap}, coordination_topic=self.topic)
+        settings = Settings(
+            app=name, kafka={"bootstrap.servers": self.bootstrap}, coordination_topic=self.topic
+        )
         create_topics(settings, self.declared(fold, settings), partitions=4)
         return {
             "HOLDFAST_APP": name,
@@ -79,13 +86,28 @@ class Bench:
         def part(name: str) -> tuple[list[str], dict[str, str]]:
             folder = self.folder / name
             folder.mkdir()
-            return [sys.executable, "-P", "-m", "bench.rivals.loop", self.bootstrap, self.topic, str(batch), str(folder)], {}
+            return [
+                sys.executable,
+                "-P",
+                "-m",
+                "bench.rivals.loop",
+                self.bootstrap,
+                self.topic,
+                str(batch),
+                str(folder),
+            ], {}
 
         return part
 
     def streams(self, **options: str) -> Part:
         def part(name: str) -> tuple[list[str], dict[str, str]]:
-            given = {"bootstrap": self.bootstrap, "topic": self.topic, "id": name, "dir": str(self.folder / name), **options}
+            given = {
+                "bootstrap": self.bootstrap,
+                "topic": self.topic,
+                "id": name,
+                "dir": str(self.folder / name),
+                **options,
+            }
             command = ["java", "-Xmx2g", "-cp", self._streams, str(ROOT / "bench/rivals/Streams.java")]
             return [*command, *(f"{key}={value}" for key, value in given.items())], {}
 
@@ -96,8 +118,23 @@ class Bench:
             from bench.traffic import create
 
             create(self.bootstrap, f"{name}-t-changelog", cleanup="compact")
-            rival = {"RIVAL_BOOTSTRAP": self.bootstrap, "RIVAL_TOPIC": self.topic, "RIVAL_RECORDS": str(records), "RIVAL_APP": name}
-            command = [sys.executable, "-P", "-m", "bench.rivals.stock_faust", "--datadir", str(self.folder / name), "worker", "-l", "info"]
+            rival = {
+                "RIVAL_BOOTSTRAP": self.bootstrap,
+                "RIVAL_TOPIC": self.topic,
+                "RIVAL_RECORDS": str(records),
+                "RIVAL_APP": name,
+            }
+            command = [
+                sys.executable,
+                "-P",
+                "-m",
+                "bench.rivals.stock_faust",
+                "--datadir",
+                str(self.folder / name),
+                "worker",
+                "-l",
+                "info",
+            ]
             return command, rival
 
         return part
@@ -106,11 +143,17 @@ class Bench:
 def run(command: Sequence[str], more: Mapping[str, str]) -> tuple[str, Result]:
     """Run one part to its RESULT line; it gets its own session and ends with it."""
     environment = {**os.environ, "PYTHONPATH": str(ROOT), **more}
-    done = subprocess.run(command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        command, env=environment, cwd=ROOT, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     found = RESULT.search(done.stdout + done.stderr)
     if found is None:
-        raise SystemExit(f"{' '.join(command[:6])} gave no result (exit {done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}")
-    figures = {key: float(value) for key, value in (pair.split("=") for pair in found[2].split() if "=" in pair)}
+        raise SystemExit(
+            f"{' '.join(command[:6])} gave no result (exit {done.returncode}):\n{(done.stdout + done.stderr)[-3000:]}"
+        )
+    figures = {
+        key: float(value) for key, value in (pair.split("=") for pair in found[2].split() if "=" in pair)
+    }
     return found[1], figures
 
 
@@ -124,7 +167,11 @@ def interleave(parts: Mapping[str, Part], rounds: int) -> dict[str, list[Result]
             _, figures = run(command, more)
             shutil.rmtree(Path(more.get("HOLDFAST_DATA_DIR", "/nonexistent")), ignore_errors=True)
             out[name].append(figures)
-            print(f"  {name:24s} " + "  ".join(f"{key}={value:,.2f}".rstrip("0").rstrip(".") for key, value in figures.items()), flush=True)
+            print(
+                f"  {name:24s} "
+                + "  ".join(f"{key}={value:,.2f}".rstrip("0").rstrip(".") for key, value in figures.items()),
+                flush=True,
+            )
     return out
 
 
@@ -137,13 +184,22 @@ def ratio(results: Mapping[str, list[Result]], a: str, b: str, wanted: float, fi
     pairs = [x[figure] / y[figure] for x, y in zip(results[a], results[b], strict=True)]
     found = statistics.median(pairs)
     verdict = "reached" if found >= wanted else "NOT reached"
-    print(f"  {a} / {b}: {found:.2f} [{min(pairs):.2f}-{max(pairs):.2f}], wanted {wanted:.2f}: {verdict}", flush=True)
+    print(
+        f"  {a} / {b}: {found:.2f} [{min(pairs):.2f}-{max(pairs):.2f}], wanted {wanted:.2f}: {verdict}",
+        flush=True,
+    )
 
 
 def load_average() -> str:
-    """Return the load, and how quick a core is now: on a shared machine that halves and doubles from hour to hour."""
+    """Return the load, and how quick a core is now: on a shared machine that halves and doubles from hour
+    to hour.
+    """
     began_s, total = time.perf_counter(), 0
     for number in range(1_000_000):
         total += number & 7
     took_ms = (time.perf_counter() - began_s) * 1e3
-    return "load " + " ".join(f"{each:.1f}" for each in os.getloadavg()) + f", a million additions in {took_ms:.0f} ms"
+    return (
+        "load "
+        + " ".join(f"{each:.1f}" for each in os.getloadavg())
+        + f", a million additions in {took_ms:.0f} ms"
+    )

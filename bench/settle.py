@@ -1,9 +1,11 @@
-"""A large group: how long 50 members need until each has its part of 1,000 partitions, by the race and balanced.
+"""A large group: how long 50 members need until each has its part of 1,000 partitions, by the race and
+balanced.
 
     python -P -m bench.settle [--only race,balanced] [--members 50] [--partitions 1000] [--processes 5]
 
-Members share a few processes, since the machine has two cores; each has its own connections and threads. They heartbeat every 3 s and
-hear of frames within a fifth of a second, as large fleets should (`follow_wait_ms`): with one topic, every member reads every frame.
+Members share a few processes, since the machine has two cores; each has its own connections and threads. They
+heartbeat every 3 s and hear of frames within a fifth of a second, as large fleets should (`follow_wait_ms`):
+with one topic, every member reads every frame.
 """
 
 from __future__ import annotations
@@ -29,21 +31,34 @@ from holdfast.core.groups.announcements import GROUPS_TOPIC
 from holdfast.dev.broker.cluster import Cluster
 
 WANTED_S, DEADLINE_S = 10.0, 100.0
-QUIET: dict[str, Any] = {"follow_wait_ms": 200, "poll_s": 0.1, "request_timeout_s": 60.0, "start_timeout_s": 60.0}
+QUIET: dict[str, Any] = {
+    "follow_wait_ms": 200,
+    "poll_s": 0.1,
+    "request_timeout_s": 60.0,
+    "start_timeout_s": 60.0,
+}
 
 
 async def fleet(told: dict[str, Any]) -> None:
     """Be some of the members, until killed: tell when all have started, and when all have their part."""
     logging.disable(logging.WARNING)
-    each, named = told["each"], {"balanced": True} if told["balanced"] else {"greedy": True, "maximum_claims": told["each"]}
+    each, named = (
+        told["each"],
+        {"balanced": True} if told["balanced"] else {"greedy": True, "maximum_claims": told["each"]},
+    )
     consumers = [
-        claiming(told["bootstrap"], told["coordination"], told["topic"], told["group"], name, **QUIET, **named) for name in told["members"]
+        claiming(
+            told["bootstrap"], told["coordination"], told["topic"], told["group"], name, **QUIET, **named
+        )
+        for name in told["members"]
     ]
     await asyncio.gather(*(consumer.__aenter__() for consumer in consumers))
     print(json.dumps({"started": time.time()}), flush=True)
     until_s = time.monotonic() + DEADLINE_S
     while not all(consumer.load == each for consumer in consumers):
-        assert time.monotonic() < until_s, f"not settled: {Counter(consumer.load for consumer in consumers)} claims held by so many"
+        assert time.monotonic() < until_s, (
+            f"not settled: {Counter(consumer.load for consumer in consumers)} claims held by so many"
+        )
         await asyncio.sleep(0.05)
     print(json.dumps({"settled": time.time()}), flush=True)
     await asyncio.sleep(3_600)
@@ -51,7 +66,13 @@ async def fleet(told: dict[str, Any]) -> None:
 
 def measure(place: Place, members: int, partitions: int, processes: int, *, balanced: bool) -> None:
     coordination, topic, group = place.coordination(), place.topic("fleet", partitions), uuid.uuid4().hex
-    told = {"bootstrap": place.bootstrap, "coordination": coordination, "topic": topic, "group": group, "balanced": balanced}
+    told = {
+        "bootstrap": place.bootstrap,
+        "coordination": coordination,
+        "topic": topic,
+        "group": group,
+        "balanced": balanced,
+    }
     names = [f"m{at}" for at in range(members)]
     command = [sys.executable, "-P", "-m", "bench.settle", "--part"]
     began_s = time.time()
@@ -68,7 +89,10 @@ def measure(place: Place, members: int, partitions: int, processes: int, *, bala
     try:
         lines = [[each.stdout.readline() for _ in range(2)] for each in running if each.stdout is not None]
         assert all(line[1] for line in lines), "a process of the fleet failed"
-        started_s, settled_s = (max(json.loads(line[at])[name] for line in lines) for at, name in enumerate(("started", "settled")))
+        started_s, settled_s = (
+            max(json.loads(line[at])[name] for line in lines)
+            for at, name in enumerate(("started", "settled"))
+        )
         frames = place.frames(coordination)
         first_s = min(at_ms for at_ms, frame in frames if isinstance(frame, ClaimingPartition)) / 1000
         owners = {frame.partition: frame.client_id for _, frame in frames if isinstance(frame, Heartbeat)}
@@ -102,10 +126,15 @@ def main() -> None:
     if given.part:
         asyncio.run(fleet(json.loads(given.part)))
         return
-    with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder, Cluster(Path(folder) / "kafka") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder,
+        Cluster(Path(folder) / "kafka") as cluster,
+    ):
         place = Place(cluster.bootstrap)
         place.create(GROUPS_TOPIC, 4, **{"message.timestamp.type": "LogAppendTime"})
-        asyncio.run(handovers(place, 1))  # the broker makes its book of offsets with the first group: not part of what is measured
+        asyncio.run(
+            handovers(place, 1)
+        )  # the broker makes its book of offsets with the first group: not part of what is measured
         print(f"  heartbeats of {BEAT_S:g} s", flush=True)
         for only in given.only.split(","):
             measure(place, given.members, given.partitions, given.processes, balanced=only == "balanced")

@@ -1,10 +1,12 @@
-"""Claims under load for an hour: members at 3 s heartbeats on steady traffic, and every change of owner that was no release counted.
+"""Claims under load for an hour: members at 3 s heartbeats on steady traffic, and every change of owner that
+was no release counted.
 
     python -P -m bench.soak [--minutes 60] [--members 4] [--rate 1000]
 
-Members are processes of their own. Beside them the coordination topic is folded: a claim taken from an owner that had not released it is
-a takeover, and while nobody was killed a false one. Each member tells which offsets it was handed: none twice, none never. At the end a
-member is killed, to see that its takeovers are counted. Something else must make the load.
+Members are processes of their own. Beside them the coordination topic is folded: a claim taken from an owner
+that had not released it is a takeover, and while nobody was killed a false one. Each member tells which
+offsets it was handed: none twice, none never. At the end a member is killed, to see that its takeovers are
+counted. Something else must make the load.
 """
 
 from __future__ import annotations
@@ -83,7 +85,13 @@ class Stalls(threading.Thread):
 
 async def member(bootstrap: str, coordination: str, topic: str, group: str, client: str) -> None:
     """Consume until told to stop by a line, or the end, of stdin; print what was handed out."""
-    loop, stop, handed, stalls, events = asyncio.get_running_loop(), asyncio.Event(), Handed(), Stalls(), Counter[str]()
+    loop, stop, handed, stalls, events = (
+        asyncio.get_running_loop(),
+        asyncio.Event(),
+        Handed(),
+        Stalls(),
+        Counter[str](),
+    )
 
     def read() -> None:
         sys.stdin.readline()
@@ -102,7 +110,12 @@ async def member(bootstrap: str, coordination: str, topic: str, group: str, clie
             events[event.event.value + (f" ({event.reason.value})" if event.reason else "")] += 1
 
     def tell() -> None:
-        told = {"events": dict(events), "stall_s": stalls.longest_s, "ranges": handed.ranges, "twice": handed.twice}
+        told = {
+            "events": dict(events),
+            "stall_s": stalls.longest_s,
+            "ranges": handed.ranges,
+            "twice": handed.twice,
+        }
         print(json.dumps(told), flush=True)
 
     async with consumer:
@@ -125,7 +138,12 @@ class Child:
         self.client = arguments[-1]
         self.told: dict[str, Any] = {}
         self.process = subprocess.Popen(
-            command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            command,
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         self._reading = threading.Thread(target=self._read, daemon=True)
         self._reading.start()
@@ -150,10 +168,14 @@ class Child:
 
 
 class Watch:
-    """The coordination topic as a stranger folds it: who took what from whom, and how old a heartbeat grew."""
+    """The coordination topic as a stranger folds it: who took what from whom, and how old a heartbeat
+    grew.
+    """
 
     def __init__(self, bootstrap: str, coordination: str) -> None:
-        self._reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "soak", "enable.auto.commit": False})
+        self._reader = Consumer(
+            {"bootstrap.servers": bootstrap, "group.id": "soak", "enable.auto.commit": False}
+        )
         self._reader.assign([TopicPartition(coordination, at, 0) for at in range(4)])
         self.rows: dict[str, GuardedRow] = {}
         self._beats_ms: dict[str, int] = {}
@@ -189,7 +211,9 @@ class Watch:
             if isinstance(last, Claim) and row.epoch > last.epoch and last.heartbeat_at_s is not None:
                 age_s = (at_ms - (beat_ms or 0)) / 1000
                 place = parse_claim_key(key)
-                self.takeovers.append(f"{place.partition}: {last.client_id} -> {row.client_id} after {age_s:.1f} s at {at_ms}")
+                self.takeovers.append(
+                    f"{place.partition}: {last.client_id} -> {row.client_id} after {age_s:.1f} s at {at_ms}"
+                )
 
     def close(self) -> None:
         self._reader.close()
@@ -208,12 +232,18 @@ def write(bootstrap: str, topic: str, rate: int, stop: threading.Event) -> None:
 
 
 def count(bootstrap: str, topic: str, children: list[Child]) -> tuple[int, int, int]:
-    """Return how many messages there are, how many of them were handed out more than once, and how many not at all."""
+    """Return how many messages there are, how many of them were handed out more than once, and how many
+    not at all.
+    """
     reader = Consumer({"bootstrap.servers": bootstrap, "group.id": "soak"})
     total = twice = lost = 0
     for partition in range(PARTITIONS):
         end = reader.get_watermark_offsets(TopicPartition(topic, partition), 10)[1]
-        ranges = sorted((first, last) for child in children for first, last in child.told.get("ranges", {}).get(str(partition), []))
+        ranges = sorted(
+            (first, last)
+            for child in children
+            for first, last in child.told.get("ranges", {}).get(str(partition), [])
+        )
         at = 0
         for first, last in ranges:
             lost += max(0, first - at)
@@ -228,13 +258,22 @@ def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
     """Return whether nothing was taken from a live owner, nothing handed out twice and nothing lost."""
     place = Place(cluster.bootstrap)
     coordination, topic = place.coordination(), place.topic("work", PARTITIONS)
-    watch, loads, stop, stalls = Watch(cluster.bootstrap, coordination), [os.getloadavg()[0]], threading.Event(), Stalls()
+    watch, loads, stop, stalls = (
+        Watch(cluster.bootstrap, coordination),
+        [os.getloadavg()[0]],
+        threading.Event(),
+        Stalls(),
+    )
     children = [Child(cluster.bootstrap, coordination, topic, "soak", f"m{at}") for at in range(members)]
     brokers = [each.pid for each in cluster.status() if each.pid is not None]
     writing = threading.Thread(target=write, args=(cluster.bootstrap, topic, rate, stop), daemon=True)
     try:
         writing.start()
-        spent = {"members": [child.process.pid for child in children], "broker": brokers, "this": [os.getpid()]}
+        spent = {
+            "members": [child.process.pid for child in children],
+            "broker": brokers,
+            "this": [os.getpid()],
+        }
         started_s, cores, shares = time.monotonic(), {name: cpu_s(*pids) for name, pids in spent.items()}, ""
         told_s = started_s
         while (now_s := time.monotonic()) < started_s + minutes * 60:
@@ -243,7 +282,9 @@ def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
             if now_s - told_s >= 60:
                 loads.append(os.getloadavg()[0])
                 used, cores = cores, {name: cpu_s(*pids) for name, pids in spent.items()}
-                shares = ", ".join(f"{name} {(cores[name] - used[name]) / (now_s - told_s):.1%}" for name in cores)
+                shares = ", ".join(
+                    f"{name} {(cores[name] - used[name]) / (now_s - told_s):.1%}" for name in cores
+                )
                 told_s = now_s
                 print(
                     f"  {(now_s - started_s) / 60:5.1f} min: {len(watch.takeovers)} takeovers, oldest heartbeat {watch.longest_s:.1f} s, "
@@ -270,7 +311,12 @@ def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
             sep="\n  ",
             flush=True,
         )
-        good = not watch.takeovers and not twice and not lost and not sum(child.told["twice"] for child in children)
+        good = (
+            not watch.takeovers
+            and not twice
+            and not lost
+            and not sum(child.told["twice"] for child in children)
+        )
         return planted(watch, children) and good
     finally:
         stop.set()
@@ -283,7 +329,11 @@ def soak(cluster: Cluster, minutes: float, members: int, rate: int) -> bool:
 def planted(watch: Watch, children: list[Child]) -> bool:
     """Kill a member that holds something; return whether each of its claims was counted as taken."""
     before = len(watch.takeovers)
-    held = Counter(row.client_id for row in watch.rows.values() if isinstance(row, Claim) and row.heartbeat_at_s is not None)
+    held = Counter(
+        row.client_id
+        for row in watch.rows.values()
+        if isinstance(row, Claim) and row.heartbeat_at_s is not None
+    )
     client, claims = held.most_common(1)[0]
     next(child for child in children if child.client == client).process.send_signal(signal.SIGKILL)
     killed_s = time.monotonic()
@@ -309,7 +359,10 @@ def main() -> None:
     if given.member:
         asyncio.run(member(*given.member))
         return
-    with tempfile.TemporaryDirectory(prefix="holdfast-soak-") as folder, Cluster(Path(folder) / "kafka") as cluster:
+    with (
+        tempfile.TemporaryDirectory(prefix="holdfast-soak-") as folder,
+        Cluster(Path(folder) / "kafka") as cluster,
+    ):
         good = soak(cluster, given.minutes, given.members, given.rate)
     print(f"  {'good' if good else 'NOT good'}")
     sys.exit(0 if good else 1)

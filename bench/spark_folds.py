@@ -63,8 +63,12 @@ def pandas_fold(processor: Processor[Any, Any]) -> Callable[[pandas.DataFrame], 
         times_ms = records["timestamp"].astype("datetime64[ms]").astype("int64")
         for value, at_ms in zip(records["value"], times_ms, strict=True):
             processor.fold(rows, processor.decode(bytes(value)), int(at_ms))
-        changed = {row_key(key): codec.encode(row) for key, row in rows.changed()[0].items() if row is not None}
+        changed = {
+            row_key(key): codec.encode(row) for key, row in rows.changed()[0].items() if row is not None
+        }
         partition = int(records["partition"].iloc[0])
-        return pandas.DataFrame({"partition": partition, "key": list(changed), "value": list(changed.values())})
+        return pandas.DataFrame(
+            {"partition": partition, "key": list(changed), "value": list(changed.values())}
+        )
 
     return fold_claim

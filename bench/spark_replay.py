@@ -1,10 +1,13 @@
-"""Replay of 4,000,000 heartbeats on local[2] from one Delta table: Spark, one plain Python process, and applyInPandas, in one run.
+"""Replay of 4,000,000 heartbeats on local[2] from one Delta table: Spark, one plain Python process, and
+applyInPandas, in one run.
 
-    python -P -m bench.spark_replay [--events 4000000] [--claims 10000] [--rounds 3] [--fold claims|count] [--no-pandas]
+    python -P -m bench.spark_replay [--events 4000000] [--claims 10000] [--rounds 3] [--fold claims|count]
+    [--no-pandas]
 
-All three run the same decode and fold, with the records' append time in the rows, and end with the same digest or the benchmark fails.
-"plain" is `replay --engine local`, the same as a loop over delta-rs' file list with pyarrow. CPU is that of all processes at work: this
-one, the JVM, its Python workers. The session's start is told apart; the first Spark replay is cold and told, but not in the medians.
+All three run the same decode and fold, with the records' append time in the rows, and end with the same
+digest or the benchmark fails. "plain" is `replay --engine local`, the same as a loop over delta-rs' file list
+with pyarrow. CPU is that of all processes at work: this one, the JVM, its Python workers. The session's start
+is told apart; the first Spark replay is cold and told, but not in the medians.
 """
 
 from __future__ import annotations
@@ -49,7 +52,9 @@ NO_KAFKA = Settings(coordination_topic=TOPIC)
 
 
 def write_table(lake: str, events: int, claims: int) -> str:
-    """Write the heartbeats as `pipeline land` would: one file per commit and partition, offsets in order, microseconds."""
+    """Write the heartbeats as `pipeline land` would: one file per commit and partition, offsets in order,
+    microseconds.
+    """
     from deltalake import CommitProperties, write_deltalake
 
     path = bronze_path(lake, TOPIC)
@@ -70,22 +75,42 @@ def write_table(lake: str, events: int, claims: int) -> str:
     for commit in range(COMMITS):
         parts: dict[int, list[bytes]] = {partition: [] for partition in ends}
         times: dict[int, list[int]] = {partition: [] for partition in ends}
-        for partition, value in islice(traffic, events * (commit + 1) // COMMITS - events * commit // COMMITS):
+        for partition, value in islice(
+            traffic, events * (commit + 1) // COMMITS - events * commit // COMMITS
+        ):
             parts[partition].append(value)
             times[partition].append((T0_MS + produced // EVENTS_PER_MS) * 1000)
             produced += 1
         batches = []
         for partition, values in parts.items():
             start, size = ends[partition], len(values)
-            columns = [[TOPIC] * size, [partition] * size, range(start, start + size), times[partition], [1] * size, [None] * size, values]
+            columns = [
+                [TOPIC] * size,
+                [partition] * size,
+                range(start, start + size),
+                times[partition],
+                [1] * size,
+                [None] * size,
+                values,
+            ]
             arrays = [pa.array(column, each.type) for column, each in zip(columns, schema, strict=False)]
-            batches.append(pa.RecordBatch.from_arrays([*arrays, pa.nulls(size, schema.field("headers").type)], schema=schema))
+            batches.append(
+                pa.RecordBatch.from_arrays(
+                    [*arrays, pa.nulls(size, schema.field("headers").type)], schema=schema
+                )
+            )
             ends[partition] += size
         begins = dict.fromkeys(ends, 0)
-        told = Landed(topic=TOPIC, topic_id="bench", batch=f"b{commit}", start={}, end=ends, begins=begins).encode()
+        told = Landed(
+            topic=TOPIC, topic_id="bench", batch=f"b{commit}", start={}, end=ends, begins=begins
+        ).encode()
         properties = CommitProperties(custom_metadata={"userMetadata": told})
         write_deltalake(
-            path, pa.Table.from_batches(batches), mode="append", partition_by=["topic", "partition"], commit_properties=properties
+            path,
+            pa.Table.from_batches(batches),
+            mode="append",
+            partition_by=["topic", "partition"],
+            commit_properties=properties,
         )
     return path
 
@@ -108,7 +133,9 @@ class Run:
 
 
 def cpu_s() -> tuple[float, float]:
-    """Return the CPU seconds spent so far by Python and by the JVM: live processes, and those that have ended below them."""
+    """Return the CPU seconds spent so far by Python and by the JVM: live processes, and those that have
+    ended below them.
+    """
     python, jvm = time.process_time(), 0.0
     for process in psutil.Process().children(recursive=True):
         try:
@@ -137,26 +164,36 @@ def measured(name: str, events: int, work: Callable[[], str]) -> Run:
 
 
 def by_engine(processor: Processor[Any, Any], lake: str, engine: Any) -> str:
-    options = ReplayOptions(engine=engine, source="bronze", lake=lake, rows=False, spark=SparkOptions(master=MASTER))
+    options = ReplayOptions(
+        engine=engine, source="bronze", lake=lake, rows=False, spark=SparkOptions(master=MASTER)
+    )
     return replay(processor, NO_KAFKA, options).digest
 
 
 def by_pandas(session: SparkSession, processor: Processor[Any, Any], path: str) -> str:
-    """Fold by applyInPandas over claims, as one would without a partition-aligned replay, and return the table's digest."""
+    """Fold by applyInPandas over claims, as one would without a partition-aligned replay, and return the
+    table's digest.
+    """
     from pyspark.sql import functions as F
 
     ship(session, counting(TOPIC))  # with it comes this package, where the rival's function is
     frame = F.split(F.col("value").cast("string"), "/")
     events = (
-        session.read.format("delta").load(path).select("partition", "offset", "timestamp", "value", F.slice(frame, 6, 3).alias("claim"))
+        session.read.format("delta")
+        .load(path)
+        .select("partition", "offset", "timestamp", "value", F.slice(frame, 6, 3).alias("claim"))
     )
-    folded = events.groupBy("partition", "claim").applyInPandas(pandas_fold(processor), "partition int, key binary, value binary")
+    folded = events.groupBy("partition", "claim").applyInPandas(
+        pandas_fold(processor), "partition int, key binary, value binary"
+    )
     states: dict[int, list[tuple[bytes, bytes]]] = {}
     with explained("applyInPandas"):
         rows = folded.toArrow().to_pylist()
     for row in rows:
         states.setdefault(row["partition"], []).append((row["key"], row["value"]))
-    return combine_digests((partition, digest(sorted(states.get(partition, [])))) for partition in range(PARTITIONS))
+    return combine_digests(
+        (partition, digest(sorted(states.get(partition, [])))) for partition in range(PARTITIONS)
+    )
 
 
 # -- the run
@@ -173,24 +210,44 @@ def main() -> None:
     processor = processors(NO_KAFKA)[0] if given.fold == "claims" else counting(TOPIC)
     with tempfile.TemporaryDirectory(prefix="holdfast-bench-") as folder:
         path = write_table(folder, given.events, given.claims)
-        print(f"{given.events:,} heartbeats of {given.claims:,} claims, fold {given.fold}, {MASTER}, {load_average()}", flush=True)
+        print(
+            f"{given.events:,} heartbeats of {given.claims:,} claims, fold {given.fold}, {MASTER}, {load_average()}",
+            flush=True,
+        )
         started_s = time.perf_counter()
         with open_session(SparkOptions(master=MASTER)) as session:
             start_s = time.perf_counter() - started_s
             print(f"  session started in {start_s:.1f} s")
-            results = rounds(session, processor, folder, path, given.events, given.rounds, pandas=not given.no_pandas)
+            results = rounds(
+                session, processor, folder, path, given.events, given.rounds, pandas=not given.no_pandas
+            )
     report(results, start_s, given.events)
 
 
 def rounds(
-    session: SparkSession, processor: Processor[Any, Any], lake: str, path: str, events: int, turns: int, *, pandas: bool
+    session: SparkSession,
+    processor: Processor[Any, Any],
+    lake: str,
+    path: str,
+    events: int,
+    turns: int,
+    *,
+    pandas: bool,
 ) -> dict[str, list[Run]]:
-    results: dict[str, list[Run]] = {"spark cold": [measured("spark cold", events, lambda: by_engine(processor, lake, "spark"))]}
+    results: dict[str, list[Run]] = {
+        "spark cold": [measured("spark cold", events, lambda: by_engine(processor, lake, "spark"))]
+    }
     for turn in range(turns):
         for name, engine in (("plain", "local"), ("spark", "spark")):
-            results.setdefault(name, []).append(measured(name, events, lambda engine=engine: by_engine(processor, lake, engine)))  # type: ignore[misc]
-        if pandas and turn == turns // 2:  # once: its own spread is small beside its distance, and each takes minutes
-            results["applyInPandas"] = [measured("applyInPandas", events, lambda: by_pandas(session, processor, path))]
+            results.setdefault(name, []).append(
+                measured(name, events, lambda engine=engine: by_engine(processor, lake, engine))  # type: ignore[misc]
+            )
+        if (
+            pandas and turn == turns // 2
+        ):  # once: its own spread is small beside its distance, and each takes minutes
+            results["applyInPandas"] = [
+                measured("applyInPandas", events, lambda: by_pandas(session, processor, path))
+            ]
     return results
 
 
@@ -203,7 +260,9 @@ def report(results: dict[str, list[Run]], start_s: float, events: int) -> None:
     lost_s = start_s + results["spark cold"][0].wall_s - spark
     if spark < plain:
         even = lost_s / (plain - spark) * events
-        print(f"  Spark loses {lost_s:.1f} s at its start and is done first from about {even / 1e6:,.0f} M events on {MASTER}")
+        print(
+            f"  Spark loses {lost_s:.1f} s at its start and is done first from about {even / 1e6:,.0f} M events on {MASTER}"
+        )
     else:
         print(f"  Spark loses {lost_s:.1f} s at its start and never makes up for it on {MASTER}")
     print(f"  differing states: {len(digests) - 1}")
@@ -216,7 +275,9 @@ def _ratios(results: dict[str, list[Run]]) -> Iterator[str]:
     cpu = {name: statistics.median(run.cpu_s for run in runs) for name, runs in results.items()}
     pairs = [("spark is faster than plain", median["plain"] / median["spark"], 1.0, True)]
     if "applyInPandas" in results:
-        pairs.append(("spark is faster than applyInPandas", median["applyInPandas"] / median["spark"], 5.0, True))
+        pairs.append(
+            ("spark is faster than applyInPandas", median["applyInPandas"] / median["spark"], 5.0, True)
+        )
     pairs.append(("spark's CPU over plain's", cpu["spark"] / cpu["plain"], 2.0, False))
     for name, found, wanted, at_least in pairs:
         reached = found >= wanted if at_least else found <= wanted

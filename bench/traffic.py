@@ -1,4 +1,6 @@
-"""Traffic for the benchmarks: heartbeats of claims in rounds, each round every claim once, in random order."""
+"""Traffic for the benchmarks: heartbeats of claims in rounds, each round every claim once, in random
+order.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,14 @@ def load(bootstrap: str, topic: str, records: int, claims: int) -> None:
     if topic in AdminClient({"bootstrap.servers": bootstrap}).list_topics(timeout=30).topics:
         return
     create(bootstrap, topic)
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "batch.num.messages": 10_000})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            "batch.size": 1_000_000,
+            "batch.num.messages": 10_000,
+        }
+    )
     for partition, value in heartbeats(records, claims):
         while True:
             try:
@@ -64,14 +73,25 @@ def load(bootstrap: str, topic: str, records: int, claims: int) -> None:
 
 
 def load_stamped(bootstrap: str, topic: str, records: int, producers: int) -> None:
-    """Make *topic* and fill it with the same heartbeats, each with the stamp of one of *producers*, all in order."""
+    """Make *topic* and fill it with the same heartbeats, each with the stamp of one of *producers*, all in
+    order.
+    """
     create(bootstrap, topic)
-    producer = Producer({"bootstrap.servers": bootstrap, "linger.ms": 20, "batch.size": 1_000_000, "batch.num.messages": 10_000})
+    producer = Producer(
+        {
+            "bootstrap.servers": bootstrap,
+            "linger.ms": 20,
+            "batch.size": 1_000_000,
+            "batch.num.messages": 10_000,
+        }
+    )
     for at, (_, value) in enumerate(heartbeats(records, producers)):
         turn, number = divmod(at, producers)
         # each turn is a producer's next record in its one partition, in an order of its own
         name = (number * 7_919 + turn) % producers
-        headers: list[tuple[str, str | bytes | None]] = list(stamp_headers(Stamp(f"producer-{name:06d}", 3, turn)))
+        headers: list[tuple[str, str | bytes | None]] = list(
+            stamp_headers(Stamp(f"producer-{name:06d}", 3, turn))
+        )
         while True:
             try:
                 producer.produce(topic, value, partition=name % PARTITIONS, headers=headers)
@@ -85,7 +105,10 @@ def count(bootstrap: str, topic: str, partitions: int = PARTITIONS) -> int:
     """Return how many offsets *topic* holds."""
     consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": "bench-count"})
     try:
-        ends = [consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=30) for number in range(partitions)]
+        ends = [
+            consumer.get_watermark_offsets(TopicPartition(topic, number), timeout=30)
+            for number in range(partitions)
+        ]
     finally:
         consumer.close()
     return sum(high - low for low, high in ends)

@@ -2,9 +2,10 @@
 
     python -P -m bench.two_workers [--records 2000000]
 
-Rates are taken from the moment the backlog is let in to the last append to the changelog: transactions are large, and the first is appended when much
-has been folded. Broker and bench share a clock. What limits the sum
-is the number of cores: broker and workers share them, and the broker's and librdkafka's threads take what one worker leaves.
+Rates are taken from the moment the backlog is let in to the last append to the changelog: transactions are
+large, and the first is appended when much has been folded. Broker and bench share a clock. What limits the
+sum is the number of cores: broker and workers share them, and the broker's and librdkafka's threads take what
+one worker leaves.
 """
 
 from __future__ import annotations
@@ -30,13 +31,19 @@ def folded(urls: list[str]) -> int:
     for url in urls:
         with urllib.request.urlopen(f"{url}/metrics", timeout=5) as page:
             lines = page.read().decode().splitlines()
-        total += sum(float(line.rsplit(" ", 1)[1]) for line in lines if line.startswith("holdfast_records_folded_total"))
+        total += sum(
+            float(line.rsplit(" ", 1)[1])
+            for line in lines
+            if line.startswith("holdfast_records_folded_total")
+        )
     return int(total)
 
 
 def last_append_s(on: Bench, topic: str) -> float:
     """Return the time of the last append to *topic*, over all partitions."""
-    consumer = Consumer({"bootstrap.servers": on.bootstrap, "group.id": "bench-span", "isolation.level": "read_committed"})
+    consumer = Consumer(
+        {"bootstrap.servers": on.bootstrap, "group.id": "bench-span", "isolation.level": "read_committed"}
+    )
     last: list[int] = []
     try:
         for number in range(PARTITIONS):
@@ -85,7 +92,9 @@ def main() -> None:
     given = parser.parse_args()
     with bench(given.records, 10_000) as on:
         one, two = measure(on, "one", 1), measure(on, "two", 2)
-        print(f"  one worker {one:,.0f}/s, two workers {two:,.0f}/s: {two / one:.2f} (wanted 1.6 where there are cores for it)")
+        print(
+            f"  one worker {one:,.0f}/s, two workers {two:,.0f}/s: {two / one:.2f} (wanted 1.6 where there are cores for it)"
+        )
         print(f"  this machine has {os.cpu_count()} cores, for broker and workers together; {load_average()}")
 
 

@@ -1,7 +1,7 @@
 """Makes a broker just started as quick as one that has run for a while, for benchmarks of latency.
 
-A JVM compiles what it does often: until a broker has run some thousand transactions, each costs it several times as much, and its
-compiler takes cores from whoever is measured beside it. `bench.pace` shows how much.
+A JVM compiles what it does often: until a broker has run some thousand transactions, each costs it several
+times as much, and its compiler takes cores from whoever is measured beside it. `bench.pace` shows how much.
 """
 
 from __future__ import annotations
@@ -26,7 +26,9 @@ class Committer:
 
     def __init__(self, bootstrap: str, topic: str, partition: int) -> None:
         self._topic, self._partition = topic, partition
-        self._producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{partition}", "log_level": 3})
+        self._producer = Producer(
+            {"bootstrap.servers": bootstrap, "transactional.id": f"{topic}-{partition}", "log_level": 3}
+        )
         self._producer.init_transactions(_DEADLINE_S)
 
     def commit(self, records: int) -> float:
@@ -44,7 +46,9 @@ def on_every_partition(bootstrap: str, work: Callable[[Committer, int], None]) -
     topic = f"small-{uuid.uuid4().hex[:8]}"
     create(bootstrap, topic, cleanup="compact")
     with ThreadPoolExecutor(PARTITIONS) as pool:
-        for done in [pool.submit(lambda at: work(Committer(bootstrap, topic, at), at), at) for at in range(PARTITIONS)]:
+        for done in [
+            pool.submit(lambda at: work(Committer(bootstrap, topic, at), at), at) for at in range(PARTITIONS)
+        ]:
             done.result()
 
 
@@ -59,7 +63,9 @@ def warm(bootstrap: str, seconds: float = SECONDS) -> None:
             time.sleep(_PAUSE_S)
 
     on_every_partition(bootstrap, work)
-    first, last = (sorted(took for each in took_s for took in each[part]) for part in (slice(0, 100), slice(-100, None)))
+    first, last = (
+        sorted(took for each in took_s for took in each[part]) for part in (slice(0, 100), slice(-100, None))
+    )
     print(
         f"broker warmed by {sum(map(len, took_s)):,} transactions: p50 {first[len(first) // 2] * 1e3:.1f} ms at first, "
         f"{last[len(last) // 2] * 1e3:.1f} ms at last",

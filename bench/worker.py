@@ -1,4 +1,5 @@
-"""The worker under measurement: holdfast's own worker, unchanged, with a clock on its first record and its last commit.
+"""The worker under measurement: holdfast's own worker, unchanged, with a clock on its first record and its
+last commit.
 
     BENCH_FOLD=claims|count|books|clean BENCH_RECORDS=N python -P -m bench.worker worker -l warn
 
@@ -97,7 +98,9 @@ class Clock:
 
 
 def measure_restore() -> None:
-    """Log the records and the time between the first and the last changelog batch of a restore, as Kafka Streams' own clock has it."""
+    """Log the records and the time between the first and the last changelog batch of a restore, as Kafka
+    Streams' own clock has it.
+    """
     plain, first_s, read = Partition.apply, 0.0, 0
 
     def timed(self: Partition, messages: list[Message], options: WriteOptions) -> None:
@@ -106,7 +109,9 @@ def measure_restore() -> None:
         read += len(messages)
         plain(self, messages, options)
         if read >= RESTORE_RECORDS > 0:
-            logging.getLogger(__name__).warning("restored %d records in %.3f s", read, time.perf_counter() - first_s)
+            logging.getLogger(__name__).warning(
+                "restored %d records in %.3f s", read, time.perf_counter() - first_s
+            )
 
     Partition.apply = timed  # type: ignore[method-assign]
 
@@ -147,7 +152,9 @@ def counting_of(source: str) -> Processor[tuple[str, int, int, bytes, bytes], Co
 
 
 def declared(fold: str, settings: Settings) -> list[Processor[Any, Any]]:
-    """Return what a worker folds its one topic with: claims, a count, the books of stamped records, or the books with a clean topic."""
+    """Return what a worker folds its one topic with: claims, a count, the books of stamped records, or the
+    books with a clean topic.
+    """
     topic = settings.coordination_topic
     match fold:
         case "claims":

@@ -1,4 +1,7 @@
-"""The same service as billing.py without asyncio: `python billing_blocking.py billing-1`. Threads may handle and commit messages."""
+"""The same service as billing.py without asyncio:
+
+`python billing_blocking.py billing-1`. Threads may handle and commit messages.
+"""
 
 from __future__ import annotations
 
@@ -12,16 +15,27 @@ THREADS = 4
 
 
 def bill(client: str, message: ClaimedMessage) -> None:
-    print(f"{client} bills {(message.value or b'').decode()} of partition {message.partition} at offset {message.offset}", flush=True)
+    print(
+        f"{client} bills {(message.value or b'').decode()} of partition {message.partition} at offset {message.offset}",
+        flush=True,
+    )
     message.commit()  # a later message may be done before an earlier one: the offset told is that of the first that is not
 
 
 def main(client: str) -> None:
     settings = settings_from_environment()
     consumer = BlockingClaimConsumer(
-        settings, topics=["orders"], group="billing", client=client, heartbeat_interval_s=settings.claim_interval_s, balanced=True
+        settings,
+        topics=["orders"],
+        group="billing",
+        client=client,
+        heartbeat_interval_s=settings.claim_interval_s,
+        balanced=True,
     )
-    with consumer, ThreadPoolExecutor(THREADS) as threads:  # the threads end first, then the claims are given back
+    with (
+        consumer,
+        ThreadPoolExecutor(THREADS) as threads,
+    ):  # the threads end first, then the claims are given back
         for batch in consumer.batches():
             for done in [threads.submit(bill, client, message) for message in batch]:
                 done.result()

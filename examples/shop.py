@@ -1,6 +1,8 @@
-"""A shop: orders summed up by customer, big customers told of once, quiet ones reminded. Run it as docs/tutorial.md tells.
+"""A shop: orders summed up by customer, big customers told of once, quiet ones reminded. Run it as
+docs/tutorial.md tells.
 
-Three ways of doing something beyond keeping rows: an `Emit` in a fold, a timer, and an ordinary Faust agent that acts on the world.
+Three ways of doing something beyond keeping rows: an `Emit` in a fold, a timer, and an ordinary Faust agent
+that acts on the world.
 """
 
 from __future__ import annotations
@@ -41,7 +43,9 @@ def fold(rows: Rows[Total], order: Order, at_ms: int) -> Iterator[Emit]:
 
 
 def on_wake(rows: Rows[Total], customer: str, at_ms: int) -> Iterator[Emit]:
-    """Called when the log's time has passed a customer's timer: before the next record of the partition, whoever's that is."""
+    """Called when the log's time has passed a customer's timer: before the next record of the partition,
+    whoever's that is.
+    """
     before = rows[customer]
     rows[customer] = after = msgspec.structs.replace(before, reminders=before.reminders + 1)
     yield Emit("reminders", key=customer, value=msgspec.json.encode(after))
@@ -62,7 +66,9 @@ app = create_app(processors=[totals])
 
 @app.agent(app.topic("big-customers", key_serializer="raw", value_serializer="raw"), name="greeter")
 async def greet(stream: Any) -> None:
-    """Act on the world at least once for each record: it is acked when that is done, and comes again if it never was."""
+    """Act on the world at least once for each record: it is acked when that is done, and comes again if it
+    never was.
+    """
     async for event in stream.noack().events():
         total = msgspec.json.decode(event.value, type=Total)
         print(f"a present for {event.key.decode()}, who has spent {total.cents / 100:.2f}", flush=True)

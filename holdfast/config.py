@@ -26,13 +26,32 @@ from urllib.parse import urlsplit
 
 from holdfast.config_sources import KAFKA, convert, find_file, read_layers
 from holdfast.errors import ConfigError
-from holdfast.kafka_properties import ALIASES, CONSUMER, MASK, PRODUCER, SHARED, KafkaProperties, check_name, check_value, is_secret
+from holdfast.kafka_properties import (
+    ALIASES,
+    CONSUMER,
+    MASK,
+    PRODUCER,
+    SHARED,
+    KafkaProperties,
+    check_name,
+    check_value,
+    is_secret,
+)
 from holdfast.security import Oidc, Sasl, check_security, sasl_of, ssl_context_of, trust
 
 if TYPE_CHECKING:
     from ssl import SSLContext
 
-__all__ = ["ClientConfig", "Oidc", "Sasl", "SettingRow", "Settings", "find_file", "load_settings", "settings_from_environment"]
+__all__ = [
+    "ClientConfig",
+    "Oidc",
+    "Sasl",
+    "SettingRow",
+    "Settings",
+    "find_file",
+    "load_settings",
+    "settings_from_environment",
+]
 
 KIB, MIB, GIB = 1 << 10, 1 << 20, 1 << 30
 DEFAULT_BOOTSTRAP_SERVERS = "127.0.0.1:9092"
@@ -42,7 +61,9 @@ _APP = re.compile(r"[A-Za-z0-9_][A-Za-z0-9._-]{0,99}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-def _doc(doc: str, *, low: float | None = None, high: float = math.inf, secret: bool = False) -> dict[str, object]:
+def _doc(
+    doc: str, *, low: float | None = None, high: float = math.inf, secret: bool = False
+) -> dict[str, object]:
     """Return a setting's meaning and, for numbers, its inclusive range."""
     return {"doc": doc, "low": low, "high": high, "secret": secret}
 
@@ -65,108 +86,214 @@ class Settings:
     ConfigErrors on construction.
     """
 
-    app: str = field(default="holdfast", metadata=_doc("application id: consumer group, prefix of changelogs and transactional ids"))
-    kafka: Mapping[str, str] = field(default_factory=dict, metadata={"doc": "Kafka properties for every client"})
-    data_dir: Path = field(default=Path(".holdfast/data"), metadata=_doc("folder of the RocksDB stores; one per worker"))
-    instance_id: str | None = field(
-        default=None, metadata=_doc("static membership: a worker that returns under this id within the session keeps its partitions")
+    app: str = field(
+        default="holdfast",
+        metadata=_doc("application id: consumer group, prefix of changelogs and transactional ids"),
     )
-    standbys: int = field(default=1, metadata=_doc("standby replicas of each table partition", low=0, high=100))
-    replication_factor: int = field(default=1, metadata=_doc("replicas of each topic that holdfast creates", low=1, high=100))
+    kafka: Mapping[str, str] = field(
+        default_factory=dict, metadata={"doc": "Kafka properties for every client"}
+    )
+    data_dir: Path = field(
+        default=Path(".holdfast/data"), metadata=_doc("folder of the RocksDB stores; one per worker")
+    )
+    instance_id: str | None = field(
+        default=None,
+        metadata=_doc(
+            "static membership: a worker that returns under this id within the session keeps its partitions"
+        ),
+    )
+    standbys: int = field(
+        default=1, metadata=_doc("standby replicas of each table partition", low=0, high=100)
+    )
+    replication_factor: int = field(
+        default=1, metadata=_doc("replicas of each topic that holdfast creates", low=1, high=100)
+    )
     coordination_topic: str = field(default="__marshal", metadata=_doc("topic of claims and heartbeats"))
     claim_interval_s: float = field(
         default=60.0,
-        metadata=_doc("heartbeat interval of claims: a claim is free after twice this; equal in the whole fleet", low=1, high=3_600),
+        metadata=_doc(
+            "heartbeat interval of claims: a claim is free after twice this; equal in the whole fleet",
+            low=1,
+            high=3_600,
+        ),
     )
-    compat_view: bool = field(default=False, metadata=_doc("also fold claims as the Go library would, to compare"))
+    compat_view: bool = field(
+        default=False, metadata=_doc("also fold claims as the Go library would, to compare")
+    )
     groups: bool = field(default=False, metadata=_doc("also fold the balanced groups"))
-    groups_topic: str = field(default="holdfast.groups", metadata=_doc("topic where members of balanced groups announce themselves"))
+    groups_topic: str = field(
+        default="holdfast.groups", metadata=_doc("topic where members of balanced groups announce themselves")
+    )
     ranges: bool = field(default=False, metadata=_doc("also create the topic of range consumers"))
-    ranges_topic: str = field(default="holdfast.ranges", metadata=_doc("topic where range consumers share out blocks of offsets"))
+    ranges_topic: str = field(
+        default="holdfast.ranges", metadata=_doc("topic where range consumers share out blocks of offsets")
+    )
     registry: bool = field(default=False, metadata=_doc("keep the registry of producers' names"))
-    producers_topic: str = field(default="holdfast.producers", metadata=_doc("topic of the registry's commands"))
-    books: str = field(default="", metadata=_doc("topics of stamped records to keep books of: orders,payments"))
-    dedupe: str = field(default="", metadata=_doc("stamped topics to clean, and the clean ones: orders:orders-clean,..."))
+    producers_topic: str = field(
+        default="holdfast.producers", metadata=_doc("topic of the registry's commands")
+    )
+    books: str = field(
+        default="", metadata=_doc("topics of stamped records to keep books of: orders,payments")
+    )
+    dedupe: str = field(
+        default="", metadata=_doc("stamped topics to clean, and the clean ones: orders:orders-clean,...")
+    )
     progress: str = field(default="", metadata=_doc("topics of outbox progress to keep books of"))
 
-    outbox_database: str | None = field(default=None, repr=False, metadata=_doc("URL of the database with the outbox", secret=True))
+    outbox_database: str | None = field(
+        default=None, repr=False, metadata=_doc("URL of the database with the outbox", secret=True)
+    )
     outbox_harvest: bool = field(default=False, metadata=_doc("workers harvest the outbox too"))
-    outbox_name: str = field(default="", metadata=_doc("name of the outbox, never to change: its topics, default <app>-outbox"))
-    outbox_table: str = field(default="outbox", metadata=_doc("the outbox table, schema.table to name its schema"))
-    outbox_layout: str = field(default="holdfast", metadata=_doc("whose columns the table has: holdfast, goharvest or debezium"))
-    outbox_strategy: str = field(default="fenced", metadata=_doc("fenced (exactly once) or mark (as goharvest, which may share the table)"))
-    outbox_shards: int = field(default=1, metadata=_doc("leaders of the outbox; equal in all harvesters", low=1, high=256))
-    outbox_poison: str = field(default="pass", metadata=_doc("a refused row's key passes it once it is set aside, or has to wait"))
-    outbox_attempts: int = field(default=5, metadata=_doc("attempts before a refused row is set aside", low=1, high=1_000))
+    outbox_name: str = field(
+        default="", metadata=_doc("name of the outbox, never to change: its topics, default <app>-outbox")
+    )
+    outbox_table: str = field(
+        default="outbox", metadata=_doc("the outbox table, schema.table to name its schema")
+    )
+    outbox_layout: str = field(
+        default="holdfast", metadata=_doc("whose columns the table has: holdfast, goharvest or debezium")
+    )
+    outbox_strategy: str = field(
+        default="fenced",
+        metadata=_doc("fenced (exactly once) or mark (as goharvest, which may share the table)"),
+    )
+    outbox_shards: int = field(
+        default=1, metadata=_doc("leaders of the outbox; equal in all harvesters", low=1, high=256)
+    )
+    outbox_poison: str = field(
+        default="pass", metadata=_doc("a refused row's key passes it once it is set aside, or has to wait")
+    )
+    outbox_attempts: int = field(
+        default=5, metadata=_doc("attempts before a refused row is set aside", low=1, high=1_000)
+    )
     outbox_heartbeat_timeout_s: float = field(
         default=5.0, metadata=_doc("a leader silent for three times this is replaced", low=2, high=600)
     )
-    outbox_batch_rows: int = field(default=5_000, metadata=_doc("most rows of one transaction", low=1, high=100_000))
+    outbox_batch_rows: int = field(
+        default=5_000, metadata=_doc("most rows of one transaction", low=1, high=100_000)
+    )
 
     web_bind: str = field(default="127.0.0.1", metadata=_doc("address the web port listens on"))
-    web_port: int = field(default=6066, metadata=_doc("port of queries, health and metrics", low=1, high=65_535))
-    web_url: str | None = field(
-        default=None, metadata=_doc("URL under which other workers reach this one; default from bind address and port")
+    web_port: int = field(
+        default=6066, metadata=_doc("port of queries, health and metrics", low=1, high=65_535)
     )
-    web_token: str | None = field(default=None, repr=False, metadata=_doc("shared secret asked of every query", secret=True))
+    web_url: str | None = field(
+        default=None,
+        metadata=_doc("URL under which other workers reach this one; default from bind address and port"),
+    )
+    web_token: str | None = field(
+        default=None, repr=False, metadata=_doc("shared secret asked of every query", secret=True)
+    )
     web_token_networks: str = field(
         default="127.0.0.0/8,::1/128,localhost",
-        metadata=_doc("to these hosts and networks the token also goes over plain http; to all others only over https that verifies"),
+        metadata=_doc(
+            "to these hosts and networks the token also goes over plain http; to all others only over https that verifies"
+        ),
     )
-    web_connections: int = field(default=1_000, metadata=_doc("most connections of the web port", low=1, high=60_000))
+    web_connections: int = field(
+        default=1_000, metadata=_doc("most connections of the web port", low=1, high=60_000)
+    )
     web_connections_per_peer: int = field(
-        default=500, metadata=_doc("most connections of the web port from one address, loopback too", low=1, high=60_000)
+        default=500,
+        metadata=_doc("most connections of the web port from one address, loopback too", low=1, high=60_000),
     )
     web_tls_cert: Path | None = field(default=None, metadata=_doc("PEM certificate of the web port"))
     web_tls_key: Path | None = field(default=None, metadata=_doc("PEM key of the web port"))
-    web_tls_ca: Path | None = field(default=None, metadata=_doc("PEM authorities of client certificates; turns mutual TLS on"))
+    web_tls_ca: Path | None = field(
+        default=None, metadata=_doc("PEM authorities of client certificates; turns mutual TLS on")
+    )
 
-    session_timeout_s: float = field(default=10.0, metadata=_doc("a worker silent for this long loses its partitions", low=1, high=1_800))
+    session_timeout_s: float = field(
+        default=10.0, metadata=_doc("a worker silent for this long loses its partitions", low=1, high=1_800)
+    )
     heartbeat_interval_s: float = field(
-        default=0.0, metadata=_doc("group heartbeat; at most a third of the session, default 0.3 of it", low=0, high=600)
+        default=0.0,
+        metadata=_doc("group heartbeat; at most a third of the session, default 0.3 of it", low=0, high=600),
     )
-    rebalance_timeout_s: float = field(default=60.0, metadata=_doc("longest a member may take to rejoin", low=1, high=3_600))
-    request_timeout_s: float = field(default=30.0, metadata=_doc("longest wait for one answer of a broker", low=1, high=300))
+    rebalance_timeout_s: float = field(
+        default=60.0, metadata=_doc("longest a member may take to rejoin", low=1, high=3_600)
+    )
+    request_timeout_s: float = field(
+        default=30.0, metadata=_doc("longest wait for one answer of a broker", low=1, high=300)
+    )
     transaction_timeout_s: float = field(
-        default=15.0, metadata=_doc("the broker aborts a transaction left open for this long", low=1, high=900)
+        default=15.0,
+        metadata=_doc("the broker aborts a transaction left open for this long", low=1, high=900),
     )
-    commit_timeout_s: float = field(default=30.0, metadata=_doc("longest wait for a commit, retries included", low=1, high=900))
-    stall_timeout_s: float = field(default=60.0, metadata=_doc("a worker without progress for this long exits", low=1, high=86_400))
+    commit_timeout_s: float = field(
+        default=30.0, metadata=_doc("longest wait for a commit, retries included", low=1, high=900)
+    )
+    stall_timeout_s: float = field(
+        default=60.0, metadata=_doc("a worker without progress for this long exits", low=1, high=86_400)
+    )
     quarantine_limit: int = field(
         default=10_000,
-        metadata=_doc("a partition stands still after so many quarantined records in a row; 0: never", low=0, high=1_000_000_000),
+        metadata=_doc(
+            "a partition stands still after so many quarantined records in a row; 0: never",
+            low=0,
+            high=1_000_000_000,
+        ),
     )
 
-    linger_ms: int = field(default=40, metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000))
-    fetch_records: int = field(default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000))
-    fetch_bytes: int = field(default=8 * MIB, metadata=_doc("largest fetch, in bytes; 8MiB is understood", low=64 * KIB, high=GIB))
+    linger_ms: int = field(
+        default=40,
+        metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000),
+    )
+    fetch_records: int = field(
+        default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000)
+    )
+    fetch_bytes: int = field(
+        default=8 * MIB, metadata=_doc("largest fetch, in bytes; 8MiB is understood", low=64 * KIB, high=GIB)
+    )
     inflight_bytes: int = field(
-        default=64 * MIB, metadata=_doc("fetched and not yet applied, per worker; no transaction is larger", low=64 * KIB, high=16 * GIB)
+        default=64 * MIB,
+        metadata=_doc(
+            "fetched and not yet applied, per worker; no transaction is larger", low=64 * KIB, high=16 * GIB
+        ),
     )
     unpacked_batch_bytes: int = field(
         default=64 * MIB,
-        metadata=_doc("largest batch of a source once unpacked; a partition stops before a larger one", low=MIB, high=GIB),
+        metadata=_doc(
+            "largest batch of a source once unpacked; a partition stops before a larger one",
+            low=MIB,
+            high=GIB,
+        ),
     )
     unreadable: str = field(
         default="halt",
-        metadata=_doc("a batch of a source that cannot be read stops its partition (halt), or is skipped and noted (quarantine)"),
+        metadata=_doc(
+            "a batch of a source that cannot be read stops its partition (halt), or is skipped and noted (quarantine)"
+        ),
     )
-    store_cache_bytes: int = field(default=64 * MIB, metadata=_doc("RocksDB block cache, shared by all stores", low=MIB, high=1024 * GIB))
+    store_cache_bytes: int = field(
+        default=64 * MIB, metadata=_doc("RocksDB block cache, shared by all stores", low=MIB, high=1024 * GIB)
+    )
     store_write_buffer_bytes: int = field(
-        default=64 * MIB, metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB)
+        default=64 * MIB,
+        metadata=_doc("RocksDB write buffers, shared by all stores", low=MIB, high=1024 * GIB),
     )
     store_check_interval_s: float = field(
         default=0,
-        metadata=_doc("each store is compared with its changelog once in so long, slowly; 0 for never", low=0, high=31_536_000),
+        metadata=_doc(
+            "each store is compared with its changelog once in so long, slowly; 0 for never",
+            low=0,
+            high=31_536_000,
+        ),
     )
-    cache_rows: int = field(default=200_000, metadata=_doc("decoded rows kept for each partition of a table", low=0, high=1_000_000_000))
+    cache_rows: int = field(
+        default=200_000,
+        metadata=_doc("decoded rows kept for each partition of a table", low=0, high=1_000_000_000),
+    )
 
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Where values came from, by setting name or "kafka.<property>"; filled by `load_settings`."""
 
     def __post_init__(self) -> None:
         names = ((name, check_name(name, self._place(f"kafka.{name}"))) for name in self.kafka)
-        given = {name: check_value(name, self.kafka[spelled], self._place(f"kafka.{name}")) for spelled, name in names}
+        given = {
+            name: check_value(name, self.kafka[spelled], self._place(f"kafka.{name}"))
+            for spelled, name in names
+        }
         given.setdefault("bootstrap.servers", DEFAULT_BOOTSTRAP_SERVERS)
         object.__setattr__(self, "kafka", KafkaProperties(given))
         object.__setattr__(self, "data_dir", Path(self.data_dir))
@@ -237,17 +364,31 @@ class Settings:
         """
         settled = {ALIASES.get(name, name): value for name, value in overrides.items()}
         wanted = (
-            SHARED | (PRODUCER if settled.keys() & _PRODUCER_ONLY else set()) | (CONSUMER if settled.keys() & _CONSUMER_ONLY else set())
+            SHARED
+            | (PRODUCER if settled.keys() & _PRODUCER_ONLY else set())
+            | (CONSUMER if settled.keys() & _CONSUMER_ONLY else set())
         )
-        return {"client.id": self.app} | {name: value for name, value in self.kafka.items() if name in wanted} | settled
+        return (
+            {"client.id": self.app}
+            | {name: value for name, value in self.kafka.items() if name in wanted}
+            | settled
+        )
 
     def producer(self, **overrides: str | int | bool) -> ClientConfig:
         """Return `client` with the properties that only producers know."""
-        return self.client() | {name: value for name, value in self.kafka.items() if name in PRODUCER} | overrides
+        return (
+            self.client()
+            | {name: value for name, value in self.kafka.items() if name in PRODUCER}
+            | overrides
+        )
 
     def consumer(self, **overrides: str | int | bool) -> ClientConfig:
         """Return `client` with the properties that only consumers know."""
-        return self.client() | {name: value for name, value in self.kafka.items() if name in CONSUMER} | overrides
+        return (
+            self.client()
+            | {name: value for name, value in self.kafka.items() if name in CONSUMER}
+            | overrides
+        )
 
     def sasl(self) -> Sasl | None:
         """Return how to authenticate to Kafka, None when it does not ask."""
@@ -286,23 +427,51 @@ class Settings:
             if declared.metadata["secret"] and value is not None:
                 value = MASK
             shown = str(value) if isinstance(value, Path) else value
-            rows.append(SettingRow(name=declared.name, value=shown, origin=self.origin(declared.name), doc=declared.metadata["doc"]))
+            rows.append(
+                SettingRow(
+                    name=declared.name,
+                    value=shown,
+                    origin=self.origin(declared.name),
+                    doc=declared.metadata["doc"],
+                )
+            )
         for name, text in self.kafka.items():
             shown = MASK if is_secret(name) else text
-            rows.append(SettingRow(name=f"kafka.{name}", value=shown, origin=self.origin(f"kafka.{name}"), doc="Kafka property"))
+            rows.append(
+                SettingRow(
+                    name=f"kafka.{name}",
+                    value=shown,
+                    origin=self.origin(f"kafka.{name}"),
+                    doc="Kafka property",
+                )
+            )
         return rows
 
     def _place(self, *names: str) -> str:
         """Name settings with where they came from, to begin an error."""
-        return " and ".join(f"{name} ({origin})" if (origin := self.origins.get(name)) else name for name in names)
+        return " and ".join(
+            f"{name} ({origin})" if (origin := self.origins.get(name)) else name for name in names
+        )
 
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-_PRODUCER_ONLY = PRODUCER | {"transactional.id", "transaction.timeout.ms", "enable.idempotence", "linger.ms", "acks"}
-_CONSUMER_ONLY = CONSUMER | {"group.id", "enable.auto.commit", "isolation.level", "auto.offset.reset", "enable.partition.eof"}
+_PRODUCER_ONLY = PRODUCER | {
+    "transactional.id",
+    "transaction.timeout.ms",
+    "enable.idempotence",
+    "linger.ms",
+    "acks",
+}
+_CONSUMER_ONLY = CONSUMER | {
+    "group.id",
+    "enable.auto.commit",
+    "isolation.level",
+    "auto.offset.reset",
+    "enable.partition.eof",
+}
 
 
 def _check_ranges(settings: Settings) -> None:
@@ -314,7 +483,9 @@ def _check_ranges(settings: Settings) -> None:
         if isinstance(value, bool) or not isinstance(value, int | float):
             raise ConfigError(f"{settings._place(declared.name)} must be a number, not {value!r}")
         if not low <= value <= high:
-            raise ConfigError(f"{settings._place(declared.name)} is {value:g}; the range is {low:g} to {high:g}")
+            raise ConfigError(
+                f"{settings._place(declared.name)} is {value:g}; the range is {low:g} to {high:g}"
+            )
 
 
 def _check_names(settings: Settings) -> None:
@@ -338,11 +509,17 @@ def _check_names(settings: Settings) -> None:
         for name in names:
             if not _TOPIC.fullmatch(name) or name in (".", ".."):
                 form = "write source:clean pairs" if setting == "dedupe" else "write topics"
-                raise ConfigError(f"{settings._place(setting)}: {name!r} is not a valid Kafka topic name; {form}, separated by commas")
+                raise ConfigError(
+                    f"{settings._place(setting)}: {name!r} is not a valid Kafka topic name; {form}, separated by commas"
+                )
     if settings.instance_id is not None and not _TOPIC.fullmatch(settings.instance_id):
-        raise ConfigError(f"{settings._place('instance_id')} is {settings.instance_id!r}; use 1 to 249 letters, digits, '.', '_' or '-'")
+        raise ConfigError(
+            f"{settings._place('instance_id')} is {settings.instance_id!r}; use 1 to 249 letters, digits, '.', '_' or '-'"
+        )
     if not all(part.strip() for part in settings.bootstrap_servers.split(",")):
-        raise ConfigError(f"{settings._place('kafka.bootstrap.servers')} is {settings.bootstrap_servers!r}; write host:port,host:port")
+        raise ConfigError(
+            f"{settings._place('kafka.bootstrap.servers')} is {settings.bootstrap_servers!r}; write host:port,host:port"
+        )
 
 
 def _check_times(settings: Settings) -> None:
@@ -370,10 +547,14 @@ def _check_web(settings: Settings) -> None:
     if (settings.web_tls_cert is None) != (settings.web_tls_key is None):
         raise ConfigError("web_tls_cert and web_tls_key belong together: set both or none")
     if settings.web_tls_ca is not None and settings.web_tls_cert is None:
-        raise ConfigError("web_tls_ca asks clients for certificates, which needs TLS: set web_tls_cert and web_tls_key too")
+        raise ConfigError(
+            "web_tls_ca asks clients for certificates, which needs TLS: set web_tls_cert and web_tls_key too"
+        )
     token = settings.web_token
     if token is not None and (not token or not token.isascii() or not token.isprintable() or " " in token):
-        raise ConfigError(f"{settings._place('web_token')} must be visible ASCII without spaces: it travels in a header")
+        raise ConfigError(
+            f"{settings._place('web_token')} must be visible ASCII without spaces: it travels in a header"
+        )
     if not _is_loopback(settings.web_bind) and token is None and settings.web_tls_ca is None:
         raise ConfigError(
             f"{settings._place('web_bind')} is {settings.web_bind}, which others can reach: set web_token (best by HOLDFAST_WEB_TOKEN_FILE) "
@@ -387,23 +568,42 @@ def _check_web(settings: Settings) -> None:
         ) from None
     if settings.web_url is not None:
         parts = urlsplit(settings.web_url)
-        if parts.scheme not in ("http", "https") or not parts.hostname or parts.path or parts.query or parts.fragment:
-            raise ConfigError(f"{settings._place('web_url')} is {settings.web_url!r}; write http://host:port or https://host:port")
+        if (
+            parts.scheme not in ("http", "https")
+            or not parts.hostname
+            or parts.path
+            or parts.query
+            or parts.fragment
+        ):
+            raise ConfigError(
+                f"{settings._place('web_url')} is {settings.web_url!r}; write http://host:port or https://host:port"
+            )
 
 
 def _check_unreadable(settings: Settings) -> None:
     if settings.unreadable not in ("halt", "quarantine"):
-        raise ConfigError(f"{settings._place('unreadable')} is {settings.unreadable!r}; write halt or quarantine")
+        raise ConfigError(
+            f"{settings._place('unreadable')} is {settings.unreadable!r}; write halt or quarantine"
+        )
 
 
 def _check_kafka(settings: Settings) -> None:
     check_security(settings.kafka)
 
 
-_CHECKS: tuple[Callable[[Settings], None], ...] = (_check_ranges, _check_names, _check_times, _check_web, _check_unreadable, _check_kafka)
+_CHECKS: tuple[Callable[[Settings], None], ...] = (
+    _check_ranges,
+    _check_names,
+    _check_times,
+    _check_web,
+    _check_unreadable,
+    _check_kafka,
+)
 
 
-def hosts_and_networks(text: str) -> tuple[frozenset[str], tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]]:
+def hosts_and_networks(
+    text: str,
+) -> tuple[frozenset[str], tuple[ipaddress.IPv4Network | ipaddress.IPv6Network, ...]]:
     """Read a list of host names and networks; raises ValueError for what is neither.
 
     >>> hosts_and_networks("Localhost, 10.0.0.0/8, ::1")
@@ -438,7 +638,9 @@ def _is_loopback(host: str) -> bool:
 
 
 _DEFAULTS = Settings()
-_DECLARED = {declared.name: declared for declared in fields(Settings) if declared.name not in ("kafka", "origins")}
+_DECLARED = {
+    declared.name: declared for declared in fields(Settings) if declared.name not in ("kafka", "origins")
+}
 
 
 def load_settings(*, flags: Mapping[str, object], env: Mapping[str, str], file: Path | None) -> Settings:
@@ -457,7 +659,9 @@ def load_settings(*, flags: Mapping[str, object], env: Mapping[str, str], file: 
         for name, given in layer.items()
         if not name.startswith(KAFKA)
     }
-    kafka = {name.removeprefix(KAFKA): str(given.value) for name, given in layer.items() if name.startswith(KAFKA)}
+    kafka = {
+        name.removeprefix(KAFKA): str(given.value) for name, given in layer.items() if name.startswith(KAFKA)
+    }
     return Settings(**values, kafka=kafka, origins={name: given.origin for name, given in layer.items()})
 
 

@@ -49,7 +49,9 @@ def find_file(flag: str | Path | None, env: Mapping[str, str], folder: Path) -> 
     return found if found.is_file() else None
 
 
-def read_layers(known: Collection[str], *, flags: Mapping[str, object], env: Mapping[str, str], file: Path | None) -> Layer:
+def read_layers(
+    known: Collection[str], *, flags: Mapping[str, object], env: Mapping[str, str], file: Path | None
+) -> Layer:
     """Return what was given, the strongest source winning; names are settings or "kafka.<property>". Unknown names are ConfigErrors."""
     return {**_from_file(known, file), **_from_env(known, env), **_from_flags(known, flags)}
 
@@ -104,11 +106,18 @@ def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, 
 
 def _from_env(known: Collection[str], env: Mapping[str, str]) -> Layer:
     plain = env.get("KAFKA_BOOTSTRAP_SERVERS")
-    layer = {f"{KAFKA}bootstrap.servers": Given(plain, "environment KAFKA_BOOTSTRAP_SERVERS")} if plain else {}
+    layer = (
+        {f"{KAFKA}bootstrap.servers": Given(plain, "environment KAFKA_BOOTSTRAP_SERVERS")} if plain else {}
+    )
     spelled = {f"{ENV_PREFIX}{name.upper()}": name for name in known}
     spelled |= {f"{ENV_KAFKA_PREFIX}{name}": f"{KAFKA}{prop}" for name, prop in env_names().items()}
     for variable, text in sorted(env.items()):
-        if not variable.startswith(ENV_PREFIX) or variable in NOT_SETTINGS or variable.startswith(NOT_SETTINGS_PREFIXES) or not text:
+        if (
+            not variable.startswith(ENV_PREFIX)
+            or variable in NOT_SETTINGS
+            or variable.startswith(NOT_SETTINGS_PREFIXES)
+            or not text
+        ):
             continue  # an empty variable is how a compose file says "not set"
         origin = f"environment {variable}"
         name, direct = spelled.get(variable), variable

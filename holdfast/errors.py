@@ -70,7 +70,10 @@ class DecodeError(HoldfastError, ValueError):
 
 
 class FrameError(DecodeError):
-    """A value is not, or may not be written as, a frame of the coordination topic. *reason* is the class of error, *text* the whole story."""
+    """A value is not, or may not be written as, a frame of the coordination topic.
+
+    *reason* is the class of error, *text* the whole story.
+    """
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -78,7 +81,10 @@ class FrameError(DecodeError):
 
 
 class WireError(DecodeError):
-    """Bytes in Kafka's own format are cut short or corrupt. *offset* is the byte where that shows, *reason* the class of error."""
+    """Bytes in Kafka's own format are cut short or corrupt.
+
+    *offset* is the byte where that shows, *reason* the class of error.
+    """
 
     def __init__(self, text: str, *, offset: int, reason: str = "") -> None:
         super().__init__(f"at byte {offset}: {text}")
@@ -86,7 +92,10 @@ class WireError(DecodeError):
 
 
 class AnnouncementError(DecodeError):
-    """A value is not, or may not be written as, an announcement of a balanced group. *reason* is the class of error."""
+    """A value is not, or may not be written as, an announcement of a balanced group.
+
+    *reason* is the class of error.
+    """
 
     def __init__(self, text: str, reason: str = "") -> None:
         super().__init__(text)
@@ -106,7 +115,9 @@ class StoreError(StateError):
 
 
 class RottenStoreError(StoreError):
-    """A store does not hold what was written to it: its bytes fail a checksum, or its rows are not the changelog's."""
+    """A store does not hold what was written to it: its bytes fail a checksum, or its rows are not the
+    changelog's.
+    """
 
 
 class ChangelogError(StateError):
@@ -122,7 +133,9 @@ class ClaimError(HoldfastError):
 
 
 class ClaimLostError(ClaimError):
-    """The message's claim is not held any more: its offset is not committed, another member may get the message too."""
+    """The message's claim is not held any more: its offset is not committed, another member may get the
+    message too.
+    """
 
 
 class CommitError(ClaimError):
@@ -138,7 +151,10 @@ class ClockSkewError(ClaimError):
 
 
 class MembershipError(ClaimError):
-    """The balanced group does not take this member, or has given its place to another. *code* is Kafka's error code."""
+    """The balanced group does not take this member, or has given its place to another.
+
+    *code* is Kafka's error code.
+    """
 
     def __init__(self, text: str, code: int = -1) -> None:
         super().__init__(text)
@@ -186,7 +202,9 @@ class QuarantineError(HoldfastError):
 
 
 class SkipError(HoldfastError):
-    """What an operator asks to be skipped of a source cannot be, or need not: it can be read, or is skipped already."""
+    """What an operator asks to be skipped of a source cannot be, or need not: it can be read, or is
+    skipped already.
+    """
 
 
 class OutboxError(HoldfastError):
@@ -202,7 +220,10 @@ class OutboxSchemaError(OutboxError):
 
 
 class OutboxDatabaseError(OutboxError):
-    """The database could not be reached, or refused a statement. *is_lost* tells that the connection is gone and the call may be repeated."""
+    """The database could not be reached, or refused a statement.
+
+    *is_lost* tells that the connection is gone and the call may be repeated.
+    """
 
     def __init__(self, text: str, *, is_lost: bool = False) -> None:
         super().__init__(text)

@@ -1,15 +1,16 @@
 """Java archives by checksum: a committed lock file in, verified local paths out.
 
-The local broker and Spark need jars that no wheel carries. They come from Maven's central repository through Ivy, the resolver
-that ships inside pyspark, into a cache per user, and are used only when their SHA-256 is the one in the lock file beside this
-module. A warm cache needs neither a JDK nor a network. Settings (environment):
+The local broker and Spark need jars that no wheel carries. They come from Maven's central repository through
+Ivy, the resolver that ships inside pyspark, into a cache per user, and are used only when their SHA-256 is
+the one in the lock file beside this module. A warm cache needs neither a JDK nor a network. Settings
+(environment):
 
 - ``HOLDFAST_CACHE``: the cache folder itself; otherwise ``$XDG_CACHE_HOME/holdfast`` or ``~/.cache/holdfast``
 - ``HOLDFAST_MAVEN_REPOSITORY``: the root address of a mirror that has Maven's layout
 - ``JAVA_HOME``: a JDK to use in place of the first ``java`` on ``PATH``
 
-A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name what was asked for; all the
-rest follows from them. ``python -m holdfast.jars`` writes one anew.
+A lock file is text, one jar a line: SHA-256, ``group:artifact:version``, file name. ``root`` lines name what
+was asked for; all the rest follows from them. ``python -m holdfast.jars`` writes one anew.
 """
 
 from __future__ import annotations
@@ -101,7 +102,9 @@ def read_lock(path: Path) -> LockFile:
 def _is_pin(sha256: str, coordinate: str, file_name: str) -> bool:
     # A file name with a folder in it could be written outside the cache.
     return (
-        bool(re.fullmatch(r"[0-9a-f]{64}", sha256)) and coordinate.count(":") == 2 and re.fullmatch(r"[\w.+-]+\.jar", file_name) is not None
+        bool(re.fullmatch(r"[0-9a-f]{64}", sha256))
+        and coordinate.count(":") == 2
+        and re.fullmatch(r"[\w.+-]+\.jar", file_name) is not None
     )
 
 
@@ -111,15 +114,22 @@ def kafka_jars(*, progress: Progress = _silent) -> list[Path]:
 
 
 def spark_jars(*, progress: Progress = _silent) -> list[Path]:
-    """Return what Spark needs beside pyspark's own jars: Delta Lake and the Kafka connector (for ``spark.jars``)."""
+    """Return what Spark needs beside pyspark's own jars:
+
+    Delta Lake and the Kafka connector (for ``spark.jars``).
+    """
     return resolve(_LOCK_FILES / "spark.lock", progress=progress)
 
 
-def resolve(lock_path: Path, *, progress: Progress = _silent, deadline_s: float = RESOLVE_DEADLINE_S) -> list[Path]:
-    """Return the verified local path of every jar in *lock_path*, in its order, fetching what the cache lacks.
+def resolve(
+    lock_path: Path, *, progress: Progress = _silent, deadline_s: float = RESOLVE_DEADLINE_S
+) -> list[Path]:
+    """Return the verified local path of every jar in *lock_path*, in its order, fetching what the cache
+    lacks.
 
-    Safe for any number of processes at once: one fetches, the others wait (at most *deadline_s* in all). A file in the cache with
-    other bytes than the lock file says is fetched again; a fetched one with other bytes is a `JarChecksumError` and is not kept.
+    Safe for any number of processes at once: one fetches, the others wait (at most *deadline_s* in all). A
+    file in the cache with other bytes than the lock file says is fetched again; a fetched one with other
+    bytes is a `JarChecksumError` and is not kept.
     """
     lock = read_lock(lock_path)
     folder = cache_folder() / lock.name
@@ -130,7 +140,9 @@ def resolve(lock_path: Path, *, progress: Progress = _silent, deadline_s: float 
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except OSError as error:
-        raise JarError(f"cannot create the cache folder {folder}: {error}; set HOLDFAST_CACHE to a folder you can write to") from error
+        raise JarError(
+            f"cannot create the cache folder {folder}: {error}; set HOLDFAST_CACHE to a folder you can write to"
+        ) from error
     with _exclusive(folder.with_name(f"{lock.name}.lock"), deadline_at_s=deadline_at_s):
         if lacking := _lacking(lock, folder):  # another process may have fetched them meanwhile
             progress(f"fetching {len(lacking)} jars of {lock.name} into {folder} (once per user)")
@@ -152,7 +164,9 @@ def _sha256(path: Path) -> str | None:
 
 def _fetch(jars: Sequence[Jar], folder: Path, *, deadline_at_s: float) -> None:
     with tempfile.TemporaryDirectory(prefix=".fetch-", dir=folder) as scratch:
-        fetched = _run_ivy([jar.coordinate for jar in jars], Path(scratch), transitive=False, deadline_at_s=deadline_at_s)
+        fetched = _run_ivy(
+            [jar.coordinate for jar in jars], Path(scratch), transitive=False, deadline_at_s=deadline_at_s
+        )
         by_coordinate = {coordinate: path for coordinate, path in fetched}
         for jar in jars:
             path = by_coordinate.get(jar.coordinate)
@@ -178,7 +192,9 @@ def _exclusive(path: Path, *, deadline_at_s: float) -> Iterator[None]:
                 break
             except BlockingIOError:
                 if system_clock.monotonic_s() > deadline_at_s:
-                    raise JarError(f"another process has held {path} for too long; end it (it is fetching jars) and try again") from None
+                    raise JarError(
+                        f"another process has held {path} for too long; end it (it is fetching jars) and try again"
+                    ) from None
                 time.sleep(0.05)
         yield
 
@@ -211,7 +227,9 @@ def find_ivy() -> Path:
     for place in (spec.submodule_search_locations or []) if spec else []:
         for jar in sorted(Path(place).glob("jars/ivy-*.jar"), reverse=True):
             return jar
-    raise JarError("pyspark is not installed, and jars are fetched by the Ivy inside it; pip install 'holdfast[spark]'")
+    raise JarError(
+        "pyspark is not installed, and jars are fetched by the Ivy inside it; pip install 'holdfast[spark]'"
+    )
 
 
 def _settings(*, poms: bool) -> str:
@@ -232,28 +250,51 @@ def _module(coordinates: Sequence[str], *, transitive: bool) -> str:
     for coordinate in coordinates:
         group, artifact, version = coordinate.split(":")
         attributes = f"org={quoteattr(group)} name={quoteattr(artifact)} rev={quoteattr(version)}"
-        lines.append(f'<dependency {attributes} transitive="{str(transitive).lower()}" conf={quoteattr(conf)}/>')
+        lines.append(
+            f'<dependency {attributes} transitive="{str(transitive).lower()}" conf={quoteattr(conf)}/>'
+        )
     return (
         '<ivy-module version="2.0"><info organisation="holdfast" module="jars"/><configurations><conf name="default"/></configurations>'
         f"<dependencies>{''.join(lines)}</dependencies></ivy-module>"
     )
 
 
-def _run_ivy(coordinates: Sequence[str], scratch: Path, *, transitive: bool, deadline_at_s: float) -> list[tuple[str, Path]]:
-    """Return (coordinate, path below *scratch*) of each jar that Ivy retrieved: those named or, *transitive*, all they need too."""
+def _run_ivy(
+    coordinates: Sequence[str], scratch: Path, *, transitive: bool, deadline_at_s: float
+) -> list[tuple[str, Path]]:
+    """Return (coordinate, path below *scratch*) of each jar that Ivy retrieved: those named or,
+    *transitive*, all they need too.
+    """
     java, ivy = find_java(), find_ivy()
-    # Without POMs where the lock file says what belongs together: each jar then costs one request, and nothing can be added to it.
+    # Without POMs where the lock file says what belongs together: each jar then costs one request, and
+    # nothing can be added to it.
     (scratch / "settings.xml").write_text(_settings(poms=transitive), encoding="utf-8")
     (scratch / "ivy.xml").write_text(_module(coordinates, transitive=transitive), encoding="utf-8")
-    command = [str(java), f"-Divy.default.ivy.user.dir={scratch}", "-jar", str(ivy), "-cache", str(scratch / "cache")]
+    command = [
+        str(java),
+        f"-Divy.default.ivy.user.dir={scratch}",
+        "-jar",
+        str(ivy),
+        "-cache",
+        str(scratch / "cache"),
+    ]
     command += ["-settings", str(scratch / "settings.xml")]
     pattern = str(scratch / "lib/[organisation]/[module]/[revision]/[artifact].[ext]")
     command += ["-ivy", str(scratch / "ivy.xml"), "-confs", "default", "-retrieve", pattern]
     remaining_s = max(1.0, deadline_at_s - system_clock.monotonic_s())
     try:
-        ran = subprocess.run(command, capture_output=True, text=True, timeout=remaining_s, check=False, stdin=subprocess.DEVNULL)
+        ran = subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=remaining_s,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired as error:
-        raise JarError(f"fetching jars took longer than {remaining_s:.0f} s and was stopped; check the network and try again") from error
+        raise JarError(
+            f"fetching jars took longer than {remaining_s:.0f} s and was stopped; check the network and try again"
+        ) from error
     if ran.returncode != 0:
         raise JarError(
             f"could not fetch the jars (Ivy exit code {ran.returncode}): {_reason(ran.stdout + ran.stderr)}. "
@@ -268,7 +309,9 @@ def _coordinate(retrieved: Path) -> str:
 
 
 def _reason(output: str) -> str:
-    """Return Ivy's most telling complaint: an unreachable server explains every module that was then not found."""
+    """Return Ivy's most telling complaint: an unreachable server explains every module that was then not
+    found.
+    """
     lines = [line.strip(" \t:") for line in output.splitlines()]
     for telling in ("Server access error", "module not found", "Exception"):
         if found := list(dict.fromkeys(line for line in lines if telling in line)):
@@ -280,7 +323,8 @@ def _reason(output: str) -> str:
 
 
 def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspark: bool = False) -> LockFile:
-    """Resolve *roots* with all they depend on, pin what came, and return it. For maintainers: read the diff before committing.
+    """Resolve *roots* with all they depend on, pin what came, and return it. For maintainers: read the diff
+    before committing.
 
     *beside_pyspark* leaves out the jars that the installed pyspark brings itself, under the same name and version.
     """
@@ -289,7 +333,11 @@ def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspa
         deadline_at_s = system_clock.monotonic_s() + RESOLVE_DEADLINE_S
         found = _run_ivy(roots, Path(scratch), transitive=True, deadline_at_s=deadline_at_s)
         pinned = [
-            Jar(sha256=_sha256(path) or "", coordinate=coordinate, file_name="{1}-{2}.jar".format(*coordinate.split(":")))
+            Jar(
+                sha256=_sha256(path) or "",
+                coordinate=coordinate,
+                file_name="{1}-{2}.jar".format(*coordinate.split(":")),
+            )
             for coordinate, path in found
         ]
     jars = tuple(jar for jar in pinned if jar.file_name not in carried)
@@ -306,7 +354,10 @@ def write_lock(lock_path: Path, roots: Sequence[str], *, name: str, beside_pyspa
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Write a lock file beside this module: ``python -m holdfast.jars [--beside-pyspark] NAME.lock FOLDER GROUP:ARTIFACT:VERSION…``."""
+    """Write a lock file beside this module:
+
+    ``python -m holdfast.jars [--beside-pyspark] NAME.lock FOLDER GROUP:ARTIFACT:VERSION…``.
+    """
     beside_pyspark = arguments[:1] == ["--beside-pyspark"]
     file_name, name, *roots = arguments[beside_pyspark:] if len(arguments) >= 3 + beside_pyspark else ("", "")
     if not roots:

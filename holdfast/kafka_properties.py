@@ -1,8 +1,8 @@
 """Which Kafka properties users may set, under which names, and why the others are refused.
 
-The names are librdkafka's (CONFIGURATION.md of 2.16), which are the Java client's wherever both have one; a test compares this page
-with the library that is installed. Nothing is passed on unread: a property that only some of the clients could honour would give
-a worker that connects by one rule and writes by another.
+The names are librdkafka's (CONFIGURATION.md of 2.16), which are the Java client's wherever both have one; a
+test compares this page with the library that is installed. Nothing is passed on unread: a property that only
+some of the clients could honour would give a worker that connects by one rule and writes by another.
 """
 
 from __future__ import annotations
@@ -65,7 +65,9 @@ ALIASES = {
     "sasl.oauthbearer.client.credentials.client.id": "sasl.oauthbearer.client.id",
     "sasl.oauthbearer.client.credentials.client.secret": "sasl.oauthbearer.client.secret",
 }
-"""Second names of one property; kept under one, so that a flag overrides a file whichever name each of them used."""
+"""Second names of one property; kept under one, so that a flag overrides a file whichever name each of
+them used.
+"""
 
 _POSITION = "holdfast keeps the position in its state and starts from there"
 _EXACTLY_ONCE = "exactly-once depends on it, so holdfast sets it"
@@ -211,14 +213,18 @@ def env_names() -> dict[str, str]:
 
 
 def check_name(name: str, place: str) -> str:
-    """Return the one name a property is kept under, or refuse it with the reason; *place* says where it was found."""
+    """Return the one name a property is kept under, or refuse it with the reason; *place* says where it
+    was found.
+    """
     name = ALIASES.get(name, name)
     if name in ALLOWED:
         return name
     reason = CONTROLLED.get(name)
     if reason is not None:
         raise ConfigError(f"{place}: Kafka property {name} is set by holdfast itself: {reason}")
-    reason = UNSUPPORTED.get(name) or next((why for prefix, why in _UNSUPPORTED_PREFIXES.items() if name.startswith(prefix)), None)
+    reason = UNSUPPORTED.get(name) or next(
+        (why for prefix, why in _UNSUPPORTED_PREFIXES.items() if name.startswith(prefix)), None
+    )
     if reason is not None:
         raise ConfigError(f"{place}: Kafka property {name} is not supported: {reason}")
     raise ConfigError(f"{place}: unknown Kafka property {name}{suggest(name, [*ALLOWED, *ALIASES])}")
@@ -229,7 +235,9 @@ def check_value(name: str, value: object, place: str) -> str:
     if isinstance(value, bool):
         value = "true" if value else "false"
     if not isinstance(value, str | int | float):
-        raise ConfigError(f"{place}: Kafka property {name} must be text, a number or true/false, not {type(value).__name__}")
+        raise ConfigError(
+            f"{place}: Kafka property {name} must be text, a number or true/false, not {type(value).__name__}"
+        )
     text = str(value)
     choices = _CHOICES.get(name)
     if choices is None:

@@ -45,9 +45,14 @@ def protocol_of(properties: Mapping[str, str]) -> str:
 def check_security(properties: Mapping[str, str]) -> None:
     """Refuse credentials that would not be used and protocols that lack theirs."""
     protocol = protocol_of(properties)
-    for prefix, marker, remedy in (("sasl.", "SASL", "SASL_SSL (or SASL_PLAINTEXT)"), ("ssl.", "SSL", "SSL (or SASL_SSL)")):
+    for prefix, marker, remedy in (
+        ("sasl.", "SASL", "SASL_SSL (or SASL_PLAINTEXT)"),
+        ("ssl.", "SSL", "SSL (or SASL_SSL)"),
+    ):
         unused = next((name for name in properties if name.startswith(prefix)), None)
-        if unused and (not protocol.startswith(marker) if marker == "SASL" else not protocol.endswith(marker)):
+        if unused and (
+            not protocol.startswith(marker) if marker == "SASL" else not protocol.endswith(marker)
+        ):
             raise ConfigError(
                 f"Kafka property {unused} is set but security.protocol is {protocol}: set security.protocol={remedy} or remove it"
             )
@@ -105,7 +110,9 @@ def _pairs(text: str) -> tuple[tuple[str, str], ...]:
     """
     pairs = [part.partition("=") for part in text.split(",") if part.strip()]
     if any(not sign for _, sign, _ in pairs):
-        raise ConfigError(f"sasl.oauthbearer.extensions is {text!r}; write name=value pairs separated by commas")
+        raise ConfigError(
+            f"sasl.oauthbearer.extensions is {text!r}; write name=value pairs separated by commas"
+        )
     return tuple((name.strip(), value.strip()) for name, _, value in pairs)
 
 
@@ -129,7 +136,9 @@ def ssl_context_of(properties: Mapping[str, str]) -> SSLContext | None:
 
 
 def trust(properties: Mapping[str, str], *, location: str, pem: str) -> SSLContext:
-    """Return a client context that trusts the authorities named by the properties *location* or *pem*, else the system's."""
+    """Return a client context that trusts the authorities named by the properties *location* or *pem*,
+    else the system's.
+    """
     import ssl
 
     place = properties.get(location)
@@ -167,7 +176,8 @@ def _present(context: SSLContext, properties: Mapping[str, str]) -> None:
         _as_file(properties, "ssl.key") as key,
         _explained("ssl.certificate.location and ssl.key.location", f"{certificate}, {key}"),
     ):
-        # A callable even without a password: OpenSSL would otherwise stop a worker to ask for one on the terminal.
+        # A callable even without a password: OpenSSL would otherwise stop a worker to ask for one on the
+        # terminal.
         context.load_cert_chain(certificate, key, lambda: password or "")
 
 

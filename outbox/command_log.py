@@ -1,9 +1,11 @@
-"""Following what the harvesters of one outbox are told, and answering it: every process hears everything, each answers for what it leads.
+"""Following what the harvesters of one outbox are told, and answering it: every process hears everything,
+each answers for what it leads.
 
-A command gets one answer from each shard, whatever becomes of the leaders meanwhile. Who leads a shard when a command comes answers;
-if it is killed before that, whoever leads next does, as long as somebody waits. Before answering, a harvester reads the answers to
-their end, having led the shard before that: what a predecessor still said is then known, and it can say nothing more, since its lease
-is over. The answer of a process that was frozen between that look and its answer comes second, and second answers do not count.
+A command gets one answer from each shard, whatever becomes of the leaders meanwhile. Who leads a shard when a
+command comes answers; if it is killed before that, whoever leads next does, as long as somebody waits. Before
+answering, a harvester reads the answers to their end, having led the shard before that: what a predecessor
+still said is then known, and it can say nothing more, since its lease is over. The answer of a process that
+was frozen between that look and its answer comes second, and second answers do not count.
 """
 
 from __future__ import annotations
@@ -20,14 +22,26 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
 from holdfast.kafka.codes import is_end, is_of_group
-from holdfast.outbox.commands import END_S, POLL_S, Command, CommandReader, CommandReply, Verb, end_of, read_answer, read_command
+from holdfast.outbox.commands import (
+    END_S,
+    POLL_S,
+    Command,
+    CommandReader,
+    CommandReply,
+    Verb,
+    end_of,
+    read_answer,
+    read_command,
+)
 from holdfast.outbox.settings import HarvestSettings
 
 logger = logging.getLogger(__name__)
 
 SOON_S = 0.02
 GRACE_S = 2.0
-"""A pause is answered once nothing is on its way any more, a new leader's commands once its term has begun; or after this."""
+"""A pause is answered once nothing is on its way any more, a new leader's commands once its term has
+begun; or after this.
+"""
 HISTORY_MS = 700_000
 """Answers of the last minutes are read at the start: nobody waits longer for one."""
 LIMIT_REMEMBERED = 4_096
@@ -56,7 +70,9 @@ class CommandHandler(Protocol):
 
 
 class Orders:
-    """The commands that are open, and which shards have answered them; a fold of both topics, in any order of the two."""
+    """The commands that are open, and which shards have answered them; a fold of both topics, in any order
+    of the two.
+    """
 
     def __init__(self, shards: int) -> None:
         self._shards = shards
@@ -64,7 +80,9 @@ class Orders:
         self._answered: OrderedDict[str, set[int]] = OrderedDict()
 
     def hear(self, command: Command, ends_ms: int) -> None:
-        """Note a command whose answers are waited for until *ends_ms*; the oldest is forgotten when there are very many."""
+        """Note a command whose answers are waited for until *ends_ms*; the oldest is forgotten when there
+        are very many.
+        """
         self._open[command.id] = command, ends_ms
         while len(self._open) > LIMIT_REMEMBERED:
             self._open.popitem(last=False)
@@ -80,7 +98,9 @@ class Orders:
         self._answered.get(answer_id, set()).discard(shard)
 
     def owed(self, now_ms: int) -> Iterator[tuple[Command, int]]:
-        """Yield which shard owes an answer to which command that somebody may still wait for, in the order of the commands."""
+        """Yield which shard owes an answer to which command that somebody may still wait for, in the order
+        of the commands.
+        """
         for command, ends_ms in list(self._open.values()):
             if ends_ms < now_ms:
                 del self._open[command.id]
@@ -90,10 +110,16 @@ class Orders:
 
 
 class CommandLog(threading.Thread):
-    """Hears commands, has *hear* act on each (from this thread; it returns when that is done), and answers for *desk*."""
+    """Hears commands, has *hear* act on each (from this thread; it returns when that is done), and answers
+    for *desk*.
+    """
 
     def __init__(
-        self, settings: HarvestSettings, desk: CommandHandler, hear: Callable[[Command], None], clock: Clock = system_clock
+        self,
+        settings: HarvestSettings,
+        desk: CommandHandler,
+        hear: Callable[[Command], None],
+        clock: Clock = system_clock,
     ) -> None:
         super().__init__(name="holdfast-outbox-commands", daemon=True)
         self._settings, self._desk, self._hear, self._clock = settings, desk, hear, clock
@@ -123,8 +149,12 @@ class CommandLog(threading.Thread):
             reader.begin(self._at)
         except KafkaException as error:
             reader.close()
-            raise BrokerError(f"topic {commands}: {error.args[0].str()}; check that the broker is reachable") from error
-        self._producer = Producer({**settings.kafka.producer(), "message.timeout.ms": 10_000, "enable.idempotence": True})
+            raise BrokerError(
+                f"topic {commands}: {error.args[0].str()}; check that the broker is reachable"
+            ) from error
+        self._producer = Producer(
+            {**settings.kafka.producer(), "message.timeout.ms": 10_000, "enable.idempotence": True}
+        )
         self.start()
 
     def close(self, timeout_s: float) -> None:
@@ -149,9 +179,13 @@ class CommandLog(threading.Thread):
                 self._take(self._reader.poll(wait_s))
                 wait_s = SOON_S if self._answer_all() else POLL_S
         except Exception as error:
-            if not self._ended.is_set():  # a harvester that is deaf would publish through a pause, or never begin
+            if (
+                not self._ended.is_set()
+            ):  # a harvester that is deaf would publish through a pause, or never begin
                 logger.exception("outbox %s: its commands are not heard any more", self._settings.name)
-                self._desk.failed(HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}"))
+                self._desk.failed(
+                    HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}")
+                )
         finally:
             self._reader.close()
             self._producer.flush(POLL_S)
@@ -189,12 +223,16 @@ class CommandLog(threading.Thread):
                 answer = read_answer(value)
                 self._orders.hear_answer(answer.id, answer.shard)
         except msgspec.DecodeError as error:
-            logger.warning("outbox %s: record %d of %s is not understood: %s", self._settings.name, offset, topic, error)
+            logger.warning(
+                "outbox %s: record %d of %s is not understood: %s", self._settings.name, offset, topic, error
+            )
 
     def _command(self, command: Command, offset: int) -> None:
         end, old = self._history
         # Whoever asks may have another clock, so what is heard at once is waited for from now on.
-        self._orders.hear(command, (command.at_ms if offset < end else self._clock.now_ms()) + command.wait_ms)
+        self._orders.hear(
+            command, (command.at_ms if offset < end else self._clock.now_ms()) + command.wait_ms
+        )
         if offset < end:
             old.append(command)
             if len(old) > LIMIT_REMEMBERED:
@@ -203,7 +241,9 @@ class CommandLog(threading.Thread):
             self._hear(command)
 
     def _relive(self) -> None:
-        """Act on what was said before this process came, as far as it holds: the last pause or resume, and what is still waited for."""
+        """Act on what was said before this process came, as far as it holds: the last pause or resume, and
+        what is still waited for.
+        """
         for command in self._of_effect(self._history[1]):
             self._hear(command)
         self._history[1].clear()
@@ -211,13 +251,19 @@ class CommandLog(threading.Thread):
     def _of_effect(self, commands: list[Command]) -> list[Command]:
         lasting = [command for command in commands if command.verb in (Verb.PAUSE, Verb.RESUME)][-1:]
         now_ms = self._clock.now_ms()
-        return [command for command in commands if command in lasting or command.at_ms + command.wait_ms >= now_ms]
+        return [
+            command for command in commands if command in lasting or command.at_ms + command.wait_ms >= now_ms
+        ]
 
     # -- answering
 
     def _due(self) -> tuple[list[tuple[Command, int]], bool]:
         """Return what is to be answered now, and whether there is more that is not settled yet."""
-        now_s, due, waiting_s = self._clock.monotonic_s(), list[tuple[Command, int]](), dict[tuple[str, int], float]()
+        now_s, due, waiting_s = (
+            self._clock.monotonic_s(),
+            list[tuple[Command, int]](),
+            dict[tuple[str, int], float](),
+        )
         for command, shard in self._orders.owed(self._clock.now_ms()):
             if self._desk.leads(shard):
                 since_s = waiting_s[command.id, shard] = self._waiting_s.get((command.id, shard), now_s)
@@ -251,10 +297,14 @@ class CommandLog(threading.Thread):
     def _produce(self, answer: CommandReply) -> None:
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None:
-                logger.warning("outbox %s: an answer did not get through: %s", self._settings.name, error.str())
+                logger.warning(
+                    "outbox %s: an answer did not get through: %s", self._settings.name, error.str()
+                )
                 self._orders.unsay(answer.id, answer.shard)
 
         try:
-            self._producer.produce(self._settings.answers_topic, msgspec.json.encode(answer), on_delivery=delivered)
+            self._producer.produce(
+                self._settings.answers_topic, msgspec.json.encode(answer), on_delivery=delivered
+            )
         except BufferError:
             self._orders.unsay(answer.id, answer.shard)

@@ -1,8 +1,10 @@
-"""Telling harvesters what to do, and hearing what they did: commands and answers as JSON on two topics of one partition each.
+"""Telling harvesters what to do, and hearing what they did: commands and answers as JSON on two topics of one
+partition each.
 
-Every harvester of an outbox hears every command (holdfast.outbox.command_log) and answers for the shards it leads: where a shard is led is
-nobody's business but the election's. The last pause or resume stays on the topic, so a leader that comes later keeps to it. Of several
-answers to one command for one shard the first on the topic counts, for everybody alike.
+Every harvester of an outbox hears every command (holdfast.outbox.command_log) and answers for the shards it
+leads: where a shard is led is nobody's business but the election's. The last pause or resume stays on the
+topic, so a leader that comes later keeps to it. Of several answers to one command for one shard the first on
+the topic counts, for everybody alike.
 """
 
 from __future__ import annotations
@@ -42,7 +44,9 @@ class Verb(StrEnum):
 
 
 class Command(msgspec.Struct, frozen=True, kw_only=True):
-    """One order to all harvesters of an outbox; *id* comes back in the answers, for which somebody waits *wait_ms*."""
+    """One order to all harvesters of an outbox; *id* comes back in the answers, for which somebody waits
+    *wait_ms*.
+    """
 
     id: str
     verb: Verb
@@ -62,7 +66,9 @@ class CommandReply(msgspec.Struct, frozen=True, kw_only=True):
     published: int
     quarantined: int
     in_flight: int = 0
-    """Rows that are on their way; a pause is answered once there are none, if that takes no longer than two seconds."""
+    """Rows that are on their way; a pause is answered once there are none, if that takes no longer than
+    two seconds.
+    """
     waiting_topics: list[str] = []
     last_error: str = ""
 
@@ -82,7 +88,8 @@ class CommandReader:
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "earliest",
-            # An open transaction of a stranger must not hide what is said: nobody writes transactionally here by rule.
+            # An open transaction of a stranger must not hide what is said: nobody writes transactionally here
+            # by rule.
             "isolation.level": "read_uncommitted",
         }
         self.consumer = Consumer(config)
@@ -117,7 +124,9 @@ def _reader_of_new_answers(settings: HarvestSettings) -> CommandReader:
 
 
 def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
-    """Return the end of *topic*'s only partition, waiting for a topic that was made just now to have a leader."""
+    """Return the end of *topic*'s only partition, waiting for a topic that was made just now to have a
+    leader.
+    """
     until_s = clock.monotonic_s() + END_S
     while True:
         try:
@@ -129,20 +138,36 @@ def end_of(consumer: Any, topic: str, clock: Clock = system_clock) -> int:
             time.sleep(0.05)
 
 
-def tell(settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: Clock = system_clock) -> list[CommandReply]:
-    """Tell all harvesters of the outbox *verb* and return the answers of its shards' leaders, as many as came in time.
+def tell(
+    settings: HarvestSettings, verb: Verb, timeout_s: float = 10.0, clock: Clock = system_clock
+) -> list[CommandReply]:
+    """Tell all harvesters of the outbox *verb* and return the answers of its shards' leaders, as many as came
+    in time.
 
-    Raises TopicError when there are no harvesters yet (their topics are missing), BrokerError when the cluster cannot be reached.
+    Raises TopicError when there are no harvesters yet (their topics are missing), BrokerError when the
+    cluster cannot be reached.
     """
-    command = Command(id=secrets.token_hex(8), verb=verb, at_ms=clock.now_ms(), wait_ms=round(timeout_s * 1000))
-    producer = Producer({**settings.kafka.producer(), "message.timeout.ms": int(timeout_s * 1000), "allow.auto.create.topics": False})
+    command = Command(
+        id=secrets.token_hex(8), verb=verb, at_ms=clock.now_ms(), wait_ms=round(timeout_s * 1000)
+    )
+    producer = Producer(
+        {
+            **settings.kafka.producer(),
+            "message.timeout.ms": int(timeout_s * 1000),
+            "allow.auto.create.topics": False,
+        }
+    )
     failed: list[KafkaError] = []
     try:
         if settings.answers_topic not in producer.list_topics(timeout=timeout_s).topics:
-            raise TopicError(f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run here")
+            raise TopicError(
+                f"topic {settings.answers_topic} is missing: no harvester of {settings.name} has ever run here"
+            )
         reader = _reader_of_new_answers(settings)
     except KafkaException as error:
-        raise BrokerError(f"topic {settings.answers_topic}: {error.args[0].str()}; check that the broker is reachable") from error
+        raise BrokerError(
+            f"topic {settings.answers_topic}: {error.args[0].str()}; check that the broker is reachable"
+        ) from error
     try:
         key = PAUSED_KEY if verb in (Verb.PAUSE, Verb.RESUME) else command.id.encode()
 

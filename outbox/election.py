@@ -1,8 +1,10 @@
-"""Election on a real broker: a thread that joins the group, beats for the roles it is given, and tells a handler who leads.
+"""Election on a real broker: a thread that joins the group, beats for the roles it is given, and tells a
+handler who leads.
 
-Whoever acts as a leader asks `Election.leadership` each time before it acts: the answer is true at the moment it is given, also when
-the thread below has not run for a while. It is not absolute: a process can be frozen right after it asked. What must never happen
-twice is fenced at the resource, by a transactional id or an epoch in the database.
+Whoever acts as a leader asks `Election.leadership` each time before it acts: the answer is true at the moment
+it is given, also when the thread below has not run for a while. It is not absolute: a process can be frozen
+right after it asked. What must never happen twice is fenced at the resource, by a transactional id or an
+epoch in the database.
 """
 
 from __future__ import annotations
@@ -49,7 +51,9 @@ class LeadershipHandler(Protocol):
         """Lead from now on. Must not block."""
 
     def revoked(self, leaderships: Sequence[Leadership], deadline_s: float) -> None:
-        """Finish what was begun under these and return, by *deadline_s* (monotonic) at the latest: the successor waits for it."""
+        """Finish what was begun under these and return, by *deadline_s* (monotonic) at the latest: the
+        successor waits for it.
+        """
 
     def fenced(self, leadership: Leadership, reason: FenceReason) -> None:
         """Stop at once: there may be a successor already. Must not block."""
@@ -59,9 +63,11 @@ class LeadershipHandler(Protocol):
 
 
 class Election:
-    """One process's part in the election of all roles. Use it as a context manager, or call `start` and `stop`.
+    """One process's part in the election of all roles. Use it as a context manager, or call `start` and
+    `stop`.
 
-    With *kafka*, of which the settings' consumer and producer are made, it passes what cannot be read of the leader topic.
+    With *kafka*, of which the settings' consumer and producer are made, it passes what cannot be read of the
+    leader topic.
     """
 
     def __init__(
@@ -75,7 +81,9 @@ class Election:
         make_producer: Callable[[dict[str, Any]], Any] = Producer,
     ) -> None:
         self.settings, self._handler, self._clock = settings, handler, clock
-        self.skipper = None if kafka is None else Skipper(kafka, self._consumer_config(), in_group=True, clock=clock)
+        self.skipper = (
+            None if kafka is None else Skipper(kafka, self._consumer_config(), in_group=True, clock=clock)
+        )
         self._make_consumer, self._make_producer = make_consumer, make_producer
         self.nonce = secrets.token_hex(8)
         self.roles = [
@@ -99,13 +107,20 @@ class Election:
     # -- life
 
     def start(self) -> None:
-        """Join the group; raises TopicError when the leader topic does not fit, BrokerError when it cannot be asked."""
+        """Join the group; raises TopicError when the leader topic does not fit, BrokerError when it cannot
+        be asked.
+        """
         assert self._thread is None, "an election is started once"
         consumer = self._make_consumer(self._consumer_config())
         try:
             self._check_topic(consumer)
             self._producer = self._make_producer(self._producer_config())
-            consumer.subscribe([self.settings.leader_topic], on_assign=self._on_assign, on_revoke=self._on_revoke, on_lost=self._on_lost)
+            consumer.subscribe(
+                [self.settings.leader_topic],
+                on_assign=self._on_assign,
+                on_revoke=self._on_revoke,
+                on_lost=self._on_lost,
+            )
         except BaseException:
             consumer.close()
             raise
@@ -114,7 +129,9 @@ class Election:
         self._thread.start()
 
     def stop(self, deadline_s: float) -> None:
-        """Give every role back, its leader drained, and leave the group; returns by *deadline_s* (monotonic) whatever hangs."""
+        """Give every role back, its leader drained, and leave the group; returns by *deadline_s*
+        (monotonic) whatever hangs.
+        """
         self._stop.set()
         if self._thread is not None and self._thread is not threading.current_thread():
             self._thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
@@ -147,13 +164,19 @@ class Election:
             while not self._stop.is_set():
                 self._pulse()
         except KafkaException as error:
-            self.error = BrokerError(f"election {self.settings.group_id}: {error.args[0]}; this process leads nothing any more")
+            self.error = BrokerError(
+                f"election {self.settings.group_id}: {error.args[0]}; this process leads nothing any more"
+            )
         except Exception as error:
             logger.exception("election %s ended", self.settings.group_id)
-            self.error = BrokerError(f"election {self.settings.group_id}: {error!r}; this process leads nothing any more")
+            self.error = BrokerError(
+                f"election {self.settings.group_id}: {error!r}; this process leads nothing any more"
+            )
         try:
             deadline_s = self._clock.monotonic_s() + (0.0 if self.error else self.settings.drain_limit_s)
-            self._act([event for role in self.roles for event in role.close(self._clock.monotonic_s())], deadline_s)
+            self._act(
+                [event for role in self.roles for event in role.close(self._clock.monotonic_s())], deadline_s
+            )
         finally:
             self._close_clients()
             if self.error is not None:
@@ -176,9 +199,16 @@ class Election:
         self._look_again()
 
     def _look_again(self) -> None:
-        """While in trouble and with nothing to lead: ask whether the broker is back. Who stands by hears of nothing otherwise."""
+        """While in trouble and with nothing to lead: ask whether the broker is back.
+
+        Who stands by hears of nothing otherwise.
+        """
         now_s = self._clock.monotonic_s()
-        if not self._trouble.under_way or now_s < self._looked_s + LOOK_S or any(self.lease_s(role.role) for role in self.roles):
+        if (
+            not self._trouble.under_way
+            or now_s < self._looked_s + LOOK_S
+            or any(self.lease_s(role.role) for role in self.roles)
+        ):
             return
         self._looked_s = now_s
         try:
@@ -194,7 +224,9 @@ class Election:
             return
         partition = message.partition() or 0
         if partition < len(self.roles):
-            self._act(self.roles[partition].heard(message.value(), message.offset() or 0, self._clock.monotonic_s()))
+            self._act(
+                self.roles[partition].heard(message.value(), message.offset() or 0, self._clock.monotonic_s())
+            )
 
     def _send(self, role: RoleElection, beat: LeaderRecord) -> None:
         def delivered(error: KafkaError | None, _: Message) -> None:
@@ -205,7 +237,9 @@ class Election:
                 self._trouble.ends()
 
         try:
-            self._producer.produce(self.settings.leader_topic, beat.encode(), partition=role.role, on_delivery=delivered)
+            self._producer.produce(
+                self.settings.leader_topic, beat.encode(), partition=role.role, on_delivery=delivered
+            )
         except (KafkaException, BufferError) as error:
             why = error.args[0]
             if isinstance(why, KafkaError):
@@ -230,10 +264,18 @@ class Election:
                     logger.info("leader of role %d in epoch %d", held.role, held.epoch, extra=fields)
                     self._handler.acquired(held)
                 case Fenced(reason=reason):
-                    logger.warning("fenced as leader of role %d in epoch %d: %s", held.role, held.epoch, reason, extra=fields)
+                    logger.warning(
+                        "fenced as leader of role %d in epoch %d: %s",
+                        held.role,
+                        held.epoch,
+                        reason,
+                        extra=fields,
+                    )
                     self._handler.fenced(held, reason)
                 case Revoked():
-                    logger.info("no longer leader of role %d in epoch %d", held.role, held.epoch, extra=fields)
+                    logger.info(
+                        "no longer leader of role %d in epoch %d", held.role, held.epoch, extra=fields
+                    )
                     revoked.append(held)
         if revoked:
             self._handler.revoked(revoked, self._clock.monotonic_s() if deadline_s is None else deadline_s)
@@ -250,17 +292,28 @@ class Election:
             if each.partition < len(self.roles):
                 role = self.roles[each.partition]
                 now_s = self._clock.monotonic_s()
-                if role.phase is not Phase.STANDBY:  # an eager assignor gives again what it has just taken; a lost one may too
+                if (
+                    role.phase is not Phase.STANDBY
+                ):  # an eager assignor gives again what it has just taken; a lost one may too
                     self._act(role.revoked(now_s))
                 self._act(role.assigned(max(end, 0), now_s))
         (consumer.assign if self.settings.interop else consumer.incremental_assign)(placed)
 
     def _end(self, consumer: Any, place: TopicPartition) -> int:
-        """Return where the partition ends now: what lies below was not written for this assignment and proves nothing."""
+        """Return where the partition ends now: what lies below was not written for this assignment and
+        proves nothing.
+        """
         try:
-            _, end = consumer.get_watermark_offsets(place, timeout=self.settings.heartbeat_timeout_s / 4, cached=False)
+            _, end = consumer.get_watermark_offsets(
+                place, timeout=self.settings.heartbeat_timeout_s / 4, cached=False
+            )
         except KafkaException as error:
-            logger.warning("election %s: the end of partition %d is not known: %s", self.settings.group_id, place.partition, error.args[0])
+            logger.warning(
+                "election %s: the end of partition %d is not known: %s",
+                self.settings.group_id,
+                place.partition,
+                error.args[0],
+            )
             return -1  # OFFSET_END: the client finds it itself, later
         return int(end)
 
@@ -313,9 +366,13 @@ class Election:
         try:
             found = consumer.list_topics(topic, timeout=METADATA_S).topics[topic]
         except KafkaException as error:
-            raise BrokerError(f"leader topic {topic}: {error.args[0].str()}; check that the broker is reachable") from error
+            raise BrokerError(
+                f"leader topic {topic}: {error.args[0].str()}; check that the broker is reachable"
+            ) from error
         if found.error is not None:
-            raise TopicError(f"leader topic {topic}: {found.error.str()}; create it with {roles} partition(s)")
+            raise TopicError(
+                f"leader topic {topic}: {found.error.str()}; create it with {roles} partition(s)"
+            )
         count = len(found.partitions)
         if count != roles and not (self.settings.interop and count):
             raise TopicError(
@@ -324,7 +381,10 @@ class Election:
             )
 
     def _close_clients(self) -> None:
-        """Leave the group. A client that hangs is left behind after a while: the process must be able to end."""
+        """Leave the group.
+
+        A client that hangs is left behind after a while: the process must be able to end.
+        """
         consumer, producer = self._consumer, self._producer
         if self.skipper is not None:
             self.skipper.close()

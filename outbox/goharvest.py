@@ -1,8 +1,10 @@
-"""A reaper's configuration, read as the reaper reads it, and the settings of a harvester that takes its place beside the others.
+"""A reaper's configuration, read as the reaper reads it, and the settings of a harvester that takes its place
+beside the others.
 
     settings_of(yaml.safe_load(file)["harvest"], kafka=Settings(), name="orders")
 
-What the reaper's file says of it: its keys, defaults, what follows from what, and what is refused before anything is contacted.
+What the reaper's file says of it: its keys, defaults, what follows from what, and what is refused before
+anything is contacted.
 """
 
 from __future__ import annotations
@@ -20,11 +22,22 @@ from holdfast.core.outbox.election import sanitise
 from holdfast.errors import ConfigError
 from holdfast.outbox.settings import HarvestSettings, Strategy
 
-KEYS: Final = {"baseKafkaConfig", "producerKafkaConfig", "leaderTopic", "leaderGroupID", "dataSource", "outboxTable", "name", "limits"}
+KEYS: Final = {
+    "baseKafkaConfig",
+    "producerKafkaConfig",
+    "leaderTopic",
+    "leaderGroupID",
+    "dataSource",
+    "outboxTable",
+    "name",
+    "limits",
+}
 DATA_SOURCE = "host=localhost port=5432 user=postgres password= dbname=postgres sslmode=disable"
 FORCED_PRODUCER = "enable.idempotence"
 DECIDED = frozenset({"delivery.timeout.ms", "message.timeout.ms", "linger.ms", "queue.buffering.max.ms"})
-"""Properties of reapers' producers that the strategy decides here: a delivery ends before a successor may begin."""
+"""Properties of reapers' producers that the strategy decides here: a delivery ends before a successor may
+begin.
+"""
 _UNITS_MS: Final = {"ns": 1e-6, "us": 1e-3, "µs": 1e-3, "ms": 1.0, "s": 1e3, "m": 6e4, "h": 3.6e6}
 _PART = re.compile(r"(\d+(?:\.\d*)?|\.\d+)(ns|us|µs|ms|s|m|h)")
 
@@ -53,9 +66,13 @@ class ReaperLimits:
         if not self.max_poll_interval_ms:
             object.__setattr__(self, "max_poll_interval_ms", self.heartbeat_timeout_ms / 2)
         if not self.drain_interval_ms:
-            object.__setattr__(self, "drain_interval_ms", min(self.max_poll_interval_ms, self.queue_timeout_ms))
+            object.__setattr__(
+                self, "drain_interval_ms", min(self.max_poll_interval_ms, self.queue_timeout_ms)
+            )
         least: dict[str, float] = {
-            **dict.fromkeys(("io_error_backoff_ms", "mark_backoff_ms", "min_metrics_interval_ms", "send_buffer"), 0),
+            **dict.fromkeys(
+                ("io_error_backoff_ms", "mark_backoff_ms", "min_metrics_interval_ms", "send_buffer"), 0
+            ),
             "max_poll_interval_ms": self.min_poll_interval_ms,
         }
         for each in fields(self):
@@ -132,18 +149,25 @@ def database_of(data_source: str) -> str:
 
 
 def settings_of(document: Mapping[str, Any], *, kafka: Settings, name: str) -> HarvestSettings:
-    """Return the settings of a harvester that shares table and election with the reapers of *document*, its `harvest` section.
+    """Return the settings of a harvester that shares table and election with the reapers of *document*, its
+    `harvest` section.
 
     *kafka* holds what the file has not; *name* is the outbox's. Raises ConfigError for what a reaper would refuse, and for the two things
     it should: a leader topic that brokers keep to themselves, and a heartbeat timeout that no broker takes a session for.
     """
     if unknown := sorted(document.keys() - KEYS):
-        raise ConfigError(f"{', '.join(unknown)}: none of a reaper's keys, which are {', '.join(sorted(KEYS))}")
+        raise ConfigError(
+            f"{', '.join(unknown)}: none of a reaper's keys, which are {', '.join(sorted(KEYS))}"
+        )
     producer = dict(document.get("producerKafkaConfig") or {})
     if FORCED_PRODUCER in producer:
         raise ConfigError(f"cannot override configuration '{FORCED_PRODUCER}'")
     limits = limits_of(document.get("limits") or {})
-    properties = {key: str(value) for key, value in {**(document.get("baseKafkaConfig") or {}), **producer}.items() if key not in DECIDED}
+    properties = {
+        key: str(value)
+        for key, value in {**(document.get("baseKafkaConfig") or {}), **producer}.items()
+        if key not in DECIDED
+    }
     group = str(document.get("leaderGroupID") or name)
     return HarvestSettings(
         database=database_of(str(document.get("dataSource") or DATA_SOURCE)),

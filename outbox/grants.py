@@ -1,4 +1,5 @@
-"""The least that a harvester must be allowed on a cluster with ACLs; holdfast/clients/topics/grants.py has those of the other roles.
+"""The least that a harvester must be allowed on a cluster with ACLs; holdfast/clients/topics/grants.py has
+those of the other roles.
 
 The service that writes the outbox needs nothing of Kafka: it inserts into a table of its own database.
 """
@@ -17,7 +18,10 @@ READ, WRITE, CREATE = Operation.READ, Operation.WRITE, Operation.CREATE
 
 
 def harvester_grants(settings: HarvestSettings, destinations: Iterable[str]) -> list[Grant]:
-    """Return what a harvester needs that publishes to *destinations*. It makes its own topics where they are missing."""
+    """Return what a harvester needs that publishes to *destinations*.
+
+    It makes its own topics where they are missing.
+    """
     election = settings.election()
     out = topic_grants(election.leader_topic, "the election: heartbeats of whoever leads", READ, WRITE)
     out += topic_grants(settings.commands_topic, "commands: pause, resume, flush", READ)
@@ -25,7 +29,10 @@ def harvester_grants(settings: HarvestSettings, destinations: Iterable[str]) -> 
     if settings.strategy is Strategy.FENCED:
         out += topic_grants(settings.progress_topic, "what was published, for the next leader", READ, WRITE)
         ids = map(settings.transactional_id, range(settings.shards))
-        out += [Grant(Resource.TRANSACTIONAL_ID, each, WRITE, "a shard's leader fences the one before it") for each in ids]
+        out += [
+            Grant(Resource.TRANSACTIONAL_ID, each, WRITE, "a shard's leader fences the one before it")
+            for each in ids
+        ]
     for topic in wanted(settings):
         out += topic_grants(topic, "made at the first start", CREATE)
     for topic in destinations:
@@ -44,12 +51,17 @@ class TableGrant:
 
 
 def service_table_grants(tables: OutboxTables) -> list[TableGrant]:
-    """Return what the service needs that writes the outbox: to insert, and nothing else. It cannot read what others wrote."""
+    """Return what the service needs that writes the outbox: to insert, and nothing else.
+
+    It cannot read what others wrote.
+    """
     return [TableGrant(tables.outbox.fullname, "INSERT", "writes a row in its own transaction")]
 
 
 def harvester_table_grants(tables: OutboxTables, strategy: Strategy) -> list[TableGrant]:
-    """Return what a harvester needs of the outbox's tables once an owner of the schema has made them (`holdfast outbox init`)."""
+    """Return what a harvester needs of the outbox's tables once an owner of the schema has made them
+    (`holdfast outbox init`).
+    """
     needs = [
         (tables.outbox, "SELECT", "reads what waits"),
         (tables.outbox, "DELETE", "takes out what is published"),
@@ -59,7 +71,9 @@ def harvester_table_grants(tables: OutboxTables, strategy: Strategy) -> list[Tab
         (tables.attempts, "DELETE", "forgets refusals of what is done"),
         (tables.quarantine, "INSERT", "sets a poison row aside"),
     ]
-    needs += [(tables.lease, privilege, "notes the leader's epoch") for privilege in ("SELECT", "INSERT", "UPDATE")]
+    needs += [
+        (tables.lease, privilege, "notes the leader's epoch") for privilege in ("SELECT", "INSERT", "UPDATE")
+    ]
     if strategy is Strategy.MARK:
         needs.append((tables.outbox, "UPDATE", "marks rows as its own"))
     return [TableGrant(table.fullname, privilege, why) for table, privilege, why in needs]

@@ -53,7 +53,9 @@ class HarvestSettings:
     instance: str = ""
     """This process among the harvesters; default: host and process id."""
     static_instance: bool = False
-    """Join the group under `instance` for ever: a restart within the session moves nothing, and a stop is noticed only after it."""
+    """Join the group under `instance` for ever: a restart within the session moves nothing, and a stop is
+    noticed only after it.
+    """
     leader_topic: str = ""
     group_id: str = ""
     interop: bool = False
@@ -97,15 +99,25 @@ class HarvestSettings:
             try:
                 object.__setattr__(self, name, kind(getattr(self, name)))
             except ValueError:
-                raise ConfigError(f"{name} is {getattr(self, name)!r}; choose one of {', '.join(kind)}") from None
+                raise ConfigError(
+                    f"{name} is {getattr(self, name)!r}; choose one of {', '.join(kind)}"
+                ) from None
         if self.shards > 1 and not layout_named(self.layout).sharded:
-            raise ConfigError(f"layout {self.layout} has no column that spreads rows over {self.shards} shards; it has one shard")
+            raise ConfigError(
+                f"layout {self.layout} has no column that spreads rows over {self.shards} shards; it has one shard"
+            )
         if self.strategy is Strategy.MARK and self.layout != "goharvest":
-            raise ConfigError(f"strategy mark needs the column leader_id of layout goharvest; layout {self.layout} has none")
+            raise ConfigError(
+                f"strategy mark needs the column leader_id of layout goharvest; layout {self.layout} has none"
+            )
         if self.shards > 1 and self.strategy is Strategy.MARK:
-            raise ConfigError(f"strategy mark has one shard, not {self.shards}: goharvest's marks know no others")
+            raise ConfigError(
+                f"strategy mark has one shard, not {self.shards}: goharvest's marks know no others"
+            )
         if self.static_instance and not self.instance:
-            raise ConfigError("static_instance needs instance: a name of this process that is its own and stays the same")
+            raise ConfigError(
+                "static_instance needs instance: a name of this process that is its own and stays the same"
+            )
         if not self.instance:
             object.__setattr__(self, "instance", f"{sanitise(socket.gethostname())}_{os.getpid()}")
         self.election()
@@ -150,12 +162,15 @@ class HarvestSettings:
 
 
 def harvest_settings(settings: Settings, **given: Any) -> HarvestSettings:
-    """Return what *settings* (`outbox_...`) say of the outbox; *given* are fields of HarvestSettings that win unless None.
+    """Return what *settings* (`outbox_...`) say of the outbox; *given* are fields of HarvestSettings that win
+    unless None.
 
     Raises ConfigError when no database is named.
     """
     if settings.outbox_database is None and given.get("database") is None:
-        raise ConfigError("name the database in outbox_database (HOLDFAST_OUTBOX_DATABASE), like postgresql://user:password@host/name")
+        raise ConfigError(
+            "name the database in outbox_database (HOLDFAST_OUTBOX_DATABASE), like postgresql://user:password@host/name"
+        )
     said: dict[str, Any] = {
         "database": settings.outbox_database,
         "name": settings.outbox_name or f"{settings.app}-outbox",
@@ -168,4 +183,6 @@ def harvest_settings(settings: Settings, **given: Any) -> HarvestSettings:
         "heartbeat_timeout_s": settings.outbox_heartbeat_timeout_s,
         "batch_rows": settings.outbox_batch_rows,
     }
-    return HarvestSettings(kafka=settings, **{**said, **{name: value for name, value in given.items() if value is not None}})
+    return HarvestSettings(
+        kafka=settings, **{**said, **{name: value for name, value in given.items() if value is not None}}
+    )

@@ -11,11 +11,14 @@ from holdfast.outbox.settings import HarvestSettings, Strategy
 TIMEOUT_S = 15.0
 
 UNPACKED = {"compression.type": "uncompressed"}
-"""A broker unpacks what comes compressed, and refuses what is then too large: nobody can stop a harvester by a batch that it cannot unpack."""
+"""A broker unpacks what comes compressed, and refuses what is then too large: nobody can stop a harvester
+by a batch that it cannot unpack.
+"""
 LEADER_CONFIG = UNPACKED | {"cleanup.policy": "delete", "retention.ms": "3600000", "segment.ms": "600000"}
 """Heartbeats are of no use to anybody who was not there."""
 PROGRESS_CONFIG = UNPACKED | {
-    # The last record of each key is all that counts. Small segments: only closed ones are compacted, and a new leader reads the rest.
+    # The last record of each key is all that counts. Small segments: only closed ones are compacted, and a
+    # new leader reads the rest.
     "cleanup.policy": "compact",
     "segment.bytes": str(16 << 20),
     "segment.ms": "600000",
@@ -32,7 +35,11 @@ ANSWERS_CONFIG = UNPACKED | {"cleanup.policy": "delete", "retention.ms": "360000
 def wanted(settings: HarvestSettings) -> dict[str, dict[str, str]]:
     """Return the topics a harvester needs beside those it publishes to, and how each is configured."""
     election = settings.election()
-    out = {election.leader_topic: LEADER_CONFIG, settings.commands_topic: COMMANDS_CONFIG, settings.answers_topic: ANSWERS_CONFIG}
+    out = {
+        election.leader_topic: LEADER_CONFIG,
+        settings.commands_topic: COMMANDS_CONFIG,
+        settings.answers_topic: ANSWERS_CONFIG,
+    }
     if settings.strategy is Strategy.FENCED:
         out[settings.progress_topic] = PROGRESS_CONFIG
     return out
@@ -46,8 +53,8 @@ def partitions(settings: HarvestSettings, topic: str) -> int:
 def ensure_topics(settings: HarvestSettings) -> list[str]:
     """Create what is missing with a partition for each shard, and return the names of what was created.
 
-    Raises TopicError when a topic exists with too few partitions or is not compacted though it must be, BrokerError when the cluster
-    cannot be asked or refuses.
+    Raises TopicError when a topic exists with too few partitions or is not compacted though it must be,
+    BrokerError when the cluster cannot be asked or refuses.
     """
     client = AdminClient({**settings.kafka.client()})
     topics = wanted(settings)
@@ -66,10 +73,16 @@ def ensure_topics(settings: HarvestSettings) -> list[str]:
                 if error.args[0].code() != KafkaError.TOPIC_ALREADY_EXISTS:
                     raise
     except KafkaException as error:
-        raise BrokerError(f"topics {', '.join(topics)}: {error.args[0].str()}; check the broker and what this principal may do") from error
+        raise BrokerError(
+            f"topics {', '.join(topics)}: {error.args[0].str()}; check the broker and what this principal may do"
+        ) from error
     for name in topics.keys() & there.keys():
         count = len(there[name].partitions)
-        if name not in (settings.commands_topic, settings.answers_topic) and count != settings.shards and not settings.interop:
+        if (
+            name not in (settings.commands_topic, settings.answers_topic)
+            and count != settings.shards
+            and not settings.interop
+        ):
             raise TopicError(
                 f"topic {name} has {count} partition(s) for {settings.shards} shard(s): every harvester must be told the same number. To "
                 f"change it, stop all of them and add partitions to the topic"

@@ -1,4 +1,6 @@
-"""Telling of troubles: one line at WARNING when one begins and one when it is over, however often it strikes in between."""
+"""Telling of troubles: one line at WARNING when one begins and one when it is over, however often it
+strikes in between.
+"""
 
 from __future__ import annotations
 
@@ -45,4 +47,8 @@ class Trouble:
         """Tell that it is over, when there was one."""
         if self._kinds:
             self._kinds.clear()
-            logger.warning("outbox %s: the trouble is over after %.0f s", self.who, self._clock.monotonic_s() - self._began_s)
+            logger.warning(
+                "outbox %s: the trouble is over after %.0f s",
+                self.who,
+                self._clock.monotonic_s() - self._began_s,
+            )

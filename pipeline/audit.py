@@ -1,7 +1,9 @@
-"""The audit of an outbox: what its destination topics hold, or their bronze tables, against what was to be published.
+"""The audit of an outbox: what its destination topics hold, or their bronze tables, against what was to be
+published.
 
-The fold is holdfast.core.producers.audit, run over whole partitions by the replay's engines, which say the same. What the leaders tell of
-themselves (`<outbox>.progress`) is read first and compared last, so that an outbox may go on publishing meanwhile.
+The fold is holdfast.core.producers.audit, run over whole partitions by the replay's engines, which say the
+same. What the leaders tell of themselves (`<outbox>.progress`) is read first and compared last, so that an
+outbox may go on publishing meanwhile.
 """
 
 from __future__ import annotations
@@ -22,7 +24,14 @@ from holdfast.core.engine.codec import ROW, RowCodec, text_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.outbox import progress as outbox_books
 from holdfast.core.producers import audit as rules_of
-from holdfast.core.producers.audit import AuditFinding, AuditRow, PartitionAudit, Rules, conclude, progress_topic
+from holdfast.core.producers.audit import (
+    AuditFinding,
+    AuditRow,
+    PartitionAudit,
+    Rules,
+    conclude,
+    progress_topic,
+)
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.lake import bronze_path, history_of, last_landed, open_table
 from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, Source, replay
@@ -43,7 +52,8 @@ class AuditOptions:
 
     *topics* empty stands for every topic that the outbox's leaders say they published to; then, and for *ends*, `rules.outbox` must be
     named. *ends* compares the last number of each producer with what its leaders say; None does for topics, and not for bronze, where
-    it holds only if the progress topic was landed before the others. *settle_s* is how long transactions that are open may take to end.
+    it holds only if the progress topic was landed before the others. *settle_s* is how long transactions that
+    are open may take to end.
     *by_key* says that every key belongs to its partition by murmur2 among those the topic has now; only for rows whose digest does not tell.
     """
 
@@ -59,7 +69,9 @@ class AuditOptions:
 
     def __post_init__(self) -> None:
         if self.rules.outbox is None and (self.ends or not self.topics):
-            raise ConfigError("name the outbox, or the topics to audit: what its leaders say of themselves is found by its name")
+            raise ConfigError(
+                "name the outbox, or the topics to audit: what its leaders say of themselves is found by its name"
+            )
         if self.source == "bronze" and self.lake is None:
             raise ConfigError("an audit of bronze needs the lake: --lake DIR")
 
@@ -93,7 +105,18 @@ class AuditReport:
 
     def document(self) -> dict[str, Any]:
         """Return the report as JSON values."""
-        summary = ("topic", "partition", "first_offset", "records", "audited", "producers", "repeated", "undigested", "ends", "untold")
+        summary = (
+            "topic",
+            "partition",
+            "first_offset",
+            "records",
+            "audited",
+            "producers",
+            "repeated",
+            "undigested",
+            "ends",
+            "untold",
+        )
         return {
             "engine": self.engine,
             "source": self.source,
@@ -101,7 +124,10 @@ class AuditReport:
             "audited": self.audited,
             "notes": list(self.notes),
             "partitions": [
-                {**{name: getattr(each, name) for name in summary}, "findings": len(each.findings) + each.untold}
+                {
+                    **{name: getattr(each, name) for name in summary},
+                    "findings": len(each.findings) + each.untold,
+                }
                 for each in self.partitions
             ],
             "findings": [finding_document(each, finding) for each, finding in self.findings],
@@ -129,7 +155,8 @@ def finding_document(where: PartitionAudit, finding: AuditFinding) -> dict[str, 
 def audit(settings: Settings, options: AuditOptions) -> AuditReport:
     """Audit what was published and return what was found; both engines find the same.
 
-    Raises LakeError, TopicError, BrokerError and SparkError for what they say, ConfigError when no topic is known.
+    Raises LakeError, TopicError, BrokerError and SparkError for what they say, ConfigError when no topic is
+    known.
     """
     with contextlib.ExitStack() as stack:
         if options.engine == "spark":
@@ -141,13 +168,19 @@ def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
     told = _told(settings, options) if options.compares_ends or not options.topics else {}
     topics = options.topics or tuple(sorted({topic for topic, _ in told}))
     if not topics:
-        raise ConfigError(f"outbox {options.rules.outbox} has published nothing yet: there is no topic to audit")
+        raise ConfigError(
+            f"outbox {options.rules.outbox} has published nothing yet: there is no topic to audit"
+        )
     ends = told if options.compares_ends else None
     partitions: list[PartitionAudit] = []
     notes: list[str] = []
     engines: set[str] = set()
     for topic in topics:
-        unsettled = _unsettled(settings, topic, options.settle_s) if ends is not None and options.source == "topic" else set()
+        unsettled = (
+            _unsettled(settings, topic, options.settle_s)
+            if ends is not None and options.source == "topic"
+            else set()
+        )
         notes += [
             f"{topic} partition {each}: a transaction is open, so its last records are not compared with what the leaders say"
             for each in sorted(unsettled)
@@ -163,9 +196,16 @@ def _audit(settings: Settings, options: AuditOptions) -> AuditReport:
             expected = None if ends is None or summary.partition in unsettled else ends.get(place, {})
             first = firsts.get(summary.partition, 0)
             if first:
-                notes.append(f"{topic} partition {summary.partition} begins at offset {first}: what was deleted before it is not proved")
+                notes.append(
+                    f"{topic} partition {summary.partition} begins at offset {first}: what was deleted before it is not proved"
+                )
             partitions.append(_concluded(replayed, place, rules, first, summary.records, expected))
-    return AuditReport(engine="+".join(sorted(engines)), source=options.source, partitions=tuple(partitions), notes=tuple(notes))
+    return AuditReport(
+        engine="+".join(sorted(engines)),
+        source=options.source,
+        partitions=tuple(partitions),
+        notes=tuple(notes),
+    )
 
 
 def auditor(topic: str, rules: Rules) -> Processor[rules_of.AuditedRecord, AuditRow]:
@@ -181,16 +221,32 @@ def auditor(topic: str, rules: Rules) -> Processor[rules_of.AuditedRecord, Audit
 
 
 def _replaying(options: AuditOptions) -> ReplayOptions:
-    return ReplayOptions(engine=options.engine, source=options.source, lake=options.lake, allow_holes=True, spark=options.spark)
+    return ReplayOptions(
+        engine=options.engine, source=options.source, lake=options.lake, allow_holes=True, spark=options.spark
+    )
 
 
 def _concluded(
-    replayed: Replayed, place: tuple[str, int], rules: Rules, first_offset: int, records: int, expected: Mapping[str, int] | None
+    replayed: Replayed,
+    place: tuple[str, int],
+    rules: Rules,
+    first_offset: int,
+    records: int,
+    expected: Mapping[str, int] | None,
 ) -> PartitionAudit:
     topic, partition = place
     rows = _rows(replayed, partition, AuditRow, _OF_KEYS)
     refused = replayed.refused(partition)
-    return conclude(topic, partition, rows, refused, rules=rules, first_offset=first_offset, records=records, expected=expected)
+    return conclude(
+        topic,
+        partition,
+        rows,
+        refused,
+        rules=rules,
+        first_offset=first_offset,
+        records=records,
+        expected=expected,
+    )
 
 
 def _rows(replayed: Replayed, partition: int, row: Any, but: tuple[str, ...] = ()) -> dict[str, Any]:
@@ -222,13 +278,19 @@ def _told(settings: Settings, options: AuditOptions) -> Ends:
             at = reached.setdefault((name, int(partition)), {})
             if options.rules.covers(producer) and (producer not in at or at[producer].epoch < row.epoch):
                 at[producer] = row
-    return {place: {producer: row.last_sequence for producer, row in at.items()} for place, at in reached.items() if at}
+    return {
+        place: {producer: row.last_sequence for producer, row in at.items()}
+        for place, at in reached.items()
+        if at
+    }
 
 
 def _unsettled(settings: Settings, topic: str, settle_s: float) -> set[int]:
-    """Wait until readers of committed records may read what is in *topic* now; return the partitions where they may not in time.
+    """Wait until readers of committed records may read what is in *topic* now; return the partitions where
+    they may not in time.
 
-    A transaction ends in one partition after the other: what the leaders say may be readable before the records it speaks of.
+    A transaction ends in one partition after the other: what the leaders say may be readable before the
+    records it speaks of.
     """
     until_s = system_clock.monotonic_s() + settle_s
     with TopicLog(settings, topic) as log:
@@ -246,7 +308,10 @@ def _unsettled(settings: Settings, topic: str, settle_s: float) -> set[int]:
 
 
 def _firsts(settings: Settings, topic: str, options: AuditOptions) -> dict[int, int]:
-    """Return where each partition's log begins. Asked after it was read: what was deleted meanwhile is then known to be missing."""
+    """Return where each partition's log begins.
+
+    Asked after it was read: what was deleted meanwhile is then known to be missing.
+    """
     if options.source == "topic":
         with TopicLog(settings, topic) as log:
             return log.firsts(log.partitions())

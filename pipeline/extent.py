@@ -1,4 +1,7 @@
-"""How much of a source a replay reads: for each partition, from where to where. Both engines read exactly this."""
+"""How much of a source a replay reads: for each partition, from where to where.
+
+Both engines read exactly this.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +18,8 @@ from holdfast.pipeline.topic import Span, TopicLog
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
-    """Where to stop: after *offsets* (the last one folded, by partition; the rest goes to its end), or before the first record
-    appended later than *at_ms*."""
+    """Where to stop: after *offsets* (the last one folded, by partition; the rest goes to its end), or before
+    the first record appended later than *at_ms*."""
 
     offsets: Mapping[int, int] = field(default_factory=dict)
     at_ms: int | None = None
@@ -51,7 +54,10 @@ def parse_until(text: str) -> Until:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extent:
-    """The offsets to read, by partition. *holes* says in words what is missing before or between them, empty when nothing is."""
+    """The offsets to read, by partition.
+
+    *holes* says in words what is missing before or between them, empty when nothing is.
+    """
 
     spans: Mapping[int, Span]
     holes: tuple[str, ...] = ()
@@ -68,7 +74,9 @@ class Extent:
 
 
 def check_whole(extent: Extent, *, allow_holes: bool) -> None:
-    """Refuse to fold a log whose beginning or middle is gone, unless told to: the result is not the state of the whole log."""
+    """Refuse to fold a log whose beginning or middle is gone, unless told to: the result is not the state
+    of the whole log.
+    """
     if extent.holes and not allow_holes:
         raise LostRecordsError(
             f"{'; '.join(extent.holes)}. Replay from bronze if it reaches further back, or fold what is left: --allow-holes"
@@ -76,7 +84,9 @@ def check_whole(extent: Extent, *, allow_holes: bool) -> None:
 
 
 def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int, Span]:
-    """Return *spans* up to the offsets asked for; asking for more than there is would be answered with less, so it is an error."""
+    """Return *spans* up to the offsets asked for; asking for more than there is would be answered with
+    less, so it is an error.
+    """
     if until is None or not until.offsets:
         return dict(spans)
     unknown = sorted(set(until.offsets) - set(spans))
@@ -86,7 +96,9 @@ def cut(spans: Mapping[int, Span], until: Until | None, where: str) -> dict[int,
     for partition, last in until.offsets.items():
         span = spans[partition]
         if last >= span.end:
-            raise PipelineError(f"{where} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {last}")
+            raise PipelineError(
+                f"{where} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {last}"
+            )
         out[partition] = Span(first=min(span.first, last + 1), end=last + 1)
     return out
 
@@ -109,16 +121,30 @@ def _ending(span: Span, end: int | None) -> Span:
     return span if end is None else Span(first=span.first, end=min(max(span.first, end), span.end))
 
 
-def extent_of_bronze(landed: Landed | None, until: Until | None, path: str, first_after: Mapping[int, int], app: str) -> Extent:
-    """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms` where there is one.
+def extent_of_bronze(
+    landed: Landed | None, until: Until | None, path: str, first_after: Mapping[int, int], app: str
+) -> Extent:
+    """Return what of a bronze table to read. *first_after* holds the first offset later than `until.at_ms`
+    where there is one.
 
     What other applications than *app* skip is missing where they have landed.
     """
     if landed is None:
         raise LakeError(f"{path}: nothing was landed yet (`holdfast pipeline land`)")
-    spans = {partition: Span(first=landed.begins.get(partition, 0), end=end) for partition, end in landed.end.items()}
-    holes = [f"{path} partition {p} begins at offset {span.first}" for p, span in sorted(spans.items()) if span.first > 0]
-    holes += [f"{path} partition {p} lacks offsets {a} to {b - 1}" for p, ranges in sorted(landed.lost.items()) for a, b in ranges]
+    spans = {
+        partition: Span(first=landed.begins.get(partition, 0), end=end)
+        for partition, end in landed.end.items()
+    }
+    holes = [
+        f"{path} partition {p} begins at offset {span.first}"
+        for p, span in sorted(spans.items())
+        if span.first > 0
+    ]
+    holes += [
+        f"{path} partition {p} lacks offsets {a} to {b - 1}"
+        for p, ranges in sorted(landed.lost.items())
+        for a, b in ranges
+    ]
     own = landed.skips(app)
     holes += [
         f"{path} partition {p} lacks offsets {first} to {last}, which the application that landed them skips"

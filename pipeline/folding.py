@@ -1,8 +1,8 @@
 """The fold of whole partitions from columns of records: what each Spark task runs, and the local engine too.
 
-Records go in as Arrow batches or as `Batch`es, in offset order within each partition; out come tables of one schema: final rows and
-timers as stored, refused records, transitions when asked for, one summary per partition. Executors import this module: it needs
-the core, pyarrow and numpy, no Spark.
+Records go in as Arrow batches or as `Batch`es, in offset order within each partition; out come tables of one
+schema: final rows and timers as stored, refused records, transitions when asked for, one summary per
+partition. Executors import this module: it needs the core, pyarrow and numpy, no Spark.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ class FoldPlan:
 
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
     of a row, or with *of_key* only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
-    each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for its application.
+    each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
+    its application.
     """
 
     processor: Processor[Any, Any]
@@ -97,7 +98,8 @@ class DictStore:
         self._stale |= len(values) != before
 
     def _sorted(self) -> list[bytes]:
-        # Sorted again only when keys came or went since: a fold that scans on each record pays for one sort a transaction.
+        # Sorted again only when keys came or went since: a fold that scans on each record pays for one sort a
+        # transaction.
         if self._stale or len(self._order) != len(self._values):
             self._order, self._stale = sorted(self._values), False
         return self._order
@@ -160,7 +162,9 @@ class PartitionFold:
         self.partition, self._plan, self._results = partition, plan, results
         self._skips = plan.skips.get(partition, ())
         self._store = DictStore()
-        self._folder: Folder[Any] = Folder(plan.processor, self._store, trace=self._trace if plan.transitions else None)
+        self._folder: Folder[Any] = Folder(
+            plan.processor, self._store, trace=self._trace if plan.transitions else None
+        )
         self._pending: list[Batch] = []
         self._pending_records = self._pending_bytes = self._records = self._refused = 0
         self._last = NOTHING_APPLIED
@@ -170,7 +174,10 @@ class PartitionFold:
             self._results.transition(self.partition, each)
 
     def feed(self, batch: Batch, size_bytes: int) -> None:
-        """Take records that follow the last ones; raises OrderError when they do not. They are folded in large transactions."""
+        """Take records that follow the last ones; raises OrderError when they do not.
+
+        They are folded in large transactions.
+        """
         if not batch.offsets:
             return
         if batch.offsets[0] <= self._last:
@@ -200,7 +207,9 @@ class PartitionFold:
         self._folder.commit()
 
     def finish(self) -> Iterator[pa.RecordBatch]:
-        """Fold what is pending, then yield all that is left to tell: refused records, final rows, the summary last."""
+        """Fold what is pending, then yield all that is left to tell: refused records, final rows, the
+        summary last.
+        """
         self._fold()
         yield from self._results.take(1)
         kinds = Counter(key[:1] for key, _ in self._store.everything())
@@ -246,11 +255,21 @@ def without(batch: Batch, skips: OffsetRanges) -> Batch:
 
 def summary_batch(summary: FoldSummary) -> pa.RecordBatch:
     """Return a summary as a row of results."""
-    return _result({"kind": [SUMMARY], "partition": [summary.partition], "after": [msgspec.json.encode(summary).decode()]}, 1)
+    return _result(
+        {
+            "kind": [SUMMARY],
+            "partition": [summary.partition],
+            "after": [msgspec.json.encode(summary).decode()],
+        },
+        1,
+    )
 
 
 def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
-    arrays = [pa.array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type) for each in RESULT]
+    arrays = [
+        pa.array(columns[each.name], each.type) if each.name in columns else pa.nulls(rows, each.type)
+        for each in RESULT
+    ]
     return pa.RecordBatch.from_arrays(arrays, schema=RESULT)
 
 
@@ -259,7 +278,12 @@ def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
 
 def columns_needed(processor: Processor[Any, Any]) -> list[str]:
     """Return the bronze columns a fold needs: coordinates, time and the processor's inputs."""
-    return ["partition", "offset", "timestamp", *(name for name in processor.inputs if name not in ("offset", "partition"))]
+    return [
+        "partition",
+        "offset",
+        "timestamp",
+        *(name for name in processor.inputs if name not in ("offset", "partition")),
+    ]
 
 
 _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
@@ -268,8 +292,8 @@ _PER_MS = {"s": (1000, 1), "ms": (1, 1), "us": (1, 1_000), "ns": (1, 1_000_000)}
 def times_ms(column: pa.Array) -> list[int]:
     """Return timestamps of any unit as whole ms, rounded down.
 
-    The unit is read from the type: a file written as INT96 comes back in nanoseconds, and taking those for microseconds would
-    give other states without any error.
+    The unit is read from the type: a file written as INT96 comes back in nanoseconds, and taking those for
+    microseconds would give other states without any error.
 
     >>> [times_ms(pa.array([1_999], pa.timestamp(unit, "UTC")))[0] for unit in ("s", "ms", "us", "ns")]
     [1999000, 1999, 1, 0]
@@ -279,14 +303,22 @@ def times_ms(column: pa.Array) -> list[int]:
 
 
 def _headers(column: pa.Array) -> list[Headers]:
-    return [tuple((header["key"], header["value"]) for header in headers or ()) for headers in column.to_pylist()]
+    return [
+        tuple((header["key"], header["value"]) for header in headers or ()) for headers in column.to_pylist()
+    ]
 
 
-_COLUMN: dict[str, Callable[[pa.Array], Sequence[Any]]] = {"value": pa.Array.to_pylist, "key": pa.Array.to_pylist, "headers": _headers}
+_COLUMN: dict[str, Callable[[pa.Array], Sequence[Any]]] = {
+    "value": pa.Array.to_pylist,
+    "key": pa.Array.to_pylist,
+    "headers": _headers,
+}
 
 
 def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int, Batch]]:
-    """Yield (partition, records) for each run of one partition; raises OrderError when offsets do not ascend within a run."""
+    """Yield (partition, records) for each run of one partition; raises OrderError when offsets do not
+    ascend within a run.
+    """
     import numpy as np
 
     if not records.num_rows:
@@ -309,7 +341,9 @@ def split(records: pa.RecordBatch, inputs: Sequence[str]) -> Iterator[tuple[int,
 
 
 def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fold the partitions found in *batches* and yield what they tell (schema RESULT): the function given to mapInArrow."""
+    """Fold the partitions found in *batches* and yield what they tell (schema RESULT): the function given
+    to mapInArrow.
+    """
     results = Results()
     folds: dict[int, PartitionFold] = {}
     for records in batches:
@@ -323,7 +357,9 @@ def fold_batches(plan: FoldPlan, batches: Iterable[pa.RecordBatch]) -> Iterator[
         yield from folds.pop(partition).finish()
 
 
-def fold_partition(plan: FoldPlan, partition: int, batches: Iterable[tuple[Batch, int]]) -> Iterator[pa.RecordBatch]:
+def fold_partition(
+    plan: FoldPlan, partition: int, batches: Iterable[tuple[Batch, int]]
+) -> Iterator[pa.RecordBatch]:
     """Fold one partition from (records, their size in bytes) and yield what it tells, the summary last."""
     results = Results()
     fold = PartitionFold(plan, partition, results)

@@ -35,7 +35,8 @@ _OAUTH = "org.apache.kafka.common.security.oauthbearer"
 
 
 def java_properties(settings: Settings) -> dict[str, str]:
-    """Return the consumer properties of the Java client that mean what librdkafka's mean here; certificates are given as text.
+    """Return the consumer properties of the Java client that mean what librdkafka's mean here; certificates
+    are given as text.
 
     What the Java client cannot be told is a ConfigError; what only tunes librdkafka is left out.
     """
@@ -58,13 +59,21 @@ def _tls(kafka: Mapping[str, str]) -> dict[str, str]:
             "enable.ssl.certificate.verification=false cannot be told to Spark's connector: name the authority with ssl.ca.location, "
             "or use --engine local"
         )
-    out = {"ssl.endpoint.identification.algorithm": ""} if kafka.get("ssl.endpoint.identification.algorithm") == "none" else {}
+    out = (
+        {"ssl.endpoint.identification.algorithm": ""}
+        if kafka.get("ssl.endpoint.identification.algorithm") == "none"
+        else {}
+    )
     authorities = _pem(kafka, "ssl.ca")
     if authorities:
         out |= {"ssl.truststore.type": "PEM", "ssl.truststore.certificates": authorities}
     certificate, key = _pem(kafka, "ssl.certificate"), _pem(kafka, "ssl.key")
     if certificate and key:
-        out |= {"ssl.keystore.type": "PEM", "ssl.keystore.certificate.chain": certificate, "ssl.keystore.key": key}
+        out |= {
+            "ssl.keystore.type": "PEM",
+            "ssl.keystore.certificate.chain": certificate,
+            "ssl.keystore.key": key,
+        }
         if "ssl.key.password" in kafka:
             out["ssl.key.password"] = kafka["ssl.key.password"]
     return out
@@ -86,17 +95,27 @@ def _sasl(sasl: Sasl, kafka: Mapping[str, str]) -> dict[str, str]:
     match sasl.mechanism:
         case "PLAIN":
             out["sasl.jaas.config"] = _jaas(
-                "org.apache.kafka.common.security.plain.PlainLoginModule", username=sasl.username, password=sasl.password
+                "org.apache.kafka.common.security.plain.PlainLoginModule",
+                username=sasl.username,
+                password=sasl.password,
             )
         case "SCRAM-SHA-256" | "SCRAM-SHA-512":
             out["sasl.jaas.config"] = _jaas(
-                "org.apache.kafka.common.security.scram.ScramLoginModule", username=sasl.username, password=sasl.password
+                "org.apache.kafka.common.security.scram.ScramLoginModule",
+                username=sasl.username,
+                password=sasl.password,
             )
         case "GSSAPI":
             out["sasl.kerberos.service.name"] = sasl.kerberos_service_name
             keytab, principal = kafka.get("sasl.kerberos.keytab"), kafka.get("sasl.kerberos.principal")
-            how = {"useKeyTab": "true", "storeKey": "true", "keyTab": keytab} if keytab else {"useTicketCache": "true"}
-            out["sasl.jaas.config"] = _jaas("com.sun.security.auth.module.Krb5LoginModule", **how, principal=principal)
+            how = (
+                {"useKeyTab": "true", "storeKey": "true", "keyTab": keytab}
+                if keytab
+                else {"useTicketCache": "true"}
+            )
+            out["sasl.jaas.config"] = _jaas(
+                "com.sun.security.auth.module.Krb5LoginModule", **how, principal=principal
+            )
         case _:
             assert sasl.oidc is not None, sasl.mechanism
             extensions = {f"extension_{name}": value for name, value in sasl.oidc.extensions}
@@ -119,6 +138,8 @@ def _jaas(module: str, **options: str | None) -> str:
     'M required username="ada" password="a\\"b\\\\c";'
     """
     quoted = " ".join(
-        f'{name}="{value.translate({34: chr(92) + chr(34), 92: chr(92) * 2})}"' for name, value in options.items() if value is not None
+        f'{name}="{value.translate({34: chr(92) + chr(34), 92: chr(92) * 2})}"'
+        for name, value in options.items()
+        if value is not None
     )
     return f"{module} required {quoted};"

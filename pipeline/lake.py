@@ -1,8 +1,10 @@
-"""The lake: where bronze tables lie, what each commit says of itself, and the chain of commits that leaves no overlap and no hole.
+"""The lake: where bronze tables lie, what each commit says of itself, and the chain of commits that leaves no
+overlap and no hole.
 
-Every landing commit carries, as its Delta user metadata, the end vector it started from and the one it reached (offsets by partition,
-the end not included), the topic's identity, and its own id. The table is thereby its own checkpoint: a landing reads the vector of
-the last commit and goes on from there; nothing beside the table can be lost or fall behind.
+Every landing commit carries, as its Delta user metadata, the end vector it started from and the one it
+reached (offsets by partition, the end not included), the topic's identity, and its own id. The table is
+thereby its own checkpoint: a landing reads the vector of the last commit and goes on from there; nothing
+beside the table can be lost or fall behind.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ COLUMNS = {
     "value": "binary",
     "headers": "array<struct<key:string,value:binary>>",
 }
-"""Columns of a bronze table, one row per record; `timestamp` is in microseconds UTC, `timestamp_type` 0 create time, 1 append time."""
+"""Columns of a bronze table, one row per record; `timestamp` is in microseconds UTC, `timestamp_type` 0
+create time, 1 append time.
+"""
 
 FIRST_LINK = "new"
 HISTORY_LIMIT = 1000
@@ -55,7 +59,8 @@ Vector = Mapping[int, int]
 
 
 def bronze_path(lake: str, topic: str) -> str:
-    """Return where the bronze table of *topic* lies: a table of its own, so that topics land, and are repaired, independently.
+    """Return where the bronze table of *topic* lies: a table of its own, so that topics land, and are
+    repaired, independently.
 
     >>> bronze_path("s3a://lake/", "orders")
     's3a://lake/bronze/orders'
@@ -64,7 +69,8 @@ def bronze_path(lake: str, topic: str) -> str:
 
 
 class Landed(msgspec.Struct, frozen=True, kw_only=True):
-    """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each partition's rows begin.
+    """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each
+    partition's rows begin.
 
     *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order. *skipped* are ranges, both
     ends included, that each application which landed here skips of the topic, since nobody can read them (holdfast/core/engine/skips.py). *left_out*
@@ -113,9 +119,11 @@ def landed_in(commit: TableCommit) -> Landed | None:
 
 
 def last_landed(where: str, history: Iterable[TableCommit]) -> Landed | None:
-    """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest first.
+    """Return the newest landing commit, None for a table nothing was landed in yet. *history* comes newest
+    first.
 
-    Refuses a table whose rows something else has changed since: its vector would no longer tell what rows there are.
+    Refuses a table whose rows something else has changed since: its vector would no longer tell what rows
+    there are.
     """
     oldest = 0
     for commit in history:
@@ -138,9 +146,13 @@ def last_landed(where: str, history: Iterable[TableCommit]) -> Landed | None:
 
 
 def check_identity(where: str, landed: Landed, topic: str, topic_id: str) -> None:
-    """Refuse to add records of another topic, or of one that was deleted and made again: its offsets mean other records."""
+    """Refuse to add records of another topic, or of one that was deleted and made again: its offsets mean
+    other records.
+    """
     if landed.topic != topic:
-        raise LakeError(f"{where} holds topic {landed.topic}, not {topic}; land each topic in a table of its own")
+        raise LakeError(
+            f"{where} holds topic {landed.topic}, not {topic}; land each topic in a table of its own"
+        )
     if landed.topic_id != topic_id:
         raise LakeError(
             f"{where}: topic {topic} was deleted and made again (its id was {landed.topic_id}, is {topic_id}), "
@@ -149,7 +161,8 @@ def check_identity(where: str, landed: Landed, topic: str, topic_id: str) -> Non
 
 
 def share(start: Vector, ends: Vector, limit: int) -> dict[int, int]:
-    """Return the vector of the next batch: at most about *limit* offsets, shared by how much each partition has left.
+    """Return the vector of the next batch: at most about *limit* offsets, shared by how much each partition
+    has left.
 
     >>> share({0: 0, 1: 10}, {0: 900, 1: 110}, 100)
     {0: 90, 1: 20}
@@ -160,7 +173,10 @@ def share(start: Vector, ends: Vector, limit: int) -> dict[int, int]:
     total = sum(left.values())
     if total <= limit:
         return dict(ends)
-    return {partition: min(ends[partition], start.get(partition, 0) + -(-each * limit // total)) for partition, each in left.items()}
+    return {
+        partition: min(ends[partition], start.get(partition, 0) + -(-each * limit // total))
+        for partition, each in left.items()
+    }
 
 
 def describe(vector: Vector) -> str:
@@ -183,7 +199,9 @@ def open_table(path: str) -> Any:
     try:
         return DeltaTable(path if "://" in path else Path(path).absolute().as_uri())
     except TableNotFoundError as error:
-        raise LakeError(f"no Delta table at {path}: land the topic first (`holdfast pipeline land`)") from error
+        raise LakeError(
+            f"no Delta table at {path}: land the topic first (`holdfast pipeline land`)"
+        ) from error
     except DeltaError as error:
         hint = "; delta-rs does not find folders with a percent sign in their name" if "%" in path else ""
         raise LakeError(f"cannot open the Delta table at {path}: {error}{hint}") from error
@@ -192,6 +210,10 @@ def open_table(path: str) -> Any:
 def history_of(table: Any, limit: int = HISTORY_LIMIT) -> Sequence[TableCommit]:
     """Return a delta-rs table's history, newest first."""
     return [
-        TableCommit(version=int(each.get("version", -1)), operation=str(each.get("operation", "")), metadata=each.get("userMetadata"))
+        TableCommit(
+            version=int(each.get("version", -1)),
+            operation=str(each.get("operation", "")),
+            metadata=each.get("userMetadata"),
+        )
         for each in table.history(limit)
     ]

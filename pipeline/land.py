@@ -1,12 +1,13 @@
 """Landing: a topic's committed records into a Delta table, one row each, exactly once, whatever is killed.
 
-One round reads the table's vector of end offsets, the topic's ends, and writes what lies between as one Delta commit that carries
-the new vector. There is no checkpoint beside the table, so nothing can be lost or fall behind it.
+One round reads the table's vector of end offsets, the topic's ends, and writes what lies between as one Delta
+commit that carries the new vector. There is no checkpoint beside the table, so nothing can be lost or fall
+behind it.
 
-Two landings of one table cannot both extend the same vector. Each commit names its predecessor as Delta's transaction id
-(`txnAppId`), and Delta lets one commit of an id through: of two landings that start from the same vector, the second is skipped or
-refused, sees a stranger's commit where its own should be, and stops with LakeError. A check before the write alone could not do
-that: both landings would pass it.
+Two landings of one table cannot both extend the same vector. Each commit names its predecessor as Delta's
+transaction id (`txnAppId`), and Delta lets one commit of an id through: of two landings that start from the
+same vector, the second is skipped or refused, sees a stranger's commit where its own should be, and stops
+with LakeError. A check before the write alone could not do that: both landings would pass it.
 """
 
 from __future__ import annotations
@@ -57,7 +58,8 @@ _PROPERTIES = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LandOptions:
-    """How to land. *follow* goes on until told to stop; otherwise what was committed at the start is landed, and that is all.
+    """How to land. *follow* goes on until told to stop; otherwise what was committed at the start is landed,
+    and that is all.
 
     *max_records* bounds one commit, *every_s* is the shortest time between two commits when following. *accept_loss* goes on where
     records were deleted before they were landed, and notes the hole in the commit. *rebuild* reads the vector from the rows.
@@ -91,10 +93,12 @@ def land(
     stop: threading.Event | None = None,
     progress: Callable[[Landed], None] | None = None,
 ) -> LandReport:
-    """Land *topic* in *lake* and return what was done; *progress* is called after each commit, *stop* ends a following landing.
+    """Land *topic* in *lake* and return what was done; *progress* is called after each commit, *stop* ends a
+    following landing.
 
-    Raises LostRecordsError when the topic no longer holds what comes next, LakeError when the table does not end where a landing
-    left it or another landing extends it, TopicError and BrokerError for the topic's side, SparkError for a failed job.
+    Raises LostRecordsError when the topic no longer holds what comes next, LakeError when the table does not
+    end where a landing left it or another landing extends it, TopicError and BrokerError for the topic's
+    side, SparkError for a failed job.
     """
     options = options or LandOptions()
     stop = stop or threading.Event()
@@ -108,7 +112,9 @@ def land(
                 try:
                     landed = landing.step(ends)
                 except SparkError:
-                    if stop.is_set():  # a supervisor that ends all processes of a service at once ended the JVM as well
+                    if (
+                        stop.is_set()
+                    ):  # a supervisor that ends all processes of a service at once ended the JVM as well
                         break
                     raise
                 if landed is not None and progress is not None:
@@ -123,11 +129,20 @@ def land(
 class Landing:
     """One landing of one table: remembers the last link of its chain of commits."""
 
-    def __init__(self, session: SparkSession, settings: Settings, log: TopicLog, path: str, options: LandOptions) -> None:
-        self._session, self._settings, self._log, self.path, self._options = session, settings, log, path, options
+    def __init__(
+        self, session: SparkSession, settings: Settings, log: TopicLog, path: str, options: LandOptions
+    ) -> None:
+        self._session, self._settings, self._log, self.path, self._options = (
+            session,
+            settings,
+            log,
+            path,
+            options,
+        )
         self._topic_id = log.identity()
         session.conf.set("spark.sql.parquet.outputTimestampType", "TIMESTAMP_MICROS")
-        # Keeps each task's rows in the order Kafka gave them; Spark would sort them by table partition, which is not stable.
+        # Keeps each task's rows in the order Kafka gave them; Spark would sort them by table partition, which
+        # is not stable.
         session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "8")
         self.report = LandReport(path=path)
         self._vector: dict[int, int] = {}
@@ -151,7 +166,11 @@ class Landing:
         from delta.tables import DeltaTable
 
         with explained(self.path):
-            builder = DeltaTable.createIfNotExists(self._session).location(self.path).partitionedBy("topic", "partition")
+            builder = (
+                DeltaTable.createIfNotExists(self._session)
+                .location(self.path)
+                .partitionedBy("topic", "partition")
+            )
             for name, kind in COLUMNS.items():
                 builder = builder.addColumn(name, kind)
             for name, value in _PROPERTIES.items():
@@ -177,18 +196,24 @@ class Landing:
         return [TableCommit(version=row[0], operation=row[1], metadata=row[2]) for row in rows]
 
     def _rebuild(self) -> None:
-        """Read the vector from the rows; refuses rows that are doubled, since going on would not mend them."""
+        """Read the vector from the rows; refuses rows that are doubled, since going on would not mend
+        them.
+        """
         from pyspark.sql import functions as F
 
         version = self._history(1)[0].version
         with explained(self.path):
             rows = self._session.read.format("delta").option("versionAsOf", version).load(self.path)
             found = (
-                rows.groupBy("topic", "partition").agg(F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset")).collect()
+                rows.groupBy("topic", "partition")
+                .agg(F.min("offset"), F.max("offset"), F.count("*"), F.countDistinct("offset"))
+                .collect()
             )
         for topic, partition, first, last, count, distinct in found:
             if topic != self._log.topic:
-                raise LakeError(f"{self.path} holds rows of topic {topic}, not only of {self._log.topic}; remove them first")
+                raise LakeError(
+                    f"{self.path} holds rows of topic {topic}, not only of {self._log.topic}; remove them first"
+                )
             if count != distinct:
                 raise LakeError(
                     f"{self.path}: {count - distinct} rows of partition {partition} are doubled; remove them (Delta's time travel shows "
@@ -205,7 +230,9 @@ class Landing:
         return self._log.ends(self._log.partitions())
 
     def wait_for_more(self, stop: threading.Event, started_s: float) -> dict[int, int]:
-        """Return the topic's ends once they are past the vector and the time between two commits is over, or when told to stop."""
+        """Return the topic's ends once they are past the vector and the time between two commits is over,
+        or when told to stop.
+        """
         while not stop.is_set():
             left_s = self._options.every_s - (system_clock.monotonic_s() - started_s)
             if left_s > 0:
@@ -233,11 +260,17 @@ class Landing:
             start=dict(self._vector),
             end=self._vector | target,
             begins={partition: self._begins.get(partition, start[partition]) for partition in target},
-            lost={partition: [*self._lost.get(partition, []), *lost.get(partition, [])] for partition in {*self._lost, *lost}},
+            lost={
+                partition: [*self._lost.get(partition, []), *lost.get(partition, [])]
+                for partition in {*self._lost, *lost}
+            },
             rebuilt=self._rebuilt,
             skipped={**self._noted, self._settings.app: own} if own else self._noted,
             left_out={
-                partition: [*self._left_out.get(partition, []), *gaps(self._skips.get(partition, ()), start[partition], target[partition])]
+                partition: [
+                    *self._left_out.get(partition, []),
+                    *gaps(self._skips.get(partition, ()), start[partition], target[partition]),
+                ]
                 for partition in target
             },
         )
@@ -258,7 +291,8 @@ class Landing:
         for partition, end in ends.items():
             first, reached = firsts[partition], self._vector.get(partition)
             if reached is None:
-                # A new partition begins at 0; when the topic itself is new to the lake, it begins with what it still holds.
+                # A new partition begins at 0; when the topic itself is new to the lake, it begins with what
+                # it still holds.
                 reached = first if not self._vector else 0
             if reached > end:
                 raise LakeError(
@@ -290,7 +324,9 @@ class Landing:
             )
         # A skipped write looks like a successful one: only the commit itself tells.
         history = self._history(5)
-        if not any((each := landed_in(commit)) is not None and each.batch == landed.batch for commit in history):
+        if not any(
+            (each := landed_in(commit)) is not None and each.batch == landed.batch for commit in history
+        ):
             raise LakeError(
                 f"{self.path}: another landing extended the table from the same offsets ({describe(landed.start)}); nothing was written "
                 "by this one. Run one landing per topic and lake"
@@ -301,7 +337,9 @@ class Landing:
 
         spans = {partition: Span(first=start[partition], end=end[partition]) for partition in start}
         # Where all of it is skipped, nothing is read: a commit notes that.
-        found = list(parts(spans, self._skips)) or [{partition: Span(first=at, end=at) for partition, at in start.items()}]
+        found = list(parts(spans, self._skips)) or [
+            {partition: Span(first=at, end=at) for partition, at in start.items()}
+        ]
         reads = [kafka_records(self._session, self._settings, self._log.topic, each) for each in found]
         return reduce(lambda one, other: one.union(other), reads).select(
             F.col("topic"),

@@ -1,4 +1,6 @@
-"""The local engine: one process, no JVM, one partition after another, from the topic or from the bronze table's own files."""
+"""The local engine: one process, no JVM, one partition after another, from the topic or from the bronze
+table's own files.
+"""
 
 from __future__ import annotations
 
@@ -38,8 +40,12 @@ def fold_bronze(plan: FoldPlan, files: BronzeFiles, extent: Extent) -> Iterator[
         yield from fold_partition(plan, partition, files.batches(plan, partition, span))
 
 
-def fold_named(plan: FoldPlan, files: BronzeFiles, spans: Mapping[int, Span], named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
-    """Fold the partitions whose numbers come in: what a Spark task runs when it reads the table's files itself."""
+def fold_named(
+    plan: FoldPlan, files: BronzeFiles, spans: Mapping[int, Span], named: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
+    """Fold the partitions whose numbers come in: what a Spark task runs when it reads the table's files
+    itself.
+    """
     for numbers in named:
         for partition in numbers.column(0).to_pylist():
             yield from fold_partition(plan, partition, files.batches(plan, partition, spans[partition]))
@@ -47,7 +53,9 @@ def fold_named(plan: FoldPlan, files: BronzeFiles, spans: Mapping[int, Span], na
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class File:
-    """One file of a bronze table; *first* and *last* are its lowest and highest offset, None when its statistics are missing."""
+    """One file of a bronze table; *first* and *last* are its lowest and highest offset, None when its
+    statistics are missing.
+    """
 
     path: str
     first: int | None
@@ -69,7 +77,9 @@ def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
     table = open_table(path)
     features = set(table.protocol().reader_features or ())
     if features & {"deletionVectors", "columnMapping"}:
-        raise LakeError(f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use --engine spark")
+        raise LakeError(
+            f"{path} uses {', '.join(sorted(features))}, which only Spark reads: use --engine spark"
+        )
     listed: dict[int, list[File]] = {}
     for each in pa.table(table.get_add_actions(flatten=True)).to_pylist():
         latest = each.get("max.timestamp")
@@ -83,12 +93,17 @@ def open_bronze(path: str) -> tuple[BronzeFiles, Landed | None]:
         listed.setdefault(int(each["partition.partition"]), []).append(file)
     for files in listed.values():
         files.sort(key=lambda file: -1 if file.first is None else file.first)
-    return BronzeFiles(uri=str(table.table_uri), version=table.version(), files=listed), last_landed(path, history_of(table))
+    return BronzeFiles(uri=str(table.table_uri), version=table.version(), files=listed), last_landed(
+        path, history_of(table)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BronzeFiles:
-    """The files of one version of a bronze table, by partition, in the order of their offsets. Can be pickled."""
+    """The files of one version of a bronze table, by partition, in the order of their offsets.
+
+    Can be pickled.
+    """
 
     uri: str
     version: int
@@ -108,7 +123,9 @@ class BronzeFiles:
         return fs.PyFileSystem(DeltaStorageHandler.from_table(open_table(self.uri)._table))
 
     def first_after(self, at_ms: int) -> dict[int, int]:
-        """Return the first offset whose record was appended later than *at_ms*, by partition, where there is one."""
+        """Return the first offset whose record was appended later than *at_ms*, by partition, where there
+        is one.
+        """
         import numpy as np
 
         filesystem, out = self._filesystem(), dict[int, int]()
@@ -127,8 +144,8 @@ class BronzeFiles:
     def batches(self, plan: FoldPlan, partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
         """Yield the records of one partition in offset order, each batch with its size in bytes.
 
-        Files in order, as landing writes them, are read as they are. Others (OPTIMIZE joins files in any order) are sorted first, which
-        takes the whole partition into memory.
+        Files in order, as landing writes them, are read as they are. Others (OPTIMIZE joins files in any
+        order) are sorted first, which takes the whole partition into memory.
         """
         filesystem = self._filesystem()
         files = [file for file in self.files.get(partition, ()) if file.touches(span)]

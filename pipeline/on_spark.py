@@ -30,7 +30,9 @@ PROBE_PER_TASK = 100
 
 
 def kafka_options(settings: Settings, topic: str, spans: Mapping[int, Span]) -> dict[str, str]:
-    """Return the connector's options to read *spans* of *topic*: what was committed, with headers, failing on what is gone."""
+    """Return the connector's options to read *spans* of *topic*: what was committed, with headers, failing
+    on what is gone.
+    """
     return {
         **{f"kafka.{name}": value for name, value in java_properties(settings).items()},
         # The connector's default reads what was aborted.
@@ -44,9 +46,14 @@ def kafka_options(settings: Settings, topic: str, spans: Mapping[int, Span]) -> 
 
 
 def topic_records(
-    session: SparkSession, settings: Settings, plan: FoldPlan, extent: Extent, options: Mapping[str, str] | None = None
+    session: SparkSession,
+    settings: Settings,
+    plan: FoldPlan,
+    extent: Extent,
+    options: Mapping[str, str] | None = None,
 ) -> tuple[DataFrame, bool]:
-    """Return the records of the processor's source topic, and whether each partition is read whole: by one task, in offset order.
+    """Return the records of the processor's source topic, and whether each partition is read whole: by one
+    task, in offset order.
 
     What is skipped is not even fetched: whatever lies between is read in parts, which are in no order.
     """
@@ -54,26 +61,44 @@ def topic_records(
     if not found:
         return session.createDataFrame([], _ddl(columns)), True
     more = {**(options or {}), **({} if "headers" in plan.processor.inputs else {"includeHeaders": "false"})}
-    reads = [kafka_records(session, settings, plan.processor.source, spans, more).select(*columns) for spans in found]
+    reads = [
+        kafka_records(session, settings, plan.processor.source, spans, more).select(*columns)
+        for spans in found
+    ]
     return reduce(lambda one, other: one.union(other), reads), len(reads) == 1
 
 
 def kafka_records(
-    session: SparkSession, settings: Settings, topic: str, spans: Mapping[int, Span], options: Mapping[str, str] | None = None
+    session: SparkSession,
+    settings: Settings,
+    topic: str,
+    spans: Mapping[int, Span],
+    options: Mapping[str, str] | None = None,
 ) -> DataFrame:
     """Return what the connector reads of *spans*."""
-    return session.read.format("kafka").options(**kafka_options(settings, topic, spans) | dict(options or {})).load()
+    return (
+        session.read.format("kafka")
+        .options(**kafka_options(settings, topic, spans) | dict(options or {}))
+        .load()
+    )
 
 
 def parts(spans: Mapping[int, Span], skips: Mapping[int, OffsetRanges]) -> Iterator[dict[int, Span]]:
-    """Yield what is left of *spans* without *skips*, one part of each partition at a time; empty ones are left out.
+    """Yield what is left of *spans* without *skips*, one part of each partition at a time; empty ones are
+    left out.
 
     >>> list(parts({0: Span(first=0, end=9), 1: Span(first=4, end=4)}, {0: ((2, 3), (8, 8))}))
     [{0: Span(first=0, end=2)}, {0: Span(first=4, end=8)}]
     """
-    left = {partition: kept(skips.get(partition, ()), span.first, span.end) for partition, span in spans.items()}
+    left = {
+        partition: kept(skips.get(partition, ()), span.first, span.end) for partition, span in spans.items()
+    }
     for number in range(max(map(len, left.values()), default=0)):
-        yield {partition: Span(first=each[number][0], end=each[number][1]) for partition, each in left.items() if number < len(each)}
+        yield {
+            partition: Span(first=each[number][0], end=each[number][1])
+            for partition, each in left.items()
+            if number < len(each)
+        }
 
 
 def _ddl(columns: list[str]) -> str:
@@ -90,9 +115,16 @@ class SparkBronze:
         if not DeltaTable.isDeltaTable(session, path):
             raise LakeError(f"no Delta table at {path}: land the topic first (`holdfast pipeline land`)")
         with explained(path):
-            history = DeltaTable.forPath(session, path).history(HISTORY_LIMIT).select("version", "operation", "userMetadata").collect()
+            history = (
+                DeltaTable.forPath(session, path)
+                .history(HISTORY_LIMIT)
+                .select("version", "operation", "userMetadata")
+                .collect()
+            )
         self.version: int = history[0][0]
-        self.landed = last_landed(path, (TableCommit(version=row[0], operation=row[1], metadata=row[2]) for row in history))
+        self.landed = last_landed(
+            path, (TableCommit(version=row[0], operation=row[1], metadata=row[2]) for row in history)
+        )
 
     def _load(self) -> DataFrame:
         return self._session.read.format("delta").option("versionAsOf", self.version).load(self.path)
@@ -105,11 +137,17 @@ class SparkBronze:
         if until is not None and until.at_ms is not None:
             after = F.unix_micros("timestamp") >= (until.at_ms + 1) * 1000
             with explained(self.path):
-                later = {row[0]: row[1] for row in self._load().where(after).groupBy("partition").agg(F.min("offset")).collect()}
+                later = {
+                    row[0]: row[1]
+                    for row in self._load().where(after).groupBy("partition").agg(F.min("offset")).collect()
+                }
         return extent_of_bronze(self.landed, until, self.path, later, app)
 
     def records(self, plan: FoldPlan, extent: Extent) -> DataFrame:
-        """Return the table's records in *extent*, in no order to rely on: Spark reads Delta files as they come."""
+        """Return the table's records in *extent*, in no order to rely on:
+
+        Spark reads Delta files as they come.
+        """
         wanted = " OR ".join(
             f"(partition = {partition} AND offset >= {span.first} AND offset < {span.end})"
             for partition, span in sorted(extent.spans.items())
@@ -120,8 +158,8 @@ class SparkBronze:
 def placed(records: DataFrame, partitions: int) -> DataFrame:
     """Return *records* with exactly one source partition per task, in offset order: one shuffle and a sort.
 
-    `repartition` by the partition number alone would hash it, and give some tasks several partitions and others none. So each
-    partition gets a number whose hash is its own task.
+    `repartition` by the partition number alone would hash it, and give some tasks several partitions and
+    others none. So each partition gets a number whose hash is its own task.
     """
     from pyspark.sql import functions as F
 
@@ -134,29 +172,43 @@ def placed(records: DataFrame, partitions: int) -> DataFrame:
         salt.setdefault(task, number)
     assert len(salt) == tasks, f"{tasks - len(salt)} of {tasks} tasks got no salt: probe more numbers"
     salts = F.array(*[F.lit(salt[task]) for task in range(tasks)])
-    return records.repartition(tasks, F.element_at(salts, F.pmod(F.col("partition"), F.lit(tasks)) + 1)).sortWithinPartitions(
-        "partition", "offset"
-    )
+    return records.repartition(
+        tasks, F.element_at(salts, F.pmod(F.col("partition"), F.lit(tasks)) + 1)
+    ).sortWithinPartitions("partition", "offset")
 
 
 def fold_records(records: DataFrame, plan: FoldPlan, *, sort: bool, partitions: int) -> DataFrame:
-    """Return the results (schema RESULT) of folding *records* as they come, or with *sort* after placing and sorting them."""
-    return (placed(records, partitions) if sort else records).mapInArrow(partial(fold_batches, plan), RESULT_DDL)
+    """Return the results (schema RESULT) of folding *records* as they come, or with *sort* after placing
+    and sorting them.
+    """
+    return (placed(records, partitions) if sort else records).mapInArrow(
+        partial(fold_batches, plan), RESULT_DDL
+    )
 
 
 def fold_files(session: SparkSession, plan: FoldPlan, files: BronzeFiles, extent: Extent) -> DataFrame:
-    """Return the results of folding a table whose files every task can open: each task reads the files of its partition in order.
+    """Return the results of folding a table whose files every task can open: each task reads the files of its
+    partition in order.
 
     No decoding in the JVM, no shuffle, no sort: about a third of the CPU that the JVM's own way takes.
     """
     spans = dict(extent.spans)
     numbers = ",".join(map(str, sorted(spans)))
-    named = session.range(0, len(spans), 1, len(spans)).selectExpr(f"element_at(array({numbers}), int(id) + 1)")
+    named = session.range(0, len(spans), 1, len(spans)).selectExpr(
+        f"element_at(array({numbers}), int(id) + 1)"
+    )
     return named.mapInArrow(partial(fold_named, plan, files, spans), RESULT_DDL)
 
 
-def run(session: SparkSession, plan: FoldPlan, what: str, make: Callable[[bool], DataFrame], take: Callable[[DataFrame], T]) -> T:
-    """Ship the code, fold, and return what *take* makes of the results; once more, sorted, when records came out of order.
+def run(
+    session: SparkSession,
+    plan: FoldPlan,
+    what: str,
+    make: Callable[[bool], DataFrame],
+    take: Callable[[DataFrame], T],
+) -> T:
+    """Ship the code, fold, and return what *take* makes of the results; once more, sorted, when records came
+    out of order.
 
     *make* is given whether to sort. Nothing of the first attempt is kept.
     """

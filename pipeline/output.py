@@ -1,4 +1,6 @@
-"""Writing what a replay gives to a folder: one table each of rows, timers, transitions, refused records, and a summary."""
+"""Writing what a replay gives to a folder: one table each of rows, timers, transitions, refused records,
+and a summary.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,11 @@ Format = Literal["parquet", "delta", "ndjson"]
 
 def tables_of(plan: FoldPlan) -> list[str]:
     """Return which tables a plan gives rise to."""
-    return [*(["rows", "timers"] if plan.rows else []), *(["transitions"] if plan.transitions else []), "refused"]
+    return [
+        *(["rows", "timers"] if plan.rows else []),
+        *(["transitions"] if plan.transitions else []),
+        "refused",
+    ]
 
 
 class Writer:
@@ -41,7 +47,9 @@ class Writer:
 
     def __init__(self, out: str, form: Format, plan: FoldPlan) -> None:
         if "://" in out and not out.startswith("file://"):
-            raise ConfigError(f"--out {out}: the local engine writes to local folders; use --engine spark for object storage")
+            raise ConfigError(
+                f"--out {out}: the local engine writes to local folders; use --engine spark for object storage"
+            )
         self._target, self._form, self._plan = Path(out.removeprefix("file://")).absolute(), form, plan
         if self._target.exists():
             raise ConfigError(f"--out {out}: exists already; name a folder that does not")
@@ -57,7 +65,9 @@ class Writer:
             self._sinks[name] = self._open.enter_context(_sink(self._partial / name, self._form, schema))
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._open.close()
         if not self._finished:
             shutil.rmtree(self._partial, ignore_errors=True)
@@ -72,7 +82,9 @@ class Writer:
                 if shown.num_rows:
                     self._sinks[name].write(shown)
         summaries = summaries_of(found, partitions)
-        self._sinks["summary"].write(pa.RecordBatch.from_pylist([msgspec.to_builtins(each) for each in summaries], SUMMARIES))
+        self._sinks["summary"].write(
+            pa.RecordBatch.from_pylist([msgspec.to_builtins(each) for each in summaries], SUMMARIES)
+        )
         self._open.close()
         if self._form == "delta":
             from deltalake import convert_to_deltalake
@@ -88,7 +100,10 @@ def summaries_in(batch: pa.RecordBatch) -> list[FoldSummary]:
     """Return the summaries in a batch of results."""
     import pyarrow.compute as pc
 
-    return [decode_summary(text) for text in batch.filter(pc.equal(batch.column("kind"), SUMMARY)).column("after").to_pylist()]
+    return [
+        decode_summary(text)
+        for text in batch.filter(pc.equal(batch.column("kind"), SUMMARY)).column("after").to_pylist()
+    ]
 
 
 class _Sink(ABC):
@@ -133,9 +148,16 @@ class _Ndjson(_Sink):
     def write(self, batch: pa.RecordBatch) -> None:
         for row in batch.to_pylist():
             # As Spark writes JSON: bytes in base64, nulls left out.
-            shown = {name: base64.b64encode(value).decode() if isinstance(value, bytes) else value for name, value in row.items()}
+            shown = {
+                name: base64.b64encode(value).decode() if isinstance(value, bytes) else value
+                for name, value in row.items()
+            }
             self._file.write(
-                json.dumps({name: value for name, value in shown.items() if value is not None}, ensure_ascii=False, separators=(",", ":"))
+                json.dumps(
+                    {name: value for name, value in shown.items() if value is not None},
+                    ensure_ascii=False,
+                    separators=(",", ":"),
+                )
                 + "\n"
             )
 
@@ -150,7 +172,9 @@ def _sink(folder: Path, form: Format, schema: pa.Schema) -> _Sink:
 # -- by Spark
 
 
-def written_by_spark(results: DataFrame, out: str, form: Format, plan: FoldPlan, partitions: Iterable[int]) -> tuple[FoldSummary, ...]:
+def written_by_spark(
+    results: DataFrame, out: str, form: Format, plan: FoldPlan, partitions: Iterable[int]
+) -> tuple[FoldSummary, ...]:
     """Have the executors write the tables below *out*, the summary last; return the summaries.
 
     The results are kept on the executors' disks meanwhile, so that the fold runs once.
@@ -173,7 +197,9 @@ def written_by_spark(results: DataFrame, out: str, form: Format, plan: FoldPlan,
     return summaries
 
 
-def present_all(name: str, processor: Processor[Any, Any], batches: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+def present_all(
+    name: str, processor: Processor[Any, Any], batches: Iterable[pa.RecordBatch]
+) -> Iterator[pa.RecordBatch]:
     """Yield *batches* of results as one of TABLES; runs on executors."""
     for batch in batches:
         yield present(batch, name, processor)

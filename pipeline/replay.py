@@ -1,4 +1,6 @@
-"""Replaying any processor over its source's whole history: the same decode and fold as live, the same bytes as a result."""
+"""Replaying any processor over its source's whole history: the same decode and fold as live, the same
+bytes as a result.
+"""
 
 from __future__ import annotations
 
@@ -36,8 +38,9 @@ class ReplayOptions:
 
     *source* "bronze" needs *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, of one
     row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
-    not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips* None: what the application
-    skips of the source, by its topic, or for bronze by what the last landing noted.
+    not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
+    None: what the application skips of the source, by its topic, or for bronze by what the last landing
+    noted.
     """
 
     engine: ReplayEngine = "auto"
@@ -63,18 +66,21 @@ SPARK_START_S = 8.0
 """From a cold start to the first record folded, with the class archive in place."""
 LOCAL_US: Mapping[Source, float] = {"topic": 2.5, "bronze": 1.3}
 SPARK_US: Mapping[Source, float] = {"topic": 6.3, "bronze": 1.5}
-"""Core time for one record, a cheap fold included: measured by bench/spark_replay.py, and for the topic with Spark's connector.
+"""Core time for one record, a cheap fold included: measured by bench/spark_replay.py, and for the topic with
+Spark's connector.
 
-A task that reads the bronze table's files itself costs little more than this process; through the connector, records cross the JVM.
+A task that reads the bronze table's files itself costs little more than this process; through the connector,
+records cross the JVM.
 """
 MARGIN = 1.25
 
 
 def choose_engine(source: Source, offsets: int, partitions: int, cores: int) -> Literal["local", "spark"]:
-    """Return the engine that is done first, by clear odds: Spark when there is enough to share out among enough cores.
+    """Return the engine that is done first, by clear odds: Spark when there is enough to share out among
+    enough cores.
 
-    Spark's tasks are one per partition, so it wins by the cores and partitions it can use at once, and loses its start. On two cores
-    that is from some 25 million records in bronze on, and never from the topic.
+    Spark's tasks are one per partition, so it wins by the cores and partitions it can use at once, and loses
+    its start. On two cores that is from some 25 million records in bronze on, and never from the topic.
 
     >>> [choose_engine("bronze", millions * 10**6, 16, 2) for millions in (1, 20, 40)]
     ['local', 'local', 'spark']
@@ -89,19 +95,28 @@ def choose_engine(source: Source, offsets: int, partitions: int, cores: int) -> 
     return "spark" if spark_s * MARGIN < local_s else "local"
 
 
-def replay(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None) -> Replayed:
-    """Fold *processor* over its source from the beginning and return what comes of it; both engines give the same bytes.
+def replay(
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None
+) -> Replayed:
+    """Fold *processor* over its source from the beginning and return what comes of it; both engines give the
+    same bytes.
 
-    Raises LostRecordsError for a log with holes, PipelineError when *until* asks for more than there is, LakeError, TopicError,
-    BrokerError and SparkError for what they say.
+    Raises LostRecordsError for a log with holes, PipelineError when *until* asks for more than there is,
+    LakeError, TopicError, BrokerError and SparkError for what they say.
     """
     options = options or ReplayOptions()
-    plan = FoldPlan(processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key)
+    plan = FoldPlan(
+        processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key
+    )
     if options.source == "topic" and options.skips is None:
         options = replace(options, skips=read_skips(settings).of_topic(processor.source))
     if options.skips is not None:
         plan = replace(plan, skips=options.skips)
-    return _from_topic(plan, settings, options) if options.source == "topic" else _from_bronze(plan, settings.app, options)
+    return (
+        _from_topic(plan, settings, options)
+        if options.source == "topic"
+        else _from_bronze(plan, settings.app, options)
+    )
 
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
@@ -117,7 +132,13 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
             records, whole = on_spark.topic_records(session, settings, plan, extent)
             return on_spark.fold_records(records, plan, sort=sort or not whole, partitions=len(extent.spans))
 
-        return on_spark.run(session, plan, f"topic {plan.processor.source}", make, lambda results: _take(plan, options, extent, results))
+        return on_spark.run(
+            session,
+            plan,
+            f"topic {plan.processor.source}",
+            make,
+            lambda results: _take(plan, options, extent, results),
+        )
 
 
 def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
@@ -125,8 +146,13 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
     if options.engine == "spark" and "://" in path and not path.startswith("file://"):
         return _from_far_bronze(plan, app, options, path)
     files, landed = local.open_bronze(path)
-    later = {} if options.until is None or options.until.at_ms is None else files.first_after(options.until.at_ms)
-    extent, plan = _wanted(extent_of_bronze(landed, options.until, path, later, app), options), _noted(plan, app, options, landed)
+    later = (
+        {} if options.until is None or options.until.at_ms is None else files.first_after(options.until.at_ms)
+    )
+    extent, plan = (
+        _wanted(extent_of_bronze(landed, options.until, path, later, app), options),
+        _noted(plan, app, options, landed),
+    )
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_bronze(plan, files, extent))
     if not options.spark.in_one_jvm:
@@ -150,17 +176,24 @@ def _noted(plan: FoldPlan, app: str, options: ReplayOptions, landed: Landed | No
 
 
 def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str) -> Replayed:
-    """Replay a table that the cluster reads itself: on object storage, or with executors on other machines."""
+    """Replay a table that the cluster reads itself: on object storage, or with executors on other
+    machines.
+    """
     from holdfast.pipeline import on_spark
 
     with open_session(options.spark) as session:
         table = on_spark.SparkBronze(session, path)
-        extent, noted = _wanted(table.extent(options.until, app), options), _noted(plan, app, options, table.landed)
+        extent, noted = (
+            _wanted(table.extent(options.until, app), options),
+            _noted(plan, app, options, table.landed),
+        )
         return on_spark.run(
             session,
             noted,
             path,
-            lambda sort: on_spark.fold_records(table.records(noted, extent), noted, sort=True, partitions=len(extent.spans)),
+            lambda sort: on_spark.fold_records(
+                table.records(noted, extent), noted, sort=True, partitions=len(extent.spans)
+            ),
             lambda results: _take(noted, options, extent, results),
         )
 
@@ -177,7 +210,9 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
     return choose_engine(options.source, extent.offsets, len(extent.spans), cores)
 
 
-def _finish(plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]) -> Replayed:
+def _finish(
+    plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]
+) -> Replayed:
     results: pa.Table | None = None
     if options.out is None:
         summaries, results = gather(batches, extent.spans)
@@ -197,12 +232,18 @@ def _finish(plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str,
 
 def _skipped(plan: FoldPlan, extent: Extent) -> int:
     """Return how many offsets of *extent* are skipped."""
-    left = sum(end - first for p, span in extent.spans.items() for first, end in kept(plan.skips.get(p, ()), span.first, span.end))
+    left = sum(
+        end - first
+        for p, span in extent.spans.items()
+        for first, end in kept(plan.skips.get(p, ()), span.first, span.end)
+    )
     return extent.offsets - left
 
 
 def _take(plan: FoldPlan, options: ReplayOptions, extent: Extent, results: DataFrame) -> Replayed:
-    """Return what a Spark job told: through the driver, or written by the executors and only summed up here."""
+    """Return what a Spark job told: through the driver, or written by the executors and only summed up
+    here.
+    """
     processor, table = plan.processor, None
     if options.out is None:
         summaries, table = gather(_no_chunks(results.toArrow()), extent.spans)

@@ -1,4 +1,6 @@
-"""What a replay gives: digests, final rows, refused records and transitions, in memory or written to a folder."""
+"""What a replay gives: digests, final rows, refused records and transitions, in memory or written to a
+folder.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ from holdfast.core.engine.processor import Processor
 from holdfast.errors import OrderError
 from holdfast.pipeline.folding import REFUSED, RESULT, STATE, SUMMARY, TRANSITION, FoldSummary, readable
 
-ROWS = pa.schema([("partition", pa.int32()), ("key", pa.string()), ("row", pa.string()), ("stored", pa.binary())])
+ROWS = pa.schema(
+    [("partition", pa.int32()), ("key", pa.string()), ("row", pa.string()), ("stored", pa.binary())]
+)
 TIMERS = pa.schema([("partition", pa.int32()), ("key", pa.string()), ("due_ms", pa.int64())])
 TRANSITIONS = pa.schema(
     [
@@ -28,7 +32,13 @@ TRANSITIONS = pa.schema(
     ]
 )
 REFUSALS = pa.schema(
-    [("partition", pa.int32()), ("offset", pa.int64()), ("stage", pa.string()), ("error", pa.string()), ("reason", pa.string())]
+    [
+        ("partition", pa.int32()),
+        ("offset", pa.int64()),
+        ("stage", pa.string()),
+        ("error", pa.string()),
+        ("reason", pa.string()),
+    ]
 )
 SUMMARIES = pa.schema(
     [
@@ -43,15 +53,18 @@ SUMMARIES = pa.schema(
     ]
 )
 TABLES = {"rows": ROWS, "timers": TIMERS, "transitions": TRANSITIONS, "refused": REFUSALS}
-"""The tables a replay can be written as: rows and rows before and after a change as JSON, beside the stored bytes."""
+"""The tables a replay can be written as: rows and rows before and after a change as JSON, beside the
+stored bytes.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Replayed:
     """What a processor's fold made of a log.
 
-    Two replays, or a replay and a live table, hold the same state exactly when their digests are equal. *results* (schema RESULT)
-    holds rows and timers as stored, refused records and transitions; it is None when they were written to a folder instead.
+    Two replays, or a replay and a live table, hold the same state exactly when their digests are equal.
+    *results* (schema RESULT) holds rows and timers as stored, refused records and transitions; it is None
+    when they were written to a folder instead.
     """
 
     processor: str
@@ -96,12 +109,17 @@ class Replayed:
     def refused(self, partition: int) -> list[Refused]:
         """Return a partition's refused records, in the order of the log."""
         rows = self._of(REFUSED, partition).select(["offset", "name", "before", "after"]).to_pylist()
-        return [Refused(offset=row["offset"], stage=row["name"], error=row["before"], reason=row["after"]) for row in rows]
+        return [
+            Refused(offset=row["offset"], stage=row["name"], error=row["before"], reason=row["after"])
+            for row in rows
+        ]
 
     def table(self, name: str, processor: Processor[Any, Any]) -> pa.Table:
         """Return one of TABLES: "rows", "timers", "transitions" or "refused"."""
         assert self.results is not None, "the results were written to a folder: read them there"
-        return pa.Table.from_batches([present(batch, name, processor) for batch in self.results.to_batches()], TABLES[name])
+        return pa.Table.from_batches(
+            [present(batch, name, processor) for batch in self.results.to_batches()], TABLES[name]
+        )
 
     def _of(self, kind: str, partition: int) -> pa.Table:
         import pyarrow.compute as pc
@@ -119,12 +137,18 @@ def summaries_of(found: Iterable[FoldSummary], partitions: Iterable[int]) -> tup
     by_partition: dict[int, FoldSummary] = {}
     for summary in found:
         if summary.partition in by_partition:
-            raise OrderError(f"partition {summary.partition} was folded by two tasks, each with a part of its records")
+            raise OrderError(
+                f"partition {summary.partition} was folded by two tasks, each with a part of its records"
+            )
         by_partition[summary.partition] = summary
-    return tuple(by_partition.get(partition, FoldSummary(partition=partition)) for partition in sorted(partitions))
+    return tuple(
+        by_partition.get(partition, FoldSummary(partition=partition)) for partition in sorted(partitions)
+    )
 
 
-def gather(batches: Iterable[pa.RecordBatch], partitions: Iterable[int]) -> tuple[tuple[FoldSummary, ...], pa.Table]:
+def gather(
+    batches: Iterable[pa.RecordBatch], partitions: Iterable[int]
+) -> tuple[tuple[FoldSummary, ...], pa.Table]:
     """Return summaries and all other results, by partition and within one in the order they were told."""
     import numpy as np
     import pyarrow.compute as pc
@@ -146,7 +170,9 @@ def present(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any]) ->
     rows = list(_presented(batch, name, processor))
     schema = TABLES[name]
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
-    return pa.RecordBatch.from_arrays([pa.array(column, each.type) for column, each in zip(columns, schema, strict=True)], schema=schema)
+    return pa.RecordBatch.from_arrays(
+        [pa.array(column, each.type) for column, each in zip(columns, schema, strict=True)], schema=schema
+    )
 
 
 def _presented(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any]) -> Iterator[tuple[Any, ...]]:
@@ -163,8 +189,13 @@ def _presented(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any])
                     shown = (readable(decode(value)), value) if name == "rows" else (decode_due(value),)
                     yield (partition, text_key(key), *shown)
         case "transitions":
-            columns = (found.column(each).to_pylist() for each in ("partition", "offset", "at_ms", "name", "before", "after"))
+            columns = (
+                found.column(each).to_pylist()
+                for each in ("partition", "offset", "at_ms", "name", "before", "after")
+            )
             yield from zip(*columns, strict=True)
         case _:
-            columns = (found.column(each).to_pylist() for each in ("partition", "offset", "name", "before", "after"))
+            columns = (
+                found.column(each).to_pylist() for each in ("partition", "offset", "name", "before", "after")
+            )
             yield from zip(*columns, strict=True)

@@ -1,4 +1,6 @@
-"""A Spark session that starts quickly and quietly on a small machine, and that has an owner who ends its JVM."""
+"""A Spark session that starts quickly and quietly on a small machine, and that has an owner who ends its
+JVM.
+"""
 
 from __future__ import annotations
 
@@ -71,8 +73,8 @@ def cores_of(master: str) -> int:
 def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
     """Give a session with Delta Lake and the Kafka connector; its JVM is gone when the block ends.
 
-    A session that is already active in this process (a notebook, spark-submit) is used as it is and left running: its
-    settings are its owner's, who then has to provide the connector and Delta.
+    A session that is already active in this process (a notebook, spark-submit) is used as it is and left
+    running: its settings are its owner's, who then has to provide the connector and Delta.
     """
     options = options or SparkOptions()
     sql = _import_pyspark()
@@ -119,11 +121,12 @@ def _import_pyspark() -> Any:
 def _start(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple[SparkSession, Any]:
     """Return a session and the gateway to its JVM.
 
-    Both are made in a thread of their own, to the end even when this one is interrupted meanwhile: pyspark's launcher, cut short,
-    leaves a JVM that nobody knows and that does not notice the end of this process. Also, pyspark would put a handler of Ctrl-C in
-    place of its caller's, but only in the main thread.
+    Both are made in a thread of their own, to the end even when this one is interrupted meanwhile: pyspark's
+    launcher, cut short, leaves a JVM that nobody knows and that does not notice the end of this process.
+    Also, pyspark would put a handler of Ctrl-C in place of its caller's, but only in the main thread.
     """
-    # The workers take PATH's first python3 otherwise; -P keeps this folder's `tables` and `agents` from shadowing other packages.
+    # The workers take PATH's first python3 otherwise; -P keeps this folder's `tables` and `agents` from
+    # shadowing other packages.
     os.environ["PYSPARK_PYTHON"] = os.environ["PYSPARK_DRIVER_PYTHON"] = sys.executable
     os.environ["PYTHONSAFEPATH"] = "1"
     if options.in_one_jvm:
@@ -147,7 +150,8 @@ def _launch(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tupl
     log_path = _log_path(options)
     conf = SparkConf(loadDefaults=False).setAll(list(settings(options, archive, scratch).items()))
     with log_path.open("ab") as log:
-        # Everything Spark says goes through the JVM's two streams; only the JVM gets them, this process keeps its own.
+        # Everything Spark says goes through the JVM's two streams; only the JVM gets them, this process keeps
+        # its own.
         try:
             gateway = launch_gateway(conf, popen_kwargs={"stdout": log, "stderr": log})  # type: ignore[no-untyped-call]
         except Exception as error:
@@ -161,7 +165,9 @@ def _launch(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tupl
 
 
 def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dict[str, str]:
-    """Return the configuration of a session: few partitions, no UI, UTC, microsecond timestamps, local paths inside *scratch*."""
+    """Return the configuration of a session: few partitions, no UI, UTC, microsecond timestamps, local
+    paths inside *scratch*.
+    """
     cores = cores_of(options.master)
     partitions = str(max(2, cores))
     jars = [str(path) for path in spark_jars()]
@@ -170,7 +176,11 @@ def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dic
         "spark.master": options.master,
         "spark.driver.memory": options.memory,
         "spark.driver.extraJavaOptions": " ".join(
-            [f"-Djava.io.tmpdir={scratch}", *(["-XX:TieredStopAtLevel=1"] if options.quick else []), *archive.flags()]
+            [
+                f"-Djava.io.tmpdir={scratch}",
+                *(["-XX:TieredStopAtLevel=1"] if options.quick else []),
+                *archive.flags(),
+            ]
         ),
         "spark.ui.enabled": "false",
         "spark.ui.showConsoleProgress": "false",
@@ -178,7 +188,8 @@ def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dic
         "spark.default.parallelism": partitions,
         "spark.sql.adaptive.enabled": "false",
         "spark.sql.session.timeZone": "UTC",
-        # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs without any error.
+        # Spark's default is INT96, which other readers take for nanoseconds: a fold by time then differs
+        # without any error.
         "spark.sql.parquet.outputTimestampType": "TIMESTAMP_MICROS",
         "spark.sql.warehouse.dir": str(scratch / "warehouse"),
         "spark.sql.extensions": "io.delta.sql.DeltaSparkSessionExtension",
@@ -211,10 +222,13 @@ def _log_path(options: SparkOptions) -> Path:
 def _stop(session: SparkSession, gateway: Any) -> None:
     try:
         with warnings.catch_warnings():
-            warnings.simplefilter("ignore", RuntimeWarning)  # "unable to cleanly shutdown": a JVM that was killed
+            warnings.simplefilter(
+                "ignore", RuntimeWarning
+            )  # "unable to cleanly shutdown": a JVM that was killed
             session.stop()
     except Exception as error:  # noqa: BLE001  whatever it is, the JVM is ended next
-        # Nearly always a JVM that died before; what it took with it was told where it was missed. It ends now in any case.
+        # Nearly always a JVM that died before; what it took with it was told where it was missed. It ends now
+        # in any case.
         logger.info("Spark did not stop by itself", extra={"cause": repr(error)})
         _forget()
     finally:
@@ -222,14 +236,18 @@ def _stop(session: SparkSession, gateway: Any) -> None:
 
 
 def _end(gateway: Any) -> None:
-    """Close the JVM as its launcher does (end of input), wait for it, and let this process start another one later."""
+    """Close the JVM as its launcher does (end of input), wait for it, and let this process start another
+    one later.
+    """
     with contextlib.suppress(Exception):  # a JVM that died already has nothing to shut down
         gateway.shutdown()
     _close(gateway, STOP_DEADLINE_S)
 
 
 def _abandon(gateway: Any) -> None:
-    """End the JVM without another word to it: the answer to a call that was interrupted may still lie in the connection."""
+    """End the JVM without another word to it: the answer to a call that was interrupted may still lie in
+    the connection.
+    """
     _close(gateway, ABANDON_DEADLINE_S)
     _forget()
 
@@ -261,10 +279,11 @@ def _close(gateway: Any, deadline_s: float) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClassArchive:
-    """The JVM's archive of Spark's loaded classes, made by the first session of a user: later ones start in half the time.
+    """The JVM's archive of Spark's loaded classes, made by the first session of a user: later ones start in
+    half the time.
 
-    Made at the JVM's exit under a name of its own, then renamed: a half-written one is never used. The JVM checks it against
-    itself and its class path, and silently does without one that does not fit.
+    Made at the JVM's exit under a name of its own, then renamed: a half-written one is never used. The JVM
+    checks it against itself and its class path, and silently does without one that does not fit.
     """
 
     path: Path | None
@@ -278,7 +297,12 @@ class ClassArchive:
 
         java = find_java().resolve()
         release = java.parents[1] / "release"
-        parts = [str(java), release.read_text() if release.exists() else "", pyspark.__version__, str(Path(pyspark.__file__).parent)]
+        parts = [
+            str(java),
+            release.read_text() if release.exists() else "",
+            pyspark.__version__,
+            str(Path(pyspark.__file__).parent),
+        ]
         key = hashlib.sha256("\n".join([*parts, *map(str, spark_jars())]).encode()).hexdigest()[:16]
         folder = cache_folder() / "spark"
         folder.mkdir(parents=True, exist_ok=True)
@@ -289,10 +313,17 @@ class ClassArchive:
         if self.path is None:
             return []
         quiet = ["-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
-        return [f"-XX:ArchiveClassesAtExit={self.made_at}" if self.made_at else f"-XX:SharedArchiveFile={self.path}", *quiet]
+        return [
+            f"-XX:ArchiveClassesAtExit={self.made_at}"
+            if self.made_at
+            else f"-XX:SharedArchiveFile={self.path}",
+            *quiet,
+        ]
 
     def keep(self) -> None:
-        """Take what the ended JVM wrote, and drop archives of earlier versions and of JVMs that died while writing."""
+        """Take what the ended JVM wrote, and drop archives of earlier versions and of JVMs that died while
+        writing.
+        """
         if self.path is None or self.made_at is None or not self.made_at.exists():
             return
         os.replace(self.made_at, self.path)

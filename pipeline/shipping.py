@@ -23,21 +23,26 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 _EPOCH = (1980, 1, 1, 0, 0, 0)
-# The zips of each Spark context. Executors may fetch them at any time, so the folder lives as long as the context.
+# The zips of each Spark context. Executors may fetch them at any time, so the folder lives as long as the
+# context.
 _folders: weakref.WeakKeyDictionary[Any, tempfile.TemporaryDirectory[str]] = weakref.WeakKeyDictionary()
 
 
 def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) -> None:
-    """Put holdfast, and the code *processor* is made of, on the import path of every Python worker of *session*.
+    """Put holdfast, and the code *processor* is made of, on the import path of every Python worker of
+    *session*.
 
-    Local masters need it as well: the workers do not inherit this process's `sys.path`. Shipping the same code again does nothing.
+    Local masters need it as well: the workers do not inherit this process's `sys.path`. Shipping the same
+    code again does nothing.
     """
     content = pack(processor)
     name = f"holdfast-{hashlib.sha256(content).hexdigest()[:16]}.zip"
     context = session.sparkContext
     folder = _folders.get(context)
     if folder is None:
-        folder = _folders[context] = tempfile.TemporaryDirectory(prefix="holdfast-code-", ignore_cleanup_errors=True)
+        folder = _folders[context] = tempfile.TemporaryDirectory(
+            prefix="holdfast-code-", ignore_cleanup_errors=True
+        )
     path = Path(folder.name) / name
     if not path.exists():
         path.write_bytes(content)
@@ -45,10 +50,11 @@ def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) ->
 
 
 def pack(processor: Processor[Any, Any] | None = None) -> bytes:
-    """Return the zip: the `holdfast` package from wherever each part of it is installed, and the processor's own package or module.
+    """Return the zip: the `holdfast` package from wherever each part of it is installed, and the processor's
+    own package or module.
 
-    Equal sources give equal bytes. Nothing is taken by following links: each room is found as the import system finds it, in a wheel,
-    in an editable install, in a checkout that lost its links.
+    Equal sources give equal bytes. Nothing is taken by following links: each room is found as the import
+    system finds it, in a wheel, in an editable install, in a checkout that lost its links.
     """
     files = dict(_package("holdfast"))
     if processor is not None:
@@ -89,7 +95,9 @@ ROOMS = ("agents", "tables", "outbox", "pipeline")
 
 
 def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
-    """Return the user's modules that pickled references to the processor's parts lead to, and loaded modules beside those."""
+    """Return the user's modules that pickled references to the processor's parts lead to, and loaded
+    modules beside those.
+    """
     parts = [processor.decode, processor.fold, processor.on_wake, processor.route, processor.row]
     named = {_home(part) for part in parts if part is not None}
     if "__main__" in named:
@@ -97,9 +105,15 @@ def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
             f"processor {processor.name} is defined in the script that runs; Spark's workers cannot import it. "
             "Move it to a module of its own and import it from there, or use --engine local"
         )
-    own = [module for name in sorted(named) if (module := sys.modules.get(name)) is not None and _is_users(module)]
+    own = [
+        module
+        for name in sorted(named)
+        if (module := sys.modules.get(name)) is not None and _is_users(module)
+    ]
     folders = {_folder(module) for module in own}
-    beside = [module for module in [*sys.modules.values()] if _is_users(module) and _folder(module) in folders]
+    beside = [
+        module for module in [*sys.modules.values()] if _is_users(module) and _folder(module) in folders
+    ]
     return sorted({*own, *beside}, key=lambda module: module.__name__)
 
 
@@ -120,16 +134,25 @@ def _folder(module: ModuleType) -> Path:
 
 
 def _is_users(module: ModuleType) -> bool:
-    """Tell whether workers would lack this module: it is Python source, and neither installed nor Python's or ours."""
+    """Tell whether workers would lack this module: it is Python source, and neither installed nor Python's
+    or ours.
+    """
     name, file = getattr(module, "__name__", ""), getattr(module, "__file__", None)
     top = name.partition(".")[0]
-    if not file or not name or top in sys.stdlib_module_names or top in ("holdfast", "__main__", "__mp_main__"):
+    if (
+        not file
+        or not name
+        or top in sys.stdlib_module_names
+        or top in ("holdfast", "__main__", "__mp_main__")
+    ):
         return False
     path = Path(file).absolute()
     return path.suffix == ".py" and not any(path.is_relative_to(installed) for installed in _INSTALLED)
 
 
-_INSTALLED = [Path(sysconfig.get_path(name)).absolute() for name in ("purelib", "platlib", "stdlib", "platstdlib")]
+_INSTALLED = [
+    Path(sysconfig.get_path(name)).absolute() for name in ("purelib", "platlib", "stdlib", "platstdlib")
+]
 
 
 def _code_of(module: ModuleType) -> Iterator[tuple[str, bytes]]:

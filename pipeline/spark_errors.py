@@ -1,4 +1,6 @@
-"""What Spark's failures mean: the telling cause is deep in a chain of Java exceptions, or inside a worker's traceback."""
+"""What Spark's failures mean: the telling cause is deep in a chain of Java exceptions, or inside a
+worker's traceback.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,12 @@ from types import TracebackType
 from holdfast.errors import LakeError, LostRecordsError, PipelineError, SparkError
 
 LIMIT_CAUSES = 30
-_RACES = ("ConcurrentTransactionException", "ConcurrentAppendException", "ProtocolChangedException", "MetadataChangedException")
+_RACES = (
+    "ConcurrentTransactionException",
+    "ConcurrentAppendException",
+    "ProtocolChangedException",
+    "MetadataChangedException",
+)
 
 
 class explained:
@@ -20,14 +27,18 @@ class explained:
     def __enter__(self) -> None:
         return None
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if isinstance(error, Exception) and is_of_spark(error):
             raise failed(error, self._what) from error
 
 
 def is_of_spark(error: Exception) -> bool:
     """Tell whether an error comes from Spark; a refused connection is all that is left of a JVM that died."""
-    return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta") or isinstance(error, ConnectionError)
+    return type(error).__module__.partition(".")[0] in ("py4j", "pyspark", "delta") or isinstance(
+        error, ConnectionError
+    )
 
 
 def causes(error: BaseException) -> Iterator[tuple[str, str]]:
@@ -45,19 +56,33 @@ def failed(error: Exception, what: str) -> PipelineError:
     """Return the error to raise for a failed job of Spark."""
     chain = list(causes(error))
     for name, message in chain:
-        if "OffsetOutOfRangeException" in name or "KAFKA_DATA_LOSS" in message or "Some data may have been lost" in message:
+        if (
+            "OffsetOutOfRangeException" in name
+            or "KAFKA_DATA_LOSS" in message
+            or "Some data may have been lost" in message
+        ):
             return LostRecordsError(
                 f"{what}: records were deleted while they were read: {message[:300]}. Raise retention.ms; `land --accept-loss` goes on without"
             )
         if name.rpartition(".")[2] in _RACES:
-            return LakeError(f"{what}: another writer changed this table at the same time; run one landing per topic and lake")
+            return LakeError(
+                f"{what}: another writer changed this table at the same time; run one landing per topic and lake"
+            )
         if isinstance(error, ConnectionError) or "Py4JNetworkError" in name:
-            return SparkError(f"{what}: Spark's JVM is gone (killed, or out of memory: see its log in the cache folder and --memory)")
+            return SparkError(
+                f"{what}: Spark's JVM is gone (killed, or out of memory: see its log in the cache folder and --memory)"
+            )
         if "spark.driver.maxResultSize" in message:
-            return SparkError(f"{what}: the result is too large to come through the driver: write it with --out, or raise --memory")
+            return SparkError(
+                f"{what}: the result is too large to come through the driver: write it with --out, or raise --memory"
+            )
         if "KAFKA_DATA_SOURCE_NOT_ENABLED" in message or "Failed to find data source: kafka" in message:
-            return SparkError("this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version")
-    name, message = next(((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1])
+            return SparkError(
+                "this Spark session has no Kafka connector: add org.apache.spark:spark-sql-kafka-0-10_2.13 of its version"
+            )
+    name, message = next(
+        ((name, message) for name, message in reversed(chain) if message and message != "None"), chain[-1]
+    )
     return SparkError(f"{what}: {name.rpartition('.')[2]}: {_telling(message)}")
 
 

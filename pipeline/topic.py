@@ -54,17 +54,28 @@ def _as_broker_error(what: str) -> Iterator[None]:
         yield
     except KafkaException as error:
         why: KafkaError = error.args[0]
-        if why.code() in (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError.TOPIC_AUTHORIZATION_FAILED):
+        if why.code() in (
+            KafkaError.UNKNOWN_TOPIC_OR_PART,
+            KafkaError._UNKNOWN_TOPIC,
+            KafkaError.TOPIC_AUTHORIZATION_FAILED,
+        ):
             raise TopicError(f"{what}: {why.str()}") from error
-        raise BrokerError(f"{what}: {why.str()}; check that the brokers of bootstrap.servers are reachable") from error
+        raise BrokerError(
+            f"{what}: {why.str()}; check that the brokers of bootstrap.servers are reachable"
+        ) from error
 
 
 class TopicLog:
-    """Knows the bounds of one topic's partitions; holds one admin client. Close it, or use it as a context manager."""
+    """Knows the bounds of one topic's partitions; holds one admin client.
+
+    Close it, or use it as a context manager.
+    """
 
     def __init__(self, settings: Settings, topic: str) -> None:
         self.topic, self._settings = topic, settings
-        self._admin = AdminClient({"log_level": 2, **settings.client()})  # what its lines mean is in our errors
+        self._admin = AdminClient(
+            {"log_level": 2, **settings.client()}
+        )  # what its lines mean is in our errors
 
     def __enter__(self) -> Self:
         return self
@@ -78,26 +89,36 @@ class TopicLog:
     def partitions(self) -> list[int]:
         """Return the partition numbers; TopicError when there is no such topic."""
         with _as_broker_error(f"topic {self.topic}"):
-            found = self._admin.list_topics(self.topic, timeout=self._settings.request_timeout_s).topics[self.topic]
+            found = self._admin.list_topics(self.topic, timeout=self._settings.request_timeout_s).topics[
+                self.topic
+            ]
         if found.error is not None:
-            raise TopicError(f"topic {self.topic}: {found.error.str()}; check its name and `holdfast topics list`")
+            raise TopicError(
+                f"topic {self.topic}: {found.error.str()}; check its name and `holdfast topics list`"
+            )
         return sorted(found.partitions)
 
     def identity(self) -> str:
         """Return the topic's id: one deleted and made again has another."""
         with _as_broker_error(f"topic {self.topic}"):
-            described = self._admin.describe_topics(TopicCollection([self.topic]), request_timeout=self._settings.request_timeout_s)
+            described = self._admin.describe_topics(
+                TopicCollection([self.topic]), request_timeout=self._settings.request_timeout_s
+            )
             return str(described[self.topic].result(self._settings.request_timeout_s + 5).topic_id)
 
     def spans(self) -> dict[int, Span]:
         """Return what each partition holds now: from the first record kept to the end of what is committed.
 
-        The end is the last stable offset: records of open transactions are beyond it, those of aborted ones before it.
+        The end is the last stable offset: records of open transactions are beyond it, those of aborted ones
+        before it.
         """
         partitions = self.partitions()
         first = self.firsts(partitions)
         end = self.ends(partitions)
-        return {partition: Span(first=first[partition], end=max(first[partition], end[partition])) for partition in partitions}
+        return {
+            partition: Span(first=first[partition], end=max(first[partition], end[partition]))
+            for partition in partitions
+        }
 
     def firsts(self, partitions: Sequence[int]) -> dict[int, int]:
         """Return the offset of the first record kept, by partition."""
@@ -112,12 +133,17 @@ class TopicLog:
         return self._offsets(partitions, _LATEST, IsolationLevel.READ_UNCOMMITTED)
 
     def first_after(self, at_ms: int, partitions: Sequence[int]) -> dict[int, int | None]:
-        """Return the offset of the first record appended later than *at_ms*, by partition; None when there is none."""
+        """Return the offset of the first record appended later than *at_ms*, by partition; None when there
+        is none.
+        """
         found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms + 1))
         return {partition: None if offset < 0 else offset for partition, offset in found.items()}
 
     def _offsets(
-        self, partitions: Sequence[int], spec: OffsetSpec, isolation: IsolationLevel = IsolationLevel.READ_COMMITTED
+        self,
+        partitions: Sequence[int],
+        spec: OffsetSpec,
+        isolation: IsolationLevel = IsolationLevel.READ_COMMITTED,
     ) -> dict[int, int]:
         asked = {TopicPartition(self.topic, partition): spec for partition in partitions}
         if not asked:
@@ -128,7 +154,8 @@ class TopicLog:
                 try:
                     return self._ask_offsets(asked, isolation)
                 except KafkaException as error:
-                    # The admin client gives up on a leader that has just moved, or is not yet known, where a consumer would go on.
+                    # The admin client gives up on a leader that has just moved, or is not yet known, where a
+                    # consumer would go on.
                     if (
                         not (error.args[0].retriable() or code_of(error) in LEADER_MOVES | NO_TOPIC)
                         or system_clock.monotonic_s() > deadline_s
@@ -136,7 +163,9 @@ class TopicLog:
                         raise
                 time.sleep(RETRY_S)
 
-    def _ask_offsets(self, asked: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel) -> dict[int, int]:
+    def _ask_offsets(
+        self, asked: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
+    ) -> dict[int, int]:
         timeout_s = self._settings.request_timeout_s
         futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=timeout_s)
         # The future's own wait has a deadline as well, past that of the request.
@@ -144,13 +173,16 @@ class TopicLog:
 
 
 class TopicReader:
-    """Reads committed records of one topic, one partition after another, as workers do: the same fetcher, limits and skips.
+    """Reads committed records of one topic, one partition after another, as workers do: the same fetcher,
+    limits and skips.
 
-    Its feed lives on an event loop in a thread of its own, which fetches ahead while records are folded. Close it, or use it as a context
-    manager.
+    Its feed lives on an event loop in a thread of its own, which fetches ahead while records are folded.
+    Close it, or use it as a context manager.
     """
 
-    def __init__(self, settings: Settings, topic: str, skips: Mapping[int, OffsetRanges] | None = None) -> None:
+    def __init__(
+        self, settings: Settings, topic: str, skips: Mapping[int, OffsetRanges] | None = None
+    ) -> None:
         self.topic, self._settings, self._skips = topic, settings, skips or {}
         self._executor = ThreadPoolExecutor(1, thread_name_prefix="holdfast-unpack")
         self._loop = asyncio.new_event_loop()
@@ -184,7 +216,9 @@ class TopicReader:
             return asked.result(self._settings.stall_timeout_s + POLL_S)
         except TimeoutError as error:
             asked.cancel()
-            raise BrokerError(f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the brokers") from error
+            raise BrokerError(
+                f"topic {self.topic}: nothing read for {self._settings.stall_timeout_s:.0f} s; check the brokers"
+            ) from error
 
     async def _begin(self, place: Place, first: int) -> Feed:
         settings = self._settings
@@ -205,8 +239,8 @@ class TopicReader:
     def records(self, partition: int, span: Span) -> Iterator[tuple[Records, int]]:
         """Yield the records in *span*, in order, each lot with its size in bytes.
 
-        LostRecordsError when some were deleted before they came, UnreadableError for a batch that cannot be read and is not skipped,
-        BrokerError when nothing comes for `stall_timeout_s`.
+        LostRecordsError when some were deleted before they came, UnreadableError for a batch that cannot be
+        read and is not skipped, BrokerError when nothing comes for `stall_timeout_s`.
         """
         if span.first == span.end:
             return

@@ -1,4 +1,6 @@
-"""Verifying a live table: its source replayed to exactly the position its changelog has reached, and compared by hash."""
+"""Verifying a live table: its source replayed to exactly the position its changelog has reached, and
+compared by hash.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ from holdfast.pipeline.topic import TopicLog, TopicReader
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LivePartition:
-    """What a changelog says of one partition: rows and timers as stored, at the position of its last marker."""
+    """What a changelog says of one partition: rows and timers as stored, at the position of its last
+    marker.
+    """
 
     partition: int
     marker: Marker
@@ -47,8 +51,9 @@ class LivePartition:
 class Difference:
     """The first key of a partition at which live and replayed state differ.
 
-    Values are JSON for rows, a due time for timers, None where the key is missing. *changed_at* is the source offset of the last
-    transition of the row in the replay, None when the replay never touched it (or it is a timer).
+    Values are JSON for rows, a due time for timers, None where the key is missing. *changed_at* is the source
+    offset of the last transition of the row in the replay, None when the replay never touched it (or it is a
+    timer).
     """
 
     partition: int
@@ -133,16 +138,22 @@ class TableVerdict:
         }
 
 
-def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None) -> TableVerdict:
-    """Compare the live table of *processor* with a replay of its source up to the position each live partition has reached.
+def verify(
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions | None = None
+) -> TableVerdict:
+    """Compare the live table of *processor* with a replay of its source up to the position each live
+    partition has reached.
 
-    Workers may go on meanwhile: the changelog is read up to where it ends now. Of *options*, engine, source, lake and spark count.
-    A source whose beginning was deleted is replayed from what is left, as a worker that started then would have.
+    Workers may go on meanwhile: the changelog is read up to where it ends now. Of *options*, engine, source,
+    lake and spark count. A source whose beginning was deleted is replayed from what is left, as a worker that
+    started then would have.
     """
     live = read_live(processor, settings)
     asked = replace(
         options or ReplayOptions(),
-        skips=read_skips(settings).of_topic(processor.source),  # after the state: a skip is written before what is behind it is folded
+        skips=read_skips(settings).of_topic(
+            processor.source
+        ),  # after the state: a skip is written before what is behind it is folded
         until=Until(offsets={each.partition: each.marker.applied for each in live}),
         rows=False,
         transitions=False,
@@ -172,25 +183,35 @@ def verify(processor: Processor[Any, Any], settings: Settings, options: ReplayOp
 # -- the live side
 
 
-def read_live(processor: Processor[Any, Any], settings: Settings, upto: Mapping[int, int] | None = None) -> list[LivePartition]:
-    """Return the state that the changelog holds now, by partition: committed records only, the last of each key.
+def read_live(
+    processor: Processor[Any, Any], settings: Settings, upto: Mapping[int, int] | None = None
+) -> list[LivePartition]:
+    """Return the state that the changelog holds now, by partition: committed records only, the last of each
+    key.
 
-    With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed after that, a compacted log
-    may not hold any more what it was: who compares such a state and finds it different looks again later.
+    With *upto* only records before these offsets count, each of which follows a marker. Of a row that changed
+    after that, a compacted log may not hold any more what it was: who compares such a state and finds it
+    different looks again later.
     """
     changelog = processor.changelog(settings.app)
     with TopicLog(settings, changelog) as log:
         spans = log.spans()
     with TopicReader(settings, changelog) as reader:
         return [
-            _live_partition(processor, changelog, partition, reader.records(partition, span), (upto or {}).get(partition))
+            _live_partition(
+                processor, changelog, partition, reader.records(partition, span), (upto or {}).get(partition)
+            )
             for partition, span in sorted(spans.items())
             if upto is None or partition in upto
         ]
 
 
 def _live_partition(
-    processor: Processor[Any, Any], changelog: str, partition: int, read: Iterator[tuple[Records, int]], upto: int | None
+    processor: Processor[Any, Any],
+    changelog: str,
+    partition: int,
+    read: Iterator[tuple[Records, int]],
+    upto: int | None,
 ) -> LivePartition:
     stored: dict[bytes, bytes] = {}
     marker = Marker(NOTHING_APPLIED, -1, processor.version)
@@ -200,7 +221,9 @@ def _live_partition(
             if upto is not None and offset >= upto:
                 break
             if key is None:
-                raise ChangelogError(f"{changelog} partition {partition} offset {offset}: a record without a key is not holdfast's")
+                raise ChangelogError(
+                    f"{changelog} partition {partition} offset {offset}: a record without a key is not holdfast's"
+                )
             if key == APPLIED:
                 try:
                     marker, open_records, objection = decode_marker(value or b""), 0, None
@@ -221,7 +244,9 @@ def _live_partition(
             f"`holdfast tables repair {processor.name}` shows what, and the ways on"
         )
     if marker.version != processor.version and upto is None:
-        raise ChangelogError(f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}")
+        raise ChangelogError(
+            f"{where} holds version {marker.version} of {processor.name}, the code is version {processor.version}"
+        )
     return LivePartition(partition=partition, marker=marker, stored=stored)
 
 
@@ -229,24 +254,36 @@ def _live_partition(
 
 
 def _judge(
-    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition, replayed: FoldSummary
+    processor: Processor[Any, Any],
+    settings: Settings,
+    options: ReplayOptions,
+    live: LivePartition,
+    replayed: FoldSummary,
 ) -> PartitionVerdict:
     verdict = PartitionVerdict(
-        partition=live.partition, applied=live.marker.applied, live_digest=live.digest, replayed_digest=replayed.digest
+        partition=live.partition,
+        applied=live.marker.applied,
+        live_digest=live.digest,
+        replayed_digest=replayed.digest,
     )
     if replayed.applied != live.marker.applied:
         return replace(
-            verdict, cause=f"live is at offset {live.marker.applied}, but the last source record up to there is {replayed.applied}"
+            verdict,
+            cause=f"live is at offset {live.marker.applied}, but the last source record up to there is {replayed.applied}",
         )
     if verdict.live_digest != verdict.replayed_digest:
         difference = first_difference(processor, settings, options, live)
         return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs", difference=difference)
     if replayed.stream_ms != live.marker.stream_ms:
-        return replace(verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}")
+        return replace(
+            verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}"
+        )
     return verdict
 
 
-def first_difference(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition) -> Difference:
+def first_difference(
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, live: LivePartition
+) -> Difference:
     """Return the first key, in key order, at which the live partition is not what a replay gives."""
     alone = replace(options, partitions=(live.partition,), rows=True)
     theirs = dict(replay(processor, settings, alone).state(live.partition))
@@ -265,14 +302,24 @@ def first_difference(processor: Processor[Any, Any], settings: Settings, options
     )
 
 
-def last_changed(processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, key: str) -> int | None:
-    """Return the source offset of the last transition of row *key* in the replay that *options* tell, None when it has none."""
-    return _last_transition(replay(processor, settings, replace(options, rows=False, transitions=True, of_key=key)))
+def last_changed(
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, key: str
+) -> int | None:
+    """Return the source offset of the last transition of row *key* in the replay that *options* tell, None
+    when it has none.
+    """
+    return _last_transition(
+        replay(processor, settings, replace(options, rows=False, transitions=True, of_key=key))
+    )
 
 
 def _last_transition(traced: Replayed) -> int | None:
     assert traced.results is not None
-    offsets = [row["offset"] for row in traced.results.select(["kind", "offset"]).to_pylist() if row["kind"] == TRANSITION]
+    offsets = [
+        row["offset"]
+        for row in traced.results.select(["kind", "offset"]).to_pylist()
+        if row["kind"] == TRANSITION
+    ]
     return offsets[-1] if offsets else None
 
 

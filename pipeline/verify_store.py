@@ -1,7 +1,9 @@
-"""Verifying what is served: the replayed source, the changelog and the store that answers, all three as of the store's own position.
+"""Verifying what is served: the replayed source, the changelog and the store that answers, all three as of
+the store's own position.
 
-`verify` alone compares a replay with the changelog, and so proves what a restore would give. What a worker answers comes from its RocksDB,
-which a disk, a bug or a hand may have changed since. Its digest is asked of the worker, through the web port that answers queries.
+`verify` alone compares a replay with the changelog, and so proves what a restore would give. What a worker
+answers comes from its RocksDB, which a disk, a bug or a hand may have changed since. Its digest is asked of
+the worker, through the web port that answers queries.
 """
 
 from __future__ import annotations
@@ -22,7 +24,9 @@ from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.verify import LivePartition, last_changed, read_live, shown
 
 LOOKS = 3
-"""How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have been compacted away."""
+"""How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have
+been compacted away.
+"""
 STORE, CHANGELOG, REPLAY = "store", "changelog", "replay"
 
 
@@ -53,7 +57,8 @@ class Stores(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StoreDifference:
-    """The first key of a partition at which the three differ. *differs* are those that do: one of them, or all three.
+    """The first key of a partition at which the three differ. *differs* are those that do: one of them, or
+    all three.
 
     Values are JSON for rows, a due time for timers, None where the key is missing.
     """
@@ -70,7 +75,10 @@ class StoreDifference:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StorePartitionVerdict:
-    """Whether the three agree on one partition. *differs* names what does not agree with the other two, *cause* says it in words."""
+    """Whether the three agree on one partition.
+
+    *differs* names what does not agree with the other two, *cause* says it in words.
+    """
 
     partition: int
     applied: int
@@ -142,12 +150,23 @@ class StoreVerdict:
         }
 
 
-def verify_store(processor: Processor[Any, Any], settings: Settings, stores: Stores, options: ReplayOptions | None = None) -> StoreVerdict:
-    """Compare what the owners of *processor*'s partitions serve with the changelog and with a replay, each at the store's own offset.
+def verify_store(
+    processor: Processor[Any, Any], settings: Settings, stores: Stores, options: ReplayOptions | None = None
+) -> StoreVerdict:
+    """Compare what the owners of *processor*'s partitions serve with the changelog and with a replay, each at
+    the store's own offset.
 
     Workers may go on meanwhile. Raises a QueryError when a partition has no owner that answers.
     """
-    asked = replace(options or ReplayOptions(), rows=False, transitions=False, of_key=None, partitions=None, out=None, allow_holes=True)
+    asked = replace(
+        options or ReplayOptions(),
+        rows=False,
+        transitions=False,
+        of_key=None,
+        partitions=None,
+        out=None,
+        allow_holes=True,
+    )
     wanted: Iterable[int] = range(stores.partitions(processor))
     done: dict[int, StorePartitionVerdict] = {}
     first: Replayed | None = None
@@ -171,14 +190,29 @@ def verify_store(processor: Processor[Any, Any], settings: Settings, stores: Sto
 
 
 def _look(
-    processor: Processor[Any, Any], settings: Settings, stores: Stores, options: ReplayOptions, served: Mapping[int, Served]
+    processor: Processor[Any, Any],
+    settings: Settings,
+    stores: Stores,
+    options: ReplayOptions,
+    served: Mapping[int, Served],
 ) -> tuple[list[StorePartitionVerdict], Replayed]:
-    changelog = {each.partition: each for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})}
+    changelog = {
+        each.partition: each
+        for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})
+    }
     until = Until(offsets={at: each.as_of_offset for at, each in served.items()})
-    asked = replace(options, until=until, partitions=tuple(sorted(served)), skips=read_skips(settings).of_topic(processor.source))
+    asked = replace(
+        options,
+        until=until,
+        partitions=tuple(sorted(served)),
+        skips=read_skips(settings).of_topic(processor.source),
+    )
     replayed = replay(processor, settings, asked)
     summaries = {each.partition: each for each in replayed.partitions}
-    verdicts = [_judge(processor, settings, stores, asked, served[at], changelog[at], summaries[at]) for at in sorted(served)]
+    verdicts = [
+        _judge(processor, settings, stores, asked, served[at], changelog[at], summaries[at])
+        for at in sorted(served)
+    ]
     return verdicts, replayed
 
 
@@ -205,22 +239,36 @@ def _judge(
         try:
             difference = _first(processor, settings, stores, options, served, changelog)
         except HoldfastError as error:
-            return replace(verdict, cause=f"{verdict.cause}; its first key cannot be told ({error}): verify again")
-        return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs in {_said(differs)}", difference=difference)
+            return replace(
+                verdict, cause=f"{verdict.cause}; its first key cannot be told ({error}): verify again"
+            )
+        return replace(
+            verdict,
+            cause=f"{difference.kind} {difference.key!r} differs in {_said(differs)}",
+            difference=difference,
+        )
     if replayed.applied != served.as_of_offset:
         why = f"the store is at offset {served.as_of_offset}, but the last source record up to there is {replayed.applied}"
         return replace(verdict, differs=(STORE,), cause=why)
     marker = changelog.marker
-    if marker.applied not in (served.as_of_offset, NOTHING_APPLIED):  # a marker that a later one replaced may be compacted away
+    if marker.applied not in (
+        served.as_of_offset,
+        NOTHING_APPLIED,
+    ):  # a marker that a later one replaced may be compacted away
         why = f"the store is at offset {served.as_of_offset}, but before {served.changelog_next} its changelog is at {marker.applied}"
         return replace(verdict, differs=(CHANGELOG,), cause=why)
     if replayed.stream_ms != served.stream_ms:
-        return replace(verdict, differs=(STORE,), cause=f"the store's stream time is {served.stream_ms}, replayed {replayed.stream_ms}")
+        return replace(
+            verdict,
+            differs=(STORE,),
+            cause=f"the store's stream time is {served.stream_ms}, replayed {replayed.stream_ms}",
+        )
     return verdict
 
 
 def odd(values: Mapping[str, object]) -> tuple[str, ...]:
-    """Return which of three values does not agree with the other two; all, when no two agree; none, when all do.
+    """Return which of three values does not agree with the other two; all, when no two agree; none, when all
+    do.
 
     >>> odd({"store": 1, "changelog": 2, "replay": 2}), odd({"a": 1, "b": 2, "c": 3}), odd({"a": 1, "b": 1, "c": 1})
     (('store',), ('a', 'b', 'c'), ())
@@ -265,12 +313,19 @@ def _first(
 def first_odd(
     store: Iterable[tuple[bytes, bytes]], changelog: Mapping[bytes, bytes], replayed: Mapping[bytes, bytes]
 ) -> tuple[bytes, dict[str, bytes | None]]:
-    """Return the first key at which the three differ, with its three values. *store* comes in key order and is read no further."""
+    """Return the first key at which the three differ, with its three values.
+
+    *store* comes in key order and is read no further.
+    """
     others = iter(sorted(changelog.keys() | replayed.keys()))
     following = next(others, None)
     for key, value in store:
         if following is not None and following < key:
-            found: dict[str, bytes | None] = {STORE: None, CHANGELOG: changelog.get(following), REPLAY: replayed.get(following)}
+            found: dict[str, bytes | None] = {
+                STORE: None,
+                CHANGELOG: changelog.get(following),
+                REPLAY: replayed.get(following),
+            }
             return following, found
         found = {STORE: value, CHANGELOG: changelog.get(key), REPLAY: replayed.get(key)}
         if odd(found):

@@ -11,8 +11,8 @@ ROTTEN_KEPT = 2
 def set_aside(path: Path, *, rotten: bool) -> Path:
     """Move the store at *path* out of the way and return where it is now.
 
-    `.set-aside` is the last one that did not fit: of another version, or older than its changelog. `.rotten-1`, `.rotten-2` ... are the last
-    that were damaged, the newest with the highest number.
+    `.set-aside` is the last one that did not fit: of another version, or older than its changelog.
+    `.rotten-1`, `.rotten-2` ... are the last that were damaged, the newest with the highest number.
     """
     if rotten:
         kept = rotten_stores(path)

@@ -1,4 +1,6 @@
-"""The transactional writer of one partition: fences older owners, then writes one Kafka transaction per batch."""
+"""The transactional writer of one partition: fences older owners, then writes one Kafka transaction per
+batch.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,13 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.tables.lived import Within
-from holdfast.tables.transactions import AbortableError, Connect, SentBatch, TransactionalClient, UndeliverableError
+from holdfast.tables.transactions import (
+    AbortableError,
+    Connect,
+    SentBatch,
+    TransactionalClient,
+    UndeliverableError,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -27,7 +35,9 @@ _BACKOFF_S = 0.1
 BATCH_RECORDS = 2_000
 """Records of one batch: so many small ones are packed in 1 to 2 ms."""
 TURN_S = 0.003
-"""How long a partition keeps the event loop before others have their turn: partitions with less to do, heartbeats, queries."""
+"""How long a partition keeps the event loop before others have their turn: partitions with less to do,
+heartbeats, queries.
+"""
 ROUND_BYTES = 4 << 20
 """What is on its way at a time, over all partitions that a transaction writes to."""
 
@@ -58,7 +68,9 @@ class _Lot:
 
 
 class _Turn:
-    """Lets others of the event loop have theirs when this one's has been long enough: keys and batches may be large."""
+    """Lets others of the event loop have theirs when this one's has been long enough: keys and batches may
+    be large.
+    """
 
     __slots__ = ("_began_s",)
 
@@ -72,18 +84,34 @@ class _Turn:
 
 
 class ChangelogWriter:
-    """Owns the transactional producer of one processor and partition. One call at a time, on one event loop."""
+    """Owns the transactional producer of one processor and partition.
+
+    One call at a time, on one event loop.
+    """
 
     def __init__(
-        self, connect: Connect, *, transactional_id: str, changelog: str, partition: int, transaction_timeout_s: float, compression: int = 0
+        self,
+        connect: Connect,
+        *,
+        transactional_id: str,
+        changelog: str,
+        partition: int,
+        transaction_timeout_s: float,
+        compression: int = 0,
     ) -> None:
         self._place = (changelog, partition)
         self._client = TransactionalClient(
-            connect, transactional_id=transactional_id, transaction_timeout_s=transaction_timeout_s, compression=compression
+            connect,
+            transactional_id=transactional_id,
+            transaction_timeout_s=transaction_timeout_s,
+            compression=compression,
         )
 
     async def fence(self, timeout_s: float) -> None:
-        """Raise this id's epoch. From here on the broker refuses every older owner, whose open transaction is aborted first."""
+        """Raise this id's epoch.
+
+        From here on the broker refuses every older owner, whose open transaction is aborted first.
+        """
         await self._within(timeout_s, self._fence(), f"cannot fence {self._client.transactional_id}")
 
     async def _fence(self) -> None:
@@ -92,13 +120,16 @@ class ChangelogWriter:
         await self._client.partitions(changelog, more_than=partition)
 
     async def write(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> int:
-        """Write rows, emits, *extra* (quarantined records) and the position marker in one transaction; return the changelog's next offset.
+        """Write rows, emits, *extra* (quarantined records) and the position marker in one transaction; return
+        the changelog's next offset.
 
-        Raises FencedError when a newer owner exists, UndeliverableError when a topic refuses a record, BrokerError when the outcome is
-        not settled in time. A commit that is not answered is asked for again, never repeated as a new transaction, so its outcome is
-        known when this returns.
+        Raises FencedError when a newer owner exists, UndeliverableError when a topic refuses a record,
+        BrokerError when the outcome is not settled in time. A commit that is not answered is asked for again,
+        never repeated as a new transaction, so its outcome is known when this returns.
         """
-        return await self._within(timeout_s, self._write(changes, extra), f"{self._client.transactional_id}: transaction failed")
+        return await self._within(
+            timeout_s, self._write(changes, extra), f"{self._client.transactional_id}: transaction failed"
+        )
 
     async def _write(self, changes: Changes, extra: Sequence[Emit]) -> int:
         client = self._client
@@ -118,12 +149,17 @@ class ChangelogWriter:
                 return changelog_next
 
     async def _within(self, timeout_s: float, work: Coroutine[Any, Any, T], what: str) -> T:
-        """Return what *work* does; BrokerError when it has not ended in time: *what* failed, and what was answered last."""
+        """Return what *work* does; BrokerError when it has not ended in time:
+
+        *what* failed, and what was answered last.
+        """
         try:
             async with Within(timeout_s):
                 return await work
         except TimeoutError as error:
-            raise BrokerError(f"{what}: not settled within {timeout_s:g} s: {self._client.why}; is the broker reachable?") from error
+            raise BrokerError(
+                f"{what}: not settled within {timeout_s:g} s: {self._client.why}; is the broker reachable?"
+            ) from error
 
     async def _append(self, changes: Changes, extra: Sequence[Emit]) -> int:
         """Append all that the transaction writes; return the offset after its marker."""
@@ -163,7 +199,10 @@ class ChangelogWriter:
         return changelog_next
 
     async def disown(self, timeout_s: float) -> None:
-        """Replace the position marker by a tombstone: what is on this changelog is not a state. Best effort."""
+        """Replace the position marker by a tombstone: what is on this changelog is not a state.
+
+        Best effort.
+        """
         try:
             await self._within(timeout_s, self._disown(), "tombstone not written")
         except (BrokerError, FencedError, AbortableError) as error:
@@ -179,7 +218,8 @@ class ChangelogWriter:
 
 
 def _place_of(emit: Emit, key: bytes | None, known: Mapping[str, int]) -> Place | None:
-    """Return where a record goes: where it says, else by its *key* as Kafka's Java clients choose, else anywhere.
+    """Return where a record goes: where it says, else by its *key* as Kafka's Java clients choose, else
+    anywhere.
 
     None when *known*, the topics' numbers of partitions, does not tell.
     """

@@ -1,7 +1,9 @@
-"""Whether a store holds what its changelog says: found out beside folding, slowly, in bounded memory, and without a replay.
+"""Whether a store holds what its changelog says: found out beside folding, slowly, in bounded memory, and
+without a replay.
 
-The changelog is read once more into a scratch store beside the real one, as a restore would; then both are walked in key order. The state
-compared is one that was pinned: what changed since is left out, whatever a compaction has made of it.
+The changelog is read once more into a scratch store beside the real one, as a restore would; then both are
+walked in key order. The state compared is one that was pinned: what changed since is left out, whatever a
+compaction has made of it.
 """
 
 from __future__ import annotations
@@ -40,11 +42,19 @@ class CheckStopped(Exception):
 
 
 def check(
-    part: Partition, state: PinnedState, client: Mapping[str, Any], name: str, budget: Budget, stop: threading.Event, stall_timeout_s: float
+    part: Partition,
+    state: PinnedState,
+    client: Mapping[str, Any],
+    name: str,
+    budget: Budget,
+    stop: threading.Event,
+    stall_timeout_s: float,
 ) -> str | None:
-    """Return why the store behind *state* is rotten, naming the first key that differs, or None when it holds what its changelog says.
+    """Return why the store behind *state* is rotten, naming the first key that differs, or None when it holds
+    what its changelog says.
 
-    Blocks; closes *state*. Raises Stopped, StoreError when the store was closed, BrokerError when the changelog cannot be read.
+    Blocks; closes *state*. Raises Stopped, StoreError when the store was closed, BrokerError when the
+    changelog cannot be read.
     """
     path = scratch_of(part.store_path)
     try:
@@ -61,9 +71,17 @@ def check(
 
 
 def _read(
-    part: Partition, upto: int, scratch: R.Rdict, client: Mapping[str, Any], name: str, stop: threading.Event, stall_timeout_s: float
+    part: Partition,
+    upto: int,
+    scratch: R.Rdict,
+    client: Mapping[str, Any],
+    name: str,
+    stop: threading.Event,
+    stall_timeout_s: float,
 ) -> None:
-    """Bring *scratch* to what the changelog holds before *upto*, and note the keys that changed from there on."""
+    """Bring *scratch* to what the changelog holds before *upto*, and note the keys that changed from there
+    on.
+    """
     consumer = changelog_consumer(client, f"{name}-check", wait_ms=200)
     try:
         place = TopicPartition(part.changelog, part.partition)
@@ -73,7 +91,13 @@ def _read(
         while True:
             if stop.is_set():
                 raise CheckStopped
-            began_s, batch, records, size, reached = system_clock.monotonic_s(), R.WriteBatch(raw_mode=True), 0, 0, -1
+            began_s, batch, records, size, reached = (
+                system_clock.monotonic_s(),
+                R.WriteBatch(raw_mode=True),
+                0,
+                0,
+                -1,
+            )
             for message in drain(consumer, READ_RECORDS, 0.5):
                 error, offset = message.error(), message.offset() or 0
                 if error is None:
@@ -93,17 +117,28 @@ def _read(
                     raise BrokerError(f"changelog {part.changelog} partition {part.partition}: {error.str()}")
             scratch.write(batch, UNLOGGED)
             if end == _UNKNOWN and reached >= upto - 1:
-                # Asked only now: a row whose older value was compacted away while it was looked for was written again before this end.
+                # Asked only now: a row whose older value was compacted away while it was looked for was
+                # written again before this end.
                 _, end = consumer.get_watermark_offsets(place, timeout=_WATERMARKS_TIMEOUT_S)
             if reached == _LAST or (end != _UNKNOWN and reached >= end - 1):
                 return
             if records:
                 progress_s = system_clock.monotonic_s()
-                stop.wait(max(0.0, max(records / RECORDS_PER_S, size / BYTES_PER_S) - (system_clock.monotonic_s() - began_s)))
+                stop.wait(
+                    max(
+                        0.0,
+                        max(records / RECORDS_PER_S, size / BYTES_PER_S)
+                        - (system_clock.monotonic_s() - began_s),
+                    )
+                )
             elif system_clock.monotonic_s() - progress_s > stall_timeout_s:
-                raise BrokerError(f"changelog {part.changelog} partition {part.partition}: nothing read for {stall_timeout_s:.0f} s")
+                raise BrokerError(
+                    f"changelog {part.changelog} partition {part.partition}: nothing read for {stall_timeout_s:.0f} s"
+                )
     except KafkaException as error:
-        raise BrokerError(f"changelog {part.changelog} partition {part.partition}: {error.args[0].str()}") from error
+        raise BrokerError(
+            f"changelog {part.changelog} partition {part.partition}: {error.args[0].str()}"
+        ) from error
     finally:
         consumer.close()
 

@@ -27,8 +27,8 @@ class LogEnds:
 class EndsClient:
     """Asks for ends over a connection of its own.
 
-    A broker answers the requests of one connection in turn, so on a consumer's each question would wait for the fetch that waits for
-    news: 16 partitions took 3 s.
+    A broker answers the requests of one connection in turn, so on a consumer's each question would wait for
+    the fetch that waits for news: 16 partitions took 3 s.
     """
 
     def __init__(self, client: Mapping[str, Any]) -> None:
@@ -37,7 +37,9 @@ class EndsClient:
         self._pending: dict[Place, Future[Any]] = {}
 
     def ask(self, places: Iterable[Place]) -> None:
-        """Begin to ask for the ends of *places*; does nothing while an answer is awaited, which the request's own deadline ends."""
+        """Begin to ask for the ends of *places*; does nothing while an answer is awaited, which the
+        request's own deadline ends.
+        """
         if self._pending:
             return
         wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]

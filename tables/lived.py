@@ -1,4 +1,7 @@
-"""Deadlines in time that this process lived. While it was frozen it could not read an answer that was there all along."""
+"""Deadlines in time that this process lived.
+
+While it was frozen it could not read an answer that was there all along.
+"""
 
 from __future__ import annotations
 
@@ -17,10 +20,11 @@ MOST_S = 2 * TICK_S
 
 
 class Within:
-    """`asyncio.timeout` in lived time: `async with Within(15): ...` raises TimeoutError after 15 s, not counting a freeze.
+    """`asyncio.timeout` in lived time: `async with Within(15): ...` raises TimeoutError after 15 s, not
+    counting a freeze.
 
-    A process that was frozen for longer than its deadlines finds them all over when it is thawed, and the answers it waits for in its
-    sockets. With this it reads them first.
+    A process that was frozen for longer than its deadlines finds them all over when it is thawed, and the
+    answers it waits for in its sockets. With this it reads them first.
     """
 
     __slots__ = ("_left_s", "_loop", "_ticked_s", "_ticking", "_timeout")
@@ -34,7 +38,9 @@ class Within:
         self._ticked_s = self._loop.time()
         self._ticking = self._loop.call_later(min(TICK_S, self._left_s), self._tick)
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self._ticking.cancel()
         await self._timeout.__aexit__(kind, error, trace)
 
@@ -49,7 +55,9 @@ class Within:
 
 
 async def wait_for(work: Awaitable[T], timeout_s: float) -> T:
-    """Return what *work* does; cancel it and raise TimeoutError when this process has lived for *timeout_s* meanwhile."""
+    """Return what *work* does; cancel it and raise TimeoutError when this process has lived for
+    *timeout_s* meanwhile.
+    """
     async with Within(timeout_s):
         return await work
 

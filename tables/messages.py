@@ -1,4 +1,6 @@
-"""Taking fetched messages apart by partition, in C but for one step a run: this is on the path of every record."""
+"""Taking fetched messages apart by partition, in C but for one step a run: this is on the path of every
+record.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,8 @@ from holdfast.core.kafka.topic_partition import Place
 def by_place(
     messages: list[Message], only_topic: str | None, on_error: Callable[[Message, KafkaError], None]
 ) -> dict[Place, list[Message]]:
-    """Return the messages of each (topic, partition), in order; messages that are errors go to *on_error* instead.
+    """Return the messages of each (topic, partition), in order; messages that are errors go to *on_error*
+    instead.
 
     *only_topic* saves asking each message for its topic when there can be but one.
     """
@@ -29,7 +32,9 @@ def by_place(
     partitions = list(map(Message.partition, messages))
     if only_topic is not None and partitions and partitions.count(partitions[0]) == len(partitions):
         return {(only_topic, partitions[0] or 0): messages}  # most, in a backlog
-    places: Iterable[Any] = partitions if only_topic is not None else zip(map(Message.topic, messages), partitions, strict=True)
+    places: Iterable[Any] = (
+        partitions if only_topic is not None else zip(map(Message.topic, messages), partitions, strict=True)
+    )
     out: dict[Place, list[Message]] = {}
     at = 0
     # Messages come in runs of one partition.

@@ -1,4 +1,6 @@
-"""One partition of one table on this worker: its store, its folder, its writer, and the readers waiting for a position."""
+"""One partition of one table on this worker: its store, its folder, its writer, and the readers waiting
+for a position.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ UNKNOWN = -1
 END_GOOD_MS = 5_000
 """How long a standby may say how many records it is behind an end it asked for: the end moves on."""
 HELD_ROWS = 4_000
-"""More rows than these of a transaction whose end has not come are not held in memory: they wait in the store, unseen."""
+"""More rows than these of a transaction whose end has not come are not held in memory: they wait in the
+store, unseen.
+"""
 
 
 class PartitionRole(StrEnum):
@@ -61,8 +65,9 @@ class PositionListener(Protocol):
 class Partition:
     """State of one source partition of one processor.
 
-    Blocking methods (`open` by construction, `fence`, `write`, `apply`, `close`) run in threads, one at a time per partition.
-    Reads show committed state only and are safe from any thread. `serving` tells whether reads may be answered; an owner's only while
+    Blocking methods (`open` by construction, `fence`, `write`, `apply`, `close`) run in threads, one at a
+    time per partition. Reads show committed state only and are safe from any thread. `serving` tells whether
+    reads may be answered; an owner's only while
     *still_ours* says so, since after a pause of the process nothing else tells that another has taken over.
     """
 
@@ -85,10 +90,14 @@ class Partition:
             cluster_id=environment.cluster_id,
             changelog_id=environment.changelog_ids.get(self.changelog, ""),
         )
-        self._store = PartitionStore(environment.data_dir / processor.table / str(partition), stamp, environment.budget)
+        self._store = PartitionStore(
+            environment.data_dir / processor.table / str(partition), stamp, environment.budget
+        )
         self._store.on_rotten = self._rotten
         self.on_rotten: Callable[[Partition, str], None] = lambda part, cause: None
-        """Called from whichever thread finds out that the store is not to be believed; nothing is answered from it any more."""
+        """Called from whichever thread finds out that the store is not to be believed; nothing is answered
+        from it any more.
+        """
         self._writer: ChangelogWriter | None = None
         self._lost = False
         self._folder: Folder[Any] | None = None
@@ -122,7 +131,8 @@ class Partition:
     def source_end(self) -> int:
         """Return the end of the source partition as last heard in this role.
 
-        UNKNOWN before that, and on a standby that has not asked for END_GOOD_MS: its broker does not answer, or the process was frozen.
+        UNKNOWN before that, and on a standby that has not asked for END_GOOD_MS: its broker does not answer,
+        or the process was frozen.
         """
         if self.role is PartitionRole.STANDBY and system_clock.now_ms() - self._end_asked_ms > END_GOOD_MS:
             return UNKNOWN
@@ -161,7 +171,10 @@ class Partition:
         return self._writer is not None and not self._lost
 
     async def fence(self, timeout_s: float) -> None:
-        """Become the only owner whose writes the broker accepts. Must come before the restore, else an old owner could still write."""
+        """Become the only owner whose writes the broker accepts.
+
+        Must come before the restore, else an old owner could still write.
+        """
         writer = ChangelogWriter(
             self._env.connect,
             transactional_id=self.processor.transactional_id(self._env.app, self.partition),
@@ -177,7 +190,13 @@ class Partition:
     def activate(self) -> None:
         """Start folding from the restored position."""
         self.role = PartitionRole.ACTIVE
-        self._folder = Folder(self.processor, self._store, applied=self.applied, stream_ms=self.stream_ms, cache_rows=self._env.cache_rows)
+        self._folder = Folder(
+            self.processor,
+            self._store,
+            applied=self.applied,
+            stream_ms=self.stream_ms,
+            cache_rows=self._env.cache_rows,
+        )
 
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
@@ -191,7 +210,9 @@ class Partition:
         self._folder, self._lost = None, True
 
     async def close_writer(self) -> None:
-        """Close the connections that transactions go over; call it before the partition is another's or nobody's."""
+        """Close the connections that transactions go over; call it before the partition is another's or
+        nobody's.
+        """
         writer, self._writer = self._writer, None
         if writer is not None:
             await writer.close()
@@ -211,8 +232,8 @@ class Partition:
         assert self._writer is not None, "fence first"
         changelog_next = await self._writer.write(changes, extra, timeout_s)
         if changelog_next < self.changelog_next:
-            # Offsets only grow, so this is another topic of the same name. It has this transaction and not the state before it, which
-            # nobody could tell later: take back the marker that says otherwise.
+            # Offsets only grow, so this is another topic of the same name. It has this transaction and not
+            # the state before it, which nobody could tell later: take back the marker that says otherwise.
             await self._writer.disown(timeout_s)
             raise ChangelogError(self._made_again())
         return changelog_next
@@ -231,7 +252,8 @@ class Partition:
         if marker is None:
             closed = 0
         else:
-            # Only the last of a row's changes counts. Markers of the transactions before are among the keys, and written over by this one's.
+            # Only the last of a row's changes counts. Markers of the transactions before are among the keys,
+            # and written over by this one's.
             self._held.update(zip(keys[:closed], values, strict=False))
             del self._held[APPLIED]
             changelog_next = (messages[closed - 1].offset() or 0) + 1
@@ -242,11 +264,15 @@ class Partition:
         self._held.update(zip(keys[closed:], values[closed:], strict=True))
         self._held.pop(APPLIED, None)
         if len(self._held) > HELD_ROWS:
-            self._store.write_pieces(list(self._held.items()), (messages[-1].offset() or 0) + 1, options=options)
+            self._store.write_pieces(
+                list(self._held.items()), (messages[-1].offset() or 0) + 1, options=options
+            )
             self._held = {}
 
     def _position(self, value: bytes | None, message: Message) -> Marker | None:
-        """Return the position that a transaction ends with; None for one that is no position, which is objected to if no good one follows."""
+        """Return the position that a transaction ends with; None for one that is no position, which is
+        objected to if no good one follows.
+        """
         try:
             if value is None:
                 raise ChangelogError(self._made_again())
@@ -265,7 +291,9 @@ class Partition:
         return self._objection
 
     def objection(self) -> ChangelogError | None:
-        """Return what is wrong with the changelog as far as it was read, None when it ends as a worker leaves it."""
+        """Return what is wrong with the changelog as far as it was read, None when it ends as a worker
+        leaves it.
+        """
         if self._objection is not None:
             return self._objection
         if not self._torn:
@@ -287,7 +315,9 @@ class Partition:
 
     @property
     def whole(self) -> bool:
-        """Return False while the store holds a part of a transaction that its changelog has still to bring whole."""
+        """Return False while the store holds a part of a transaction that its changelog has still to bring
+        whole.
+        """
         return self._store.whole
 
     def torn(self) -> bool:
@@ -295,7 +325,9 @@ class Partition:
         return self._torn
 
     def forget_torn(self) -> None:
-        """Drop records that no marker has closed; they come again when reading resumes at `changelog_next`."""
+        """Drop records that no marker has closed; they come again when reading resumes at
+        `changelog_next`.
+        """
         self._held, self._torn, self._objection = {}, False, None
 
     def rebuild(self, cause: str) -> None:
@@ -329,7 +361,9 @@ class Partition:
             self.rebuild(cause)
 
     def touch(self, now_ms: int) -> None:
-        """Note in the store when it was last abreast of its changelog, if that is known: a restore cut short has not been."""
+        """Note in the store when it was last abreast of its changelog, if that is known: a restore cut
+        short has not been.
+        """
         if self._folder is not None:
             if self._still_ours():
                 self._store.touch(now_ms)
@@ -363,7 +397,9 @@ class Partition:
         return self._store.approximate_rows()
 
     async def reached(self, offset: int, timeout_s: float) -> bool:
-        """Wait until *offset* is in the committed state; False when time ran out or the partition went away first."""
+        """Wait until *offset* is in the committed state; False when time ran out or the partition went
+        away first.
+        """
         if self.applied >= offset:
             return True
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()

@@ -1,4 +1,6 @@
-"""One state of a RocksDB store, held while it is read in steps, and the search for bytes on disk that are not what was written."""
+"""One state of a RocksDB store, held while it is read in steps, and the search for bytes on disk that are
+not what was written.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,12 @@ STEP_ROWS = 256
 
 
 class Pinned:
-    """What a store held when an iterator was made: RocksDB's iterators see no later write. (rocksdict 0.3.29's snapshots do: theirs
-    pin single look-ups only.)
+    """What a store held when an iterator was made: RocksDB's iterators see no later write. (rocksdict
+    0.3.29's snapshots do: theirs pin single look-ups only.)
 
-    An iterator that meets a block whose checksum is wrong ends as if there were no more rows; only its status tells, so it is asked.
-    A store cannot be opened again while an iterator of it lives: `close` may come from another thread, and reads after it raise StoreError.
+    An iterator that meets a block whose checksum is wrong ends as if there were no more rows; only its status
+    tells, so it is asked. A store cannot be opened again while an iterator of it lives: `close` may come from
+    another thread, and reads after it raise StoreError.
     """
 
     def __init__(self, iterator: R.RdictIter) -> None:
@@ -59,16 +62,27 @@ class Pinned:
 
 
 class PinnedState:
-    """A pinned store with its position. What a failure to read it means is the store's to say, by *unread*."""
+    """A pinned store with its position.
+
+    What a failure to read it means is the store's to say, by *unread*.
+    """
 
     def __init__(
-        self, pinned: Pinned, marker: Marker, changelog_next: int, unread: Callable[[Exception], StoreError], *, shared: bool
+        self,
+        pinned: Pinned,
+        marker: Marker,
+        changelog_next: int,
+        unread: Callable[[Exception], StoreError],
+        *,
+        shared: bool,
     ) -> None:
         self._pinned, self._unread, self._shared = pinned, unread, shared
         self.applied, self.stream_ms, self.changelog_next = marker.applied, marker.stream_ms, changelog_next
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
-        """Return up to *limit* keys and values from *start* on, bookkeeping included; none when there are no more."""
+        """Return up to *limit* keys and values from *start* on, bookkeeping included; none when there are
+        no more.
+        """
         try:
             return self._pinned.step(start, limit)
         except Exception as error:
@@ -88,7 +102,9 @@ def passing_by() -> R.ReadOptions:
 
 
 def check_end(db: R.Rdict, last: bytes) -> None:
-    """Raise what RocksDB says if rows after *last* cannot be read: rocksdict's own iteration ends there without a word."""
+    """Raise what RocksDB says if rows after *last* cannot be read: rocksdict's own iteration ends there
+    without a word.
+    """
     iterator = db.iter()
     try:
         iterator.seek(last)
@@ -100,7 +116,8 @@ def check_end(db: R.Rdict, last: bytes) -> None:
 
 
 def check_all(db: R.Rdict) -> None:
-    """Read every block of a store, which verifies its checksum; raise what RocksDB says of the first that is wrong.
+    """Read every block of a store, which verifies its checksum; raise what RocksDB says of the first that is
+    wrong.
 
     1,000,000 rows of 100 bytes take 0.4 s. Memory is a block's.
     """

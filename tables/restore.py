@@ -1,4 +1,6 @@
-"""Bringing partitions abreast of their changelogs: once before they serve, continuously while they stand by."""
+"""Bringing partitions abreast of their changelogs: once before they serve, continuously while they stand
+by.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,10 @@ class RestoreInterrupted(Exception):
 
 
 def drain(consumer: Consumer, limit: int, timeout_s: float) -> list[Message]:
-    """Return what is queued, at most *limit* messages, waiting only for the first: `consume(n, t)` alone would wait out t."""
+    """Return what is queued, at most *limit* messages, waiting only for the first:
+
+    `consume(n, t)` alone would wait out t.
+    """
     messages: list[Message] = consumer.consume(limit, 0)
     if not messages and timeout_s:
         first = consumer.poll(timeout_s)
@@ -44,10 +49,11 @@ def drain(consumer: Consumer, limit: int, timeout_s: float) -> list[Message]:
 
 
 def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) -> Consumer:
-    """Return a consumer that reads committed changelog records to the partition's end and refuses to jump over a hole.
+    """Return a consumer that reads committed changelog records to the partition's end and refuses to jump
+    over a hole.
 
-    The end is told by PARTITION_EOF, since control records close the log and offsets alone cannot tell it. *wait_ms* bounds how
-    long an empty fetch waits before it says so.
+    The end is told by PARTITION_EOF, since control records close the log and offsets alone cannot tell it.
+    *wait_ms* bounds how long an empty fetch waits before it says so.
     """
     return Consumer(
         {
@@ -67,7 +73,9 @@ def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) ->
 
 
 class _Reader:
-    """What restoring and standing by share: where each partition reads, and what to do when the log does not reach back that far."""
+    """What restoring and standing by share: where each partition reads, and what to do when the log does
+    not reach back that far.
+    """
 
     def __init__(self, consumer: Consumer) -> None:
         self.consumer = consumer
@@ -84,7 +92,12 @@ class _Reader:
         self._asked.clear()
         for part in self.parts.values():
             part.forget_torn()
-        self.consumer.assign([TopicPartition(part.changelog, part.partition, part.changelog_next) for part in self.parts.values()])
+        self.consumer.assign(
+            [
+                TopicPartition(part.changelog, part.partition, part.changelog_next)
+                for part in self.parts.values()
+            ]
+        )
 
     def step(self, limit: int, timeout_s: float, options: WriteOptions) -> tuple[int, list[Partition]]:
         """Apply what has come; return (records, partitions that reached the end)."""
@@ -114,30 +127,44 @@ class _Reader:
             raise BrokerError(f"changelog {place[0]} partition {place[1]}: {error.str()}")
 
     def is_whole(self, place: Place) -> bool:
-        """Return whether everything that lies in the log up to its end was committed or aborted, as far as the last fetch told."""
+        """Return whether everything that lies in the log up to its end was committed or aborted, as far as
+        the last fetch told.
+        """
         _, end = self.consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
         return self._ends[place] >= end
 
     def open_transaction(self, place: Place) -> str | None:
-        """Return what keeps a reader of committed records from the log's end, None when nothing does. Asks the broker."""
+        """Return what keeps a reader of committed records from the log's end, None when nothing does.
+
+        Asks the broker.
+        """
         where = TopicPartition(*place)
         _, end = self.consumer.get_watermark_offsets(where, cached=True) or (-1, -1)
-        _, stable = self.consumer.get_watermark_offsets(where, timeout=_OPEN_TIMEOUT_S)  # of this reader: where the open ones begin
-        return None if stable >= end else f"{place[0]} partition {place[1]} ends at {end}, but from {stable} on a transaction is open"
+        _, stable = self.consumer.get_watermark_offsets(
+            where, timeout=_OPEN_TIMEOUT_S
+        )  # of this reader: where the open ones begin
+        return (
+            None
+            if stable >= end
+            else f"{place[0]} partition {place[1]} ends at {end}, but from {stable} on a transaction is open"
+        )
 
     def places(self) -> list[Place]:
         """Return the partitions whose ends tell how current these are: the changelogs', and the sources'."""
         return [*self.parts, *{(part.processor.source, part.partition) for part in self.parts.values()}]
 
     def date(self, news: LogEnds | None) -> None:
-        """Note how current the partitions are: those that have read up to where their log ended when that was last asked.
+        """Note how current the partitions are: those that have read up to where their log ended when that was
+        last asked.
 
-        The end seen by a reader of committed records lies behind the log's while a transaction is open, so an end is kept until it
-        is reached. Without *news*, what was asked for before is looked at again.
+        The end seen by a reader of committed records lies behind the log's while a transaction is open, so an
+        end is kept until it is reached. Without *news*, what was asked for before is looked at again.
         """
         for place, part in self.parts.items():
             if news is not None:
-                part.note_source_end(news.ends.get((part.processor.source, part.partition), UNKNOWN), news.asked_ms)
+                part.note_source_end(
+                    news.ends.get((part.processor.source, part.partition), UNKNOWN), news.asked_ms
+                )
                 if place in news.ends:
                     self._asked.setdefault(place, (news.asked_ms, news.ends[place]))
             asked = self._asked.get(place)
@@ -146,22 +173,33 @@ class _Reader:
                 del self._asked[place]
 
     def rebuild(self, part: Partition, cause: str) -> None:
-        """Begin anew with a store that the log does not lead on from: it is ahead of it, or the log no longer reaches back to it."""
+        """Begin anew with a store that the log does not lead on from: it is ahead of it, or the log no
+        longer reaches back to it.
+        """
         self._ends.pop((part.changelog, part.partition), None)
         self._asked.pop((part.changelog, part.partition), None)
         part.rebuild(cause)
-        low, _ = self.consumer.get_watermark_offsets(TopicPartition(part.changelog, part.partition), timeout=_OLD_END_TIMEOUT_S)
+        low, _ = self.consumer.get_watermark_offsets(
+            TopicPartition(part.changelog, part.partition), timeout=_OLD_END_TIMEOUT_S
+        )
         place = TopicPartition(part.changelog, part.partition, low)
         self.consumer.incremental_unassign([TopicPartition(part.changelog, part.partition)])
         self.consumer.incremental_assign([place])
 
 
-def restore(parts: Iterable[Partition], client: Mapping[str, Any], name: str, interrupted: threading.Event, stall_timeout_s: float) -> int:
+def restore(
+    parts: Iterable[Partition],
+    client: Mapping[str, Any],
+    name: str,
+    interrupted: threading.Event,
+    stall_timeout_s: float,
+) -> int:
     """Read the changelogs of *parts* to their ends; return the number of records read.
 
-    Raises Interrupted when told to stop, BrokerError when nothing has come for *stall_timeout_s*, ChangelogError when a log ends
-    inside a transaction (no reader of committed records can ever see that). Whoever wrote to the log before must be fenced: then no
-    transaction is open, and one that is all the same is one whose end the brokers have lost. What it wrote would be missing.
+    Raises Interrupted when told to stop, BrokerError when nothing has come for *stall_timeout_s*,
+    ChangelogError when a log ends inside a transaction (no reader of committed records can ever see that).
+    Whoever wrote to the log before must be fenced: then no transaction is open, and one that is all the same
+    is one whose end the brokers have lost. What it wrote would be missing.
     """
     todo = {(part.changelog, part.partition) for part in parts}
     if not todo:
@@ -208,8 +246,8 @@ def _stalled(reader: _Reader, todo: list[Place], stall_timeout_s: float) -> Brok
 class StandbyFollower(threading.Thread):
     """Keeps standby partitions abreast of their changelogs, in a thread of its own.
 
-    `follow` replaces the set; when it returns, no partition outside the new set is touched any more. A failure ends the
-    following and is kept in `failure` for the owner of the thread to act on.
+    `follow` replaces the set; when it returns, no partition outside the new set is touched any more. A
+    failure ends the following and is kept in `failure` for the owner of the thread to act on.
     """
 
     def __init__(self, client: Mapping[str, Any], name: str) -> None:

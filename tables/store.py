@@ -15,7 +15,16 @@ from weakref import WeakSet
 import msgspec
 import rocksdict as R
 
-from holdfast.core.engine.codec import APPLIED, META, NOTHING_APPLIED, Marker, decode_marker, encode_marker, row_key, text_key
+from holdfast.core.engine.codec import (
+    APPLIED,
+    META,
+    NOTHING_APPLIED,
+    Marker,
+    decode_marker,
+    encode_marker,
+    row_key,
+    text_key,
+)
 from holdfast.errors import RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
 from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by
@@ -25,7 +34,9 @@ logger = logging.getLogger(__name__)
 STORE_FORMAT = 1
 NEVER_TOUCHED = -1
 WRITE_ROWS = 4_000
-"""rocksdict keeps Python's lock for a whole WriteBatch, 1 us a row: a larger transaction is written in pieces of so many rows."""
+"""rocksdict keeps Python's lock for a whole WriteBatch, 1 us a row: a larger transaction is written in
+pieces of so many rows.
+"""
 
 _TROUBLES = (
     "No space left",
@@ -43,7 +54,9 @@ _CHANGELOG = META + b"changelog"
 _TOUCHED = META + b"touched"
 _PIECES = META + b"pieces"
 _CLOSED = META + b"closed"
-"""The changelog offset of a store that was closed in good order, until it is opened again; an older version does not take it back then."""
+"""The changelog offset of a store that was closed in good order, until it is opened again; an older
+version does not take it back then.
+"""
 _ROTTEN = META + b"rotten"
 """Why the store is not to be believed, when somebody found out and could not set it aside at once."""
 
@@ -60,9 +73,11 @@ PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
 
 
 def make_private(folder: Path) -> None:
-    """Keep other accounts out of a store: its folder, which files made later lie in too, and what lies there already.
+    """Keep other accounts out of a store: its folder, which files made later lie in too, and what lies there
+    already.
 
-    RocksDB makes files as the umask says, and a process has only one: it is the folder that keeps them from others.
+    RocksDB makes files as the umask says, and a process has only one: it is the folder that keeps them from
+    others.
     """
     try:
         for path in (folder.parent, folder, *folder.iterdir()):
@@ -76,7 +91,8 @@ def make_private(folder: Path) -> None:
 
 
 class StoreStamp(msgspec.Struct, frozen=True, kw_only=True):
-    """Whose state a store holds. A store whose stamp differs in anything is set aside and rebuilt, never trusted.
+    """Whose state a store holds. A store whose stamp differs in anything is set aside and rebuilt, never
+    trusted.
 
     *cluster_id* and *changelog_id* are Kafka's own: a topic deleted and made again has another id.
     """
@@ -100,15 +116,18 @@ class Budget:
 
     @classmethod
     def of(cls, cache_bytes: int, write_buffer_bytes: int) -> Budget:
-        """Return a budget; write buffers are counted on their own, so that a full cache cannot stall writes."""
+        """Return a budget; write buffers are counted on their own, so that a full cache cannot stall
+        writes.
+        """
         return cls(R.Cache(cache_bytes), R.WriteBufferManager(write_buffer_bytes, False), write_buffer_bytes)
 
     def options(self) -> R.Options:
         options = R.Options(raw_mode=True)
         options.create_if_missing(True)
         options.set_write_buffer_manager(self.write_buffers)
-        # Inserting into 4 MiB takes half the time of 16, which no processor's cache holds; rocksdict keeps the GIL meanwhile. For the same
-        # reason a slow disk must not hold up a write soon: 48 MiB may wait to be flushed, and four times RocksDB's usual files to be merged.
+        # Inserting into 4 MiB takes half the time of 16, which no processor's cache holds; rocksdict keeps
+        # the GIL meanwhile. For the same reason a slow disk must not hold up a write soon: 48 MiB may wait to
+        # be flushed, and four times RocksDB's usual files to be merged.
         options.set_write_buffer_size(max(1 << 18, min(4 << 20, self.write_buffer_bytes // 16)))
         options.set_max_write_buffer_number(12)
         options.set_level_zero_slowdown_writes_trigger(80)
@@ -130,16 +149,19 @@ class Budget:
 class PartitionStore:
     """Committed rows, timers and position of one partition, on disk.
 
-    A write is one WriteBatch of rows, position and changelog offset together, so that after any crash the store is some committed
-    state, whole. Many rows are written in pieces, position and offset with the last; readers see none of it before. The pieces note
-    how far in the changelog they reach: after a crash in between the store is not `whole` until the changelog, where all of it is, has
-    been read that far. The log is not synced: what a power loss takes is read again from the changelog.
+    A write is one WriteBatch of rows, position and changelog offset together, so that after any crash the
+    store is some committed state, whole. Many rows are written in pieces, position and offset with the last;
+    readers see none of it before. The pieces note how far in the changelog they reach: after a crash in
+    between the store is not `whole` until the changelog, where all of it is, has been read that far. The log
+    is not synced: what a power loss takes is read again from the changelog.
 
-    A restore writes without RocksDB's log: a crash then leaves an earlier state, also whole, since memtables are flushed in the order
-    they were filled. The first write with the log flushes them before: over a hole the log's rows would be of no state.
+    A restore writes without RocksDB's log: a crash then leaves an earlier state, also whole, since memtables
+    are flushed in the order they were filled. The first write with the log flushes them before: over a hole
+    the log's rows would be of no state.
 
-    Every block that is read is compared with its checksum, and all are when a store was not closed in good order. One that fails is `rotten`:
-    nothing more is told from it, and it is set aside at the latest when it is opened next.
+    Every block that is read is compared with its checksum, and all are when a store was not closed in good
+    order. One that fails is `rotten`: nothing more is told from it, and it is set aside at the latest when it
+    is opened next.
     """
 
     def __init__(self, path: Path, stamp: StoreStamp, budget: Budget) -> None:
@@ -153,7 +175,9 @@ class PartitionStore:
         """Called once, by whichever thread finds out."""
         self._open()
         self.readable = self.whole
-        """Whether readers see a committed state; it stays so while a transaction is written in pieces, since they see the one before."""
+        """Whether readers see a committed state; it stays so while a transaction is written in pieces,
+        since they see the one before.
+        """
 
     def _open(self) -> None:
         shutil.rmtree(scratch_of(self.path), ignore_errors=True)
@@ -170,8 +194,14 @@ class PartitionStore:
             self._db = R.Rdict(str(self.path), self._budget.options())
             self._db[_STAMP] = msgspec.msgpack.encode(self.stamp)
         except Exception as error:
-            raise StoreError(f"cannot create the store {self.path}: {error}; check the disk and permissions of the data folder") from error
-        self.marker, self.changelog_next, self._whole_at = Marker(NOTHING_APPLIED, -1, self.stamp.version), 0, 0
+            raise StoreError(
+                f"cannot create the store {self.path}: {error}; check the disk and permissions of the data folder"
+            ) from error
+        self.marker, self.changelog_next, self._whole_at = (
+            Marker(NOTHING_APPLIED, -1, self.stamp.version),
+            0,
+            0,
+        )
 
     def _unfit(self) -> str | None:
         """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
@@ -179,9 +209,12 @@ class PartitionStore:
             self._db = R.Rdict(str(self.path), self._budget.options())
         except Exception as error:
             if "lock" in str(error).lower():
-                raise StoreError(f"the store {self.path} is in use by another process: give each worker its own data folder") from error
+                raise StoreError(
+                    f"the store {self.path} is in use by another process: give each worker its own data folder"
+                ) from error
             if any(trouble in str(error) for trouble in _TROUBLES):
-                # The store may well be good: what is wrong is where it lies, and a rebuild would need more room yet.
+                # The store may well be good: what is wrong is where it lies, and a rebuild would need more
+                # room yet.
                 raise StoreError(
                     f"cannot open the store {self.path}: {error}; cure that and restart, the store is left as it is"
                 ) from error
@@ -190,7 +223,9 @@ class PartitionStore:
             found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=StoreStamp)
             marker, offset = self._db.get(APPLIED), self._db.get(_CHANGELOG)
             if found == self.stamp:
-                self.marker = decode_marker(marker) if marker else Marker(NOTHING_APPLIED, -1, self.stamp.version)
+                self.marker = (
+                    decode_marker(marker) if marker else Marker(NOTHING_APPLIED, -1, self.stamp.version)
+                )
                 self.changelog_next = int(offset) if offset else 0
                 self._whole_at = int(self._db.get(_PIECES) or 0)
                 return None
@@ -205,8 +240,9 @@ class PartitionStore:
     def _unsound(self) -> str | None:
         """Return why the store that was just opened is rotten, None when it is sound; it is closed then.
 
-        What was closed in good order is believed, and each of its blocks verified when it is read. After a kill or a power loss all of it is
-        read first: what a disk did then shows now, and not in the middle of a transaction.
+        What was closed in good order is believed, and each of its blocks verified when it is read. After a
+        kill or a power loss all of it is read first: what a disk did then shows now, and not in the middle of
+        a transaction.
         """
         try:
             found = cast("bytes | None", self._db.get(_ROTTEN))
@@ -227,10 +263,18 @@ class PartitionStore:
         return self.rotten
 
     def _set_aside(self, cause: str) -> None:
-        """Move a store that must not be used out of the way, keeping the newest such one for inspection; of rotten ones a few."""
+        """Move a store that must not be used out of the way, keeping the newest such one for inspection;
+        of rotten ones a few.
+        """
         rotten = self.rotten is not None
         aside = set_aside(self.path, rotten=rotten)
-        logger.log(logging.ERROR if rotten else logging.WARNING, "store %s set aside as %s and rebuilt: %s", self.path, aside.name, cause)
+        logger.log(
+            logging.ERROR if rotten else logging.WARNING,
+            "store %s set aside as %s and rebuilt: %s",
+            self.path,
+            aside.name,
+            cause,
+        )
         self.rotten = None
 
     def rebuild(self, cause: str) -> None:
@@ -243,7 +287,9 @@ class PartitionStore:
 
     @property
     def whole(self) -> bool:
-        """Return False while some rows may be of a later position than the marker tells: the rest of a transaction has not come."""
+        """Return False while some rows may be of a later position than the marker tells: the rest of a
+        transaction has not come.
+        """
         return self.changelog_next >= self._whole_at
 
     # -- reads; safe from any thread
@@ -258,10 +304,15 @@ class PartitionStore:
     def get_many(self, keys: Sequence[bytes]) -> list[bytes | None]:
         if not keys:
             return []
-        return self._read(lambda before: list(map(before.get, keys)), lambda: list(self._db.get(list(keys)) or ()))
+        return self._read(
+            lambda before: list(map(before.get, keys)), lambda: list(self._db.get(list(keys)) or ())
+        )
 
     def _from(self, start: bytes) -> Iterator[tuple[bytes, bytes]]:
-        return self._read(lambda before: before.items(start), lambda: cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)))
+        return self._read(
+            lambda before: before.items(start),
+            lambda: cast(Iterator[tuple[bytes, bytes]], self._db.items(from_key=start)),
+        )
 
     def _read(self, pinned: Callable[[Pinned], T], current: Callable[[], T]) -> T:
         """Read several rows of one state: again, if a write in pieces began meanwhile."""
@@ -280,10 +331,14 @@ class PartitionStore:
         """Return what a failure to read means; RocksDB tells all by plain exceptions."""
         if isinstance(error, StoreError):
             return error
-        if isinstance(error, R.DbClosedError | AttributeError) or any(trouble in str(error) for trouble in _TROUBLES):
+        if isinstance(error, R.DbClosedError | AttributeError) or any(
+            trouble in str(error) for trouble in _TROUBLES
+        ):
             return StoreError(f"cannot read the store {self.path}: {error}")
         self.condemn(f"it cannot be read: {error}")
-        return RottenStoreError(f"the store {self.path} is damaged: {error}; it is set aside and rebuilt from its changelog")
+        return RottenStoreError(
+            f"the store {self.path} is damaged: {error}; it is set aside and rebuilt from its changelog"
+        )
 
     def condemn(self, cause: str) -> None:
         """Believe this store no more: it is set aside when it is rebuilt or opened next."""
@@ -297,9 +352,14 @@ class PartitionStore:
         self.on_rotten(cause)
 
     def pin(self) -> PinnedState:
-        """Return the committed state of now, to be read at leisure: rows, timers and position of one moment. Close it when done."""
+        """Return the committed state of now, to be read at leisure: rows, timers and position of one moment.
+
+        Close it when done.
+        """
         if not self.readable:
-            raise StoreError(f"the store {self.path} holds a part of a transaction: its changelog brings the rest")
+            raise StoreError(
+                f"the store {self.path} holds a part of a transaction: its changelog brings the rest"
+            )
         while True:
             pieces_upto, before = self._whole_at, self._before
             pinned = before if before is not None else Pinned(self._db.iter(passing_by()))
@@ -333,7 +393,9 @@ class PartitionStore:
             raise self._unread(error) from error
 
     def page(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
-        """Return up to *limit* rows with *prefix*, from the first key above *after*, in the order of the keys' bytes."""
+        """Return up to *limit* rows with *prefix*, from the first key above *after*, in the order of the
+        keys' bytes.
+        """
         start = row_key(prefix) if after is None else max(row_key(prefix), row_key(after) + b"\x00")
         out: list[tuple[str, bytes]] = []
         for key, value in self._range(start, row_key(prefix)):
@@ -356,19 +418,27 @@ class PartitionStore:
 
     @property
     def touched_ms(self) -> int:
-        """Return when the store was last known to be abreast of its changelog, ms; NEVER_TOUCHED for a new one."""
+        """Return when the store was last known to be abreast of its changelog, ms; NEVER_TOUCHED for a new
+        one.
+        """
         value = self._db.get(_TOUCHED)
         return int(value) if value else NEVER_TOUCHED
 
     # -- writes; one thread at a time
 
-    def write(self, items: Iterable[Put], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED) -> None:
-        """Make one transaction's rows, position and changelog offset durable together; *items* names each key once."""
+    def write(
+        self, items: Iterable[Put], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED
+    ) -> None:
+        """Make one transaction's rows, position and changelog offset durable together; *items* names each
+        key once.
+        """
         rows = list(items)
         last = max(0, len(rows) - 1) // WRITE_ROWS * WRITE_ROWS
         if last:
             self.write_pieces(rows[:last], changelog_next, options=options)
-        self._write(rows[last:], {APPLIED: encode_marker(marker), _CHANGELOG: b"%d" % changelog_next}, options)
+        self._write(
+            rows[last:], {APPLIED: encode_marker(marker), _CHANGELOG: b"%d" % changelog_next}, options
+        )
         # Rows first: an answer may be newer than the position it tells, never older.
         self.changelog_next = changelog_next
         self._before = None
@@ -376,7 +446,9 @@ class PartitionStore:
         self.readable = self.whole
 
     def write_pieces(self, rows: Sequence[Put], upto: int, *, options: R.WriteOptions = LOGGED) -> None:
-        """Write rows of a transaction, from records before changelog offset *upto*; readers see them when `write` brings the rest."""
+        """Write rows of a transaction, from records before changelog offset *upto*; readers see them when
+        `write` brings the rest.
+        """
         if self._before is None:
             self._before = Pinned(self._db.iter())
         # Never less than before: rows of a later transaction may lie here, from a write that was cut.
@@ -394,7 +466,9 @@ class PartitionStore:
         except Exception as error:
             if "Corruption" in str(error):  # found by what RocksDB does in the background
                 self.condemn(f"it cannot be written: {error}")
-                raise RottenStoreError(f"the store {self.path} is damaged: {error}; it is rebuilt from its changelog") from error
+                raise RottenStoreError(
+                    f"the store {self.path} is damaged: {error}; it is rebuilt from its changelog"
+                ) from error
             raise StoreError(
                 f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
             ) from error
@@ -407,7 +481,9 @@ class PartitionStore:
             self._unlogged = False
 
     def touch(self, now_ms: int) -> None:
-        """Note that the store is abreast of its changelog now; tombstones older than the topic keeps them can be missed otherwise."""
+        """Note that the store is abreast of its changelog now; tombstones older than the topic keeps them
+        can be missed otherwise.
+        """
         try:
             self._before_logged(LOGGED)
             self._db[_TOUCHED] = b"%d" % now_ms
@@ -415,11 +491,15 @@ class PartitionStore:
             logger.warning("store %s: cannot note that it is current: %s", self.path, error)
 
     def close(self) -> None:
-        """Close the store in good order, unless it is rotten; then it is not believed when it is opened next either."""
+        """Close the store in good order, unless it is rotten; then it is not believed when it is opened
+        next either.
+        """
         if self.rotten is None:
             try:
                 # As the writes before it: the note must never be on disk without them.
-                self._db.put(_CLOSED, b"%d" % self.changelog_next, write_opt=UNLOGGED if self._unlogged else LOGGED)
+                self._db.put(
+                    _CLOSED, b"%d" % self.changelog_next, write_opt=UNLOGGED if self._unlogged else LOGGED
+                )
             except Exception as error:  # noqa: BLE001  all it can cost is a reading of the store at its next opening
                 logger.info("store %s: cannot note that it was closed: %s", self.path, error)
         self._shut()
@@ -434,7 +514,8 @@ class PartitionStore:
         try:
             self._db.close()
         except Exception as error:  # noqa: BLE001
-            # It flushes first, which a damaged store refuses; then only the end of the object gives the files free.
+            # It flushes first, which a damaged store refuses; then only the end of the object gives the files
+            # free.
             logger.info("store %s: closed without a flush: %s", self.path, error)
             del self._db
 
@@ -442,7 +523,8 @@ class PartitionStore:
 def _batch(rows: Sequence[Put]) -> R.WriteBatch:
     batch = R.WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
-    # RocksDB inserts neighbours in two thirds of the time. Sorted piece by piece: a sort of all of them would stop every other thread.
+    # RocksDB inserts neighbours in two thirds of the time. Sorted piece by piece: a sort of all of them would
+    # stop every other thread.
     for key, value in sorted(rows, key=_KEY):
         if value is None:
             delete(key)

@@ -1,8 +1,10 @@
-"""A transactional producer on the event loop, for one transactional id: fences, appends batches, ends transactions.
+"""A transactional producer on the event loop, for one transactional id: fences, appends batches, ends
+transactions.
 
-aiokafka's client finds brokers, connects and authenticates; what a transaction is, is here. No thread is woken for it, and brokers that
-know the second version of the protocol (KIP-890) are spoken to in it, which librdkafka does not: a record that is late cannot get into a
-later transaction, and there is a request less to a transaction.
+aiokafka's client finds brokers, connects and authenticates; what a transaction is, is here. No thread is
+woken for it, and brokers that know the second version of the protocol (KIP-890) are spoken to in it, which
+librdkafka does not: a record that is late cannot get into a later transaction, and there is a request less to
+a transaction.
 """
 
 from __future__ import annotations
@@ -34,20 +36,49 @@ T = TypeVar("T")
 Connect: TypeAlias = Callable[[], Any]
 """Makes a client of aiokafka's that is not yet connected."""
 
-UNKNOWN_TOPIC, NO_LEADER, NETWORK, UNAUTHORIZED_TOPIC, INVALID_STATE, CONCURRENT, NOT_ATTEMPTED = 3, 5, 13, 29, 48, 51, 55
+UNKNOWN_TOPIC, NO_LEADER, NETWORK, UNAUTHORIZED_TOPIC, INVALID_STATE, CONCURRENT, NOT_ATTEMPTED = (
+    3,
+    5,
+    13,
+    29,
+    48,
+    51,
+    55,
+)
 _COORDINATOR_MOVED = frozenset({14, 15, 16})
 """The coordinator loads, is not available, or is another broker."""
-_PASSING = _COORDINATOR_MOVED | {2, UNKNOWN_TOPIC, NO_LEADER, 6, 7, 9, NETWORK, 19, 20, CONCURRENT, 56, 74, 75, 100}
-"""What a leader answers that will be otherwise: it moves, it misses replicas, it has not finished the transaction before."""
+_PASSING = _COORDINATOR_MOVED | {
+    2,
+    UNKNOWN_TOPIC,
+    NO_LEADER,
+    6,
+    7,
+    9,
+    NETWORK,
+    19,
+    20,
+    CONCURRENT,
+    56,
+    74,
+    75,
+    100,
+}
+"""What a leader answers that will be otherwise: it moves, it misses replicas, it has not finished the
+transaction before.
+"""
 _FENCING = frozenset({47, INVALID_STATE, 49, 90})
-"""What tells that this producer's epoch is over: a newer owner has begun, the broker has ended a transaction that took too long, or has
-forgotten an id that was not used for a week."""
+"""What tells that this producer's epoch is over: a newer owner has begun, the broker has ended a transaction
+that took too long, or has forgotten an id that was not used for a week."""
 _ABORTABLE = frozenset({45, 46, 59, 120})
 """What ends with this transaction: sequences that the broker cannot place."""
 _REFUSALS = frozenset({UNKNOWN_TOPIC, 10, 17, 18, UNAUTHORIZED_TOPIC, 42, 44, 87})
-"""What keeps a record from its topic and trying again does not cure: its size, its form, the topic's rules."""
+"""What keeps a record from its topic and trying again does not cure: its size, its form, the topic's
+rules.
+"""
 UNKNOWN_TOPIC_S = 5.0
-"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just started, is not known at once."""
+"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just
+started, is not known at once.
+"""
 BATCH_BYTES = 500_000
 _QUICK_PAUSE_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05, 0.5
 _CLOSE_S = 5.0
@@ -67,10 +98,14 @@ class AbortableError(Exception):
 
 
 class UndeliverableError(BrokerError):
-    """A record could not be delivered for a reason that trying again does not cure: the topic is missing, or refuses its size."""
+    """A record could not be delivered for a reason that trying again does not cure: the topic is missing,
+    or refuses its size.
+    """
 
     def __init__(self, topic: str, why: str) -> None:
-        super().__init__(f"topic {topic} refused a record: {why}; create the topic or raise its max.message.bytes")
+        super().__init__(
+            f"topic {topic} refused a record: {why}; create the topic or raise its max.message.bytes"
+        )
         self.topic, self.why = topic, why
 
 
@@ -83,12 +118,14 @@ def name_of(code: int) -> str:
 class TransactionalClient:
     """The producer of one transactional id. Its calls follow each other.
 
-    They ask until they are answered: whoever calls limits the time, and finds in `why` what was answered last. They raise FencedError
-    when a newer owner exists, UndeliverableError when a topic refuses a record, AbortableError when the transaction has to be made
-    anew, and BrokerError for anything else.
+    They ask until they are answered: whoever calls limits the time, and finds in `why` what was answered
+    last. They raise FencedError when a newer owner exists, UndeliverableError when a topic refuses a record,
+    AbortableError when the transaction has to be made anew, and BrokerError for anything else.
     """
 
-    def __init__(self, connect: Connect, *, transactional_id: str, transaction_timeout_s: float, compression: int = 0) -> None:
+    def __init__(
+        self, connect: Connect, *, transactional_id: str, transaction_timeout_s: float, compression: int = 0
+    ) -> None:
         self.transactional_id, self._compression = transactional_id, compression
         self._timeout_ms = int(transaction_timeout_s * 1000)
         self._connect, self._client = connect, None
@@ -104,7 +141,10 @@ class TransactionalClient:
     # -- ownership
 
     async def fence(self) -> None:
-        """Raise this id's epoch. From here on brokers refuse every older owner, whose open transaction is aborted first."""
+        """Raise this id's epoch.
+
+        From here on brokers refuse every older owner, whose open transaction is aborted first.
+        """
         pauses = Pauses()
         while self._client is None:
             client = self._connect()
@@ -122,12 +162,16 @@ class TransactionalClient:
         _, version = await self._ask(request, lambda answer: (0, wire.transaction_version(answer)))
         self._second_version = version >= _SECOND_VERSION
         if code := await self._initialize(wire.NOBODY):
-            raise BrokerError(f"cannot fence {self.transactional_id}: {name_of(code)}; check that this principal may use transactional ids")
+            raise BrokerError(
+                f"cannot fence {self.transactional_id}: {name_of(code)}; check that this principal may use transactional ids"
+            )
 
     async def _initialize(self, known: Identity) -> int:
         """Take a new identity, or with *known* the next epoch of that; return an error code."""
         body = wire.init_producer_id(self.transactional_id, self._timeout_ms, known)
-        code, me = await self._ask(Packed(wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID_VERSIONS, body), wire.initialized)
+        code, me = await self._ask(
+            Packed(wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID_VERSIONS, body), wire.initialized
+        )
         if not code:
             self._me = me
             self._sequences.clear()
@@ -144,23 +188,30 @@ class TransactionalClient:
     def builder(self, place: Place) -> DefaultRecordBatchBuilder:
         """Return what makes the next batch of a place."""
         sequence = self._sequences.get(place, 0)
-        return DefaultRecordBatchBuilder(2, self._compression, 1, self._me.producer_id, self._me.epoch, sequence, BATCH_BYTES)
+        return DefaultRecordBatchBuilder(
+            2, self._compression, 1, self._me.producer_id, self._me.epoch, sequence, BATCH_BYTES
+        )
 
     async def partitions(self, topic: str, *, more_than: int = 0) -> int:
-        """Return how many partitions a topic has, when these are more than *more_than*; UndeliverableError when it is not known."""
+        """Return how many partitions a topic has, when these are more than *more_than*; UndeliverableError
+        when it is not known.
+        """
         cluster, until_s = self._client.cluster, system_clock.monotonic_s() + UNKNOWN_TOPIC_S
         await self._client.add_topic(topic)
         while len(known := cluster.partitions_for_topic(topic) or ()) <= more_than:
             if topic in cluster.unauthorized_topics:
                 raise UndeliverableError(topic, name_of(UNAUTHORIZED_TOPIC))
             if system_clock.monotonic_s() >= until_s:
-                raise UndeliverableError(topic, f"{name_of(UNKNOWN_TOPIC)}: {len(known)} partitions are known")
+                raise UndeliverableError(
+                    topic, f"{name_of(UNKNOWN_TOPIC)}: {len(known)} partitions are known"
+                )
             await asyncio.sleep(_PAUSE_S)
             await self._client.force_metadata_update()
         return len(known)
 
     async def append(self, batches: Mapping[Place, SentBatch]) -> dict[Place, int]:
-        """Append a batch to each place, as part of the transaction; return the offset of each one's first record.
+        """Append a batch to each place, as part of the transaction; return the offset of each one's first
+        record.
 
         What is not answered is sent again as it is: by its sequence the leader knows it.
         """
@@ -175,7 +226,9 @@ class TransactionalClient:
                 if code == 0:
                     offsets[place] = offset
                     self._sequences[place] = advance(self._sequences.get(place, 0), left.pop(place).records)
-                elif code not in _PASSING or (code == UNKNOWN_TOPIC and system_clock.monotonic_s() >= unknown_until_s):
+                elif code not in _PASSING or (
+                    code == UNKNOWN_TOPIC and system_clock.monotonic_s() >= unknown_until_s
+                ):
                     self._refuse(code, place[0])
                 else:
                     codes.add(code)
@@ -196,13 +249,17 @@ class TransactionalClient:
             else:
                 by_leader.setdefault(leader, {})[place] = batch.data
         sending = [self._append_to(leader, theirs) for leader, theirs in by_leader.items()]
-        for found in [await sending[0]] if len(sending) == 1 else await asyncio.gather(*sending):  # a task costs more than it does here
+        for found in (
+            [await sending[0]] if len(sending) == 1 else await asyncio.gather(*sending)
+        ):  # a task costs more than it does here
             out += found
         return out
 
     async def _append_to(self, leader: int, batches: Mapping[Place, bytes]) -> list[Appended]:
         versions = wire.PRODUCE_VERSIONS_2 if self._second_version else wire.PRODUCE_VERSIONS
-        request = Packed(wire.PRODUCE, versions, wire.produce(self.transactional_id, self._timeout_ms, batches))
+        request = Packed(
+            wire.PRODUCE, versions, wire.produce(self.transactional_id, self._timeout_ms, batches)
+        )
         try:
             return wire.produced(await self._client.send(leader, request))
         except IncompatibleBrokerVersion as error:
@@ -214,7 +271,11 @@ class TransactionalClient:
     async def _join(self, places: Iterable[Place]) -> None:
         if not (places := list(places)):
             return
-        request = Packed(wire.ADD_PARTITIONS, wire.ADD_PARTITIONS_VERSIONS, wire.add_partitions(self.transactional_id, self._me, places))
+        request = Packed(
+            wire.ADD_PARTITIONS,
+            wire.ADD_PARTITIONS_VERSIONS,
+            wire.add_partitions(self.transactional_id, self._me, places),
+        )
         pauses, unknown_until_s = Pauses(), system_clock.monotonic_s() + UNKNOWN_TOPIC_S
         while True:
             code, topic = await self._ask(request, _first_refused)
@@ -226,11 +287,18 @@ class TransactionalClient:
             await pauses.wait(quick=False)
 
     async def end(self, *, commit: bool) -> None:
-        """End the transaction. An end that is not answered is asked for again, so when this returns the outcome is known."""
+        """End the transaction.
+
+        An end that is not answered is asked for again, so when this returns the outcome is known.
+        """
         if not self._begun:
             return
         versions = wire.END_VERSIONS_2 if self._second_version else wire.END_VERSIONS
-        request = Packed(wire.END_TRANSACTION, versions, wire.end_transaction(self.transactional_id, self._me, commit=commit))
+        request = Packed(
+            wire.END_TRANSACTION,
+            versions,
+            wire.end_transaction(self.transactional_id, self._me, commit=commit),
+        )
         code, me = await self._ask(request, lambda answer: wire.ended(answer, request.version))
         nothing_joined = code == INVALID_STATE and not commit and not self._second_version
         if code and not nothing_joined:
@@ -239,7 +307,8 @@ class TransactionalClient:
             self._me = me
             self._sequences.clear()
         elif (not commit or self._asked_again) and (code := await self._initialize(self._me)):
-            # The first version cannot tell what is late: nothing of this transaction that is still under way may meet the next.
+            # The first version cannot tell what is late: nothing of this transaction that is still under way
+            # may meet the next.
             self._refuse(code)
         self._joined.clear()
         self._begun = False
@@ -247,12 +316,16 @@ class TransactionalClient:
     # -- asking the coordinator
 
     async def _ask(self, request: Packed, read: Callable[[bytes], tuple[int, T]]) -> tuple[int, T]:
-        """Return what the coordinator answers once it is there and at leisure: an error code, 0 for none, and more."""
+        """Return what the coordinator answers once it is there and at leisure: an error code, 0 for none,
+        and more.
+        """
         pauses, self._asked_again = Pauses(), False
         while True:
             try:
                 if self._coordinator is None:
-                    self._coordinator = await self._client.coordinator_lookup(_TRANSACTION_COORDINATOR, self.transactional_id)
+                    self._coordinator = await self._client.coordinator_lookup(
+                        _TRANSACTION_COORDINATOR, self.transactional_id
+                    )
                 code, found = read(await self._client.send(self._coordinator, request))
             except IncompatibleBrokerVersion as error:
                 raise _too_old(error) from error
@@ -283,7 +356,9 @@ class TransactionalClient:
 
 
 class Pauses:
-    """Waits between attempts, each twice as long as the one before: from a ms where *quick*, and from 50 where a broker is to come back."""
+    """Waits between attempts, each twice as long as the one before: from a ms where *quick*, and from 50
+    where a broker is to come back.
+    """
 
     def __init__(self) -> None:
         self._next_s = _QUICK_PAUSE_S
@@ -302,10 +377,17 @@ async def _close(client: Any) -> None:
 
 
 def _first_refused(answer: bytes) -> tuple[int, str | None]:
-    """Return the first error of an AddPartitionsToTxn answer that is not only for another's sake, and its topic; 0 for none."""
-    codes = sorted(((code, place[0]) for place, code in wire.added(answer) if code), key=lambda each: each[0] == NOT_ATTEMPTED)
+    """Return the first error of an AddPartitionsToTxn answer that is not only for another's sake, and its
+    topic; 0 for none.
+    """
+    codes = sorted(
+        ((code, place[0]) for place, code in wire.added(answer) if code),
+        key=lambda each: each[0] == NOT_ATTEMPTED,
+    )
     return codes[0] if codes else (0, None)
 
 
 def _too_old(error: Exception) -> BrokerError:
-    return BrokerError(f"the broker is too old for transactions as holdfast writes them; this needs Kafka 2.8 or newer: {error}")
+    return BrokerError(
+        f"the broker is too old for transactions as holdfast writes them; this needs Kafka 2.8 or newer: {error}"
+    )

@@ -20,7 +20,8 @@ from tests.support.parts import part, parts_of
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 
-# Hypothesis gives each example 200 ms by itself, which a loaded machine takes for nothing: how long an example may take is told by the test's own timeout.
+# Hypothesis gives each example 200 ms by itself, which a loaded machine takes for nothing: how long an
+# example may take is told by the test's own timeout.
 hypothesis.settings.register_profile("holdfast", deadline=None)
 hypothesis.settings.load_profile("holdfast")
 
@@ -69,7 +70,9 @@ def mysql() -> Iterator[MySQL]:
 
 @pytest.fixture(scope="session", autouse=True)
 def nothing_but_what_is_marked() -> Iterator[None]:
-    """With ``TESTS_WITHOUT_PARTS`` set, as `make fast` does, fail a test that starts a real part and bears no mark that says so."""
+    """With ``TESTS_WITHOUT_PARTS`` set, as `make fast` does, fail a test that starts a real part and bears
+    no mark that says so.
+    """
     if not os.environ.get("TESTS_WITHOUT_PARTS"):
         yield
         return

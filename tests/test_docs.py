@@ -1,7 +1,9 @@
-"""The pages tell the truth: what is marked runnable runs, links lead somewhere, and nothing speaks of where the project was written.
+"""The pages tell the truth: what is marked runnable runs, links lead somewhere, and nothing speaks of where
+the project was written.
 
-A block is run when the word `runnable` stands behind its language. Python blocks of a page are one program, in order. In console
-blocks, lines behind `$ ` are run and the lines below them are what they print, `...` standing for anything.
+A block is run when the word `runnable` stands behind its language. Python blocks of a page are one program,
+in order. In console blocks, lines behind `$ ` are run and the lines below them are what they print, `...`
+standing for anything.
 """
 
 from __future__ import annotations
@@ -20,10 +22,19 @@ import pytest
 
 from tests.support.places import ROOT
 
-PAGES = sorted([*ROOT.glob("*.md"), *(ROOT / "docs").rglob("*.md"), *(ROOT / "bench").rglob("*.md"), *(ROOT / "examples").rglob("*.md")])
+PAGES = sorted(
+    [
+        *ROOT.glob("*.md"),
+        *(ROOT / "docs").rglob("*.md"),
+        *(ROOT / "bench").rglob("*.md"),
+        *(ROOT / "examples").rglob("*.md"),
+    ]
+)
 DEADLINE_S = 60
 
-_FENCE = re.compile(r"^(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL)
+_FENCE = re.compile(
+    r"^(?P<fence>`{3,})(?P<info>[^\n`]*)\n(?P<text>.*?)^(?P=fence)[ ]*$", re.MULTILINE | re.DOTALL
+)
 _LINK = re.compile(r"\[[^\]\n]*\]\((?P<target>[^)\s]+)\)")
 _HEADING = re.compile(r"^#{1,6} +(?P<text>.+?) *#*$", re.MULTILINE)
 # Written so that this file does not name them.
@@ -51,7 +62,9 @@ def blocks(page: str) -> Iterator[Block]:
 
 def program(page: str) -> str:
     """Return the page's runnable Python as one program."""
-    return "\n".join(block.text for block in blocks(page) if block.language == "python" and "runnable" in block.words)
+    return "\n".join(
+        block.text for block in blocks(page) if block.language == "python" and "runnable" in block.words
+    )
 
 
 def commands(page: str) -> Iterator[tuple[str, str]]:
@@ -66,7 +79,9 @@ def commands(page: str) -> Iterator[tuple[str, str]]:
 
 def run(*command: str, cwd: Path) -> str:
     """Return what *command* printed; it finds the tools of this environment and no settings."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON"))}
+    environment = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON"))
+    }
     environment |= {
         "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
         "COLUMNS": "80",
@@ -74,9 +89,18 @@ def run(*command: str, cwd: Path) -> str:
         "NO_COLOR": "1",
     }
     done = subprocess.run(
-        command, cwd=cwd, env=environment, check=False, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=DEADLINE_S
+        command,
+        cwd=cwd,
+        env=environment,
+        check=False,
+        stdin=subprocess.DEVNULL,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
-    assert done.returncode == 0, f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, (
+        f"{' '.join(command)} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return done.stdout
 
 
@@ -101,7 +125,9 @@ def broken_links(page: str, path: Path) -> list[str]:
             continue
         place, _, anchor = target.partition("#")
         aim = path.parent / place
-        if (place and not aim.exists()) or (anchor and anchor not in anchors(aim.read_text() if place else page)):
+        if (place and not aim.exists()) or (
+            anchor and anchor not in anchors(aim.read_text() if place else page)
+        ):
             found.append(target)
     return found
 
@@ -144,14 +170,20 @@ def test_there_is_something_to_run() -> None:
 
 
 def test_no_file_speaks_of_where_it_was_written() -> None:
-    listed = subprocess.run(["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=DEADLINE_S).stdout
+    listed = subprocess.run(
+        ["git", "ls-files", "-z"], cwd=ROOT, check=True, capture_output=True, text=True, timeout=DEADLINE_S
+    ).stdout
     found = []
     for name in filter(None, listed.split("\0")):
         path = ROOT / name
         if path.is_symlink() or not path.is_file() or path.suffix == ".lock":
             continue
         lines = path.read_bytes().decode(errors="replace").splitlines()
-        found += [f"{name}:{number}: {line[:160]}" for number, line in enumerate(lines, 1) if _WORKPLACE.search(line)]
+        found += [
+            f"{name}:{number}: {line[:160]}"
+            for number, line in enumerate(lines, 1)
+            if _WORKPLACE.search(line)
+        ]
     assert not found, "\n".join(found)
 
 
@@ -204,7 +236,10 @@ def test_broken_links_are_found() -> None:
     assert broken_links(PAGE, ROOT / "page.md") == ["missing.md", "#gone"]
 
 
-@pytest.mark.parametrize("line", ["cd /wo" + "rk/main", "see ../sha" + "red/notes", "from repo1.ma" + "ven.org", "/ro" + "ot/.cache"])
+@pytest.mark.parametrize(
+    "line",
+    ["cd /wo" + "rk/main", "see ../sha" + "red/notes", "from repo1.ma" + "ven.org", "/ro" + "ot/.cache"],
+)
 def test_the_workplace_is_recognised(line: str) -> None:
     assert _WORKPLACE.search(line)
 
@@ -213,16 +248,25 @@ _PLACE = re.compile(r"`(?P<name>\w+)` in \[[^\]]*\]\((?P<path>[^)]+)\)")
 
 
 def test_what_contributing_says_where_it_is_is_there() -> None:
-    found = [(each["name"], ROOT / each["path"]) for each in _PLACE.finditer((ROOT / "CONTRIBUTING.md").read_text())]
+    found = [
+        (each["name"], ROOT / each["path"])
+        for each in _PLACE.finditer((ROOT / "CONTRIBUTING.md").read_text())
+    ]
     assert len(found) >= 3
     for name, path in found:
-        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", path.read_text(), re.MULTILINE), f"{path.name} has no {name}"
+        assert re.search(rf"^ *(?:async )?(?:def|class) {name}\b", path.read_text(), re.MULTILINE), (
+            f"{path.name} has no {name}"
+        )
 
 
 def glossary() -> list[str]:
     """Return the words that docs/GLOSSARY.md explains, in order."""
     lines = (ROOT / "docs" / "GLOSSARY.md").read_text().splitlines()
-    return [line.split("|")[1].strip() for line in lines if line.startswith("| ") and not line.startswith("| Word ")]
+    return [
+        line.split("|")[1].strip()
+        for line in lines
+        if line.startswith("| ") and not line.startswith("| Word ")
+    ]
 
 
 def test_the_glossary_is_short_and_explains_each_word_once() -> None:

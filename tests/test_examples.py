@@ -1,4 +1,6 @@
-"""The programs in examples/ that are services: each started as its users start it, against the session's broker."""
+"""The programs in examples/ that are services: each started as its users start it, against the session's
+broker.
+"""
 
 from __future__ import annotations
 
@@ -34,11 +36,24 @@ STAMPED = {"message.timestamp.type": "LogAppendTime"}
 
 @contextmanager
 def example(folder: Path, name: str, *arguments: str) -> Iterator[subprocess.Popen[bytes]]:
-    """Run one of the examples in *folder*, its settings there; what it prints is in `<first argument>.log`."""
-    environment = {key: value for key, value in os.environ.items() if not key.startswith(("HOLDFAST_", "KAFKA_", "PYTHON"))}
+    """Run one of the examples in *folder*, its settings there; what it prints is in `<first
+    argument>.log`.
+    """
+    environment = {
+        key: value
+        for key, value in os.environ.items()
+        if not key.startswith(("HOLDFAST_", "KAFKA_", "PYTHON"))
+    }
     with (folder / f"{arguments[0]}.log").open("ab") as log:
         command = [sys.executable, "-P", str(EXAMPLES / name), *arguments]
-        process = subprocess.Popen(command, cwd=folder, env=environment, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT)
+        process = subprocess.Popen(
+            command,
+            cwd=folder,
+            env=environment,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+        )
         try:
             yield process
         finally:
@@ -68,13 +83,23 @@ def billed(folder: Path, *clients: str) -> dict[str, set[str]]:
     found = {}
     for client in clients:
         told = (folder / f"{client}.log").read_text()
-        found[client] = {f"{each[1]}/{each[2]}" for each in re.finditer(r"bills order \d+ of partition (\d+) at offset (\d+)", told)}
+        found[client] = {
+            f"{each[1]}/{each[2]}"
+            for each in re.finditer(r"bills order \d+ of partition (\d+) at offset (\d+)", told)
+        }
     return found
 
 
-def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_end(tmp_path: Path, broker: SessionBroker) -> None:
+def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_end(
+    tmp_path: Path, broker: SessionBroker
+) -> None:
     coordination = f"examples-{uuid.uuid4().hex[:8]}"
-    make(broker, NewTopic("orders", 4, 1), NewTopic("holdfast.groups", 2, 1, config=STAMPED), NewTopic(coordination, 1, 1, config=STAMPED))
+    make(
+        broker,
+        NewTopic("orders", 4, 1),
+        NewTopic("holdfast.groups", 2, 1, config=STAMPED),
+        NewTopic(coordination, 1, 1, config=STAMPED),
+    )
     settings(tmp_path, broker, coordination)
     producer, written = Producer({name: str(value) for name, value in broker.config.items()}), 0
 
@@ -90,13 +115,21 @@ def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_e
         mine = billed(tmp_path, "anna", "ben")
         return all({place.partition("/")[0] for place in mine[client]} for client in mine)
 
-    with example(tmp_path, "billing.py", "anna") as anna, example(tmp_path, "billing_blocking.py", "ben") as ben:
+    with (
+        example(tmp_path, "billing.py", "anna") as anna,
+        example(tmp_path, "billing_blocking.py", "ben") as ben,
+    ):
 
         def told() -> str:
             return "".join((tmp_path / f"{client}.log").read_text()[-2_000:] for client in ("anna", "ben"))
 
         wait_for("both to work", both_work, DEADLINE_S, told)
-        wait_for("all orders", lambda: len(set().union(*billed(tmp_path, "anna", "ben").values())) >= written, DEADLINE_S, told)
+        wait_for(
+            "all orders",
+            lambda: len(set().union(*billed(tmp_path, "anna", "ben").values())) >= written,
+            DEADLINE_S,
+            told,
+        )
         for process in (anna, ben):
             process.send_signal(signal.SIGTERM)
             assert process.wait(DEADLINE_S) == 0, told()
@@ -107,7 +140,9 @@ def test_both_services_that_claim_share_a_topic_and_give_it_back_when_asked_to_e
 def test_the_readme_s_members_by_ranges_share_one_partition_and_get_each_message_once(
     broker: SessionBroker, fresh_topic: FreshTopic
 ) -> None:
-    (block,) = (each.text for each in blocks(README.read_text()) if each.text.startswith("async with RangeConsumer("))
+    (block,) = (
+        each.text for each in blocks(README.read_text()) if each.text.startswith("async with RangeConsumer(")
+    )
     topic = fresh_topic("pictures")
     make(broker, NewTopic("holdfast.ranges", 2, 1, config=STAMPED), NewTopic(f"{topic}.dead-letters", 1, 1))
     producer, written = Producer({name: str(value) for name, value in broker.config.items()}), 0
@@ -121,7 +156,10 @@ def test_the_readme_s_members_by_ranges_share_one_partition_and_get_each_message
             assert one in text
             text = text.replace(one, other)
         program = compile(text, "README.md", "exec", flags=ast.PyCF_ALLOW_TOP_LEVEL_AWAIT)
-        return eval(program, {"RangeConsumer": RangeConsumer, "handle": lambda value: handled[client].append(int(value))})
+        return eval(
+            program,
+            {"RangeConsumer": RangeConsumer, "handle": lambda value: handled[client].append(int(value))},
+        )
 
     async def run() -> None:
         nonlocal written
@@ -157,5 +195,7 @@ def test_the_service_with_an_outbox_writes_an_order_and_its_message_or_neither(t
     with OutboxRows(f"sqlite:///{tmp_path / 'shop.db'}") as rows:
         found = rows.take(10)
     assert [(row.topic, row.key) for row in found] == [("orders", b"ada")] * 3
-    assert [row.value for row in found] == [b'{"order":%d,"customer":"ada","cents":500}' % number for number in (1, 2, 3)]
+    assert [row.value for row in found] == [
+        b'{"order":%d,"customer":"ada","cents":500}' % number for number in (1, 2, 3)
+    ]
     assert "nobody is paid for an order" in (tmp_path / "bob.log").read_text()

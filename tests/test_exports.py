@@ -13,7 +13,11 @@ import holdfast
 from holdfast import clients
 from tests.support.places import ROOT
 
-PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md")), *sorted((ROOT / "examples").glob("*.py"))]
+PAGES = [
+    ROOT / "README.md",
+    *sorted((ROOT / "docs").rglob("*.md")),
+    *sorted((ROOT / "examples").glob("*.py")),
+]
 PUBLIC_MODULES = {
     "holdfast",
     "holdfast.clients",
@@ -77,9 +81,15 @@ def test_a_name_brings_only_what_it_needs(name: str | None) -> None:
 
 def _imports(text: str) -> list[str]:
     """Return the modules of holdfast that a page's snippets or an example import."""
-    lines = [line.strip() for line in text.splitlines() if line.strip().startswith(("from holdfast", "import holdfast"))]
+    lines = [
+        line.strip()
+        for line in text.splitlines()
+        if line.strip().startswith(("from holdfast", "import holdfast"))
+    ]
     trees = [ast.parse(line) for line in lines if not line.endswith("(")]
-    return [node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    return [
+        node.module or "" for tree in trees for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)
+    ]
 
 
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))

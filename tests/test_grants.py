@@ -1,4 +1,6 @@
-"""Each role does its job with exactly the grants that docs/SECURITY.md names, on a real broker with ACLs, and fails without any one of them."""
+"""Each role does its job with exactly the grants that docs/SECURITY.md names, on a real broker with ACLs,
+and fails without any one of them.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, ConsumerGroupTopicPartitions, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    Consumer,
+    ConsumerGroupTopicPartitions,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 
 from holdfast.clients.claims.consumer import ClaimConsumer
 from holdfast.clients.claims.log import CAPABILITY_HEADER
@@ -23,10 +32,22 @@ from holdfast.clients.quarantine.skips import SkipRequests
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.topics.admin import Admin, check_topics, create_topics
-from holdfast.clients.topics.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
+from holdfast.clients.topics.grants import (
+    administrator_grants,
+    claim_client_grants,
+    reader_grants,
+    replayer_grants,
+    worker_grants,
+)
 from holdfast.clients.topics.plan import AlterConfig
 from holdfast.config import Settings
-from holdfast.core.claims.frames import ClaimingPartition, Heartbeat, ReleasingPartition, coordination_partition, encode
+from holdfast.core.claims.frames import (
+    ClaimingPartition,
+    Heartbeat,
+    ReleasingPartition,
+    coordination_partition,
+    encode,
+)
 from holdfast.core.claims.resets import Aim, Where
 from holdfast.core.claims.views import RESET_INSTANCE
 from holdfast.core.kafka.grants import Grant, Operation, Resource
@@ -58,7 +79,10 @@ def guarded(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Guarded]:
 
 @dataclass
 class Job:
-    """What a role does: *work* raises unless it is done in the seconds it is given, as the principal with these Kafka properties."""
+    """What a role does:
+
+    *work* raises unless it is done in the seconds it is given, as the principal with these Kafka properties.
+    """
 
     grants: list[Grant]
     work: Callable[[Mapping[str, str], float], None]
@@ -71,16 +95,23 @@ MakeJob = Callable[[Guarded, Path], Job]
 
 
 def worker_job(guarded: Guarded, folder: Path) -> Job:
-    """A worker folds records, emits, quarantines one, skips what it cannot read, tells where it is, and restores on an empty disk."""
+    """A worker folds records, emits, quarantines one, skips what it cannot read, tells where it is, and
+    restores on an empty disk.
+    """
     broker = SessionBroker(config=guarded.root())
     application = Application(broker, folder, partitions=1, unreadable="quarantine", unpacked_batch_bytes=MIB)
     grants = worker_grants(application.settings, application.processors)
     counts = application.processors[0]
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
-        # Each time on topics of its own, under the names of the grants: what an earlier run has done must not be found done.
+        # Each time on topics of its own, under the names of the grants: what an earlier run has done must not
+        # be found done.
         broker.delete_topics(sorted({grant.name for grant in grants if grant.resource == "topic"}))
-        wait_for("the topics to be gone", lambda: application.source not in guarded.admin.list_topics(timeout=10).topics, POSITIVE_S)
+        wait_for(
+            "the topics to be gone",
+            lambda: application.source not in guarded.admin.list_topics(timeout=10).topics,
+            POSITIVE_S,
+        )
         application.create_topics()
         producer = Producer(guarded.root())
         for value in (*(b"add ada %d" % number for number in range(20)), b"raise ada 1"):
@@ -96,7 +127,10 @@ def worker_job(guarded: Guarded, folder: Path) -> Job:
                 worker.start().wait_ready(patience_s)
                 application.wait_applied({0: 22}, patience_s)
                 with BlockingTableClient(application.settings, [counts]) as tables:
-                    assert seen(tables.get(counts, "ada", partition=0, at_least=(0, 22), timeout_s=patience_s)) == 21
+                    assert (
+                        seen(tables.get(counts, "ada", partition=0, at_least=(0, 22), timeout_s=patience_s))
+                        == 21
+                    )
                 worker.kill()
                 application.workers.clear()
         assert committed(guarded, application.out) > 0
@@ -135,7 +169,13 @@ def reader_job(guarded: Guarded, folder: Path) -> Job:
 
 def replayer_job(guarded: Guarded, folder: Path) -> Job:
     """Somebody verifies the tables of a worker that has skipped a batch, and replays one."""
-    application = Application(SessionBroker(config=guarded.root()), folder, partitions=1, unreadable="quarantine", unpacked_batch_bytes=MIB)
+    application = Application(
+        SessionBroker(config=guarded.root()),
+        folder,
+        partitions=1,
+        unreadable="quarantine",
+        unpacked_batch_bytes=MIB,
+    )
     application.create_topics()
     producer = Producer(guarded.root())
     producer.produce(application.source, b"add ada 1", partition=0)
@@ -149,7 +189,12 @@ def replayer_job(guarded: Guarded, folder: Path) -> Job:
         application.workers.pop().kill()
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
-        settings = Settings(app=application.name, kafka=dict(kafka), unpacked_batch_bytes=MIB, request_timeout_s=min(patience_s, 30))
+        settings = Settings(
+            app=application.name,
+            kafka=dict(kafka),
+            unpacked_batch_bytes=MIB,
+            request_timeout_s=min(patience_s, 30),
+        )
         for processor in application.processors:
             assert verify(processor, settings, ReplayOptions(engine="local")).equal
         assert replay(application.processors[0], settings, ReplayOptions(engine="local")).records == 2
@@ -167,7 +212,10 @@ def claim_client_job(guarded: Guarded, folder: Path, *, balanced: bool = False) 
     broker, run = SessionBroker(config=guarded.root()), uuid.uuid4().hex[:8]
     log = {"message.timestamp.type": "LogAppendTime"}
     topic = broker.create_topic("orders", partitions=1)
-    coordination, groups = broker.create_topic("marshal", config=log), broker.create_topic("groups", config=log)
+    coordination, groups = (
+        broker.create_topic("marshal", config=log),
+        broker.create_topic("groups", config=log),
+    )
     resets = broker.create_topic("resets", config=log)
     producer = Producer(guarded.root())
 
@@ -178,7 +226,10 @@ def claim_client_job(guarded: Guarded, folder: Path, *, balanced: bool = False) 
         producer.produce(topic, b"one", partition=0)
         now_s, dead = int(time.time()), f"{RESET_INSTANCE}{uuid.uuid4().hex[:8]}"
         place = coordination_partition(topic, 1)
-        for frame in (ClaimingPartition(now_s, dead, "admin", run, topic, 0), Heartbeat(now_s, dead, "admin", run, topic, 0, 0)):
+        for frame in (
+            ClaimingPartition(now_s, dead, "admin", run, topic, 0),
+            Heartbeat(now_s, dead, "admin", run, topic, 0, 0),
+        ):
             producer.produce(coordination, encode(frame), partition=place)
         assert producer.flush(POSITIVE_S) == 0
         asyncio.run(asyncio.wait_for(consume(kafka, patience_s), 3 * patience_s))
@@ -200,7 +251,12 @@ def claim_client_job(guarded: Guarded, folder: Path, *, balanced: bool = False) 
             assert message is not None, "nothing was delivered"
             message.commit()
             await consumer.flush(patience_s)
-            await asyncio.to_thread(wait_for, "the offset to be Kafka's too", partial(offset_in_kafka, guarded, run, topic), patience_s)
+            await asyncio.to_thread(
+                wait_for,
+                "the offset to be Kafka's too",
+                partial(offset_in_kafka, guarded, run, topic),
+                patience_s,
+            )
 
     return Job(claim_client_grants(settings({}), [topic], run, balanced=balanced, resets_topic=resets), work)
 
@@ -230,7 +286,9 @@ def commits(consumer: Consumer, place: TopicPartition) -> bool:
 
 
 def administrator_job(guarded: Guarded, folder: Path) -> Job:
-    """An administrator makes an application's topics, mends one, has a batch skipped, and moves a claim group and a consumer group."""
+    """An administrator makes an application's topics, mends one, has a batch skipped, and moves a claim
+    group and a consumer group.
+    """
     broker, run = SessionBroker(config=guarded.root()), uuid.uuid4().hex[:8]
     coordination = broker.create_topic("marshal", config={"message.timestamp.type": "LogAppendTime"})
     orders, resets = broker.create_topic("orders"), f"resets-{run}"
@@ -245,17 +303,34 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
 
     def settings(kafka: Mapping[str, str]) -> Settings:
         return Settings(
-            app=application.name, kafka=dict(kafka), coordination_topic=coordination, request_timeout_s=10, unpacked_batch_bytes=MIB
+            app=application.name,
+            kafka=dict(kafka),
+            coordination_topic=coordination,
+            request_timeout_s=10,
+            unpacked_batch_bytes=MIB,
         )
 
-    grants = administrator_grants(settings({}), application.processors, {consumers: [orders]}, resets_topic=resets)
+    grants = administrator_grants(
+        settings({}), application.processors, {consumers: [orders]}, resets_topic=resets
+    )
 
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
-        admin, mine = Admin(settings(kafka), timeout_s=patience_s, connect_timeout_s=patience_s), settings(kafka)
-        made = {*application.processors[0].emits, application.source, *(p.changelog(application.name) for p in application.processors)}
+        admin, mine = (
+            Admin(settings(kafka), timeout_s=patience_s, connect_timeout_s=patience_s),
+            settings(kafka),
+        )
+        made = {
+            *application.processors[0].emits,
+            application.source,
+            *(p.changelog(application.name) for p in application.processors),
+        }
         made |= {mine.quarantine_topic, mine.workers_topic, mine.skips_topic}
         broker.delete_topics([*made, resets])
-        wait_for("the topics to be gone", lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=10).topics}), POSITIVE_S)
+        wait_for(
+            "the topics to be gone",
+            lambda: not ({*made, resets} & {*guarded.admin.list_topics(timeout=10).topics}),
+            POSITIVE_S,
+        )
         create_topics(mine, application.processors, partitions=1, admin=admin)
         assert not check_topics(mine, application.processors, admin=admin)
         admin.apply([AlterConfig(topic=name, config={"retention.ms": "-1"}) for name in sorted(made)])
@@ -264,7 +339,10 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
         skipping.ask(asyncio.run(skipping.plan(application.source, 0, 0, skipping.skips())), by="ada")
         assert [each.by for each in skipping.skips().all()] == ["ada"]
         now_s, place = int(time.time()), coordination_partition(orders, 1)
-        for frame in (ClaimingPartition(now_s, "i1", "c1", run, orders, 0), ReleasingPartition(now_s, "i1", "c1", run, orders, 0, 1)):
+        for frame in (
+            ClaimingPartition(now_s, "i1", "c1", run, orders, 0),
+            ReleasingPartition(now_s, "i1", "c1", run, orders, 0, 1),
+        ):
             producer.produce(coordination, encode(frame), partition=place, headers=[CAPABILITY_HEADER])
         assert producer.flush(POSITIVE_S) == 0
         with GroupAdmin(mine, resets_topic=resets) as groups:
@@ -274,7 +352,9 @@ def administrator_job(guarded: Guarded, folder: Path) -> Job:
             assert move.new_offset == committed(guarded, orders)
             (position,) = groups.describe(run)
             assert position.current_offset == move.new_offset
-            (move,) = groups.reset_offsets(groups.plan_reset(consumers, Aim(Where.EARLIEST)), deadline_s=patience_s)
+            (move,) = groups.reset_offsets(
+                groups.plan_reset(consumers, Aim(Where.EARLIEST)), deadline_s=patience_s
+            )
             assert (move.current_offset, move.new_offset) == (1, 0)
             groups.reset_offsets(groups.plan_reset(consumers, Aim(Where.OFFSET, 1)), deadline_s=patience_s)
 
@@ -295,7 +375,9 @@ def harvest_settings(outbox: FreshOutbox, kafka: Mapping[str, str], strategy: St
 
 
 def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
-    """A harvester is elected, publishes what is in the table, and answers a command; its topics are not there yet."""
+    """A harvester is elected, publishes what is in the table, and answers a command; its topics are not
+    there yet.
+    """
     broker = SessionBroker(config=guarded.root())
     layout = "goharvest" if strategy == "mark" else "holdfast"
     outbox = FreshOutbox.make(f"sqlite:///{folder / 'service.db'}", layout)
@@ -309,14 +391,20 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
     def work(kafka: Mapping[str, str], patience_s: float) -> None:
         own = {grant.name for grant in grants if grant.operation == "Create"}
         broker.delete_topics(sorted(own & {*guarded.admin.list_topics(timeout=10).topics}))
-        wait_for("the topics to be gone", lambda: not (own & {*guarded.admin.list_topics(timeout=10).topics}), POSITIVE_S)
+        wait_for(
+            "the topics to be gone",
+            lambda: not (own & {*guarded.admin.list_topics(timeout=10).topics}),
+            POSITIVE_S,
+        )
         before = committed(guarded, topic)
         answers = named.answers_topic
         for successor in (False, True):  # which finds in the answers that there is nothing left to say
             with outbox.engine().begin() as connection:
                 outbox.writer().write(connection, topic, key=b"ada", value=b"one")
             with Harvester(settings(kafka)) as harvester, outbox.rows() as rows:
-                wait_for("an empty table", lambda: rows.count() == 0, patience_s, lambda: str(harvester.stats))
+                wait_for(
+                    "an empty table", lambda: rows.count() == 0, patience_s, lambda: str(harvester.stats)
+                )
                 if not successor:
                     assert tell(settings(guarded.root()), Verb.STATUS, 4 * patience_s), "nobody answered"
         assert committed(guarded, topic) > before
@@ -326,17 +414,28 @@ def harvester_job(guarded: Guarded, folder: Path, *, strategy: str) -> Job:
 
 
 @pytest.mark.parametrize("strategy", Strategy)
-def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(guarded: Guarded, tmp_path: Path, strategy: Strategy) -> None:
-    """The broker tells of such topics as of any other, and refuses a transaction with a record for one whole."""
+def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
+    guarded: Guarded, tmp_path: Path, strategy: Strategy
+) -> None:
+    """The broker tells of such topics as of any other, and refuses a transaction with a record for one
+    whole.
+    """
     broker, user = SessionBroker(config=guarded.root()), f"user-{uuid.uuid4().hex[:8]}"
     kafka, orders, seen = guarded.principal(user), broker.create_topic("orders"), broker.create_topic("seen")
-    outbox = FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}", "goharvest" if strategy is Strategy.MARK else "holdfast")
+    outbox = FreshOutbox.make(
+        f"sqlite:///{tmp_path / 'service.db'}", "goharvest" if strategy is Strategy.MARK else "holdfast"
+    )
     settings = replace(harvest_settings(outbox, kafka, strategy), attempts=3)
-    guarded.grant(user, [*harvester_grants(settings, [orders]), Grant(Resource.TOPIC, seen, Operation.DESCRIBE, "a test")])
+    guarded.grant(
+        user,
+        [*harvester_grants(settings, [orders]), Grant(Resource.TOPIC, seen, Operation.DESCRIBE, "a test")],
+    )
     others = {7: seen, 23: "__consumer_offsets", 41: seen}
     with outbox.engine().begin() as connection:
         for number in range(60):
-            outbox.writer().write(connection, others.get(number, orders), key=f"k{number}", value=b"%d" % number)
+            outbox.writer().write(
+                connection, others.get(number, orders), key=f"k{number}", value=b"%d" % number
+            )
     with Harvester(settings) as harvester, outbox.rows() as rows:
         wait_for("an empty table", lambda: rows.count() == 0, POSITIVE_S, lambda: str(harvester.stats))
         assert sum(each.fenced for each in harvester.stats) == 0

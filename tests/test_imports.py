@@ -1,4 +1,7 @@
-"""Who may import whom (docs/DESIGN.md, "Rooms"). The table below is the rule; everything else here only reads the code against it."""
+"""Who may import whom (docs/DESIGN.md, "Rooms").
+
+The table below is the rule; everything else here only reads the code against it.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,8 @@ import pytest
 
 from tests.support.places import ROOT
 
-# What each room may import of holdfast, besides itself. cli and dev may import anything, and nothing may import them or agents.
+# What each room may import of holdfast, besides itself. cli and dev may import anything, and nothing may
+# import them or agents.
 ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
@@ -62,7 +66,9 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "commands": frozenset({"settings"}),
         "command_log": frozenset({"commands", "settings"}),
         "election": frozenset({"troubles"}),
-        "harvest": frozenset({"schema", "settings", "topics", "troubles", "commands", "command_log", "election"}),
+        "harvest": frozenset(
+            {"schema", "settings", "topics", "troubles", "commands", "command_log", "election"}
+        ),
     },
     "agents": {
         "descriptors": frozenset(),
@@ -104,8 +110,22 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),
     "outbox": frozenset({"alembic", "confluent_kafka", "msgspec", "psycopg", "sqlalchemy"}),
     "clients": frozenset({"aiohttp", "confluent_kafka", "msgspec", "yarl"}),
-    "agents": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "faust", "mode", "msgspec", "multidict", "prometheus_client", "yarl"}),
-    "pipeline": frozenset({"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}),
+    "agents": frozenset(
+        {
+            "aiohttp",
+            "aiokafka",
+            "confluent_kafka",
+            "faust",
+            "mode",
+            "msgspec",
+            "multidict",
+            "prometheus_client",
+            "yarl",
+        }
+    ),
+    "pipeline": frozenset(
+        {"confluent_kafka", "delta", "deltalake", "msgspec", "numpy", "pandas", "pyarrow", "pyspark"}
+    ),
 }
 # A fold may see nothing but its arguments, so what it is made of may not even name these.
 IMPURE = frozenset(
@@ -147,12 +167,16 @@ def room_of(module: str) -> str:
 
 
 def wing_of(module: str) -> str:
-    """Return the wing of holdfast.<room>.<wing>..., which is a module for one at the room's root, and "" for the room itself."""
+    """Return the wing of holdfast.<room>.<wing>..., which is a module for one at the room's root, and ""
+    for the room itself.
+    """
     return ".".join(module.split(".")[2:3])
 
 
 def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
-    """Yield (module, line, whether inside a function) of every import, the names of `from holdfast import x` resolved."""
+    """Yield (module, line, whether inside a function) of every import, the names of `from holdfast import
+    x` resolved.
+    """
     pending: list[tuple[ast.AST, bool]] = [(tree, False)]
     while pending:
         node, inside = pending.pop()
@@ -169,7 +193,9 @@ def imported(tree: ast.Module) -> Iterator[tuple[str, int, bool]]:
                 yield from ((f"holdfast.{alias.name}", node.lineno, inside) for alias in node.names)
             case ast.ImportFrom():
                 yield ("." * node.level + (node.module or ""), node.lineno, inside)
-            case ast.Call(func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"), args=[first, *_]):
+            case ast.Call(
+                func=ast.Name(id="__import__") | ast.Attribute(attr="import_module"), args=[first, *_]
+            ):
                 if isinstance(first, ast.Constant) and isinstance(first.value, str):
                     yield (first.value, node.lineno, inside)
 
@@ -212,12 +238,22 @@ def _why_not(room: str, name: str, inside: bool) -> str | None:
 
 def _why_not_of_wing(module: str, name: str) -> str | None:
     room, wing, other = room_of(module), wing_of(module), wing_of(name)
-    if room not in WINGS or not wing or not other or not name.startswith(f"holdfast.{room}.") or other == wing:
+    if (
+        room not in WINGS
+        or not wing
+        or not other
+        or not name.startswith(f"holdfast.{room}.")
+        or other == wing
+    ):
         return None
     allowed = WINGS[room].get(wing)
     if allowed is None:
         return f"{room}.{wing} is not a wing; add it to the table"
-    return None if other in allowed else f"{room}.{wing} may import {', '.join(sorted(allowed)) or 'nothing'} of {room}"
+    return (
+        None
+        if other in allowed
+        else f"{room}.{wing} may import {', '.join(sorted(allowed)) or 'nothing'} of {room}"
+    )
 
 
 def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
@@ -228,7 +264,10 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
         for node in ast.walk(ast.parse(text)):
             match node:
                 case ast.ImportFrom(level=0, module=str(parent), names=names):
-                    found |= {f"{parent}.{each.name}" if f"{parent}.{each.name}" in sources else parent for each in names}
+                    found |= {
+                        f"{parent}.{each.name}" if f"{parent}.{each.name}" in sources else parent
+                        for each in names
+                    }
                 case ast.Import(names=names):
                     found |= {each.name for each in names}
         found &= set(sources)
@@ -237,7 +276,9 @@ def arrows(sources: Mapping[str, str]) -> dict[str, set[str]]:
 
 
 def circles(arrows: Mapping[str, set[str]]) -> list[str]:
-    """Return what is left when whatever imports nothing that is left has been taken away, again and again: the circles, and who imports them."""
+    """Return what is left when whatever imports nothing that is left has been taken away, again and again:
+    the circles, and who imports them.
+    """
     left = {module: set(found) for module, found in arrows.items()}
     while done := {module for module, found in left.items() if not found & set(left)}:
         left = {module: found for module, found in left.items() if module not in done}
@@ -245,7 +286,9 @@ def circles(arrows: Mapping[str, set[str]]) -> list[str]:
 
 
 def sources() -> dict[str, str]:
-    """Return the text of every module of holdfast; rooms at the root are read through their links, as they are imported."""
+    """Return the text of every module of holdfast; rooms at the root are read through their links, as they
+    are imported.
+    """
     out = {}
     for folder in [ROOT / "holdfast", *(each for each in (ROOT / "holdfast").iterdir() if each.is_symlink())]:
         for path in folder.rglob("*.py"):
@@ -260,12 +303,26 @@ def test_every_import_keeps_to_the_rooms() -> None:
 
 
 def test_no_import_goes_in_a_circle() -> None:
-    assert circles({module: found for module, found in arrows(sources()).items() if module not in ("holdfast", "holdfast.clients")}) == []
+    assert (
+        circles(
+            {
+                module: found
+                for module, found in arrows(sources()).items()
+                if module not in ("holdfast", "holdfast.clients")
+            }
+        )
+        == []
+    )
 
 
 def test_a_planted_circle_is_found() -> None:
-    planted = {"holdfast.core.a": "from holdfast.core import b", "holdfast.core.b": "if TYPE_CHECKING:\n    import holdfast.core.a"}
-    assert circles(arrows({**planted, "holdfast.core.c": "import holdfast.core.d", "holdfast.core.d": ""})) == sorted(planted)
+    planted = {
+        "holdfast.core.a": "from holdfast.core import b",
+        "holdfast.core.b": "if TYPE_CHECKING:\n    import holdfast.core.a",
+    }
+    assert circles(
+        arrows({**planted, "holdfast.core.c": "import holdfast.core.d", "holdfast.core.d": ""})
+    ) == sorted(planted)
 
 
 def test_the_arrows_between_wings_point_one_way() -> None:
@@ -282,11 +339,16 @@ BEGIN, END = "<!-- drawn from tests/test_imports.py -->\n", "<!-- end -->\n"
 
 
 def drawn() -> str:
-    """Return the two tables as docs/DESIGN.md shows them: `python -P -m tests.test_imports` writes them there."""
+    """Return the two tables as docs/DESIGN.md shows them:
+
+    `python -P -m tests.test_imports` writes them there.
+    """
     out = ["| Room | may import of holdfast | and of these packages |", "|---|---|---|"]
     for room, allowed in ROOMS.items():
         packages = ", ".join(sorted(PACKAGES[room])) if room in PACKAGES else "any"
-        out.append(f"| `{room}` | {'anything' if allowed is None else ', '.join(sorted(allowed)) or 'nothing'} | {packages or 'none'} |")
+        out.append(
+            f"| `{room}` | {'anything' if allowed is None else ', '.join(sorted(allowed)) or 'nothing'} | {packages or 'none'} |"
+        )
     out += ["", "| Wing | may import of its room |", "|---|---|"]
     out += [
         f"| `{room}.{wing}` | {', '.join(sorted(allowed)) or 'nothing'} |"
@@ -329,7 +391,10 @@ CLOCKS = {
     "time": "time time_ns monotonic monotonic_ns perf_counter perf_counter_ns process_time thread_time",
     "datetime": "now utcnow today",
 }
-"""What reads a clock, by the module or class that it is an attribute of. An event loop's own time is for its own timers."""
+"""What reads a clock, by the module or class that it is an attribute of.
+
+An event loop's own time is for its own timers.
+"""
 
 
 def clock_readings(text: str) -> list[int]:
@@ -337,21 +402,36 @@ def clock_readings(text: str) -> list[int]:
     found = []
     for node in ast.walk(ast.parse(text)):
         match node:
-            case ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr=attr) if attr in CLOCKS.get(name, "").split():
+            case ast.Attribute(value=ast.Name(id=name) | ast.Attribute(attr=name), attr=attr) if (
+                attr in CLOCKS.get(name, "").split()
+            ):
                 found.append(node.lineno)
-            case ast.ImportFrom(module="time", names=names) if any(each.name in CLOCKS["time"].split() for each in names):
+            case ast.ImportFrom(module="time", names=names) if any(
+                each.name in CLOCKS["time"].split() for each in names
+            ):
                 found.append(node.lineno)
     return found
 
 
 def test_nothing_but_the_clock_reads_the_clock() -> None:
-    found = [f"{name}:{line}" for name, text in sources().items() if name != "holdfast.clock" for line in clock_readings(text)]
+    found = [
+        f"{name}:{line}"
+        for name, text in sources().items()
+        if name != "holdfast.clock"
+        for line in clock_readings(text)
+    ]
     assert not found, f"take the time from holdfast.clock, so that a test can move it: {', '.join(found)}"
 
 
 @pytest.mark.parametrize(
     "text",
-    ["import time\ntime.monotonic()", "from time import time_ns", "datetime.datetime.now(UTC)", "datetime.now()", "f = time.monotonic"],
+    [
+        "import time\ntime.monotonic()",
+        "from time import time_ns",
+        "datetime.datetime.now(UTC)",
+        "datetime.now()",
+        "f = time.monotonic",
+    ],
 )
 def test_a_planted_reading_is_found(text: str) -> None:
     assert clock_readings(text)
@@ -364,7 +444,11 @@ def test_every_room_is_read() -> None:
 
 def test_the_import_root_itself_imports_nothing() -> None:
     """tests/test_exports.py has what its names bring when they are used."""
-    assert {name for name, _, _ in imported(ast.parse(sources()["holdfast"]))} == {"__future__", "typing", "importlib"}
+    assert {name for name, _, _ in imported(ast.parse(sources()["holdfast"]))} == {
+        "__future__",
+        "typing",
+        "importlib",
+    }
 
 
 PLANTED = [
@@ -378,7 +462,11 @@ PLANTED = [
     ("core.claims", "__import__('time')", "core is pure"),
     ("core.claims", "from holdfast.clock import system_clock", "core may import errors of holdfast"),
     ("core.claims", "from holdfast import tables", "core may import errors of holdfast"),
-    ("tables.store", "from holdfast.config import Settings", "tables may import clock, core, errors, kafka of holdfast"),
+    (
+        "tables.store",
+        "from holdfast.config import Settings",
+        "tables may import clock, core, errors, kafka of holdfast",
+    ),
     ("tables.store", "import faust", "not among the packages of tables"),
     ("outbox.harvester", "from holdfast.tables.store import PartitionStore", "outbox may import"),
     ("clients.tables", "from holdfast.outbox.election import elect", "clients may import"),
@@ -412,10 +500,16 @@ def test_a_planted_violation_is_found(module: str, text: str, why: str) -> None:
 @pytest.mark.parametrize(
     ("module", "text"),
     [
-        ("core.claims", "import re\nimport msgspec\nfrom holdfast.errors import FoldError\nfrom holdfast.core import codec"),
+        (
+            "core.claims",
+            "import re\nimport msgspec\nfrom holdfast.errors import FoldError\nfrom holdfast.core import codec",
+        ),
         ("clients.tables.client", "from holdfast.kafka.codes import NO_TOPIC"),
         ("pipeline.replay", "def run():\n    from pyspark.sql import SparkSession"),
-        ("pipeline.replay", "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import SparkSession"),
+        (
+            "pipeline.replay",
+            "from typing import TYPE_CHECKING\nif TYPE_CHECKING:\n    from pyspark.sql import SparkSession",
+        ),
         ("cli.claims", "import holdfast.agents.app\nimport holdfast.dev.broker.cluster\nimport typer"),
     ],
 )

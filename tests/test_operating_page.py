@@ -1,4 +1,5 @@
-"""docs/operating.md against the program: its table of settings, its table of metrics, and the commands it names.
+"""docs/operating.md against the program: its table of settings, its table of metrics, and the commands it
+names.
 
 With REWRITE_PAGES=1 the tables are written anew.
 """
@@ -63,9 +64,17 @@ def shown(name: str, value: object) -> str:
     if isinstance(value, bool):
         return str(value).lower()
     if name.endswith("_bytes") and isinstance(value, int):
-        unit, size = next(each for each in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", 1024)) if value >= each[1])
+        unit, size = next(
+            each for each in (("GiB", 1 << 30), ("MiB", MIB), ("KiB", 1024)) if value >= each[1]
+        )
         return f"{value // size:,} {unit}"
-    return f"{value:,}" if isinstance(value, int) and value >= 10_000 else f"{value:g}" if isinstance(value, float) else str(value)
+    return (
+        f"{value:,}"
+        if isinstance(value, int) and value >= 10_000
+        else f"{value:g}"
+        if isinstance(value, float)
+        else str(value)
+    )
 
 
 def settings_table() -> str:
@@ -75,7 +84,10 @@ def settings_table() -> str:
         if declared.name in ("kafka", "origins"):
             continue
         about: Mapping[str, Any] = declared.metadata
-        low, high = (shown(declared.name, about[bound]) if about["low"] is not None else "" for bound in ("low", "high"))
+        low, high = (
+            shown(declared.name, about[bound]) if about["low"] is not None else ""
+            for bound in ("low", "high")
+        )
         lines.append(
             f"| `{declared.name}` | {shown(declared.name, getattr(Settings(), declared.name))} "
             f"| {f'{low} to {high}' if low else ''} | {about['doc']} |"
@@ -168,7 +180,10 @@ def test_a_command_that_does_not_exist_is_found() -> None:
     assert unknown(["topics", "create"]) is None
     assert unknown(["topics", "make"]) == "make"
     assert unknown(["nothing"]) == "nothing"
-    assert list(commands("`holdfast -A shop topics create --partitions 4` and `holdfast dev up`")) == [["topics", "create"], ["dev", "up"]]
+    assert list(commands("`holdfast -A shop topics create --partitions 4` and `holdfast dev up`")) == [
+        ["topics", "create"],
+        ["dev", "up"],
+    ]
 
 
 def test_another_table_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

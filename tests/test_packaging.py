@@ -1,4 +1,6 @@
-"""The rooms at the root are one package, holdfast, however it gets to where it runs: checkout, wheel, editable install, Spark zip."""
+"""The rooms at the root are one package, holdfast, however it gets to where it runs: checkout, wheel,
+editable install, Spark zip.
+"""
 
 from __future__ import annotations
 
@@ -27,19 +29,33 @@ DEADLINE_S = 180
 
 def run(*command: str | Path, cwd: Path, path: str = "") -> str:
     """Return what *command* printed; it sees no holdfast but the one under test, and no index."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("PYTHON", "PIP_", "HOLDFAST_"))}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("PYTHON", "PIP_", "HOLDFAST_"))
+    }
     environment |= {"PIP_NO_INDEX": "1", "PIP_DISABLE_PIP_VERSION_CHECK": "1", "PIP_CONFIG_FILE": os.devnull}
     if path:
         environment["PYTHONPATH"] = path
     done = subprocess.run(
-        list(map(str, command)), cwd=cwd, env=environment, check=False, capture_output=True, text=True, timeout=DEADLINE_S
+        list(map(str, command)),
+        cwd=cwd,
+        env=environment,
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
     )
-    assert done.returncode == 0, f"{' '.join(map(str, command))} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    assert done.returncode == 0, (
+        f"{' '.join(map(str, command))} exited with {done.returncode}\n{done.stdout}\n{done.stderr}"
+    )
     return done.stdout
 
 
 def checkout(target: Path, *, links: bool = True) -> Path:
-    """Copy what is packaged to *target*, links as links, or as the text files that a checkout without links has."""
+    """Copy what is packaged to *target*, links as links, or as the text files that a checkout without
+    links has.
+    """
     target.mkdir()
     ignore = shutil.ignore_patterns("__pycache__", "*.egg-info")
     for name in ("pyproject.toml", "README.md", "LICENSE"):
@@ -53,7 +69,19 @@ def checkout(target: Path, *, links: bool = True) -> Path:
 
 
 def build(source: Path, out: Path) -> Path:
-    run(sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-w", out, source, cwd=out.parent)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "wheel",
+        "--no-deps",
+        "--no-build-isolation",
+        "--no-index",
+        "-w",
+        out,
+        source,
+        cwd=out.parent,
+    )
     (wheel,) = out.glob("*.whl")
     return wheel
 
@@ -71,9 +99,14 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def expected() -> set[str]:
-    """Return every file that a wheel must hold, as its path in it: whatever lies in the rooms but pages and what Python leaves there."""
+    """Return every file that a wheel must hold, as its path in it: whatever lies in the rooms but pages
+    and what Python leaves there.
+    """
     out = set()
-    for folder, within in [(ROOT / "holdfast", Path("holdfast")), *((ROOT / room, Path("holdfast") / room) for room in ROOMS)]:
+    for folder, within in [
+        (ROOT / "holdfast", Path("holdfast")),
+        *((ROOT / room, Path("holdfast") / room) for room in ROOMS),
+    ]:
         for path in folder.rglob("*"):
             if path.is_file() and path.suffix not in (".md", ".pyc"):
                 out.add(str(within / path.relative_to(folder)))
@@ -108,7 +141,18 @@ def test_the_mapping_names_every_room() -> None:
 
 
 def test_each_doctest_is_collected_once_also_those_of_linked_rooms() -> None:
-    listed = run(sys.executable, "-P", "-m", "pytest", "--collect-only", "-q", "holdfast", "-p", "no:cacheprovider", cwd=ROOT)
+    listed = run(
+        sys.executable,
+        "-P",
+        "-m",
+        "pytest",
+        "--collect-only",
+        "-q",
+        "holdfast",
+        "-p",
+        "no:cacheprovider",
+        cwd=ROOT,
+    )
     items = [line.split("::") for line in listed.splitlines() if "::" in line]
     assert Counter(Path(path).resolve().name + "::" + name for path, name in items).most_common(1)[0][1] == 1
     assert any(path.startswith("holdfast/pipeline/") for path, _ in items)
@@ -116,7 +160,10 @@ def test_each_doctest_is_collected_once_also_those_of_linked_rooms() -> None:
 
 
 def test_ruff_and_mypy_see_each_file_once() -> None:
-    shown = [Path(line) for line in run(sys.executable, "-m", "ruff", "check", "--show-files", ".", cwd=ROOT).splitlines()]
+    shown = [
+        Path(line)
+        for line in run(sys.executable, "-m", "ruff", "check", "--show-files", ".", cwd=ROOT).splitlines()
+    ]
     assert len({path.resolve() for path in shown}) == len(shown)
     assert {ROOT / room / "__init__.py" for room in ROOMS} <= set(shown)
     checked = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["mypy"]["files"]
@@ -130,7 +177,9 @@ def test_ruff_and_mypy_see_each_file_once() -> None:
 def test_the_wheel_holds_every_module_and_every_data_file(wheel: Path) -> None:
     held = {name for name in zipfile.ZipFile(wheel).namelist() if ".dist-info/" not in name}
     assert held == expected()
-    assert not any(name.split("/")[0] in ROOMS for name in held), "a top-level room would overwrite another package"
+    assert not any(name.split("/")[0] in ROOMS for name in held), (
+        "a top-level room would overwrite another package"
+    )
 
 
 def test_a_checkout_that_lost_its_links_builds_the_same_wheel(wheel: Path, tmp_path: Path) -> None:
@@ -140,9 +189,26 @@ def test_a_checkout_that_lost_its_links_builds_the_same_wheel(wheel: Path, tmp_p
 
 def test_the_wheel_installs_into_a_fresh_environment_without_network(wheel: Path, tmp_path: Path) -> None:
     python = environment(tmp_path / "venv")
-    run(sys.executable, "-m", "pip", "--python", python, "install", "--no-deps", "--no-index", wheel, cwd=tmp_path)
+    run(
+        sys.executable,
+        "-m",
+        "pip",
+        "--python",
+        python,
+        "install",
+        "--no-deps",
+        "--no-index",
+        wheel,
+        cwd=tmp_path,
+    )
     imports = "; ".join(f"import {package}" for package in SETUPTOOLS["packages"])
-    shown = run(python, "-c", f"{imports}; print(holdfast.tables.__file__, holdfast.__file__)", cwd=tmp_path, path=SITE_PACKAGES)
+    shown = run(
+        python,
+        "-c",
+        f"{imports}; print(holdfast.tables.__file__, holdfast.__file__)",
+        cwd=tmp_path,
+        path=SITE_PACKAGES,
+    )
     assert all(str(tmp_path / "venv") in each for each in shown.split())
     version = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["version"]
     metadata = "from importlib import metadata as m; print(m.version('holdfast'), m.metadata('holdfast')['License-Expression'])"
@@ -154,7 +220,10 @@ def test_the_wheel_installs_into_a_fresh_environment_without_network(wheel: Path
 def test_an_editable_install_runs_the_files_of_the_checkout(links: bool, tmp_path: Path) -> None:
     source = checkout(tmp_path / "source", links=links)
     python = environment(tmp_path / "venv")
-    for part in (*Path(SITE_PACKAGES).glob("setuptools*"), Path(SITE_PACKAGES, "_distutils_hack")):  # what builds it, and nothing else
+    for part in (
+        *Path(SITE_PACKAGES).glob("setuptools*"),
+        Path(SITE_PACKAGES, "_distutils_hack"),
+    ):  # what builds it, and nothing else
         shutil.copytree(part, next(tmp_path.glob("venv/lib/*/site-packages")) / part.name)
     target = ("--python", python, "install", "--no-deps", "--no-index", "--no-build-isolation", "-e", source)
     run(sys.executable, "-m", "pip", *target, cwd=tmp_path)
@@ -181,11 +250,17 @@ def test_every_pinned_package_has_its_hashes_and_its_licence_on_the_page() -> No
     lock = (ROOT / "requirements.lock").read_text()
     pinned = dict(re.findall(r"^([\w.\-]+)==(\S+)", lock, re.MULTILINE))
     assert len(pinned) > 50
-    hashed = re.findall(r"^([\w.\-]+)==\S+(?: ;[^\n]*)? \\\n    --hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE)
+    hashed = re.findall(
+        r"^([\w.\-]+)==\S+(?: ;[^\n]*)? \\\n    --hash=sha256:[0-9a-f]{64}", lock, re.MULTILINE
+    )
     assert set(hashed) == set(pinned), "written by `make lock`"
-    page = re.findall(r"^\| (\S+) +\| (\S+) +\| (\S.*?) +\|$", (ROOT / "docs" / "LICENSES.md").read_text(), re.MULTILINE)
+    page = re.findall(
+        r"^\| (\S+) +\| (\S+) +\| (\S.*?) +\|$", (ROOT / "docs" / "LICENSES.md").read_text(), re.MULTILINE
+    )
     licensed = {canonical(name): version for name, version, _ in page if name != "Name"}
-    assert licensed == {canonical(name): version for name, version in pinned.items()}, "written by `make lock`"
+    assert licensed == {canonical(name): version for name, version in pinned.items()}, (
+        "written by `make lock`"
+    )
     assert not [name for name, _, licence in page if licence == "UNKNOWN"]
 
 

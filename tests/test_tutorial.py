@@ -1,4 +1,5 @@
-"""docs/tutorial.md and docs/tutorial-claims.md, each followed to the letter in one shell: its files saved, its commands run in order, what they print compared.
+"""docs/tutorial.md and docs/tutorial-claims.md, each followed to the letter in one shell: its files saved,
+its commands run in order, what they print compared.
 
 Only the ports differ: those that the page takes for free are exchanged for free ones.
 """
@@ -58,8 +59,16 @@ def script(commands: list[tuple[str, str]], ports: dict[str, str]) -> str:
 
 def follow(folder: Path, commands: list[tuple[str, str]], ports: dict[str, str]) -> str:
     """Run the commands in *folder*; return what they printed. Whatever they started and left is ended."""
-    environment = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))}
-    environment |= {"PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}", "COLUMNS": "100", "NO_COLOR": "1"}
+    environment = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))
+    }
+    environment |= {
+        "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ['PATH']}",
+        "COLUMNS": "100",
+        "NO_COLOR": "1",
+    }
     with (folder / "errors.log").open("w") as errors:
         shell = subprocess.Popen(
             ["bash", "-c", script(commands, ports)],
@@ -86,7 +95,9 @@ def follow(folder: Path, commands: list[tuple[str, str]], ports: dict[str, str])
                 printed, _ = shell.communicate(timeout=10)
             if (cluster := Cluster.find(folder / ".holdfast" / "broker")) is not None:
                 cluster.purge()
-    assert in_time, f"not through within {DEADLINE_S} s, after {printed.count(MARK)} commands\n{printed[-2_000:]}\n{logs(folder)}"
+    assert in_time, (
+        f"not through within {DEADLINE_S} s, after {printed.count(MARK)} commands\n{printed[-2_000:]}\n{logs(folder)}"
+    )
     assert shell.returncode == 0, f"{printed[-2_000:]}\n{logs(folder)}"
     return printed
 
@@ -104,7 +115,9 @@ def test_the_tutorial_does_what_it_says(name: str, tmp_path: Path) -> None:
     for file, text in files(page).items():
         (tmp_path / file).write_text(with_ports(text, ports))
     with (tmp_path / "holdfast.toml").open("a") as settings:
-        settings.write(f'web_port = {ports["6066"]}\n[kafka]\n"bootstrap.servers" = "127.0.0.1:{ports["9092"]}"\n')
+        settings.write(
+            f'web_port = {ports["6066"]}\n[kafka]\n"bootstrap.servers" = "127.0.0.1:{ports["9092"]}"\n'
+        )
     commands = session(page)
     assert len(commands) > 20
     printed = follow(tmp_path, commands, ports).split(f"\n{MARK}\n")
@@ -125,7 +138,9 @@ def test_the_program_of_the_tutorial_is_the_one_among_the_examples(name: str, fi
 
 
 @pytest.mark.broker
-def test_a_session_that_fails_or_hangs_or_prints_something_else_is_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_session_that_fails_or_hangs_or_prints_something_else_is_found(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     page = "```console session\n$ echo one\ntwo\n$ false\n```\n"
     assert session(page) == [("echo one", "two\n"), ("false", "")]
     with pytest.raises(AssertionError, match="one"):

@@ -1,1 +1,3 @@
-"""Where holdfast takes the place of parts of Faust: transport, recovery, assignor, and how a worker starts and leaves."""
+"""Where holdfast takes the place of parts of Faust: transport, recovery, assignor, and how a worker starts
+and leaves.
+"""

@@ -18,12 +18,14 @@ logger = logging.getLogger(__name__)
 class ReturningAssignor(PartitionAssignor):
     """Takes an assignment made for this member's old URL as its own.
 
-    A static member that returns within its session gets its old assignment as it was made, and may have another address by now: a pod's,
-    or another `web_port`. Stock asserts that it has not.
+    A static member that returns within its session gets its old assignment as it was made, and may have
+    another address by now: a pod's, or another `web_port`. Stock asserts that it has not.
     """
 
     moved = False
-    """Whether the last assignment was the first to name this URL of before: one more, made anew, tells everybody the one of today."""
+    """Whether the last assignment was the first to name this URL of before: one more, made anew, tells
+    everybody the one of today.
+    """
     known_as = ""
 
     def on_assignment(self, assignment: Any) -> None:
@@ -33,7 +35,9 @@ class ReturningAssignor(PartitionAssignor):
         if known != own:
             self.known_as = known
             logger.info("the group knows this worker as %s, it is %s now", known, own)
-            assignment = type(assignment)(assignment.version, assignment.assignment, self._compress(_readdressed(metadata, known, own)))
+            assignment = type(assignment)(
+                assignment.version, assignment.assignment, self._compress(_readdressed(metadata, known, own))
+            )
         super().on_assignment(assignment)
 
 

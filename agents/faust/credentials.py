@@ -1,4 +1,6 @@
-"""The Kafka credentials of the settings in Faust's form, so that its own consumer and admin client connect as ours do."""
+"""The Kafka credentials of the settings in Faust's form, so that its own consumer and admin client connect
+as ours do.
+"""
 
 from __future__ import annotations
 
@@ -23,12 +25,19 @@ def broker_credentials(settings: Settings) -> CredentialsT | None:
         return SSLCredentials(context) if context is not None else None
     if sasl.oidc is not None:
         return OAuthCredentials(
-            oauth_cb=OidcTokens(sasl.oidc, context=settings.token_ssl_context(), timeout_s=settings.request_timeout_s), ssl_context=context
+            oauth_cb=OidcTokens(
+                sasl.oidc, context=settings.token_ssl_context(), timeout_s=settings.request_timeout_s
+            ),
+            ssl_context=context,
         )
     if sasl.mechanism == "GSSAPI":
         if importlib.util.find_spec("gssapi") is None:
             raise ConfigError(
                 "sasl.mechanism is GSSAPI, for which Faust's client needs a package that is not installed: `pip install gssapi`"
             )
-        return GSSAPICredentials(kerberos_service_name=sasl.kerberos_service_name, ssl_context=context, mechanism=sasl.mechanism)
-    return SASLCredentials(username=sasl.username, password=sasl.password, mechanism=sasl.mechanism, ssl_context=context)
+        return GSSAPICredentials(
+            kerberos_service_name=sasl.kerberos_service_name, ssl_context=context, mechanism=sasl.mechanism
+        )
+    return SASLCredentials(
+        username=sasl.username, password=sasl.password, mechanism=sasl.mechanism, ssl_context=context
+    )

@@ -13,9 +13,14 @@ from holdfast.core.engine.processor import Processor
 
 
 class FaustGroup:
-    """What `PartitionManager` asks of the group's member. *app* is the application, whose consumer and assignor exist later."""
+    """What `PartitionManager` asks of the group's member.
 
-    def __init__(self, app: faust.App, settings: Settings, processors: Mapping[str, Processor[Any, Any]]) -> None:
+    *app* is the application, whose consumer and assignor exist later.
+    """
+
+    def __init__(
+        self, app: faust.App, settings: Settings, processors: Mapping[str, Processor[Any, Any]]
+    ) -> None:
         self._app, self._settings, self._processors = app, settings, processors
 
     async def leave(self, error: BaseException) -> None:

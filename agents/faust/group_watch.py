@@ -1,4 +1,5 @@
-"""What the group answers to aiokafka's coordinator, told to the manager: whether the worker is still an owner, and when it has to end.
+"""What the group answers to aiokafka's coordinator, told to the manager: whether the worker is still an
+owner, and when it has to end.
 
 Wraps private names of aiokafka 0.14.0, which tests/agents/faust/test_contract.py holds us to.
 """
@@ -26,7 +27,10 @@ _REFUSING = frozenset({ILLEGAL_GENERATION, UNKNOWN_MEMBER_ID, FENCED_INSTANCE_ID
 
 
 def watch_group(coordinator: Any, manager: PartitionManager) -> None:
-    """Have *manager* told what the group answers to *coordinator*, and of its end. Called in the coordinator's thread, before it joins."""
+    """Have *manager* told what the group answers to *coordinator*, and of its end.
+
+    Called in the coordinator's thread, before it joins.
+    """
     plain_send, plain_push = coordinator._send_req, coordinator._push_error_to_user
 
     async def send(request: Any) -> Any:
@@ -47,7 +51,8 @@ def watch_group(coordinator: Any, manager: PartitionManager) -> None:
             manager.membership.answered()
 
     def push(error: BaseException) -> Any:
-        # aiokafka waits for its user to fetch, and to be told then; nothing is fetched through this consumer, so it would wait for ever.
+        # aiokafka waits for its user to fetch, and to be told then; nothing is fetched through this consumer,
+        # so it would wait for ever.
         if not coordinator._closing.done():
             _end(manager, error)
         return plain_push(error)
@@ -67,9 +72,15 @@ async def _look(membership: Membership) -> None:
 
 
 def _end(manager: PartitionManager, error: BaseException | None) -> None:
-    cure = "; `holdfast acls` shows what a worker needs" if isinstance(error, GroupAuthorizationFailedError) else ""
+    cure = (
+        "; `holdfast acls` shows what a worker needs"
+        if isinstance(error, GroupAuthorizationFailedError)
+        else ""
+    )
     manager.crash_soon(
-        HoldfastError(f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}{cure}")
+        HoldfastError(
+            f"this worker cannot take part in its group any more, aiokafka's coordinator has failed: {error}{cure}"
+        )
     )
 
 
@@ -77,7 +88,10 @@ def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term
     codes = _codes(request, answer)
     if codes & _REFUSING:
         membership.refused(term)
-        logger.warning("the group refused this member (%s): it owns nothing any more and joins anew", type(request).__name__)
+        logger.warning(
+            "the group refused this member (%s): it owns nothing any more and joins anew",
+            type(request).__name__,
+        )
     elif isinstance(request, HeartbeatRequest) and codes <= {NO_ERROR, REBALANCE_IN_PROGRESS}:
         membership.heard(sent_s, rebalancing=REBALANCE_IN_PROGRESS in codes)
     elif isinstance(request, JoinGroupRequest) and codes == {NO_ERROR}:

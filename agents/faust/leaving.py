@@ -1,4 +1,6 @@
-"""How a worker says why it leaves: an operating error in one line, whatever raised it; a traceback is for bugs."""
+"""How a worker says why it leaves: an operating error in one line, whatever raised it; a traceback is for
+bugs.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,10 @@ from holdfast.errors import HoldfastError
 logger = logging.getLogger(__name__)
 
 CRASHED = "Crashed reason=%r"
-"""What mode logs of each service that crashed, often outside of any handler, so that "NoneType: None" stands for the traceback."""
+"""What mode logs of each service that crashed, often outside of any handler, so that "NoneType:
+
+None" stands for the traceback.
+"""
 
 Hook = Callable[[type[BaseException], BaseException, TracebackType | None], None]
 
@@ -34,7 +39,10 @@ def one_line(error: BaseException) -> str:
 
 
 class Worker(faust.Worker):
-    """Faust's worker process. It leaves with 1 after an operating error, which it has told once, in one line."""
+    """Faust's worker process.
+
+    It leaves with 1 after an operating error, which it has told once, in one line.
+    """
 
     _told = False
 
@@ -82,19 +90,28 @@ def shortened(record: logging.LogRecord) -> bool:
 
     What is logged of an operating error by holdfast has no traceback, and a crash by a bug has the bug's.
     """
-    if str(record.msg).endswith(CRASHED) and isinstance(record.args, tuple) and isinstance(reason := record.args[0], BaseException):
+    if (
+        str(record.msg).endswith(CRASHED)
+        and isinstance(record.args, tuple)
+        and isinstance(reason := record.args[0], BaseException)
+    ):
         record.exc_info = type(reason), reason, reason.__traceback__
         return not isinstance(reason, HoldfastError)
-    if record.exc_info and isinstance(record.exc_info[1], HoldfastError) and record.name.startswith("holdfast."):
+    if (
+        record.exc_info
+        and isinstance(record.exc_info[1], HoldfastError)
+        and record.name.startswith("holdfast.")
+    ):
         record.exc_info = None
     return True
 
 
 def tell_in_one_line(before: Hook) -> Hook:
-    """Return a `sys.excepthook` that tells an operating error in one line with the user's line that met it, and leaves others to *before*.
+    """Return a `sys.excepthook` that tells an operating error in one line with the user's line that met it,
+    and leaves others to *before*.
 
-    A setting or a declaration is refused while the user's module is imported, in a process that is Faust's or the user's own.
-    `python -X dev` shows the traceback all the same.
+    A setting or a declaration is refused while the user's module is imported, in a process that is Faust's or
+    the user's own. `python -X dev` shows the traceback all the same.
     """
 
     def hook(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:

@@ -1,4 +1,5 @@
-"""Faust's life cycle of a rebalance with our fence and restore in its middle; Faust never reads a changelog itself.
+"""Faust's life cycle of a rebalance with our fence and restore in its middle; Faust never reads a changelog
+itself.
 
 Overrides private names of faust-streaming 0.15.3, which tests/agents/faust/test_contract.py holds us to.
 """
@@ -35,7 +36,8 @@ class FencedRecovery(recovery.Recovery):
         manager: PartitionManager = self.app.manager
         return manager
 
-    # Stock opens every store to ask for its offset, buffers changelog events and publishes its progress; ours has none of these.
+    # Stock opens every store to ask for its offset, buffers changelog events and publishes its progress; ours
+    # has none of these.
     def flush_buffers(self) -> None: ...
     def add_active(self, table: Any, tp: TP) -> None: ...
     def add_standby(self, table: Any, tp: TP) -> None: ...
@@ -48,27 +50,37 @@ class FencedRecovery(recovery.Recovery):
 
     @Service.task
     async def _stay_in_group(self) -> None:
-        # aiokafka sees no fetches of ours and leaves the group after a while; the transport's loop, which tells it otherwise, runs only
-        # from the first assignment on that was carried out. A restore that stands still is ended by the manager's watch.
+        # aiokafka sees no fetches of ours and leaves the group after a while; the transport's loop, which
+        # tells it otherwise, runs only from the first assignment on that was carried out. A restore that
+        # stands still is ended by the manager's watch.
         while not self.should_stop:
             await self.sleep(STAY_EVERY_S)
             if self.manager.adopting:
                 self.app.consumer.stay_in_group()
 
-    async def on_rebalance(self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0) -> None:
+    async def on_rebalance(
+        self, assigned: set[TP], revoked: set[TP], newly_assigned: set[TP], generation_id: int = 0
+    ) -> None:
         """Remember the assignment and return at once: heartbeats go on while the plan is carried out."""
         if generation_id != self.app.consumer_generation_id:
             return
-        # One snapshot: `assigned` holds changelog partitions, active and standby, too. The assignor may already speak of the next one.
+        # One snapshot: `assigned` holds changelog partitions, active and standby, too. The assignor may
+        # already speak of the next one.
         active, standby = set(), set()
         for name, processor in self.manager.processors.items():
             source = {tp.partition for tp in assigned if tp.topic == processor.source}
-            changelog = {tp.partition for tp in assigned if tp.topic == processor.changelog(self.manager.settings.app)}
-            assert source <= changelog, f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
+            changelog = {
+                tp.partition for tp in assigned if tp.topic == processor.changelog(self.manager.settings.app)
+            }
+            assert source <= changelog, (
+                f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
+            )
             active |= {(name, number) for number in source}
             standby |= {(name, number) for number in changelog - source}
         manager = self.manager
-        self.plan = AssignmentPlan(manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term)
+        self.plan = AssignmentPlan(
+            manager.epoch, generation_id, frozenset(active), frozenset(standby), manager.membership.term
+        )
         self._generation_id = generation_id
         self.signal_recovery_start.set()
 
@@ -104,8 +116,9 @@ class FencedRecovery(recovery.Recovery):
             return
         self._set_recovery_ended()
         app.flow_control.resume()  # clears agents' queues: now, while nothing can flow
-        # Seek before anything is resumed: stock resumes first and then takes the records it cleared for gaps in the log.
-        # wait_for inside: mode reports a timeout of _wait as "stopped", and stock then leaves its loop, silent for ever.
+        # Seek before anything is resumed: stock resumes first and then takes the records it cleared for gaps
+        # in the log. wait_for inside: mode reports a timeout of _wait as "stopped", and stock then leaves its
+        # loop, silent for ever.
         await self._wait(lived.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
         if app.consumer_generation_id != generation or self.manager.epoch != plan.epoch:
             return  # revoked meanwhile: nothing may flow before the next assignment is carried out
@@ -124,7 +137,9 @@ class FencedRecovery(recovery.Recovery):
 
 
 class ManagedTables(manager.TableManager):
-    """Faust's table manager with our recovery; its first call of a revocation or a stop voids what was fetched."""
+    """Faust's table manager with our recovery; its first call of a revocation or a stop voids what was
+    fetched.
+    """
 
     app: Any
 
@@ -135,7 +150,9 @@ class ManagedTables(manager.TableManager):
         return self._recovery
 
     def add(self, table: Any) -> Any:
-        """Take in the table of a processor; ConfigError for any other: nothing would restore it, so a restart would lose what it holds."""
+        """Take in the table of a processor; ConfigError for any other: nothing would restore it, so a
+        restart would lose what it holds.
+        """
         if table.name not in {processor.table for processor in self.app.processors.values()}:
             raise ConfigError(
                 f"table {table.name}: an application of create_app keeps only the tables of its processors, and this one would be empty after a "

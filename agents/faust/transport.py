@@ -1,7 +1,8 @@
-"""Faust's transport with our feed: group membership stays aiokafka's, records come from our own fetcher in batches.
+"""Faust's transport with our feed: group membership stays aiokafka's, records come from our own fetcher in
+batches.
 
-One Faust event is one fetch of one partition. Overrides private names of faust-streaming 0.15.3 and aiokafka 0.14.0, which
-tests/agents/faust/test_contract.py holds us to.
+One Faust event is one fetch of one partition. Overrides private names of faust-streaming 0.15.3 and aiokafka
+0.14.0, which tests/agents/faust/test_contract.py holds us to.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ def static_member(instance: str, topics: Iterable[str]) -> str:
     >>> static_member("w1", ["b", "a"]) == static_member("w1", ["a", "b"]) != static_member("w1", ["a"])
     True
     """
-    return f"{instance[:LIMIT_INSTANCE]}.{blake2s(','.join(sorted(topics)).encode(), digest_size=4).hexdigest()}"
+    return (
+        f"{instance[:LIMIT_INSTANCE]}.{blake2s(','.join(sorted(topics)).encode(), digest_size=4).hexdigest()}"
+    )
 
 
 class GroupThread(driver.AIOKafkaConsumerThread):
@@ -60,25 +63,31 @@ class GroupThread(driver.AIOKafkaConsumerThread):
     def _name_static_member(self, coordinator: Any, topics: set[str]) -> None:
         """Have a static member's id tell what it subscribes to, until it has joined.
 
-        A static member that returns within its session gets back its old assignment without a rebalance, even when it subscribes to other
-        topics now: those of a processor's new version, or of an agent just added, would be nobody's.
+        A static member that returns within its session gets back its old assignment without a rebalance, even
+        when it subscribes to other topics now: those of a processor's new version, or of an agent just added,
+        would be nobody's.
         """
         instance = cast(Any, self.app).settings.instance_id
         if instance is not None and coordinator.generation < 0:
             coordinator._group_instance_id = static_member(instance, topics)
 
     def verify_event_path(self, now: float, tp: TP) -> None:
-        """Say nothing of what aiokafka has fetched: it fetches nothing, so stock would take each partition for stuck from 300 s on.
+        """Say nothing of what aiokafka has fetched: it fetches nothing, so stock would take each partition
+        for stuck from 300 s on.
 
-        Whether records in hand are folded and committed is the manager's watch to see, which ends a worker that is stuck.
+        Whether records in hand are folded and committed is the manager's watch to see, which ends a worker
+        that is stuck.
         """
 
     async def _commit(self, offsets: Mapping[TP, int]) -> bool:
-        # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already rebalanced" in a text
-        # where a line break stands between the words, so a commit that crosses a rebalance would crash the worker.
+        # Committed offsets are advice for lag tools; the position is in the state. Faust looks for "already
+        # rebalanced" in a text where a line break stands between the words, so a commit that crosses a
+        # rebalance would crash the worker.
         try:
             consumer = self._ensure_consumer()
-            await consumer.commit({AioTP(*tp): offset for tp, offset in offsets.items() if tp in self.assignment()})
+            await consumer.commit(
+                {AioTP(*tp): offset for tp, offset in offsets.items() if tp in self.assignment()}
+            )
         except CommitFailedError:
             return False
         except Exception as error:  # noqa: BLE001  advice only
@@ -94,7 +103,9 @@ class GroupThread(driver.AIOKafkaConsumerThread):
             self._stopped.set()
 
     async def still(self, tps: Iterable[TP]) -> None:
-        """Stop aiokafka from prefetching *tps*: it does so for all assigned partitions, whatever Faust has paused."""
+        """Stop aiokafka from prefetching *tps*: it does so for all assigned partitions, whatever Faust has
+        paused.
+        """
         consumer = self._ensure_consumer()
         assigned = consumer.assignment()
         consumer.pause(*[AioTP(*tp) for tp in tps if AioTP(*tp) in assigned])
@@ -109,12 +120,15 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         self._ensure_consumer()._coordinator.request_rejoin()
 
     def alive(self) -> None:
-        """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the group."""
+        """Tell aiokafka that records are being processed; it sees no fetches of ours and would leave the
+        group.
+        """
         self._ensure_consumer()._subscription._last_fetch_ended = system_clock.monotonic_s()
 
 
 class BatchConsumer(driver.Consumer):
-    """Hands a processor's agent one event per partition and fetch, at positions that the manager's state names.
+    """Hands a processor's agent one event per partition and fetch, at positions that the manager's state
+    names.
 
     Ordinary agents of the same app get their records one by one, as in any Faust app.
     """
@@ -134,15 +148,18 @@ class BatchConsumer(driver.Consumer):
         super().__init__(*args, **kwargs)
         self._delivered: dict[TP, deque[int]] = {}
         self._following: dict[TP, int] = {}
-        """Of each partition the offset after the last record that was acked, and all before it; at first where reading began."""
+        """Of each partition the offset after the last record that was acked, and all before it; at first
+        where reading began.
+        """
 
     def _filter_tps_with_pending_acks(self, topics: Any = None) -> Iterator[TP]:
-        # Also those where nothing was acked: markers of transactions and skipped batches have no acks, and are passed all the same.
+        # Also those where nothing was acked: markers of transactions and skipped batches have no acks, and
+        # are passed all the same.
         return (tp for tp in self._following if topics is None or tp in topics or tp.topic in topics)
 
     def _new_offset(self, tp: TP) -> int | None:
-        # Offsets are committed up to the first one not acked, in the order of delivery. A processor's batches are acked in order, one
-        # offset each; an ordinary agent may ack in any order.
+        # Offsets are committed up to the first one not acked, in the order of delivery. A processor's batches
+        # are acked in order, one offset each; an ordinary agent may ack in any order.
         acked, delivered = self._acked_index[tp], self._delivered.get(tp, ())
         while delivered and delivered[0] in acked:
             offset = delivered.popleft()
@@ -153,7 +170,10 @@ class BatchConsumer(driver.Consumer):
         return None if following is None else self.manager.feed.passed((tp.topic, tp.partition), following)
 
     async def perform_seek(self) -> None:
-        """Point the feed at the state's positions, and at committed offsets for topics of ordinary agents. Nothing flows meanwhile."""
+        """Point the feed at the state's positions, and at committed offsets for topics of ordinary agents.
+
+        Nothing flows meanwhile.
+        """
         assigned = self.assignment()
         await self._thread.call_thread(self._thread.still, assigned)
         manager = self.manager
@@ -163,8 +183,11 @@ class BatchConsumer(driver.Consumer):
         positions = manager.positions()
         self._delivered.clear()
         self._following = {TP(*place): offset for place, offset in {**positions, **committed}.items()}
-        # What is committed for a processor tells nobody where to begin, so it is not asked for: its state's position is committed anew.
-        self._committed_offset.update({tp: committed.get((tp.topic, tp.partition), 0) for tp in self._following})
+        # What is committed for a processor tells nobody where to begin, so it is not asked for: its state's
+        # position is committed anew.
+        self._committed_offset.update(
+            {tp: committed.get((tp.topic, tp.partition), 0) for tp in self._following}
+        )
         await manager.feed.assign(positions, committed, manager.skipping.ranges)
 
     def stay_in_group(self) -> None:
@@ -176,9 +199,11 @@ class BatchConsumer(driver.Consumer):
         await self._thread.call_thread(self._thread.rejoin)
 
     async def wait_empty(self) -> None:
-        """Wait for ordinary agents to ack what they have begun, a session long; what they keep longer is delivered again.
+        """Wait for ordinary agents to ack what they have begun, a session long; what they keep longer is
+        delivered again.
 
-        Stock waits for ever: an agent with a long job, or one that never acks, would keep all partitions of all workers from moving.
+        Stock waits for ever: an agent with a long job, or one that never acks, would keep all partitions of
+        all workers from moving.
         """
         giving_up = self.loop.call_later(self.manager.settings.session_timeout_s, self._give_up)
         try:
@@ -200,13 +225,15 @@ class BatchConsumer(driver.Consumer):
         manager, progress_s = self.manager, 0.0
         try:
             while not (self._stopped.is_set() or fetcher._stopped.is_set()):
-                # Only while transactions are made: a stuck fold makes this worker leave the group, as it should.
+                # Only while transactions are made: a stuck fold makes this worker leave the group, as it
+                # should.
                 if manager.flow.room.is_set() or manager.flow.progress_s > progress_s:
                     progress_s = manager.flow.progress_s
                     self._thread.alive()
                 if not manager.flow.room.is_set():
                     await self.wait_first(manager.flow.room.wait(), timeout=0.5)
-                # manager.open, not only flow_active: Faust does not stop the flow when the assignment before was empty.
+                # manager.open, not only flow_active: Faust does not stop the flow when the assignment before
+                # was empty.
                 if not manager.open or not self.flow_active or not manager.flow.room.is_set():
                     await asyncio.sleep(0.02)
                     continue
@@ -228,9 +255,12 @@ class BatchConsumer(driver.Consumer):
                 await self._deliver(fetched, generation)
             else:
                 await self._deliver_singly(fetched, generation)
-        # A trickle is let gather here, for all partitions at once. Records that come after a pause do not wait.
+        # A trickle is let gather here, for all partitions at once. Records that come after a pause do not
+        # wait.
         trickle = fetches and sum(map(len, fetches)) < FEW_RECORDS
-        await asyncio.sleep(manager.trickle.wait_s(system_clock.monotonic_s(), system_clock.processor_s()) if trickle else 0)
+        await asyncio.sleep(
+            manager.trickle.wait_s(system_clock.monotonic_s(), system_clock.processor_s()) if trickle else 0
+        )
 
     async def _deliver(self, fetched: Fetched, generation: int) -> None:
         tp = TP(fetched.topic, fetched.partition)
@@ -255,11 +285,15 @@ class BatchConsumer(driver.Consumer):
         self._read_offset[tp] = fetched.last + 1
 
     async def _deliver_singly(self, fetched: Fetched, generation: int) -> None:
-        """Hand records of an ordinary agent's topic on one by one, as Faust does: at least once, by committed offsets."""
+        """Hand records of an ordinary agent's topic on one by one, as Faust does: at least once, by
+        committed offsets.
+        """
         tp, epoch = TP(fetched.topic, fetched.partition), self.manager.epoch
         delivered = self._delivered.setdefault(tp, deque())
         records = fetched.records
-        columns = zip(records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True)
+        columns = zip(
+            records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True
+        )
         for offset, at_ms, key, value, headers in columns:
             message = ConsumerMessage(
                 topic=fetched.topic,

@@ -1,4 +1,6 @@
-"""The manager as a Faust service: it starts before anything consumes, is watched while it runs, and closes after everything else."""
+"""The manager as a Faust service: it starts before anything consumes, is watched while it runs, and closes
+after everything else.
+"""
 
 from __future__ import annotations
 
@@ -29,9 +31,10 @@ STUCK_EXIT_CODE = 70
 class ManagerService(Service):
     """Starts, watches and closes the manager.
 
-    The watch ends a worker that cannot make progress: records in hand that are not committed, or an assignment that does not
-    become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a silent worker helps nobody. A fold that never
-    returns stops the event loop and with it the watch, so a thread watches the watch.
+    The watch ends a worker that cannot make progress: records in hand that are not committed, or an
+    assignment that does not become ready, for longer than `stall_timeout_s`. Its supervisor starts another; a
+    silent worker helps nobody. A fold that never returns stops the event loop and with it the watch, so a
+    thread watches the watch.
     """
 
     def __init__(self, manager: PartitionManager, **kwargs: Any) -> None:
@@ -57,7 +60,10 @@ class ManagerService(Service):
             missed = 0 if self._ticked.is_set() else missed + 1
             self._ticked.clear()
             if missed > limit:
-                logger.critical("the event loop has stood still for %.0f s: a fold that does not return? leaving", missed * TICK_S)
+                logger.critical(
+                    "the event loop has stood still for %.0f s: a fold that does not return? leaving",
+                    missed * TICK_S,
+                )
                 with suppress(Exception):  # the supervisor's next attempt matters more than this one's trace
                     faulthandler.dump_traceback(sys.__stderr__ or 2)
                 os._exit(STUCK_EXIT_CODE)
@@ -70,7 +76,9 @@ class ManagerService(Service):
             await asyncio.sleep(TICK_S / 2)
             self._ticked.set()
             now_s = system_clock.monotonic_s()
-            if now_s - ticked_s > lived.MOST_S:  # frozen, or held up: nothing could move, and what has come meanwhile is yet to be read
+            if (
+                now_s - ticked_s > lived.MOST_S
+            ):  # frozen, or held up: nothing could move, and what has come meanwhile is yet to be read
                 manager.flow.progress_s = min(now_s, manager.flow.progress_s + now_s - ticked_s)
             ticked_s = now_s
             if now_s - noted_s > NOTE_EVERY_S:
@@ -111,10 +119,14 @@ class ManagerService(Service):
 
 
 def exit_within(seconds: float, code: int) -> None:
-    """End the process with *code* if it is still there after *seconds*: a stop must not hang on a thread that does not return."""
+    """End the process with *code* if it is still there after *seconds*: a stop must not hang on a thread
+    that does not return.
+    """
 
     def end() -> None:
-        logger.critical("did not stop within %.0f s; leaving at once, the next owner fences and restores", seconds)
+        logger.critical(
+            "did not stop within %.0f s; leaving at once, the next owner fences and restores", seconds
+        )
         os._exit(code)
 
     timer = threading.Timer(seconds, end)

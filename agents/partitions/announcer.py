@@ -1,4 +1,6 @@
-"""What this worker tells other processes on the application's workers topic: where it is, and what it holds."""
+"""What this worker tells other processes on the application's workers topic: where it is, and what it
+holds.
+"""
 
 from __future__ import annotations
 
@@ -21,13 +23,17 @@ FLUSH_S = 10.0
 
 
 class Announcer:
-    """Announces a worker under its URL, and takes that back at the end. *thread* runs a blocking call beside the event loop."""
+    """Announces a worker under its URL, and takes that back at the end.
+
+    *thread* runs a blocking call beside the event loop.
+    """
 
     def __init__(self, settings: Settings, thread: Callable[..., asyncio.Future[Any]]) -> None:
         self._topic, self._url, self._thread = settings.workers_topic, settings.advertised_url, thread
         self._started_ms, self._announced = system_clock.now_ms(), False
         self.producer = Producer(
-            {"log_level": 2, **settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000}, logger=Quiet(logger)
+            {"log_level": 2, **settings.producer(), "enable.idempotence": True, "message.timeout.ms": 15_000},
+            logger=Quiet(logger),
         )
 
     async def announce(self, generation: int, tables: Mapping[str, Mapping[str, Any]]) -> None:
@@ -54,6 +60,13 @@ class Announcer:
             logger.warning("could not announce %s in %s; queries will find it late", self._url, self._topic)
 
 
-def announcement_of(processor: Processor[Any, Any], partitions: int, active: Iterable[int], standby: Iterable[int]) -> dict[str, Any]:
+def announcement_of(
+    processor: Processor[Any, Any], partitions: int, active: Iterable[int], standby: Iterable[int]
+) -> dict[str, Any]:
     """Return what is announced of one table."""
-    return {"version": processor.version, "partitions": partitions, "active": sorted(active), "standby": sorted(standby)}
+    return {
+        "version": processor.version,
+        "partitions": partitions,
+        "active": sorted(active),
+        "standby": sorted(standby),
+    }

@@ -1,4 +1,6 @@
-"""The background check: one store after the other compared with its changelog, each once in `store_check_interval_s`."""
+"""The background check: one store after the other compared with its changelog, each once in
+`store_check_interval_s`.
+"""
 
 from __future__ import annotations
 
@@ -20,8 +22,8 @@ POLL_S = 0.5
 
 
 class StoreChecker:
-    """Checks what a worker holds, active and standby, in turn, on a thread of its own. A rotten store is told to its partition, which tells the
-    manager: it answers nothing more and is rebuilt."""
+    """Checks what a worker holds, active and standby, in turn, on a thread of its own. A rotten store is told
+    to its partition, which tells the manager: it answers nothing more and is rebuilt."""
 
     def __init__(self, manager: PartitionManager) -> None:
         self._manager, self._stop = manager, threading.Event()
@@ -47,7 +49,9 @@ class StoreChecker:
 
     def _next(self) -> Partition | None:
         """Return the partition whose turn it is, None when none can be checked now."""
-        parts = {(part.processor.name, part.partition): part for part in self._manager.holds() if part.serving}
+        parts = {
+            (part.processor.name, part.partition): part for part in self._manager.holds() if part.serving
+        }
         if not parts or not self._manager.open:
             return None
         order = sorted(parts)
@@ -61,7 +65,16 @@ class StoreChecker:
         try:
             state = part.pin()
             at, budget = state.applied, manager.cluster.environment.budget
-            call = partial(check, part, state, settings.consumer(), settings.app, budget, self._stop, settings.stall_timeout_s)
+            call = partial(
+                check,
+                part,
+                state,
+                settings.consumer(),
+                settings.app,
+                budget,
+                self._stop,
+                settings.stall_timeout_s,
+            )
             cause = await asyncio.get_running_loop().run_in_executor(self._pool, call)
         except (CheckStopped, StoreError) as error:  # it was given up, or its damage is told already
             logger.info("store of %s not checked to the end: %s", where, error)

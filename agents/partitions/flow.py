@@ -12,9 +12,11 @@ from holdfast.kafka.records import Records
 
 
 class FlowControl:
-    """Counts fetched bytes from the moment agents have them until they are committed. *sources* are those of all processors, one each.
+    """Counts fetched bytes from the moment agents have them until they are committed. *sources* are those of
+    all processors, one each.
 
-    `room` is set while more may be fetched; `progress_s` is when something last moved, by the monotonic clock.
+    `room` is set while more may be fetched; `progress_s` is when something last moved, by the monotonic
+    clock.
     """
 
     def __init__(self, limit_bytes: int, sources: Iterable[str]) -> None:
@@ -40,7 +42,9 @@ class FlowControl:
             self.room.clear()
 
     def released(self, fetched: Fetched, *, current: bool) -> None:
-        """Note that one processor is done with *fetched*; *current* tells whether it was taken since the last revocation."""
+        """Note that one processor is done with *fetched*; *current* tells whether it was taken since the
+        last revocation.
+        """
         self.progressed()
         fetched.readers -= 1
         if not fetched.readers:

@@ -1,4 +1,6 @@
-"""What this worker owns: adopts partitions when Faust assigns them, gives them up when it revokes them, and serves their state."""
+"""What this worker owns: adopts partitions when Faust assigns them, gives them up when it revokes them,
+and serves their state.
+"""
 
 from __future__ import annotations
 
@@ -37,12 +39,20 @@ THREADS = 64
 
 
 class PartitionManager:
-    """Owns partitions, their runners, the feed and the standbys' follower. Lives on the event loop; blocking work goes to threads.
+    """Owns partitions, their runners, the feed and the standbys' follower. Lives on the event loop; blocking
+    work goes to threads.
 
-    `epoch` counts revocations: whatever was fetched before one is void, since the position it came from may no longer be ours.
+    `epoch` counts revocations: whatever was fetched before one is void, since the position it came from may
+    no longer be ours.
     """
 
-    def __init__(self, settings: Settings, processors: Mapping[str, Processor[Any, Any]], metrics: Metrics, group: GroupClient) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        processors: Mapping[str, Processor[Any, Any]],
+        metrics: Metrics,
+        group: GroupClient,
+    ) -> None:
         self._group, self.settings, self.processors, self.metrics = group, settings, dict(processors), metrics
         self._cluster: Survey | None = None
         self.trickle = AdaptiveLinger(settings.linger_ms / 1000)
@@ -64,7 +74,9 @@ class PartitionManager:
         self._watches: set[asyncio.Task[None]] = set()
         self.long_folds = asyncio.Lock()
         """Held by the partition that has a long turn; who waits for it has the next, in order."""
-        self.flow = FlowControl(settings.inflight_bytes, (processor.source for processor in self.processors.values()))
+        self.flow = FlowControl(
+            settings.inflight_bytes, (processor.source for processor in self.processors.values())
+        )
         self.sources = {processor.source for processor in self.processors.values()}
         self.feed = Feed(
             connector(settings, timeout_s=settings.request_timeout_s),
@@ -78,12 +90,16 @@ class PartitionManager:
         self.skipping = Skipping(self)
         metrics.unreadable = lambda: list(self.feed.standing)
         self._losses: dict[Held, list[float]] = {}
-        self.membership = Membership(session_s=settings.session_timeout_s, rebalance_s=settings.rebalance_timeout_s)
+        self.membership = Membership(
+            session_s=settings.session_timeout_s, rebalance_s=settings.rebalance_timeout_s
+        )
         self.readiness = Readiness(self.membership, self.feed, self.skipping.why)
         self.held = self.readiness.held
 
     async def start(self) -> None:
-        """Read what the cluster says of this application's topics; raises TopicError when state on them would be wrong."""
+        """Read what the cluster says of this application's topics; raises TopicError when state on them
+        would be wrong.
+        """
         self._cluster = await self.thread(survey, self.settings, list(self.processors.values()))
 
     @property
@@ -115,7 +131,10 @@ class PartitionManager:
     # -- ownership
 
     def revoke(self) -> None:
-        """Void what was fetched and not yet begun. Called first of all when a rebalance starts, and on a stop; must not wait."""
+        """Void what was fetched and not yet begun.
+
+        Called first of all when a rebalance starts, and on a stop; must not wait.
+        """
         self.open = False
         self.epoch += 1
         self.flow.void()
@@ -124,7 +143,9 @@ class PartitionManager:
         self.metrics.rebalances += 1
 
     async def adopt(self, plan: AssignmentPlan) -> None:
-        """Make what this worker holds match *plan*; returns when every active partition is fenced, restored and ready to fold."""
+        """Make what this worker holds match *plan*; returns when every active partition is fenced,
+        restored and ready to fold.
+        """
         if self._adopting is not None:  # its threads must end before the same stores are opened again
             await asyncio.wait([self._adopting])
         if plan.epoch != self.epoch:
@@ -140,10 +161,11 @@ class PartitionManager:
         return self._adopting is not None and not self._adopting.done()
 
     async def settled(self) -> None:
-        """Wait until an adoption that was interrupted has ended. A member must not join the next generation before that.
+        """Wait until an adoption that was interrupted has ended. A member must not join the next generation
+        before that.
 
-        A fence still under way belongs to the generation that is over. Arriving at the broker after the fence of the partition's
-        next owner, it would shut that owner out.
+        A fence still under way belongs to the generation that is over. Arriving at the broker after the fence
+        of the partition's next owner, it would shut that owner out.
         """
         if self._adopting is not None and not self._adopting.done():
             await asyncio.wait([self._adopting], timeout=self.commit_timeout_s)
@@ -157,21 +179,31 @@ class PartitionManager:
         kept = self._kept(plan)
         kept_names = sorted(kept)
         await self.thread(self._follower.follow, [])
-        pool: dict[Held, Partition] = {**self._opening, **self._standby, **{k: v.part for k, v in self._owned.items() if k not in kept}}
+        pool: dict[Held, Partition] = {
+            **self._opening,
+            **self._standby,
+            **{k: v.part for k, v in self._owned.items() if k not in kept},
+        }
         self._owned, self._standby, self._opening = kept, {}, pool
         for part in pool.values():
             part.serving = False
         await _all(part.close_writer() for part in pool.values())
         await asyncio.gather(*(self.thread(self._step_down, part) for part in pool.values()))
         for held in [held for held in pool if held not in plan.active and held not in plan.standby]:
-            await self.thread(pool.pop(held).close)  # gone from view first: a closed store cannot be asked anything
+            await self.thread(
+                pool.pop(held).close
+            )  # gone from view first: a closed store cannot be asked anything
         wanted = sorted((plan.active | plan.standby) - set(kept) - set(pool))
-        for held, part in zip(wanted, await asyncio.gather(*(self.thread(self._open, held) for held in wanted)), strict=True):
+        for held, part in zip(
+            wanted, await asyncio.gather(*(self.thread(self._open, held) for held in wanted)), strict=True
+        ):
             pool[held] = part
         fresh = [pool[held] for held in sorted(plan.active - set(kept))]
         await _all(part.fence(self.commit_timeout_s) for part in fresh)
         settings = self.settings
-        records = await self.thread(restore, fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s)
+        records = await self.thread(
+            restore, fresh, settings.consumer(), settings.app, self._interrupted, settings.stall_timeout_s
+        )
         if self._interrupted.is_set():
             raise RestoreInterrupted
         await self.skipping.refresh()
@@ -207,24 +239,31 @@ class PartitionManager:
             await asyncio.wait(jobs)
 
     def _kept(self, plan: AssignmentPlan) -> dict[Held, Owned]:
-        """Return what stays open as it is: owned in the generation just before this one, and nothing unsettled.
+        """Return what stays open as it is: owned in the generation just before this one, and nothing
+        unsettled.
 
-        A generation that jumped by more means this worker was out of the group for a while; another may have written since, so
-        it fences and restores again, though it may find the same partitions in its hands.
+        A generation that jumped by more means this worker was out of the group for a while; another may have
+        written since, so it fences and restores again, though it may find the same partitions in its hands.
         """
         return {
             held: owned
             for held, owned in self._owned.items()
-            if held in plan.active and owned.generation in (plan.generation - 1, plan.generation) and owned.part.fenced_in
+            if held in plan.active
+            and owned.generation in (plan.generation - 1, plan.generation)
+            and owned.part.fenced_in
         }
 
     def _open(self, held: Held) -> Partition:
         name, number = held
-        part = Partition(self.processors[name], number, self.cluster.environment, self._applied, self.membership.owns)
+        part = Partition(
+            self.processors[name], number, self.cluster.environment, self._applied, self.membership.owns
+        )
         expired_ms = system_clock.now_ms() - self.cluster.environment.tombstones_kept_ms
         part.on_rotten = self._rotten
         if part.changelog_next and part.touched_ms < expired_ms and part.stream_ms < expired_ms:
-            part.rebuild("it was away for longer than the changelog keeps tombstones: deletions may have been missed")
+            part.rebuild(
+                "it was away for longer than the changelog keeps tombstones: deletions may have been missed"
+            )
         return part
 
     def _activate(self, part: Partition) -> None:
@@ -240,7 +279,9 @@ class PartitionManager:
         self._loop.call_soon_threadsafe(part.wake_readers)
 
     def positions(self) -> dict[Place, int]:
-        """Return where to read each source partition from: the lowest position of the processors that fold it."""
+        """Return where to read each source partition from: the lowest position of the processors that fold
+        it.
+        """
         out: dict[Place, int] = {}
         for (name, number), owned in self._owned.items():
             place = (self.processors[name].source, number)
@@ -251,7 +292,11 @@ class PartitionManager:
     def owners(self, place: Place) -> list[Owned]:
         """Return what this worker owns of the tables that fold a source partition."""
         topic, number = place
-        return [owned for (name, each), owned in self._owned.items() if each == number and self.processors[name].source == topic]
+        return [
+            owned
+            for (name, each), owned in self._owned.items()
+            if each == number and self.processors[name].source == topic
+        ]
 
     def opened(self) -> None:
         """Let records flow: state and positions agree."""
@@ -260,8 +305,9 @@ class PartitionManager:
     def lost(self, part: Partition, epoch: int, error: FencedError) -> None:
         """Stop answering for *part*, whose write the broker refused, and ask the group whose it is now.
 
-        It may be ours still, when the broker was away for longer than it keeps a transaction. The next assignment tells; without one
-        within a session this worker leaves, as it does when a partition is taken from it again and again though the group confirms it.
+        It may be ours still, when the broker was away for longer than it keeps a transaction. The next
+        assignment tells; without one within a session this worker leaves, as it does when a partition is
+        taken from it again and again though the group confirms it.
         """
         logger.warning("partition lost: %s", error)
         part.lose()
@@ -271,11 +317,17 @@ class PartitionManager:
         self._owned[held].generation = NOT_IN_GROUP
         now_s = system_clock.monotonic_s()
         losses = [at_s for at_s in self._losses.get(held, []) if now_s - at_s < LOSSES_WITHIN_S]
-        if self.membership.owns():  # else the group has given it away, as it does when this worker was frozen: no wonder
+        if (
+            self.membership.owns()
+        ):  # else the group has given it away, as it does when this worker was frozen: no wonder
             losses.append(now_s)
         self._losses[held] = losses
         if len(losses) > LIMIT_LOSSES:
-            self.crash(HoldfastError(f"{error}; for the {len(losses)}th time: does another application use this transactional id?"))
+            self.crash(
+                HoldfastError(
+                    f"{error}; for the {len(losses)}th time: does another application use this transactional id?"
+                )
+            )
         elif epoch == self.epoch:  # the batch's epoch: the revocation often arrives before the refusal
             self._watch(self._ask_group(epoch, error))
 
@@ -287,13 +339,18 @@ class PartitionManager:
             self.crash(HoldfastError(f"{error}; and the group could not be asked: {failure!r}"))
             return
         if self.epoch == epoch:
-            self.crash(HoldfastError(f"{error}; and the group shows no change: does another application use this transactional id?"))
+            self.crash(
+                HoldfastError(
+                    f"{error}; and the group shows no change: does another application use this transactional id?"
+                )
+            )
 
     def _rotten(self, part: Partition, cause: str) -> None:
         self._loop.call_soon_threadsafe(self.rotten, part, cause)
 
     def rotten(self, part: Partition, cause: str) -> None:
-        """Stop folding and answering *part*, whose store is not to be believed, and take it up anew: that sets the store aside and restores it.
+        """Stop folding and answering *part*, whose store is not to be believed, and take it up anew: that
+        sets the store aside and restores it.
 
         All other partitions go on. It is as if this one had been lost, but nobody else has it.
         """
@@ -312,7 +369,11 @@ class PartitionManager:
         elif self._standby.get(held) is not part:
             return  # it is being opened or closed, which mends it
         self.readiness.why = f"{held[0]} partition {held[1]} is being rebuilt"
-        self._watch(self._ask_group(self.epoch, HoldfastError(f"{held[0]} partition {held[1]} must be rebuilt: {cause}")))
+        self._watch(
+            self._ask_group(
+                self.epoch, HoldfastError(f"{held[0]} partition {held[1]} must be rebuilt: {cause}")
+            )
+        )
 
     # -- records
 
@@ -373,19 +434,25 @@ class PartitionManager:
         return [*(owned.part for owned in self._owned.values()), *self._standby.values()]
 
     def touch(self) -> None:
-        """Note in the stores that they are current, so that one left by a SIGKILL months from now is not taken for older than it is."""
+        """Note in the stores that they are current, so that one left by a SIGKILL months from now is not
+        taken for older than it is.
+        """
         for part in self.holds():
             self.thread(part.touch, system_clock.now_ms())
 
     def restored_records(self) -> int:
-        """Return how many changelog records were read for partitions that are not yet ready: a restore that moves is not stuck."""
+        """Return how many changelog records were read for partitions that are not yet ready: a restore
+        that moves is not stuck.
+        """
         return sum(part.restored_records for part in self._opening.values())
 
     def note_ends(self) -> None:
         """Note how far the source logs reach, for lag."""
         ends = self.feed.ends()
         for (name, number), owned in self._owned.items():
-            owned.part.note_source_end(ends.get((self.processors[name].source, number), UNKNOWN), system_clock.now_ms())
+            owned.part.note_source_end(
+                ends.get((self.processors[name].source, number), UNKNOWN), system_clock.now_ms()
+            )
 
     # -- announcing
 
@@ -393,7 +460,9 @@ class PartitionManager:
         """Tell the workers topic what this worker holds now."""
         counts = self.cluster.partitions
         tables = {
-            name: announcement_of(processor, counts[name], _numbers(self._owned, name), _numbers(self._standby, name))
+            name: announcement_of(
+                processor, counts[name], _numbers(self._owned, name), _numbers(self._standby, name)
+            )
             for name, processor in self.processors.items()
         }
         await self.announcer.announce(self.generation, tables)
@@ -409,7 +478,11 @@ class PartitionManager:
         await self._quiet()
         await self.feed.close()
         await self.thread(self._follower.close)
-        parts = [*(owned.part for owned in self._owned.values()), *self._standby.values(), *self._opening.values()]
+        parts = [
+            *(owned.part for owned in self._owned.values()),
+            *self._standby.values(),
+            *self._opening.values(),
+        ]
         self._owned, self._standby, self._opening = {}, {}, {}
         await _all(part.close_writer() for part in parts)
         for part in parts:
@@ -427,7 +500,9 @@ def _numbers(held: Iterable[Held], table: str) -> list[int]:
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:
-    """Run *works* beside each other until the last has ended; raises the first failure only then: none goes on unseen."""
+    """Run *works* beside each other until the last has ended; raises the first failure only then: none
+    goes on unseen.
+    """
     failures = [found for found in await asyncio.gather(*works, return_exceptions=True) if found is not None]
     if failures:
         raise failures[0]

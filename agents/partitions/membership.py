@@ -1,4 +1,6 @@
-"""Whether what the group assigned to this worker must still be its own, told by what the group answered and when that was asked."""
+"""Whether what the group assigned to this worker must still be its own, told by what the group answered
+and when that was asked.
+"""
 
 from __future__ import annotations
 
@@ -14,10 +16,11 @@ FROZEN_S = 0.5
 class Membership:
     """The worker's place in its group. The consumer's thread writes it, any thread asks.
 
-    A term begins with an assignment that the group gave (a Sync it answered), and partitions are owned in the term that was adopted last.
-    It ends when the group begins the next generation, and when it refuses this member: another worker may own the partitions from then on.
-    Within a term they are owned for a session after the *sending* of the last request that the group granted: the broker began to wait for
-    the next one no earlier. The clock must go on while the process is frozen, as CLOCK_MONOTONIC does on SIGSTOP.
+    A term begins with an assignment that the group gave (a Sync it answered), and partitions are owned in the
+    term that was adopted last. It ends when the group begins the next generation, and when it refuses this
+    member: another worker may own the partitions from then on. Within a term they are owned for a session
+    after the *sending* of the last request that the group granted: the broker began to wait for the next one
+    no earlier. The clock must go on while the process is frozen, as CLOCK_MONOTONIC does on SIGSTOP.
 
     >>> from holdfast.clock import ManualClock
     >>> clock = ManualClock(); membership = Membership(session_s=6, rebalance_s=60, clock=clock)
@@ -62,21 +65,27 @@ class Membership:
     def heard(self, sent_s: float, *, rebalancing: bool) -> None:
         """Note that the group granted a heartbeat sent at *sent_s*.
 
-        While it is *rebalancing* it does so whatever comes, but waits for this member's Join no longer than a rebalance may take.
+        While it is *rebalancing* it does so whatever comes, but waits for this member's Join no longer than a
+        rebalance may take.
         """
         self._heard_s = max(self._heard_s, sent_s)
         if not rebalancing:
             self._steady_s = max(self._steady_s, sent_s)
 
     def joining(self) -> None:
-        """Note that a Join is about to be sent. The next generation may begin at any moment from here on, and only its answer tells."""
+        """Note that a Join is about to be sent.
+
+        The next generation may begin at any moment from here on, and only its answer tells.
+        """
         self._looked_s = self._turn_s = self._clock.monotonic_s()
         self._joining = True
 
     def looked(self) -> None:
-        """Note, now and then while a Join is not answered, that the thread that waits for the answer has its turns.
+        """Note, now and then while a Join is not answered, that the thread that waits for the answer has its
+        turns.
 
-        A turn that comes late counts for nothing: what has arrived meanwhile is read in the same turn, and understood after it.
+        A turn that comes late counts for nothing: what has arrived meanwhile is read in the same turn, and
+        understood after it.
         """
         now_s = self._clock.monotonic_s()
         if now_s - self._turn_s < FROZEN_S:
@@ -88,11 +97,16 @@ class Membership:
         self._joining = False
 
     def joined(self) -> None:
-        """End the term: the group has begun its next generation. Partitions are owned again once that one's assignment is adopted."""
+        """End the term: the group has begun its next generation.
+
+        Partitions are owned again once that one's assignment is adopted.
+        """
         self.term = NO_TERM
 
     def refused(self, term: int) -> None:
-        """End the *term* in which a request was sent that the group refused: it does not know this member, or not in this generation."""
+        """End the *term* in which a request was sent that the group refused: it does not know this member,
+        or not in this generation.
+        """
         if self.term == term:
             self.term = NO_TERM
 

@@ -12,16 +12,23 @@ from holdfast.kafka.feed import Feed
 
 
 class Readiness:
-    """Gathers the reasons from those who know them. *refusals* says of a batch that cannot be read why it is not skipped."""
+    """Gathers the reasons from those who know them.
+
+    *refusals* says of a batch that cannot be read why it is not skipped.
+    """
 
     def __init__(self, membership: Membership, feed: Feed, refusals: Mapping[Place, str]) -> None:
         self._membership, self._feed, self._refusals = membership, feed, refusals
         self.why = "starting: reading the cluster's topics"
         """Why this worker does not fold at all, while it does not."""
         self.held: dict[Held, str] = {}
-        """Why partitions stand still though they are this worker's: a person has to do something, and no restart would."""
+        """Why partitions stand still though they are this worker's: a person has to do something, and no
+        restart would.
+        """
 
-    def unready(self, *, folding: bool, lost: Collection[Held], standby_failure: Exception | None) -> str | None:
+    def unready(
+        self, *, folding: bool, lost: Collection[Held], standby_failure: Exception | None
+    ) -> str | None:
         """Return why this worker is not ready, None when it is."""
         if standby_failure is not None:
             return f"standby failed: {standby_failure}"

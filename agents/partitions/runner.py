@@ -1,4 +1,7 @@
-"""The path of a batch: gather, fold, one Kafka transaction, RocksDB, readers, ack. One runner per owned partition."""
+"""The path of a batch: gather, fold, one Kafka transaction, RocksDB, readers, ack.
+
+One runner per owned partition.
+"""
 
 from __future__ import annotations
 
@@ -25,32 +28,50 @@ from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name
 logger = logging.getLogger(__name__)
 
 LONG_TURN_S = 0.2
-"""Of transactions that need more than a turn to fold, one goes on for so long, then the next: its rows stay in the processor's cache."""
+"""Of transactions that need more than a turn to fold, one goes on for so long, then the next: its rows
+stay in the processor's cache.
+"""
 BACKLOG_S = 0.1
-"""A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since. Of a shorter one readers soon see the changes."""
+"""A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since.
+
+Of a shorter one readers soon see the changes.
+"""
 TRANSACTION_S = 2.0
-"""How long one transaction is folded, and what its records change is seen by nobody. The longer, the fewer rows are written for each record."""
+"""How long one transaction is folded, and what its records change is seen by nobody.
+
+The longer, the fewer rows are written for each record.
+"""
 TRANSACTION_EMITS = 10_000
-"""How many records one transaction emits, about. More in one make none of them cheaper, and all are held until it is committed."""
+"""How many records one transaction emits, about.
+
+More in one make none of them cheaper, and all are held until it is committed.
+"""
 TRANSACTION_ROWS = 100_000
-"""How many rows one transaction changes, about. Where it changes more, hardly one is changed twice; and all are held until it is committed."""
+"""How many rows one transaction changes, about.
+
+Where it changes more, hardly one is changed twice; and all are held until it is committed.
+"""
 FEW_ROWS = 500
-"""So many are written to RocksDB in a ms or two, right here: to wake a thread for it takes longer than the few of a live transaction do."""
+"""So many are written to RocksDB in a ms or two, right here: to wake a thread for it takes longer than the
+few of a live transaction do.
+"""
 HOLD_S, HOLD_TICK_S = 5.0, 0.1
-"""How long a partition whose record a topic refuses waits before it tries again, and how soon it sees that it was revoked."""
+"""How long a partition whose record a topic refuses waits before it tries again, and how soon it sees that
+it was revoked.
+"""
 NOT_YET = "records before it are not committed yet"
 MISSING = name_of(UNKNOWN_TOPIC)
 QUARANTINE_COPY_BYTES = (4 << 20) - (64 << 10), 900_000, 0
-"""How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made by holdfast takes, what
-Kafka takes by default, and only where the record is and why it was refused."""
+"""How much of each record to copy to the quarantine, the next when the topic refuses that: what a topic made
+by holdfast takes, what Kafka takes by default, and only where the record is and why it was refused."""
 
 
 class Runner:
     """Commits one partition, one transaction at a time, until nothing is pending.
 
-    What arrives while a transaction is in flight becomes the next one: batches are as small as the commit is quick and grow with
-    the backlog, whatever sizes the feed delivers; one that is folded for long takes in what arrives meanwhile. Commits of one partition
-    overlap folds of the others.
+    What arrives while a transaction is in flight becomes the next one: batches are as small as the commit is
+    quick and grow with the backlog, whatever sizes the feed delivers; one that is folded for long takes in
+    what arrives meanwhile. Commits of one partition overlap folds of the others.
     """
 
     def __init__(self, host: Host, part: Partition) -> None:
@@ -62,7 +83,9 @@ class Runner:
         self._refused, self._poisoned, self._told = 0, "", ""
 
     def hand(self, event: Any) -> None:
-        """Take over one fetched event; it is acked when its records are durable, or dropped when the partition is lost."""
+        """Take over one fetched event; it is acked when its records are durable, or dropped when the
+        partition is lost.
+        """
         if self._failed:
             self._host.void(event)
             return
@@ -77,10 +100,11 @@ class Runner:
         return not self._pending and (self.job is None or self.job.done())
 
     async def write_beside(self, records: list[Emit], what: str, epoch: int) -> str | None:
-        """Write *records* in a transaction that changes neither state nor position; return why not, None when they are durable.
+        """Write *records* in a transaction that changes neither state nor position; return why not, None when
+        they are durable.
 
-        They are the quarantine's: *what* tells of them when they are one too many. UndeliverableError when a topic refuses one. Not while
-        something is pending: a partition has one transaction at a time.
+        They are the quarantine's: *what* tells of them when they are one too many. UndeliverableError when a
+        topic refuses one. Not while something is pending: a partition has one transaction at a time.
         """
         if self._poisoned:
             return self._poisoned
@@ -128,7 +152,9 @@ class Runner:
             self._host.crash(error)
 
     def _gather(self, size: int = 0) -> list[Any]:
-        """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits whatever is the first."""
+        """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits
+        whatever is the first.
+        """
         events: list[Any] = []
         limit = self._host.transaction_bytes
         while self._pending and (not size or size + self._pending[0].value.size_bytes <= limit):
@@ -161,7 +187,9 @@ class Runner:
         if changes is not None:
             folded_s = system_clock.monotonic_s()
             try:
-                is_written = await self._write_at_last(changes, [event.value for event in events], first.epoch)
+                is_written = await self._write_at_last(
+                    changes, [event.value for event in events], first.epoch
+                )
             except FencedError as error:
                 self._let_go(events)
                 host.lost(part, first.epoch, error)
@@ -192,15 +220,23 @@ class Runner:
                 host.done(event)
 
     async def _fold(self, folder: Folder[Any], events: list[Any]) -> None:
-        """Fold in turns, of which others of the event loop have the next; who needs more than one has a long turn when no other has."""
+        """Fold in turns, of which others of the event loop have the next; who needs more than one has a
+        long turn when no other has.
+        """
         host, epoch, alone = self._host, events[0].value.epoch, False
         began_s = long_s = turn_s = step_s = system_clock.monotonic_s()
         try:
             for _ in folder.steps(self._batches(events)):
                 now_s = system_clock.monotonic_s()
                 folder.stepped(now_s - step_s)
-                enough = now_s - began_s > TRANSACTION_S or folder.emitted >= TRANSACTION_EMITS or folder.changing >= TRANSACTION_ROWS
-                if enough or not host.owns(self.part, epoch):  # a rebalance does not wait for those that wait here
+                enough = (
+                    now_s - began_s > TRANSACTION_S
+                    or folder.emitted >= TRANSACTION_EMITS
+                    or folder.changing >= TRANSACTION_ROWS
+                )
+                if enough or not host.owns(
+                    self.part, epoch
+                ):  # a rebalance does not wait for those that wait here
                     folder.close_early()
                 step_s = now_s
                 if now_s - turn_s > TURN_S:
@@ -231,10 +267,12 @@ class Runner:
             self._host.void(event)
 
     async def _write_at_last(self, changes: Changes, fetched: list[Fetched], epoch: int) -> bool:
-        """Write a transaction, however long a topic refuses a record of it; False when the partition was revoked before that.
+        """Write a transaction, however long a topic refuses a record of it; False when the partition was
+        revoked before that.
 
-        What a topic refuses is the cluster's mood, not the record's fault, and may not change what is folded: so the record is neither
-        quarantined nor left out. A restart would not mend it and would take all other partitions down: so this one waits, and says why.
+        What a topic refuses is the cluster's mood, not the record's fault, and may not change what is folded:
+        so the record is neither quarantined nor left out. A restart would not mend it and would take all
+        other partitions down: so this one waits, and says why.
         """
         held = False
         while True:
@@ -248,11 +286,15 @@ class Runner:
                     return False
             else:
                 if held:
-                    logger.warning("partition %d of %s goes on", self.part.partition, self.part.processor.table)
+                    logger.warning(
+                        "partition %d of %s goes on", self.part.partition, self.part.processor.table
+                    )
                 return True
 
     async def _hold(self, why: str, epoch: int) -> bool:
-        """Stand still for a while, let readiness tell why, and return whether the partition is still this worker's."""
+        """Stand still for a while, let readiness tell why, and return whether the partition is still this
+        worker's.
+        """
         part, host = self.part, self._host
         held, until_s = (part.processor.name, part.partition), system_clock.monotonic_s() + HOLD_S
         text = f"{part.processor.name} partition {part.partition} stands still: {why}"
@@ -284,7 +326,9 @@ class Runner:
         self._count_refused(changes.records, why)
 
     def _count_refused(self, count: int, last: str) -> None:
-        """Count what was quarantined in a row, and stand still from the limit on; *last* tells of the last of it, and what to mend."""
+        """Count what was quarantined in a row, and stand still from the limit on; *last* tells of the last
+        of it, and what to mend.
+        """
         self._refused, limit = self._refused + count, self._host.quarantine_limit
         if limit and self._refused >= limit:
             self._poisoned = (
@@ -298,10 +342,20 @@ class Runner:
             await self._commit(changes, [])
             return
         self._log_refused(refused)
-        topic, processor, place = host.quarantine_topic, self.part.processor.name, (self.part.processor.source, self.part.partition)
-        records = [next(fetch.records.at(each.offset) for fetch in fetched if each.offset <= fetch.last) for each in refused]
+        topic, processor, place = (
+            host.quarantine_topic,
+            self.part.processor.name,
+            (self.part.processor.source, self.part.partition),
+        )
+        records = [
+            next(fetch.records.at(each.offset) for fetch in fetched if each.offset <= fetch.last)
+            for each in refused
+        ]
         for copy_bytes in QUARANTINE_COPY_BYTES:
-            copies = [quarantine_record(topic, processor, place, *each, copy_bytes) for each in zip(refused, records, strict=True)]
+            copies = [
+                quarantine_record(topic, processor, place, *each, copy_bytes)
+                for each in zip(refused, records, strict=True)
+            ]
             try:
                 await self._commit(changes, copies)
                 return
@@ -330,11 +384,14 @@ class Runner:
             )
 
 
-def quarantine_record(topic: str, processor: str, place: Place, refused: Refused, record: FetchedRecord, copy_bytes: int) -> Emit:
-    """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and reason as headers.
+def quarantine_record(
+    topic: str, processor: str, place: Place, refused: Refused, record: FetchedRecord, copy_bytes: int
+) -> Emit:
+    """Return the quarantine's copy of a refused record: value and headers as they were, coordinates and
+    reason as headers.
 
-    Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` tells its size; where the headers
-    alone do, they are left out too. The record itself is still in the source.
+    Where value and headers take more than *copy_bytes*, the value is left out and `holdfast-truncated` tells
+    its size; where the headers alone do, they are left out too. The record itself is still in the source.
     """
     (source, partition), value, key, original = place, record.value, record.key, record.headers
     headers: list[tuple[str, bytes | None]] = [
@@ -349,7 +406,9 @@ def quarantine_record(topic: str, processor: str, place: Place, refused: Refused
     ]
     if key is not None:
         headers.append(("holdfast-key", key if len(key) <= max(copy_bytes // 4, 1024) else key[:1024]))
-    size = sum(len(name.encode()) + len(content or b"") for name, content in original) + min(len(key or b""), copy_bytes // 4)
+    size = sum(len(name.encode()) + len(content or b"") for name, content in original) + min(
+        len(key or b""), copy_bytes // 4
+    )
     if size + len(value or b"") > copy_bytes:
         headers.append(("holdfast-truncated", b"%d" % len(value or b"")))
         value = b""

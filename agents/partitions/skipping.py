@@ -1,8 +1,10 @@
-"""Past a batch that cannot be read: who may say so, and how it is written down before anything behind it is folded.
+"""Past a batch that cannot be read: who may say so, and how it is written down before anything behind it is
+folded.
 
-A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it (holdfast/core/engine/skips.py). The skip
-is a record of `{app}-skips`, written together with its traces in the quarantine in one transaction of a table of that partition: so only
-the owner makes one, and whoever owns the partition next finds it. It changes no table. Replays read the same record.
+A partition that stands goes on when the setting `unreadable` says so, or when an operator asked for it
+(holdfast/core/engine/skips.py). The skip is a record of `{app}-skips`, written together with its traces in
+the quarantine in one transaction of a table of that partition: so only the owner makes one, and whoever owns
+the partition next finds it. It changes no table. Replays read the same record.
 """
 
 from __future__ import annotations
@@ -67,7 +69,10 @@ class Skipping:
         """Why a partition stands though it was to go on."""
 
     async def refresh(self) -> None:
-        """Read what is skipped. At an adoption after the fence: from then on nobody else adds to it for these partitions."""
+        """Read what is skipped.
+
+        At an adoption after the fence: from then on nobody else adds to it for these partitions.
+        """
         self._skips = await self._host.thread(read_skips, self._host.settings)
 
     def ranges(self, topic: str, partition: int) -> OffsetRanges:
@@ -124,12 +129,18 @@ class Skipping:
             self.why.pop(place, None)
             host.metrics.skipped[place] += 1
             logger.warning(
-                "%s partition %d: offsets %d to %d are skipped and noted in %s", *place, found.first, found.last, host.quarantine_topic
+                "%s partition %d: offsets %d to %d are skipped and noted in %s",
+                *place,
+                found.first,
+                found.last,
+                host.quarantine_topic,
             )
             host.feed.skip(place, found.last)
 
     def _objection(self, found: Unreadable, owned: list[Owned]) -> str | None:
-        """Return why nothing may be skipped: nowhere to write it down, or a table that has folded a part of it, unlike a later replay."""
+        """Return why nothing may be skipped: nowhere to write it down, or a table that has folded a part
+        of it, unlike a later replay.
+        """
         if not self._skips.has_topic:
             return f"topic {self._host.settings.skips_topic} is missing, where skips are written down; run `holdfast topics create`"
         for each in owned:
@@ -163,7 +174,10 @@ class Skipping:
 
 
 def trace(topic: str, processor: str, found: Unreadable) -> Emit:
-    """Return what the quarantine keeps of a batch that was skipped: where it was, and what its header tells. Nobody has its records."""
+    """Return what the quarantine keeps of a batch that was skipped: where it was, and what its header tells.
+
+    Nobody has its records.
+    """
     headers: dict[str, str] = {
         "processor": processor,
         "topic": found.topic,
@@ -180,7 +194,14 @@ def trace(topic: str, processor: str, found: Unreadable) -> Emit:
         "producer": f"{found.producer_id}/{found.producer_epoch}",
     }
     where = f"{found.topic}/{found.partition}/{found.first}/{processor}"
-    return Emit(topic, where, b"", tuple((f"holdfast-{name}", value.encode(errors="backslashreplace")) for name, value in headers.items()))
+    return Emit(
+        topic,
+        where,
+        b"",
+        tuple(
+            (f"holdfast-{name}", value.encode(errors="backslashreplace")) for name, value in headers.items()
+        ),
+    )
 
 
 def _produce(producer: Any, records: list[Emit]) -> str | None:
@@ -193,6 +214,12 @@ def _produce(producer: Any, records: list[Emit]) -> str | None:
 
     for each in records:
         place = {} if each.partition is None else {"partition": each.partition}
-        producer.produce(each.topic, each.value, each.key, headers=list(each.headers), on_delivery=delivered, **place)
+        producer.produce(
+            each.topic, each.value, each.key, headers=list(each.headers), on_delivery=delivered, **place
+        )
     left = producer.flush(20.0)
-    return f"it cannot be noted: {failures[0] if failures else 'no acknowledgement within 20 s'}" if failures or left else None
+    return (
+        f"it cannot be noted: {failures[0] if failures else 'no acknowledgement within 20 s'}"
+        if failures or left
+        else None
+    )

@@ -1,4 +1,6 @@
-"""What the parts of a worker say to each other about partitions: values, and the little that each may ask of the others."""
+"""What the parts of a worker say to each other about partitions: values, and the little that each may ask
+of the others.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class GroupClient(Protocol):
         ...
 
     def who_owns(self, table: str, partition: int) -> str | None:
-        """Return the URL of the worker that the group gave the partition, None when nobody is known to have it."""
+        """Return the URL of the worker that the group gave the partition, None when nobody is known to
+        have it.
+        """
         ...
 
 

@@ -1,4 +1,5 @@
-"""The bookkeeper: who may send under which name, what came of each producer, and clean topics. Declared like any user's processors.
+"""The bookkeeper: who may send under which name, what came of each producer, and clean topics. Declared like
+any user's processors.
 
     from holdfast.agents.services.bookkeeper import books, dedupe, registry
 
@@ -24,8 +25,12 @@ PRODUCERS = "producers"
 _UNFIT = re.compile(r"[^A-Za-z0-9_-]")
 
 
-def registry(topic: str, *, answers: str | None = None) -> Processor[names.ReceivedCommand, names.Registration]:
-    """Return the registry of producers' names: commands on *topic*, answers on *answers* (`<topic>.answers` unless told)."""
+def registry(
+    topic: str, *, answers: str | None = None
+) -> Processor[names.ReceivedCommand, names.Registration]:
+    """Return the registry of producers' names: commands on *topic*, answers on *answers*
+    (`<topic>.answers` unless told).
+    """
     told = answers or f"{topic}.answers"
     return Processor(
         name=PRODUCERS,
@@ -53,13 +58,16 @@ def books(topic: str) -> Processor[rules.LedgerEntry, rules.BookRow]:
 
 
 def dedupe(source: str, clean: str, *, verdicts: str | None = None) -> Processor[rules.Whole, rules.BookRow]:
-    """Return the processor that keeps the books of *source* and sends on to *clean* what is new, each record exactly once.
+    """Return the processor that keeps the books of *source* and sends on to *clean* what is new, each record
+    exactly once.
 
     *verdicts* (`<source>.verdicts` unless told) gets everything unusual, with its reason. Both need as many partitions as *source*.
     """
     told = verdicts or f"{source}.verdicts"
     if len({source, clean, told}) < 3:
-        raise ConfigError(f"dedupe {source}: source, clean topic {clean} and verdicts {told} must be three topics")
+        raise ConfigError(
+            f"dedupe {source}: source, clean topic {clean} and verdicts {told} must be three topics"
+        )
     return Processor(
         name=f"clean-{_slug(source)}",
         source=source,
@@ -73,7 +81,9 @@ def dedupe(source: str, clean: str, *, verdicts: str | None = None) -> Processor
 
 
 def outbox_progress(topic: str) -> Processor[progress.Said, progress.Reached]:
-    """Return the processor that keeps how far each outbox says it is, from the topic on which its leaders keep their progress."""
+    """Return the processor that keeps how far each outbox says it is, from the topic on which its leaders
+    keep their progress.
+    """
     return Processor(
         name=f"progress-{_slug(topic)}",
         source=topic,
@@ -94,7 +104,9 @@ def _slug(topic: str) -> str:
 
 
 def processors(settings: Settings) -> list[Processor[Any, Any]]:
-    """Return what the settings ask for: the registry, the books of each topic in `books`, a clean topic for each pair in `dedupe`."""
+    """Return what the settings ask for: the registry, the books of each topic in `books`, a clean topic
+    for each pair in `dedupe`.
+    """
     found: list[Processor[Any, Any]] = [registry(settings.producers_topic)] if settings.registry else []
     found += [books(topic) for topic in settings.book_topics]
     found += [dedupe(source, clean) for source, clean in settings.dedupe_topics]

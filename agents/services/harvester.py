@@ -1,9 +1,11 @@
-"""Harvesting inside workers: with `outbox_harvest` every worker takes part in the outbox's election and leads what it is given.
+"""Harvesting inside workers: with `outbox_harvest` every worker takes part in the outbox's election and leads
+what it is given.
 
-The harvester is the same as `holdfast outbox harvest` runs alone, and both may serve one outbox. What it is told (pause, resume, flush,
-status) reaches it through an agent of the application. Were the agent's channel the commands topic itself, the group would give each
-command to one worker only, and a shard may be led in any. So the channel is a broadcast: every worker follows the whole topic
-(holdfast.outbox.command_log) and feeds the agent of its own.
+The harvester is the same as `holdfast outbox harvest` runs alone, and both may serve one outbox. What it is
+told (pause, resume, flush, status) reaches it through an agent of the application. Were the agent's channel
+the commands topic itself, the group would give each command to one worker only, and a shard may be led in
+any. So the channel is a broadcast: every worker follows the whole topic (holdfast.outbox.command_log) and
+feeds the agent of its own.
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class PendingCommand:
     done: Future[None]
 
     def undone(self, error: BaseException) -> None:
-        """Let nobody wait for it any more: with *error*, or without where it was only cut short by the worker's stop."""
+        """Let nobody wait for it any more: with *error*, or without where it was only cut short by the
+        worker's stop.
+        """
         if isinstance(error, Exception):
             self.done.set_exception(error)
         else:
@@ -52,23 +56,33 @@ class PendingCommand:
 
 
 class Broadcast(Channel[PendingCommand]):
-    """A channel into this worker's agent that no assignment governs: an idle worker hears too, and so does one that is restoring.
+    """A channel into this worker's agent that no assignment governs: an idle worker hears too, and so does
+    one that is restoring.
 
-    Faust's own queues stand still until the worker has partitions and are emptied at each rebalance, and its streams skip events (what
-    `send` makes of a value) of another generation: so values are `put` as they are, into a queue of its own.
+    Faust's own queues stand still until the worker has partitions and are emptied at each rebalance, and its
+    streams skip events (what `send` makes of a value) of another generation: so values are `put` as they are,
+    into a queue of its own.
     """
 
     @property
     def queue(self) -> ThrowableQueue[Any]:
         if self._queue is None:
-            self._queue = ThrowableQueue(maxsize=LIMIT_WAITING, flow_control=FlowControlEvent(initially_suspended=False))
+            self._queue = ThrowableQueue(
+                maxsize=LIMIT_WAITING, flow_control=FlowControlEvent(initially_suspended=False)
+            )
         return self._queue
 
 
 class HarvesterService(Service):
     """Runs a harvester as long as the worker runs, and ends the worker when the harvester cannot go on."""
 
-    def __init__(self, app: Any, settings: HarvestSettings, leave: Callable[[BaseException], Awaitable[None]], **kwargs: Any) -> None:
+    def __init__(
+        self,
+        app: Any,
+        settings: HarvestSettings,
+        leave: Callable[[BaseException], Awaitable[None]],
+        **kwargs: Any,
+    ) -> None:
         self.harvester = Harvester(settings, hear=self.hear)
         self._app, self._leave = app, leave
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -82,7 +96,9 @@ class HarvesterService(Service):
         await asyncio.to_thread(self.harvester.stop, STOP_S)
 
     def hear(self, command: Command) -> None:
-        """Hand *command* to the agent and return when it has been obeyed, or when the worker stops; from the thread that follows them."""
+        """Hand *command* to the agent and return when it has been obeyed, or when the worker stops; from
+        the thread that follows them.
+        """
         assert self._loop is not None
         done: Future[None] = Future()
         asyncio.run_coroutine_threadsafe(self._feed(PendingCommand(command, done)), self._loop)
@@ -156,19 +172,33 @@ class HarvesterPage(Collector):
                 family.add_metric((name, str(stats.shard)), getattr(stats, attribute))
             yield family
         latency = HistogramMetricFamily(
-            "holdfast_outbox_publish_latency_seconds", "From a batch's first row being written to its commit", labels=("outbox", "shard")
+            "holdfast_outbox_publish_latency_seconds",
+            "From a batch's first row being written to its commit",
+            labels=("outbox", "shard"),
         )
         for stats in all_stats:
-            latency.add_metric((name, str(stats.shard)), list(_cumulative(stats.latency.counts)), stats.latency.total_s)
+            latency.add_metric(
+                (name, str(stats.shard)), list(_cumulative(stats.latency.counts)), stats.latency.total_s
+            )
         yield latency
 
     def _gauges(self, name: str, all_stats: Iterable[ShardStats]) -> Iterator[Metric]:
         labels, now_ms = ("outbox", "shard"), self._clock.now_ms()
-        leader = GaugeMetricFamily("holdfast_outbox_leader", "1 while this process leads the shard", labels=labels)
-        in_flight = GaugeMetricFamily("holdfast_outbox_in_flight_rows", "Rows handed to Kafka and not yet acknowledged", labels=labels)
-        pending = GaugeMetricFamily("holdfast_outbox_pending_rows", "Rows in the table, counted now and then, up to 100,000", labels=labels)
+        leader = GaugeMetricFamily(
+            "holdfast_outbox_leader", "1 while this process leads the shard", labels=labels
+        )
+        in_flight = GaugeMetricFamily(
+            "holdfast_outbox_in_flight_rows", "Rows handed to Kafka and not yet acknowledged", labels=labels
+        )
+        pending = GaugeMetricFamily(
+            "holdfast_outbox_pending_rows",
+            "Rows in the table, counted now and then, up to 100,000",
+            labels=labels,
+        )
         oldest = GaugeMetricFamily(
-            "holdfast_outbox_oldest_pending_age_seconds", "Age of the first row last taken, 0 for none", labels=labels
+            "holdfast_outbox_oldest_pending_age_seconds",
+            "Age of the first row last taken, 0 for none",
+            labels=labels,
         )
         for stats in all_stats:
             place = (name, str(stats.shard))

@@ -1,4 +1,5 @@
-"""The rationalizer: the coordination topic folded into tables of claims, and the talk of balanced groups into a table of theirs.
+"""The rationalizer: the coordination topic folded into tables of claims, and the talk of balanced groups into
+a table of theirs.
 
 Declared like any user's processors.
 """
@@ -17,7 +18,9 @@ CLAIMS, CLAIMS_COMPAT, GROUPS = "claims", "claims-compat", "groups"
 
 
 def processors(settings: Settings) -> list[Processor[Any, Any]]:
-    """Return the guarded view of the claims and, when asked for, the Go library's view beside it and the balanced groups."""
+    """Return the guarded view of the claims and, when asked for, the Go library's view beside it and the
+    balanced groups.
+    """
     fold: Any = views.fold_guarded
     if settings.claim_stale_after_s != frames.STALE_AFTER_S:
         fold = partial(views.fold_guarded, stale_after_s=settings.claim_stale_after_s)
@@ -46,7 +49,9 @@ def processors(settings: Settings) -> list[Processor[Any, Any]]:
 
 
 def balanced(topic: str) -> Processor[membership.NumberedAnnouncement, membership.GroupsRow]:
-    """Return the table of balanced groups: members, generation and target of each, as every member computes them for itself."""
+    """Return the table of balanced groups: members, generation and target of each, as every member
+    computes them for itself.
+    """
     return Processor(
         name=GROUPS,
         source=topic,

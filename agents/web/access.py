@@ -17,12 +17,13 @@ OPEN_ON_LOOPBACK = frozenset({"/health/live", "/health/ready", "/metrics"})
 class Access:
     """The rules of the web port.
 
-    With a token, every request must bear it, with mutual TLS the handshake has asked for a certificate already; one of them is
-    required by the settings wherever others than this machine can reach the port. Health and metrics, which hold no row, are open
-    on loopback.
+    With a token, every request must bear it, with mutual TLS the handshake has asked for a certificate
+    already; one of them is required by the settings wherever others than this machine can reach the port.
+    Health and metrics, which hold no row, are open on loopback.
 
-    A page in a browser on this machine can reach a loopback port, and by a name of its own that resolves to 127.0.0.1 could even read
-    the answers. It cannot choose the Host header, so without a token that must name this machine.
+    A page in a browser on this machine can reach a loopback port, and by a name of its own that resolves to
+    127.0.0.1 could even read the answers. It cannot choose the Host header, so without a token that must name
+    this machine.
     """
 
     def __init__(self, settings: Settings) -> None:
@@ -34,13 +35,19 @@ class Access:
     def check(self, request: web.Request) -> None:
         """Raise Refused unless the request may be answered."""
         if self._check_host and not self._is_ours(request.host):
-            raise RequestRefused(403, "forbidden", "the Host header must name this machine, since no token protects this port")
+            raise RequestRefused(
+                403, "forbidden", "the Host header must name this machine, since no token protects this port"
+            )
         if self._token is None or (self._loopback and request.path in OPEN_ON_LOOPBACK):
             return
         scheme, _, given = request.headers.get("Authorization", "").partition(" ")
         if scheme.lower() != "bearer" or not given:
-            message = "this port asks for a token: send `Authorization: Bearer TOKEN` with the workers' web_token"
-            raise RequestRefused(401, "no_token", message, headers={"WWW-Authenticate": 'Bearer realm="holdfast"'})
+            message = (
+                "this port asks for a token: send `Authorization: Bearer TOKEN` with the workers' web_token"
+            )
+            raise RequestRefused(
+                401, "no_token", message, headers={"WWW-Authenticate": 'Bearer realm="holdfast"'}
+            )
         if not compare_digest(given.strip().encode("utf-8", "surrogateescape"), self._token):
             raise RequestRefused(403, "wrong_token", "the token is not this worker's web_token")
 

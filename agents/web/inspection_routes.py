@@ -1,4 +1,6 @@
-"""The web port's answers to `holdfast verify --store`: the digest of what this worker serves of a partition, and the rows behind it."""
+"""The web port's answers to `holdfast verify --store`: the digest of what this worker serves of a
+partition, and the rows behind it.
+"""
 
 from __future__ import annotations
 
@@ -46,7 +48,14 @@ class InspectionPages:
         if wants_msgpack(request):
             return respond(request, StoredReply(**_about(replica, state), rows=rows, after=after))
         shown = [[readable_bytes(key), readable_bytes(value)] for key, value in rows]
-        return respond(request, {**_about(replica, state), "rows": shown, "after": None if after is None else readable_bytes(after)})
+        return respond(
+            request,
+            {
+                **_about(replica, state),
+                "rows": shown,
+                "after": None if after is None else readable_bytes(after),
+            },
+        )
 
     async def close(self, application: web.Application) -> None:
         self._inspections.close()

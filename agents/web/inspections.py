@@ -1,7 +1,9 @@
-"""What a worker's stores hold, told as digests: one partition at a time, each at one offset, read beside folding and never in its way.
+"""What a worker's stores hold, told as digests: one partition at a time, each at one offset, read beside
+folding and never in its way.
 
-An inspection pins the committed state of a moment (a RocksDB iterator), reads it in slices on a thread of its own that rests three times as
-long as it reads, and keeps it for a while, so that whoever found a difference can be told the rows of that same moment.
+An inspection pins the committed state of a moment (a RocksDB iterator), reads it in slices on a thread of its
+own that rests three times as long as it reads, and keeps it for a while, so that whoever found a difference
+can be told the rows of that same moment.
 """
 
 from __future__ import annotations
@@ -24,7 +26,9 @@ SLICE_ROWS = 512
 REST = 3
 """The thread rests for so many times as long as it read: a quarter of a processor at most."""
 HELD_S = 60.0
-"""A state is let go when nobody has asked for it for so long; RocksDB keeps the files that it lies in until then."""
+"""A state is let go when nobody has asked for it for so long; RocksDB keeps the files that it lies in
+until then.
+"""
 LIMIT_HELD_S = 3_600.0
 RETRY_AFTER_MS = 500
 
@@ -50,17 +54,23 @@ class _Held:
 
 
 class Inspections:
-    """At most one state a partition. Lives on the event loop of the web port; `close` ends its thread and lets all states go."""
+    """At most one state a partition.
+
+    Lives on the event loop of the web port; `close` ends its thread and lets all states go.
+    """
 
     def __init__(self) -> None:
         self._held: dict[Place, _Held] = {}
         self._pool = ThreadPoolExecutor(1, thread_name_prefix="holdfast-inspect")
         self._sweeper: asyncio.TimerHandle | None = None
 
-    async def digest(self, replica: Replica, inspection: str, wait_s: float) -> tuple[ReplicaState, Inspected]:
+    async def digest(
+        self, replica: Replica, inspection: str, wait_s: float
+    ) -> tuple[ReplicaState, Inspected]:
         """Return the state that *inspection* names, pinned now if it is new, and its digest.
 
-        Raises Refused: 503 while it is still being read (ask again by the same name) or while another inspection of the partition is.
+        Raises Refused: 503 while it is still being read (ask again by the same name) or while another
+        inspection of the partition is.
         """
         place = (replica.processor.name, replica.partition)
         held = self._held.get(place)
@@ -80,12 +90,18 @@ class Inspections:
             self._let_go(place, held)
             raise self._busy(place, f"its store was closed or is damaged: {error}") from None
 
-    def stored(self, replica: Replica, inspection: str, after: bytes, limit: int) -> tuple[ReplicaState, list[tuple[bytes, bytes]], bool]:
-        """Return rows and timers of an inspected state as they are stored, from the first key above *after*, and whether there are no more."""
+    def stored(
+        self, replica: Replica, inspection: str, after: bytes, limit: int
+    ) -> tuple[ReplicaState, list[tuple[bytes, bytes]], bool]:
+        """Return rows and timers of an inspected state as they are stored, from the first key above
+        *after*, and whether there are no more.
+        """
         place = (replica.processor.name, replica.partition)
         held = self._held.get(place)
         if held is None or held.inspection != inspection or held.replica is not replica:
-            raise RequestRefused(410, "failed", f"{place[0]}/{place[1]}: that inspection is over; begin another")
+            raise RequestRefused(
+                410, "failed", f"{place[0]}/{place[1]}: that inspection is over; begin another"
+            )
         held.asked_s = system_clock.monotonic_s()
         out: list[tuple[bytes, bytes]] = []
         size, start = 0, max(after + b"\x00", META + b"\xff")
@@ -121,7 +137,15 @@ class Inspections:
             raise self._busy(place, str(error)) from None
         work = asyncio.get_running_loop().run_in_executor(self._pool, digest_of, state, stop)
         work.add_done_callback(lambda done: done.cancelled() or done.exception())  # whoever asked may be gone
-        held = _Held(inspection=inspection, replica=replica, state=state, work=work, began_s=now_s, asked_s=now_s, stop=stop)
+        held = _Held(
+            inspection=inspection,
+            replica=replica,
+            state=state,
+            work=work,
+            began_s=now_s,
+            asked_s=now_s,
+            stop=stop,
+        )
         self._held[place] = held
         if self._sweeper is None:
             self._sweep()
@@ -143,11 +167,16 @@ class Inspections:
 
     @staticmethod
     def _busy(place: Place, why: str) -> RequestRefused:
-        return RequestRefused(503, "not_ready", f"{place[0]}/{place[1]}: {why}; ask again", retry_after_ms=RETRY_AFTER_MS)
+        return RequestRefused(
+            503, "not_ready", f"{place[0]}/{place[1]}: {why}; ask again", retry_after_ms=RETRY_AFTER_MS
+        )
 
 
 def digest_of(state: ReplicaState, stop: threading.Event) -> Inspected:
-    """Read all of *state* and return its digest; blocks, at a limited rate. Raises StoreError when the store is closed meanwhile, or damaged."""
+    """Read all of *state* and return its digest; blocks, at a limited rate.
+
+    Raises StoreError when the store is closed meanwhile, or damaged.
+    """
     sha, rows, timers, start = hashlib.sha256(), 0, 0, META + b"\xff"
     while True:
         began_s = system_clock.monotonic_s()

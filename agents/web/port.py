@@ -1,7 +1,9 @@
-"""The listening socket of the web port: how many connections it admits, how long each may be silent, and what it says of bad requests.
+"""The listening socket of the web port: how many connections it admits, how long each may be silent, and what
+it says of bad requests.
 
-Connections are counted from the moment they are accepted, before any TLS handshake: whoever is over a limit costs one descriptor for one
-turn of the event loop. Bodies are never inflated here, and what a refused request has yet to send is not read.
+Connections are counted from the moment they are accepted, before any TLS handshake: whoever is over a limit
+costs one descriptor for one turn of the event loop. Bodies are never inflated here, and what a refused
+request has yet to send is not read.
 """
 
 from __future__ import annotations
@@ -27,7 +29,9 @@ logger = logging.getLogger(__name__)
 
 KEEPALIVE_S = 75.0
 HEADERS_S = 10.0
-"""A request's head, and a TLS handshake, must be whole within so long of their first byte; a new connection must have sent one."""
+"""A request's head, and a TLS handshake, must be whole within so long of their first byte; a new
+connection must have sent one.
+"""
 WRITE_S = 60.0
 """Whoever takes nothing of an answer for so long gets no more of it."""
 CLOSE_S = 2.0
@@ -49,7 +53,9 @@ class ConnectionLimits:
 
 
 class Troubles:
-    """Counts what the port refuses, and logs one line of each cause every `LOG_EVERY_S`, with how many it stands for."""
+    """Counts what the port refuses, and logs one line of each cause every `LOG_EVERY_S`, with how many it
+    stands for.
+    """
 
     def __init__(self, counts: Counter[str], clock: Clock) -> None:
         self._counts, self._clock = counts, clock
@@ -94,12 +100,16 @@ class Connection(web.RequestHandler):
             self._await_head()
 
     def _await_head(self) -> None:
-        self._head_deadline = self._loop.call_later(HEADERS_S, self._late, f"sent no whole request within {HEADERS_S:.0f} s")
+        self._head_deadline = self._loop.call_later(
+            HEADERS_S, self._late, f"sent no whole request within {HEADERS_S:.0f} s"
+        )
 
     def pause_writing(self) -> None:
         super().pause_writing()
         if self._write_deadline is None:
-            self._write_deadline = self._loop.call_later(WRITE_S, self._late, f"took nothing of its answer for {WRITE_S:.0f} s")
+            self._write_deadline = self._loop.call_later(
+                WRITE_S, self._late, f"took nothing of its answer for {WRITE_S:.0f} s"
+            )
 
     def resume_writing(self) -> None:
         _cancel(self._write_deadline)
@@ -127,7 +137,11 @@ class Connection(web.RequestHandler):
         return str(name[0]) if isinstance(name, tuple) else "a peer"
 
     def handle_error(
-        self, request: web.BaseRequest, status: int = 500, exc: BaseException | None = None, message: str | None = None
+        self,
+        request: web.BaseRequest,
+        status: int = 500,
+        exc: BaseException | None = None,
+        message: str | None = None,
     ) -> web.StreamResponse:
         """Answer what is not HTTP, in one line for the log and one for the peer."""
         if status >= 500:
@@ -137,7 +151,9 @@ class Connection(web.RequestHandler):
         if request.writer.output_size > 0:
             raise ConnectionError("part of an answer is sent already")
         refusal = Refusal(error="malformed", message=f"this is no HTTP request that the worker reads: {what}")
-        response = web.Response(body=query_wire.encode_json(refusal) + b"\n", status=status, content_type=JSON)
+        response = web.Response(
+            body=query_wire.encode_json(refusal) + b"\n", status=status, content_type=JSON
+        )
         response.force_close()
         return response
 
@@ -172,7 +188,9 @@ class _Server(web.Server):
 class PortRunner(web.AppRunner):
     """Runs an application whose connections come from a `Door`."""
 
-    def __init__(self, application: web.Application, troubles: Troubles, *, shutdown_timeout_s: float) -> None:
+    def __init__(
+        self, application: web.Application, troubles: Troubles, *, shutdown_timeout_s: float
+    ) -> None:
         super().__init__(application, access_log=None, shutdown_timeout=shutdown_timeout_s)
         self._troubles = troubles
 
@@ -183,7 +201,13 @@ class PortRunner(web.AppRunner):
 class Door:
     """Accepts connections within *limits* and hands them to *server*, from `open` to `close`."""
 
-    def __init__(self, server: Callable[[], Connection], limits: ConnectionLimits, tls: ssl.SSLContext | None, troubles: Troubles) -> None:
+    def __init__(
+        self,
+        server: Callable[[], Connection],
+        limits: ConnectionLimits,
+        tls: ssl.SSLContext | None,
+        troubles: Troubles,
+    ) -> None:
         self._server, self._limits, self._tls, self._troubles = server, limits, tls, troubles
         self._sockets: list[socket.socket] = []
         self._accepting: list[asyncio.Task[None]] = []
@@ -222,7 +246,10 @@ class Door:
             try:
                 connection, address = await loop.sock_accept(listening)
             except OSError as error:
-                self._troubles.note("accept", f"cannot accept a connection: {error.strerror}; raise the limit of open files (ulimit -n)")
+                self._troubles.note(
+                    "accept",
+                    f"cannot accept a connection: {error.strerror}; raise the limit of open files (ulimit -n)",
+                )
                 await asyncio.sleep(ACCEPT_PAUSE_S)
                 continue
             self._admit(connection, peer_of(address[0]))
@@ -232,12 +259,16 @@ class Door:
         limits = self._limits
         if self._count >= limits.connections:
             self._troubles.note(
-                "connections", f"refused {peer}: {limits.connections} connections are open, all that web_connections allows"
+                "connections",
+                f"refused {peer}: {limits.connections} connections are open, all that web_connections allows",
             )
             connection.close()
             return
         if self._peers[peer] >= limits.per_peer:
-            self._troubles.note("peer", f"refused {peer}: it has {limits.per_peer} connections, all that web_connections_per_peer allows")
+            self._troubles.note(
+                "peer",
+                f"refused {peer}: it has {limits.per_peer} connections, all that web_connections_per_peer allows",
+            )
             connection.close()
             return
         self._count += 1
@@ -262,9 +293,15 @@ class Door:
                 self._release(peer)
 
         protocol.on_end(end)
-        times = {"ssl_handshake_timeout": HEADERS_S, "ssl_shutdown_timeout": CLOSE_S} if self._tls is not None else {}
+        times = (
+            {"ssl_handshake_timeout": HEADERS_S, "ssl_shutdown_timeout": CLOSE_S}
+            if self._tls is not None
+            else {}
+        )
         try:
-            await asyncio.get_running_loop().connect_accepted_socket(lambda: protocol, connection, ssl=self._tls, **times)
+            await asyncio.get_running_loop().connect_accepted_socket(
+                lambda: protocol, connection, ssl=self._tls, **times
+            )
         except asyncio.CancelledError:
             connection.close()
             end()
@@ -272,7 +309,9 @@ class Door:
         except Exception as error:  # noqa: BLE001  whatever a stranger's handshake meets
             connection.close()
             end()
-            self._troubles.note("handshake", f"no connection with {peer}: {str(error)[:120] or type(error).__name__}")
+            self._troubles.note(
+                "handshake", f"no connection with {peer}: {str(error)[:120] or type(error).__name__}"
+            )
 
 
 def _listening(family: int, kind: int, protocol: int, address: Any) -> socket.socket:
@@ -291,7 +330,8 @@ def _listening(family: int, kind: int, protocol: int, address: Any) -> socket.so
 
 
 def peer_of(host: str) -> str:
-    """Return whom a connection counts for: an IPv4 address, or the /64 of an IPv6 one, all of which belongs to one host.
+    """Return whom a connection counts for: an IPv4 address, or the /64 of an IPv6 one, all of which belongs
+    to one host.
 
     >>> peer_of("10.1.2.3"), peer_of("::ffff:10.1.2.3"), peer_of("2001:db8::1:2"), peer_of("2001:db8::9:9")
     ('10.1.2.3', '10.1.2.3', '2001:db8::/64', '2001:db8::/64')

@@ -15,7 +15,17 @@ from aiohttp.http_exceptions import HttpProcessingError
 from multidict import MultiMapping
 
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.query_wire import JSON, MSGPACK, Inspect, Keys, Page, Reason, Refusal, Staleness, Stored
+from holdfast.core.engine.query_wire import (
+    JSON,
+    MSGPACK,
+    Inspect,
+    Keys,
+    Page,
+    Reason,
+    Refusal,
+    Staleness,
+    Stored,
+)
 
 B = TypeVar("B")
 N = TypeVar("N", Inspect, Stored)
@@ -63,13 +73,17 @@ class QueryTerms:
 
 
 def terms_of(query: MultiMapping[str], *, scan: bool) -> QueryTerms:
-    """Read the query string; a name that means nothing here is refused, so that a slip cannot drop a condition."""
+    """Read the query string; a name that means nothing here is refused, so that a slip cannot drop a
+    condition.
+    """
     if not query:
         return _NO_TERMS
     known = _OF_A_SCAN if scan else _COMMON
     for name in query:
         if name not in known:
-            raise malformed(f"unknown parameter {name[:40]!r}; this endpoint takes {', '.join(sorted(known))}")
+            raise malformed(
+                f"unknown parameter {name[:40]!r}; this endpoint takes {', '.join(sorted(known))}"
+            )
         if len(query.getall(name)) > 1:
             raise malformed(f"parameter {name} is given twice")
     staleness = None
@@ -104,13 +118,22 @@ def whole(text: str, name: str) -> int:
 
 
 def check_form(request: web.Request) -> None:
-    """Refuse, before a byte of the body is read, what no endpoint takes: an encoded body, a body where none belongs, a path that is no text."""
+    """Refuse, before a byte of the body is read, what no endpoint takes: an encoded body, a body where
+    none belongs, a path that is no text.
+    """
     encoding = request.headers.get("Content-Encoding", "identity")
     if encoding.strip().lower() != "identity":
         message = f"the body is sent with Content-Encoding {encoding[:40]!r}; send it as it is"
-        raise RequestRefused(415, "malformed", message, headers={"Accept-Encoding": "identity", "Connection": "close"})
+        raise RequestRefused(
+            415, "malformed", message, headers={"Accept-Encoding": "identity", "Connection": "close"}
+        )
     if request.match_info.route.method != "POST" and request.body_exists:
-        raise RequestRefused(413, "too_large", f"{request.method} {request.path[:200]} takes no body", headers={"Connection": "close"})
+        raise RequestRefused(
+            413,
+            "too_large",
+            f"{request.method} {request.path[:200]} takes no body",
+            headers={"Connection": "close"},
+        )
     if (request.content_length or 0) > query_wire.LIMIT_BODY_BYTES:
         raise _too_large()
     if "%" in request.raw_path or not request.raw_path.isascii():
@@ -128,7 +151,9 @@ def _check_text(path: str) -> None:
     try:
         unquote_to_bytes(path.encode("utf-8", "surrogateescape")).decode()
     except UnicodeDecodeError as error:
-        raise malformed(f"the URL is not UTF-8 once its escapes are read: byte {error.object[error.start]:#04x}; keys are text") from None
+        raise malformed(
+            f"the URL is not UTF-8 once its escapes are read: byte {error.object[error.start]:#04x}; keys are text"
+        ) from None
 
 
 _CUT_ESCAPE = re.compile("%(?![0-9A-Fa-f]{2})")
@@ -170,7 +195,9 @@ async def stored_of(request: web.Request) -> Stored:
 
 def _named(asked: N) -> N:
     if not 1 <= len(asked.inspection) <= query_wire.LIMIT_INSPECTION:
-        raise malformed(f"inspection has {len(asked.inspection)} characters; name it with 1 to {query_wire.LIMIT_INSPECTION}")
+        raise malformed(
+            f"inspection has {len(asked.inspection)} characters; name it with 1 to {query_wire.LIMIT_INSPECTION}"
+        )
     return asked
 
 
@@ -179,11 +206,15 @@ async def _body(request: web.Request, decode: Callable[[bytes], B], decode_json:
         async with asyncio.timeout(BODY_TIMEOUT_S):
             body = await request.read()
     except TimeoutError:
-        raise RequestRefused(408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s") from None
+        raise RequestRefused(
+            408, "malformed", f"the body did not come within {BODY_TIMEOUT_S:.0f} s"
+        ) from None
     except web.HTTPRequestEntityTooLarge:
         raise _too_large() from None
     except (web.RequestPayloadError, HttpProcessingError, ClientError, ConnectionError) as error:
-        raise RequestRefused(400, "malformed", f"body: it broke off ({str(error)[:120]})", headers={"Connection": "close"}) from None
+        raise RequestRefused(
+            400, "malformed", f"body: it broke off ({str(error)[:120]})", headers={"Connection": "close"}
+        ) from None
     try:
         return decode(body) if request.content_type == MSGPACK else decode_json(body)
     except (msgspec.DecodeError, UnicodeDecodeError) as error:
@@ -194,10 +225,20 @@ def wants_msgpack(request: web.Request) -> bool:
     return MSGPACK in request.headers.get("Accept", "")
 
 
-def respond(request: web.Request, body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None) -> web.Response:
+def respond(
+    request: web.Request, body: Any, *, status: int = 200, headers: Mapping[str, str] | None = None
+) -> web.Response:
     """Return *body* in the form the asker accepts; JSON unless MessagePack is asked for."""
-    content, content_type = (query_wire.encode(body), MSGPACK) if wants_msgpack(request) else (query_wire.encode_json(body) + b"\n", JSON)
-    return web.Response(body=content, status=status, headers={"Content-Type": content_type, "Cache-Control": "no-store", **(headers or {})})
+    content, content_type = (
+        (query_wire.encode(body), MSGPACK)
+        if wants_msgpack(request)
+        else (query_wire.encode_json(body) + b"\n", JSON)
+    )
+    return web.Response(
+        body=content,
+        status=status,
+        headers={"Content-Type": content_type, "Cache-Control": "no-store", **(headers or {})},
+    )
 
 
 def respond_refused(request: web.Request, refused: RequestRefused) -> web.Response:

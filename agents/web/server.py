@@ -1,7 +1,8 @@
 """The worker's web port: queries, health and metrics over HTTP, answered from the moment the worker starts.
 
-It is a server of its own and not Faust's, whose pages show tables to anyone, answer from partitions the worker has lost, and know
-neither tokens nor TLS. Start it before recovery: while partitions are restoring, it says so.
+It is a server of its own and not Faust's, whose pages show tables to anyone, answer from partitions the
+worker has lost, and know neither tokens nor TLS. Start it before recovery: while partitions are restoring, it
+says so.
 """
 
 from __future__ import annotations
@@ -55,7 +56,9 @@ RouteHandler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 class WebService(Service):
     """Serves *serving* on the web port of *settings* for as long as it runs."""
 
-    def __init__(self, settings: Settings, serving: Serving, metrics: Metrics, *, clock: Clock = system_clock) -> None:
+    def __init__(
+        self, settings: Settings, serving: Serving, metrics: Metrics, *, clock: Clock = system_clock
+    ) -> None:
         super().__init__()
         self._settings = settings
         self._application = build_application(settings, serving, metrics, clock)
@@ -69,10 +72,16 @@ class WebService(Service):
         tls = server_tls(settings)
         connections = descriptors.connections_within(descriptors.raised_limit(), settings.web_connections)
         if connections < settings.web_connections:
-            logger.warning("the limit of open files leaves room for %d of web_connections=%d", connections, settings.web_connections)
+            logger.warning(
+                "the limit of open files leaves room for %d of web_connections=%d",
+                connections,
+                settings.web_connections,
+            )
         runner = PortRunner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
         await runner.setup()
-        limits = ConnectionLimits(connections=connections, per_peer=min(connections, settings.web_connections_per_peer))
+        limits = ConnectionLimits(
+            connections=connections, per_peer=min(connections, settings.web_connections_per_peer)
+        )
         door = Door(cast(Callable[[], Connection], runner.server), limits, tls, self._troubles)
         try:
             await door.open(settings.web_bind, settings.web_port)
@@ -94,7 +103,9 @@ class WebService(Service):
             await runner.cleanup()
 
 
-def build_application(settings: Settings, serving: Serving, metrics: Metrics, clock: Clock) -> web.Application:
+def build_application(
+    settings: Settings, serving: Serving, metrics: Metrics, clock: Clock
+) -> web.Application:
     """Return the aiohttp application behind the web port."""
     access, tables = Access(settings), _Tables(settings, serving, metrics, clock)
     health, inspections = _Health(serving, metrics), InspectionPages(tables.find)
@@ -111,12 +122,19 @@ def build_application(settings: Settings, serving: Serving, metrics: Metrics, cl
             known = "; see /tables, /health/live, /health/ready, /metrics" if error.status == 404 else ""
             allowed = {name: value for name, value in error.headers.items() if name == "Allow"}
             message = f"{request.method} {request.path[:200]}: {error.reason}{known}"
-            return respond_refused(request, RequestRefused(error.status, "malformed", message, headers=allowed))
+            return respond_refused(
+                request, RequestRefused(error.status, "malformed", message, headers=allowed)
+            )
         except StoreError as error:  # closed meanwhile, or damaged: then its partition is being taken up anew
-            return respond_refused(request, RequestRefused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS))
+            return respond_refused(
+                request,
+                RequestRefused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS),
+            )
         except Exception:
             logger.exception("a request failed", extra={"path": request.path[:200]})
-            return respond_refused(request, RequestRefused(500, "failed", "the worker failed to answer; its log has the cause"))
+            return respond_refused(
+                request, RequestRefused(500, "failed", "the worker failed to answer; its log has the cause")
+            )
 
     application = web.Application(middlewares=[guard], client_max_size=query_wire.LIMIT_BODY_BYTES)
     here = "/tables/{table}/{partition}"
@@ -149,7 +167,9 @@ class _Health:
         cause = self._serving.unready()
         if cause is None:
             return respond(request, {"status": "ready"})
-        return respond(request, {"status": "unready", "cause": cause}, status=503, headers={"Retry-After": "1"})
+        return respond(
+            request, {"status": "unready", "cause": cause}, status=503, headers={"Retry-After": "1"}
+        )
 
     async def metrics(self, request: web.Request) -> web.Response:
         body, content_type = self._metrics.exposition(self._serving, request.headers.get("Accept", ""))
@@ -157,7 +177,10 @@ class _Health:
 
 
 class _Tables:
-    """The queries. Between finding the replica and the last byte read from it nothing waits, so it cannot be lost in between."""
+    """The queries.
+
+    Between finding the replica and the last byte read from it nothing waits, so it cannot be lost in between.
+    """
 
     def __init__(self, settings: Settings, serving: Serving, metrics: Metrics, clock: Clock) -> None:
         self._app, self._url = settings.app, settings.advertised_url
@@ -171,7 +194,10 @@ class _Tables:
         async def count(request: web.Request) -> web.StreamResponse:
             if self._in_flight >= LIMIT_IN_FLIGHT:
                 raise RequestRefused(
-                    503, "not_ready", f"{LIMIT_IN_FLIGHT} queries are in progress here; ask again", retry_after_ms=RETRY_AFTER_MS
+                    503,
+                    "not_ready",
+                    f"{LIMIT_IN_FLIGHT} queries are in progress here; ask again",
+                    retry_after_ms=RETRY_AFTER_MS,
                 )
             name = request.match_info["table"]
             table, outcome = name if name in self._serving.tables() else "", "failed"
@@ -191,12 +217,17 @@ class _Tables:
         return count
 
     async def list(self, request: web.Request) -> web.Response:
-        tables = {name: self._describe(name, processor) for name, processor in sorted(self._serving.tables().items())}
+        tables = {
+            name: self._describe(name, processor)
+            for name, processor in sorted(self._serving.tables().items())
+        }
         return respond(request, {"app": self._app, "url": self._url, "tables": tables})
 
     def _describe(self, name: str, processor: Processor[Any, Any]) -> dict[str, Any]:
         partitions = self._serving.partitions(name)
-        held = [replica for at in range(partitions) if (replica := self._serving.lookup(name, at)) is not None]
+        held = [
+            replica for at in range(partitions) if (replica := self._serving.lookup(name, at)) is not None
+        ]
         return {
             "version": processor.version,
             "source": processor.source,
@@ -223,13 +254,18 @@ class _Tables:
         _still(replica)
         if wants_msgpack(request):
             return respond(request, RowReply(**about, key=key, found=value is not None, value=value))
-        return respond(request, {**about, "key": key, "found": value is not None, "value": self._rendered(replica, value)})
+        return respond(
+            request,
+            {**about, "key": key, "found": value is not None, "value": self._rendered(replica, value)},
+        )
 
     async def rows(self, request: web.Request) -> web.Response:
         terms, keys = terms_of(request.query, scan=False), (await keys_of(request)).keys
         replica = await self._replica(request, terms)
         about = _about(replica)
-        values, _ = _bounded(len(keys), lambda got, count: replica.get_many(keys[len(got) : len(got) + count]), _size_of_value)
+        values, _ = _bounded(
+            len(keys), lambda got, count: replica.get_many(keys[len(got) : len(got) + count]), _size_of_value
+        )
         _still(replica)
         if wants_msgpack(request):
             return respond(request, RowsReply(**about, values=values))
@@ -240,12 +276,19 @@ class _Tables:
         limit = min(page.limit, query_wire.LIMIT_PAGE_ROWS)
         replica = await self._replica(request, terms)
         about = _about(replica)
-        rows, ended = _bounded(limit, lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count), _size_of_row)
+        rows, ended = _bounded(
+            limit,
+            lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count),
+            _size_of_row,
+        )
         _still(replica)
         after = None if ended else rows[-1][0]
         if wants_msgpack(request):
             return respond(request, PageReply(**about, rows=rows, after=after))
-        return respond(request, {**about, "rows": [[key, self._rendered(replica, value)] for key, value in rows], "after": after})
+        return respond(
+            request,
+            {**about, "rows": [[key, self._rendered(replica, value)] for key, value in rows], "after": after},
+        )
 
     def _rendered(self, replica: Replica, value: bytes | None) -> Any:
         if value is None:
@@ -268,14 +311,22 @@ class _Tables:
         processor = self._serving.tables().get(table)
         if processor is None:
             known = ", ".join(sorted(self._serving.tables())) or "none"
-            raise RequestRefused(404, "no_such_table", f"no table {table[:100]!r} in application {self._app}; its tables: {known}")
+            raise RequestRefused(
+                404,
+                "no_such_table",
+                f"no table {table[:100]!r} in application {self._app}; its tables: {known}",
+            )
         if terms.version is not None and terms.version != processor.version:
             raise RequestRefused(
-                404, "no_such_table", f"table {table} is version {processor.version} here, not {terms.version}; asker and worker differ"
+                404,
+                "no_such_table",
+                f"table {table} is version {processor.version} here, not {terms.version}; asker and worker differ",
             )
         partition, partitions = whole(at, "partition"), self._serving.partitions(table)
         if partition >= partitions > 0:
-            raise RequestRefused(404, "no_such_table", f"table {table} has partitions 0 to {partitions - 1}, not {partition}")
+            raise RequestRefused(
+                404, "no_such_table", f"table {table} has partitions 0 to {partitions - 1}, not {partition}"
+            )
         replica = self._find(request, table, partition, terms.staleness)
         if terms.at_offset is None or replica.applied >= terms.at_offset:
             return replica
@@ -295,7 +346,11 @@ class _Tables:
         if replica is not None and replica.serving:
             if replica.active:
                 return replica
-            too_stale = "its owner answers" if staleness is None else _too_stale(replica, staleness, self._clock.now_ms())
+            too_stale = (
+                "its owner answers"
+                if staleness is None
+                else _too_stale(replica, staleness, self._clock.now_ms())
+            )
             if too_stale is None:
                 return replica
         else:
@@ -303,7 +358,13 @@ class _Tables:
         owner = self._serving.owner(table, partition)
         if owner is not None and owner != self._url:
             path = request.raw_path if request.raw_path.startswith("/") else str(request.rel_url)
-            raise RequestRefused(421, "moved", f"{table}/{partition} is served by {owner}", owner=owner, headers={"Location": owner + path})
+            raise RequestRefused(
+                421,
+                "moved",
+                f"{table}/{partition} is served by {owner}",
+                owner=owner,
+                headers={"Location": owner + path},
+            )
         if replica is None:
             cause = "is not held here and has no known owner: a rebalance is under way"
         elif too_stale:
@@ -318,7 +379,10 @@ def _role(replica: Replica) -> Role:
 
 
 def _about(replica: Replica) -> dict[str, Any]:
-    """Return what every reply tells. Taken before the rows are read: what is read after it can only reflect more."""
+    """Return what every reply tells.
+
+    Taken before the rows are read: what is read after it can only reflect more.
+    """
     return {
         "table": replica.processor.name,
         "version": replica.processor.version,
@@ -330,14 +394,19 @@ def _about(replica: Replica) -> dict[str, Any]:
 
 
 def _still(replica: Replica) -> None:
-    """Refuse what was read, if it may be another's by now: a process can be frozen at any place, in the middle of a read too."""
+    """Refuse what was read, if it may be another's by now: a process can be frozen at any place, in the
+    middle of a read too.
+    """
     if not replica.serving:
         cause = f"{replica.processor.name}/{replica.partition} stopped serving while this was read"
         raise RequestRefused(503, "not_ready", cause, retry_after_ms=RETRY_AFTER_MS)
 
 
 def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:
-    """Return why this standby may not answer under *bound*, None when it may. What is not known is not fresh."""
+    """Return why this standby may not answer under *bound*, None when it may.
+
+    What is not known is not fresh.
+    """
     if bound.offsets is not None:
         if replica.source_end == UNKNOWN:
             return "how many records it is behind is not known"
@@ -352,8 +421,11 @@ def _too_stale(replica: Replica, bound: Staleness, now_ms: int) -> str | None:
     return None
 
 
-def _bounded(limit: int, fetch: Callable[[list[T], int], Sequence[T]], size: Callable[[T], int]) -> tuple[list[T], bool]:
-    """Return up to *limit* items as far as the reply's limit in bytes lets them, at least one, and whether there are no more.
+def _bounded(
+    limit: int, fetch: Callable[[list[T], int], Sequence[T]], size: Callable[[T], int]
+) -> tuple[list[T], bool]:
+    """Return up to *limit* items as far as the reply's limit in bytes lets them, at least one, and whether
+    there are no more.
 
     *fetch(got, count)* returns the next *count* items. The chunks grow only as the items seen so far allow, so that a table of rows of 1 MB
     is not read into memory to answer one page.

@@ -1,4 +1,5 @@
-"""Rival: a plain confluent-kafka loop without Faust, transactions, fencing, quarantine or restore; as fast as such a loop gets.
+"""Rival: a plain confluent-kafka loop without Faust, transactions, fencing, quarantine or restore; as fast as
+such a loop gets.
 
 python -P -m bench.rivals.loop BOOTSTRAP TOPIC BATCH FOLDER
 """
@@ -22,9 +23,19 @@ def main(bootstrap: str, topic: str, batch: int, folder: str) -> None:
     records = count(bootstrap, topic)
     changelog = f"loop-{time.time_ns()}"
     create(bootstrap, changelog)
-    stores = [rocksdict.Rdict(f"{folder}/{number}", rocksdict.Options(raw_mode=True)) for number in range(PARTITIONS)]
+    stores = [
+        rocksdict.Rdict(f"{folder}/{number}", rocksdict.Options(raw_mode=True))
+        for number in range(PARTITIONS)
+    ]
     cache: list[dict[bytes, tuple[int, int, int, bytes]]] = [{} for _ in stores]
-    consumer = Consumer({"bootstrap.servers": bootstrap, "group.id": changelog, "enable.auto.commit": False, "fetch.queue.backoff.ms": 5})
+    consumer = Consumer(
+        {
+            "bootstrap.servers": bootstrap,
+            "group.id": changelog,
+            "enable.auto.commit": False,
+            "fetch.queue.backoff.ms": 5,
+        }
+    )
     producer = Producer(
         {"bootstrap.servers": bootstrap, "enable.idempotence": True, "linger.ms": 5, "batch.num.messages": 10_000, "batch.size": 900_000,
          "queue.buffering.max.messages": 1_000_000}
@@ -69,10 +80,15 @@ def main(bootstrap: str, topic: str, batch: int, folder: str) -> None:
         for number, write in writes:
             stores[number].write(write)
             cache[number].update(dirty[number])
-        consumer.commit(offsets=[TopicPartition(topic, number, offset + 1) for number, offset in last.items()], asynchronous=True)
+        consumer.commit(
+            offsets=[TopicPartition(topic, number, offset + 1) for number, offset in last.items()],
+            asynchronous=True,
+        )
         done += len(messages)
     wall_s, cpu_s = time.perf_counter() - started_s, time.process_time() - cpu_s
-    total = sum(ROW.unpack_from(value)[2] for store in stores for key, value in store.items() if key != b"\x00applied")
+    total = sum(
+        ROW.unpack_from(value)[2] for store in stores for key, value in store.items() if key != b"\x00applied"
+    )
     assert total == records, (total, records)
     rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
     print(

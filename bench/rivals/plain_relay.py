@@ -1,4 +1,5 @@
-"""The plain outbox relay everybody writes first: lock, produce, flush, delete, commit. No leader, no fence, one worker.
+"""The plain outbox relay everybody writes first: lock, produce, flush, delete, commit. No leader, no fence,
+one worker.
 
 python -P -m bench.rivals.plain_relay DSN TABLE BOOTSTRAP BATCH
 """
@@ -32,11 +33,15 @@ def main() -> None:
                     time.sleep(0.01)
                     continue
                 for _, topic, key, value, names, values in rows:
-                    producer.produce(topic, value, key, headers=list(zip(names, values, strict=True)), on_delivery=heard)
+                    producer.produce(
+                        topic, value, key, headers=list(zip(names, values, strict=True)), on_delivery=heard
+                    )
                 producer.flush()
                 if failed:
                     raise SystemExit(str(failed[0]))
-                cursor.execute(f"DELETE FROM {table} WHERE id = ANY(%s)", ([row[0] for row in rows],), prepare=True)
+                cursor.execute(
+                    f"DELETE FROM {table} WHERE id = ANY(%s)", ([row[0] for row in rows],), prepare=True
+                )
             connection.commit()
 
 

@@ -1,6 +1,7 @@
 """Rival: a stock faust-streaming agent with a RocksDB table, as its documentation shows.
 
-RIVAL_BOOTSTRAP=... RIVAL_TOPIC=... RIVAL_RECORDS=N RIVAL_APP=... python -P -m bench.rivals.stock_faust --datadir D worker -l info
+RIVAL_BOOTSTRAP=... RIVAL_TOPIC=... RIVAL_RECORDS=N RIVAL_APP=... python -P -m bench.rivals.stock_faust
+--datadir D worker -l info
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ app = faust.App(
     key_serializer="raw",
     consumer_auto_offset_reset="earliest",
 )
-source = app.topic(os.environ.get("RIVAL_TOPIC", "source"), key_type=bytes, value_type=bytes, value_serializer="raw")
+source = app.topic(
+    os.environ.get("RIVAL_TOPIC", "source"), key_type=bytes, value_type=bytes, value_serializer="raw"
+)
 table: Any = app.Table("t", key_type=bytes, value_type=bytes, partitions=4, options={"driver": "rocksdict"})
 ROW = struct.Struct(">qqq")
 seen: dict[str, Any] = {"records": 0}
@@ -40,7 +43,12 @@ async def fold(stream: Any) -> None:
         _, _, time_s, instance, client, rest = value.split(b"/", 5)
         key, _, offset = rest.rpartition(b"/")
         old = table.get(key)
-        table[key] = ROW.pack(int(time_s), int(offset), (ROW.unpack_from(old)[2] if old else 0) + 1) + instance + b"/" + client
+        table[key] = (
+            ROW.pack(int(time_s), int(offset), (ROW.unpack_from(old)[2] if old else 0) + 1)
+            + instance
+            + b"/"
+            + client
+        )
         seen["records"] += 1
         if seen["records"] == RECORDS:
             seen["finish"] = asyncio.ensure_future(finish())
@@ -52,7 +60,10 @@ async def finish() -> None:
         await asyncio.sleep(0.01)
     await producer.flush()
     wall_s, cpu_s = time.perf_counter() - seen["started_s"], time.process_time() - seen["cpu_s"]
-    print(f"RESULT stock-faust rate={RECORDS / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / RECORDS * 1e6:.2f}", flush=True)
+    print(
+        f"RESULT stock-faust rate={RECORDS / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / RECORDS * 1e6:.2f}",
+        flush=True,
+    )
     os._exit(0)
 
 

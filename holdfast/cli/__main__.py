@@ -41,12 +41,20 @@ COMMANDS = {
 }
 """Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""
 
-EXTRAS = {"alembic": "outbox", "pyspark": "spark", "delta": "spark", "deltalake": "spark", "pandas": "spark", "pyarrow": "spark"}
+EXTRAS = {
+    "alembic": "outbox",
+    "pyspark": "spark",
+    "delta": "spark",
+    "deltalake": "spark",
+    "pandas": "spark",
+    "pyarrow": "spark",
+}
 """Packages that only some installations have, by import name, and the extra that brings each."""
 
 LIMIT_DIGITS = 300
 
-# With a value of their own, so that each may also stand behind the command: `holdfast topics list --output json`.
+# With a value of their own, so that each may also stand behind the command: `holdfast topics list --output
+# json`.
 GLOBAL_OPTIONS = ("--config", "--bootstrap", "--bootstrap-server", "--set", "--app", "-A", "--output", "-o")
 GLOBAL_FLAGS = ("-v", "-vv", "--verbose")
 
@@ -109,29 +117,55 @@ def _print_version(wanted: bool) -> None:
         raise typer.Exit
 
 
-@app.callback(help="Event-sourced processors on Kafka. The options below may stand before or behind the command.")
+@app.callback(
+    help="Event-sourced processors on Kafka. The options below may stand before or behind the command."
+)
 def root(
     context: typer.Context,
-    config: Annotated[Path | None, typer.Option(help="Settings file; else HOLDFAST_CONFIG, else holdfast.toml in this folder.")] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option(help="Settings file; else HOLDFAST_CONFIG, else holdfast.toml in this folder."),
+    ] = None,
     bootstrap: Annotated[
-        str | None, typer.Option("--bootstrap", "--bootstrap-server", help="Brokers to begin with, host:port,host:port.")
+        str | None,
+        typer.Option("--bootstrap", "--bootstrap-server", help="Brokers to begin with, host:port,host:port."),
     ] = None,
     assignments: Annotated[
-        list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Any setting, or kafka.<property>; may be repeated.")
+        list[str] | None,
+        typer.Option(
+            "--set", metavar="NAME=VALUE", help="Any setting, or kafka.<property>; may be repeated."
+        ),
     ] = None,
     application: Annotated[
-        str | None, typer.Option("--app", "-A", metavar="MODULE[:NAME]", help="Your application, as for `faust -A`; else holdfast's own.")
+        str | None,
+        typer.Option(
+            "--app",
+            "-A",
+            metavar="MODULE[:NAME]",
+            help="Your application, as for `faust -A`; else holdfast's own.",
+        ),
     ] = None,
-    output: Annotated[Output, typer.Option("--output", "-o", help="Form of the result on stdout.")] = Output.TABLE,
-    verbose: Annotated[int, typer.Option("--verbose", "-v", count=True, help="Log to stderr, and trace errors; -vv for more.")] = 0,
-    version: Annotated[bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")] = False,
+    output: Annotated[
+        Output, typer.Option("--output", "-o", help="Form of the result on stdout.")
+    ] = Output.TABLE,
+    verbose: Annotated[
+        int,
+        typer.Option("--verbose", "-v", count=True, help="Log to stderr, and trace errors; -vv for more."),
+    ] = 0,
+    version: Annotated[
+        bool, typer.Option("--version", callback=_print_version, is_eager=True, help="Print the version.")
+    ] = False,
 ) -> None:
     chosen = context.obj
     assert isinstance(chosen, Globals)
     chosen.config, chosen.application, chosen.output, chosen.verbose = config, application, output, verbose
     # Without -v an error is said once, by `_fail`, and not by librdkafka's log as well.
-    logging.basicConfig(level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr)
-    chosen.flags = read_assignments(assignments or []) | ({"kafka.bootstrap.servers": bootstrap} if bootstrap else {})
+    logging.basicConfig(
+        level={0: logging.CRITICAL, 1: logging.INFO}.get(verbose, logging.DEBUG), stream=sys.stderr
+    )
+    chosen.flags = read_assignments(assignments or []) | (
+        {"kafka.bootstrap.servers": bootstrap} if bootstrap else {}
+    )
 
 
 def hoist(arguments: list[str]) -> list[str]:
@@ -148,7 +182,9 @@ def hoist(arguments: list[str]) -> list[str]:
             return [*first, *rest, argument, *waiting]
         if argument in GLOBAL_OPTIONS:
             first += [argument, *([value] if (value := next(waiting, None)) is not None else [])]
-        elif argument in GLOBAL_FLAGS or argument.startswith(("-A", *(f"{option}=" for option in GLOBAL_OPTIONS))):
+        elif argument in GLOBAL_FLAGS or argument.startswith(
+            ("-A", *(f"{option}=" for option in GLOBAL_OPTIONS))
+        ):
             first.append(argument)
         else:
             rest.append(argument)
@@ -173,13 +209,21 @@ def main(arguments: list[str] | None = None) -> NoReturn:
         extra = EXTRAS.get((error.name or "").partition(".")[0])
         if extra is None:
             raise
-        _fail(f"this command needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'", code=2, verbose=chosen.verbose)
+        _fail(
+            f"this command needs {error.name}, which is not installed: pip install 'holdfast[{extra}]'",
+            code=2,
+            verbose=chosen.verbose,
+        )
     except BrokenPipeError:
         _drop_stdout()
         sys.exit(1)
     except OSError as error:  # a full disk behind stdout, a file that went away, no descriptor left
         _drop_stdout()
-        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}", code=1, verbose=chosen.verbose)
+        _fail(
+            f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}",
+            code=1,
+            verbose=chosen.verbose,
+        )
     sys.exit(0)
 
 
@@ -187,7 +231,9 @@ def _refuse_endless(arguments: list[str]) -> None:
     """Refuse what is no number any more: Python's int refuses 4,300 digits with a ValueError, a float of 309 is infinite."""
     for argument in arguments:
         if (found := re.search(rf"\d{{{LIMIT_DIGITS}}}", argument)) is not None:
-            raise ConfigError(f"{argument[:20]}...: has more than {LIMIT_DIGITS} digits in a row, from character {found.start()} on")
+            raise ConfigError(
+                f"{argument[:20]}...: has more than {LIMIT_DIGITS} digits in a row, from character {found.start()} on"
+            )
 
 
 def _drop_stdout() -> None:

@@ -9,15 +9,32 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import show
-from holdfast.clients.topics.grants import administrator_grants, claim_client_grants, reader_grants, replayer_grants, worker_grants
+from holdfast.clients.topics.grants import (
+    administrator_grants,
+    claim_client_grants,
+    reader_grants,
+    replayer_grants,
+    worker_grants,
+)
 from holdfast.core.kafka.grants import Grant, kafka_acls
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show the least that each role must be allowed on a cluster with ACLs.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show the least that each role must be allowed on a cluster with ACLs.",
+)
 
 Principal = Annotated[
-    str | None, typer.Option("--principal", metavar="User:NAME", help="Print arguments for Kafka's kafka-acls that give it to NAME.")
+    str | None,
+    typer.Option(
+        "--principal",
+        metavar="User:NAME",
+        help="Print arguments for Kafka's kafka-acls that give it to NAME.",
+    ),
 ]
-Topics = Annotated[list[str], typer.Option("--topic", help="A topic that it consumes or publishes to; may be repeated.")]
+Topics = Annotated[
+    list[str], typer.Option("--topic", help="A topic that it consumes or publishes to; may be repeated.")
+]
 
 
 def _show(context: typer.Context, grants: list[Grant], principal: str | None) -> None:
@@ -26,7 +43,13 @@ def _show(context: typer.Context, grants: list[Grant], principal: str | None) ->
             print(line)
         return
     records = [
-        {"resource": str(each.resource), "name": each.name, "pattern": str(each.pattern), "operation": str(each.operation), "why": each.why}
+        {
+            "resource": str(each.resource),
+            "name": each.name,
+            "pattern": str(each.pattern),
+            "operation": str(each.operation),
+            "why": each.why,
+        }
         for each in grants
     ]
     show(records, ("resource", "name", "pattern", "operation", "why"), output_of(context))
@@ -59,19 +82,35 @@ def claim_client(
     balanced: Annotated[bool, typer.Option("--balanced", help="The group is balanced.")] = False,
     principal: Principal = None,
 ) -> None:
-    _show(context, claim_client_grants(globals_of(context).settings(), topic, group, balanced=balanced), principal)
+    _show(
+        context,
+        claim_client_grants(globals_of(context).settings(), topic, group, balanced=balanced),
+        principal,
+    )
 
 
-@app.command(help="Who makes and checks the application's topics and, with --group, pauses and resets groups.")
+@app.command(
+    help="Who makes and checks the application's topics and, with --group, pauses and resets groups."
+)
 def administrator(
     context: typer.Context,
-    group: Annotated[list[str] | None, typer.Option("--group", help="A group to be looked after; may be repeated.")] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", help="A topic that these groups consume; may be repeated.")] = None,
+    group: Annotated[
+        list[str] | None, typer.Option("--group", help="A group to be looked after; may be repeated.")
+    ] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", help="A topic that these groups consume; may be repeated.")
+    ] = None,
     principal: Principal = None,
 ) -> None:
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
-    _show(context, administrator_grants(application.settings, application.processors, dict.fromkeys(group or (), topic or ())), principal)
+    _show(
+        context,
+        administrator_grants(
+            application.settings, application.processors, dict.fromkeys(group or (), topic or ())
+        ),
+        principal,
+    )
 
 
 @app.command(help="A harvester of the outbox named by the settings outbox_...")
@@ -79,5 +118,7 @@ def harvester(context: typer.Context, topic: Topics, principal: Principal = None
     from holdfast.outbox.grants import harvester_grants
     from holdfast.outbox.settings import harvest_settings
 
-    settings = harvest_settings(globals_of(context).settings(), database=globals_of(context).settings().outbox_database or "sqlite://")
+    settings = harvest_settings(
+        globals_of(context).settings(), database=globals_of(context).settings().outbox_database or "sqlite://"
+    )
     _show(context, harvester_grants(settings, topic), principal)

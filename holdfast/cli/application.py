@@ -58,15 +58,25 @@ def load_application(spec: str | None, settings: Settings) -> Application:
     own, agent_topics = getattr(found, "settings", None), tuple[str, ...]()
     if isinstance(own, Settings):
         settings = merge(settings, own)
-        agent_topics = tuple(sorted({topic for agent in found.agents.values() for topic in agent.get_topic_names()}))  # type: ignore[attr-defined]
+        agent_topics = tuple(
+            sorted({topic for agent in found.agents.values() for topic in agent.get_topic_names()})  # type: ignore[attr-defined]
+        )
         found = found.processors  # type: ignore[attr-defined]  # what carries settings is an app
     elif not isinstance(found, Sequence | Mapping) and isinstance(found, Callable):  # type: ignore[arg-type]
         found = _call(found, settings, place)  # type: ignore[arg-type]
-    processors = tuple(found.values() if isinstance(found, Mapping) else found) if isinstance(found, Mapping | Sequence) else ()
+    processors = (
+        tuple(found.values() if isinstance(found, Mapping) else found)
+        if isinstance(found, Mapping | Sequence)
+        else ()
+    )
     if not processors or not all(isinstance(processor, Processor) for processor in processors):
-        raise ConfigError(f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors")
+        raise ConfigError(
+            f"-A {place}: found {type(found).__name__} instead of an app of create_app or a list of processors"
+        )
     if len({processor.name for processor in processors}) < len(processors):
-        raise ConfigError(f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}")
+        raise ConfigError(
+            f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}"
+        )
     return Application(settings=settings, processors=processors, agent_topics=agent_topics)
 
 
@@ -78,13 +88,15 @@ def merge(settings: Settings, own: Settings) -> Settings:
     """
     names = [declared.name for declared in fields(Settings) if declared.name not in ("kafka", "origins")]
     changes = {name: getattr(own, name) for name in names if settings.origin(name) == "default"}
-    said = {name: value for name, value in settings.kafka.items() if settings.origin(f"kafka.{name}") != "default"}
+    said = {
+        name: value for name, value in settings.kafka.items() if settings.origin(f"kafka.{name}") != "default"
+    }
     return replace(settings, **changes, kafka={**own.kafka, **said})
 
 
 def _import(name: str) -> ModuleType:
-    # A script's sys.path lacks the current folder, where `-A shop` looks for shop.py. At the end, since a folder of some common name
-    # beside it (tables, agents) must not hide an installed package.
+    # A script's sys.path lacks the current folder, where `-A shop` looks for shop.py. At the end, since a
+    # folder of some common name beside it (tables, agents) must not hide an installed package.
     folder = str(Path.cwd())
     if folder not in sys.path:
         sys.path.append(folder)
@@ -97,7 +109,9 @@ def _import(name: str) -> ModuleType:
     except Exception as error:
         missing = (error.name or "") if isinstance(error, ModuleNotFoundError) else None
         if missing is not None and (name == missing or name.startswith(f"{missing}.")):
-            raise ConfigError(f"-A {name}: there is no module {missing} in {folder} or among the installed packages") from error
+            raise ConfigError(
+                f"-A {name}: there is no module {missing} in {folder} or among the installed packages"
+            ) from error
         raise ConfigError(f"-A {name} cannot be imported: {_told(error)}; -v shows the traceback") from error
 
 
@@ -118,15 +132,21 @@ def _call(function: Callable[[Settings], object], settings: Settings, place: str
 
 def _told(error: Exception) -> str:
     """Return what an exception of the user's code says, and where it was raised."""
-    files = [frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")]
-    where = "" if isinstance(error, SyntaxError) or not files else f"{files[-1].filename}:{files[-1].lineno}: "
+    files = [
+        frame for frame in traceback.extract_tb(error.__traceback__) if not frame.filename.startswith("<")
+    ]
+    where = (
+        "" if isinstance(error, SyntaxError) or not files else f"{files[-1].filename}:{files[-1].lineno}: "
+    )
     return f"{where}{type(error).__name__}: {error}"
 
 
 def _attribute(module: ModuleType, name: str) -> object:
     if name:
         if not hasattr(module, name):
-            raise ConfigError(f"-A {module.__name__}:{name}: {module.__file__} has no {name}{suggest(name, [*vars(module)])}")
+            raise ConfigError(
+                f"-A {module.__name__}:{name}: {module.__file__} has no {name}{suggest(name, [*vars(module)])}"
+            )
         return getattr(module, name)
     for candidate in NAMES:
         if hasattr(module, candidate):

@@ -14,8 +14,31 @@ from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Prove what was published.")
 
-PARTITION_FIELDS = ("topic", "partition", "first_offset", "records", "audited", "producers", "repeated", "undigested", "ends", "findings")
-FINDING_FIELDS = ("kind", "topic", "partition", "offset", "after", "producer", "epoch", "first", "last", "key", "reason")
+PARTITION_FIELDS = (
+    "topic",
+    "partition",
+    "first_offset",
+    "records",
+    "audited",
+    "producers",
+    "repeated",
+    "undigested",
+    "ends",
+    "findings",
+)
+FINDING_FIELDS = (
+    "kind",
+    "topic",
+    "partition",
+    "offset",
+    "after",
+    "producer",
+    "epoch",
+    "first",
+    "last",
+    "key",
+    "reason",
+)
 
 
 @app.callback()
@@ -31,21 +54,39 @@ def outbox(
     context: typer.Context,
     name: Annotated[
         str | None,
-        typer.Option("--outbox", help="The outbox; without it every producer in the topics is audited, but not the last numbers."),
+        typer.Option(
+            "--outbox",
+            help="The outbox; without it every producer in the topics is audited, but not the last numbers.",
+        ),
     ] = None,
     topics: Annotated[
         list[str] | None,
-        typer.Option("--topic", metavar="TOPIC", help="A topic to audit; may be repeated. Default: all the outbox has published to."),
+        typer.Option(
+            "--topic",
+            metavar="TOPIC",
+            help="A topic to audit; may be repeated. Default: all the outbox has published to.",
+        ),
     ] = None,
     number: Annotated[
-        str | None, typer.Option(metavar="HEADER", help="A header by which the service numbers the rows of each key: proves rows too.")
+        str | None,
+        typer.Option(
+            metavar="HEADER",
+            help="A header by which the service numbers the rows of each key: proves rows too.",
+        ),
     ] = None,
     at_least_once: Annotated[
-        bool, typer.Option("--at-least-once", help="Repetitions of a row are counted and not found (strategy mark); needs --number.")
+        bool,
+        typer.Option(
+            "--at-least-once",
+            help="Repetitions of a row are counted and not found (strategy mark); needs --number.",
+        ),
     ] = False,
     ends: Annotated[
         bool | None,
-        typer.Option("--ends/--no-ends", help="Compare the last numbers with what the leaders say; for bronze only when asked."),
+        typer.Option(
+            "--ends/--no-ends",
+            help="Compare the last numbers with what the leaders say; for bronze only when asked.",
+        ),
     ] = None,
     by_key: Annotated[
         bool,
@@ -67,7 +108,9 @@ def outbox(
     from holdfast.pipeline.session import SparkOptions
 
     if at_least_once and number is None:
-        raise ConfigError("--at-least-once needs --number HEADER: without numbers nobody can say which rows are repeated")
+        raise ConfigError(
+            "--at-least-once needs --number HEADER: without numbers nobody can say which rows are repeated"
+        )
     options = AuditOptions(
         topics=tuple(topics or ()),
         rules=Rules(outbox=name, number=number, at_least_once=at_least_once),
@@ -90,7 +133,9 @@ def outbox(
     for each in report.notes:
         note(each)
     if undigested := sum(each.undigested for each in report.partitions):
-        note(f"{undigested} records bear no digest, as an older version published them: that they are unchanged is not proved")
+        note(
+            f"{undigested} records bear no digest, as an older version published them: that they are unchanged is not proved"
+        )
     verdict = "nothing is wrong" if report.is_clean else "NOT as it must be"
     note(f"{report.audited} records audited on {report.engine}: {verdict}")
     if not report.is_clean:

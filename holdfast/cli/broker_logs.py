@@ -11,7 +11,14 @@ import typer
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Cell, Output, note, show
 from holdfast.config import Settings
-from holdfast.core.broker_logs.folds import Committed, Generation, TransactionRow, committed_log, place_of_key, transactions_log
+from holdfast.core.broker_logs.folds import (
+    Committed,
+    Generation,
+    TransactionRow,
+    committed_log,
+    place_of_key,
+    transactions_log,
+)
 from holdfast.core.engine.codec import ROW, RowCodec, text_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.transaction_state import TransactionState
@@ -21,7 +28,16 @@ TRANSACTION_COLUMNS = (
     *("transactional_id", "coordinator", "producer_id", "epoch", "state", "partitions", "started", "updated"),
     *("timeout_ms", "committed", "aborted", "fenced"),
 )
-COMMITTED_COLUMNS = ("group", "topic", "partition", "offset", "committed_at", "commits", "leader_epoch", "metadata")
+COMMITTED_COLUMNS = (
+    "group",
+    "topic",
+    "partition",
+    "offset",
+    "committed_at",
+    "commits",
+    "leader_epoch",
+    "metadata",
+)
 GROUP_COLUMNS = ("group", "type", "generation", "protocol", "#members", "changed_at")
 SHOWN_PARTITIONS = 3
 
@@ -30,7 +46,9 @@ def rows_of(settings: Settings, processor: Processor[Any, Any]) -> Iterator[tupl
     """Yield partition, key and row of all that *processor* makes of its topic as it is now."""
     from holdfast.pipeline.replay import ReplayOptions, replay
 
-    replayed = replay(processor, settings, ReplayOptions(engine="local", allow_holes=True))  # compaction makes holes
+    replayed = replay(
+        processor, settings, ReplayOptions(engine="local", allow_holes=True)
+    )  # compaction makes holes
     codec: RowCodec[Any] = RowCodec(processor.row)
     refused = 0
     for partition in sorted(replayed.applied):
@@ -61,15 +79,21 @@ def _state(name: str) -> TransactionState:
 
 def transactions(
     context: typer.Context,
-    transactional_id: Annotated[str | None, typer.Option("--id", metavar="TEXT", help="Only ids that contain this.")] = None,
-    state: Annotated[str | None, typer.Option("--state", help="Only those in this state, as ongoing or complete-abort.")] = None,
+    transactional_id: Annotated[
+        str | None, typer.Option("--id", metavar="TEXT", help="Only ids that contain this.")
+    ] = None,
+    state: Annotated[
+        str | None, typer.Option("--state", help="Only those in this state, as ongoing or complete-abort.")
+    ] = None,
 ) -> None:
     wanted, output = None if state is None else _state(state), output_of(context)
     records: list[dict[str, Cell]] = []
     for partition, key, row in rows_of(settings_of(context), transactions_log()):
         assert isinstance(row, TransactionRow)
         noted, name = row.noted, key.removeprefix("t/")
-        if (transactional_id is not None and transactional_id not in name) or (wanted is not None and noted.state is not wanted):
+        if (transactional_id is not None and transactional_id not in name) or (
+            wanted is not None and noted.state is not wanted
+        ):
             continue
         places = sorted(f"{topic}-{number}" for topic, number in noted.partitions)
         people = output is not Output.JSON
@@ -81,7 +105,9 @@ def transactions(
                 "producer_id": noted.producer_id,
                 "epoch": noted.epoch,
                 "state": noted.state.name.lower().replace("_", "-"),
-                "partitions": (", ".join(places[:SHOWN_PARTITIONS]) + more) or None if people else list(places),
+                "partitions": (", ".join(places[:SHOWN_PARTITIONS]) + more) or None
+                if people
+                else list(places),
                 "started": _at(noted.started_ms),
                 "updated": _at(noted.updated_ms),
                 "timeout_ms": noted.timeout_ms,
@@ -99,7 +125,9 @@ def transactions(
 def committed(
     context: typer.Context,
     group: Annotated[str | None, typer.Option("--group", help="Only this group.")] = None,
-    generations: Annotated[bool, typer.Option("--generations", help="Show the groups' last generations in place of offsets.")] = False,
+    generations: Annotated[
+        bool, typer.Option("--generations", help="Show the groups' last generations in place of offsets.")
+    ] = False,
 ) -> None:
     records: list[dict[str, Cell]] = []
     for _, key, row in rows_of(settings_of(context), committed_log()):
@@ -123,16 +151,23 @@ def committed(
                 "committed_at": _at(row.at_ms),
                 "commits": row.commits,
                 "leader_epoch": None if row.leader_epoch < 0 else row.leader_epoch,
-                "metadata": row.metadata.rstrip("\0") or None,  # confluent-kafka writes the end of its C string too
+                "metadata": row.metadata.rstrip("\0")
+                or None,  # confluent-kafka writes the end of its C string too
             }
         else:
             continue
         if group in (None, name):
             records.append(found)
-    records.sort(key=lambda each: (str(each["group"]), str(each.get("topic")), int(str(each.get("partition", 0)))))
+    records.sort(
+        key=lambda each: (str(each["group"]), str(each.get("topic")), int(str(each.get("partition", 0))))
+    )
     show(records, GROUP_COLUMNS if generations else COMMITTED_COLUMNS, output_of(context))
     if not records:
-        note("no group has committed anything" if group is None else f"{group} has committed nothing that is still in the log")
+        note(
+            "no group has committed anything"
+            if group is None
+            else f"{group} has committed nothing that is still in the log"
+        )
 
 
 def register_transactions(app: typer.Typer) -> None:

@@ -71,15 +71,22 @@ FIELDS = (
 
 TIMEOUT_S = 10.0
 
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+]
 StaleOk = Annotated[
     str | None,
-    typer.Option("--stale-ok", metavar="BOUND", help="Let a standby answer if it is at most this far behind: 250ms, or 100 records."),
+    typer.Option(
+        "--stale-ok",
+        metavar="BOUND",
+        help="Let a standby answer if it is at most this far behind: 250ms, or 100 records.",
+    ),
 ]
 Wait = Annotated[
     bool,
     typer.Option(
-        "--wait", help="Let the answer reflect every frame that is in the topic of claims now; fails when it does not within --timeout."
+        "--wait",
+        help="Let the answer reflect every frame that is in the topic of claims now; fails when it does not within --timeout.",
     ),
 ]
 GroupOption = Annotated[str | None, typer.Option("--group", help="Only this group.")]
@@ -89,7 +96,9 @@ TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topi
 class _ClaimViews:
     """What the commands ask: the workers for claims, the brokers for the ends of the topics."""
 
-    def __init__(self, context: typer.Context, timeout_s: float, stale_ok: str | None, *, wait: bool = False) -> None:
+    def __init__(
+        self, context: typer.Context, timeout_s: float, stale_ok: str | None, *, wait: bool = False
+    ) -> None:
         chosen = globals_of(context)
         application = load_application(chosen.application, chosen.settings())
         self.settings: Settings = application.settings
@@ -100,10 +109,18 @@ class _ClaimViews:
         self._at_least = self._written() if wait else None
 
     def scan(self, prefix: str) -> Iterator[Answer[GuardedRow]]:
-        return self.tables.scan(self.processor, prefix, timeout_s=self._timeout_s, max_staleness=self._staleness, at_least=self._at_least)
+        return self.tables.scan(
+            self.processor,
+            prefix,
+            timeout_s=self._timeout_s,
+            max_staleness=self._staleness,
+            at_least=self._at_least,
+        )
 
     def get(self, key: str, partition: int | None = None) -> Answer[GuardedRow | None]:
-        return self.tables.get(self.processor, key, partition=partition, timeout_s=self._timeout_s, max_staleness=self._staleness)
+        return self.tables.get(
+            self.processor, key, partition=partition, timeout_s=self._timeout_s, max_staleness=self._staleness
+        )
 
     def claims(self, group: str | None, topic: str | None) -> _Found:
         """Return the claims asked for and the pauses that concern them."""
@@ -132,7 +149,10 @@ class _ClaimViews:
         """Return what is shown of *found*; behind what has no lag lies nothing, or markers."""
         records = found.records(self.ends(found.claims))
         tails = [((str(each["topic"]), int(str(each["partition"]))), each) for each in records if each["lag"]]
-        ends = [(place, int(str(each["current_offset"])), int(str(each["log_end_offset"]))) for place, each in tails]
+        ends = [
+            (place, int(str(each["current_offset"])), int(str(each["log_end_offset"])))
+            for place, each in tails
+        ]
         done = without_records(self.settings, ends, timeout_s=self._timeout_s)
         for place, each in tails:
             if (place, each["current_offset"]) in done:
@@ -147,7 +167,12 @@ class _ClaimViews:
 
     def _partitions(self, topics: set[str]) -> set[tuple[str, int]]:
         found = self._asking.cluster(topics).topics
-        return {(name, each.partition) for name, state in found.items() for each in state.partitions if each.leader is not None}
+        return {
+            (name, each.partition)
+            for name, state in found.items()
+            for each in state.partitions
+            if each.leader is not None
+        }
 
     def _written(self) -> dict[int, int]:
         """Return the offset of the last frame of each partition of the topic of claims that has one."""
@@ -176,17 +201,23 @@ class _Found:
     def records(self, ends: Mapping[tuple[str, int], int]) -> list[dict[str, Cell]]:
         """Return one record a claim in the order of group, topic and partition, then one for each paused group that holds none."""
         records = [
-            _record(key, answer, self, ends.get((key.topic, key.partition)), self.paused_until_s(key.group_id))
+            _record(
+                key, answer, self, ends.get((key.topic, key.partition)), self.paused_until_s(key.group_id)
+            )
             for key, answer in sorted(self.claims.items())
         ]
         holding = {key.group_id for key in self.claims}
         for group in sorted(self.pauses.keys() - holding):
             if (until_s := self.paused_until_s(group)) is not None:
-                records.append({**dict.fromkeys(FIELDS), "group": group, "status": "paused", "paused_until_s": until_s})
+                records.append(
+                    {**dict.fromkeys(FIELDS), "group": group, "status": "paused", "paused_until_s": until_s}
+                )
         return records
 
 
-def _record(key: ClaimKey, answer: Answer[Any], found: _Found, end: int | None, paused_until_s: int | None) -> dict[str, Cell]:
+def _record(
+    key: ClaimKey, answer: Answer[Any], found: _Found, end: int | None, paused_until_s: int | None
+) -> dict[str, Cell]:
     claim, now_s = answer.value, found.now_s
     assert isinstance(claim, Claim)
     held = status(claim, now_s, found.stale_after_s)
@@ -246,7 +277,10 @@ def list_claims(
         note("nobody has ever claimed anything there")
 
 
-@app.command("show", help="Show everything known about one claim: its owner, epoch, offsets, anomalies, and any pause of its group.")
+@app.command(
+    "show",
+    help="Show everything known about one claim: its owner, epoch, offsets, anomalies, and any pause of its group.",
+)
 def show_claim(
     context: typer.Context,
     group: Annotated[str, typer.Argument(metavar="GROUP")],
@@ -272,13 +306,21 @@ def show_claim(
     claim, paused = answer.value, pause.value
     assert isinstance(claim, Claim)
     until_s = paused.expires_at_s if isinstance(paused, Pause) and is_paused(paused, now_s) else None
-    record = _record(key, answer, _Found({}, {}, now_s, desk.settings.claim_stale_after_s), end, until_s) | _details(claim)
+    record = _record(
+        key, answer, _Found({}, {}, now_s, desk.settings.claim_stale_after_s), end, until_s
+    ) | _details(claim)
     if output_of(context) is Output.JSON:
         show_json(record)
         return
-    times = {name.removesuffix("_s"): utc(record[name]) for name in record if name.endswith(("_at_s", "_until_s"))}
+    times = {
+        name.removesuffix("_s"): utc(record[name]) for name in record if name.endswith(("_at_s", "_until_s"))
+    }
     shown = {name: cell for name, cell in record.items() if not name.endswith(("_at_s", "_until_s"))} | times
-    show([{"name": name.replace("_", "-"), "value": cell} for name, cell in shown.items()], ("name", "value"), Output.TABLE)
+    show(
+        [{"name": name.replace("_", "-"), "value": cell} for name, cell in shown.items()],
+        ("name", "value"),
+        Output.TABLE,
+    )
 
 
 def _details(claim: Claim) -> dict[str, Cell]:
@@ -292,7 +334,12 @@ def _details(claim: Claim) -> dict[str, Cell]:
         "anomalies": 0 if anomaly is None else anomaly.count,
         "last_anomaly": None
         if anomaly is None
-        else {"kind": anomaly.kind.value, "at_s": anomaly.at_s, "client_id": anomaly.client_id, "instance_id": anomaly.instance_id},
+        else {
+            "kind": anomaly.kind.value,
+            "at_s": anomaly.at_s,
+            "client_id": anomaly.client_id,
+            "instance_id": anomaly.instance_id,
+        },
     }
 
 
@@ -332,7 +379,9 @@ def _tell_changes(
     records: Sequence[OutputRow], before: Mapping[tuple[Cell, ...], OutputRow], now_s: int, output: Output
 ) -> dict[tuple[Cell, ...], OutputRow]:
     """Print what is new: a claim whose owner, status or pause is not what it was at the last look. A heartbeat alone is no news."""
-    seen: dict[tuple[Cell, ...], OutputRow] = {(record["group"], record["topic"], record["partition"]): record for record in records}
+    seen: dict[tuple[Cell, ...], OutputRow] = {
+        (record["group"], record["topic"], record["partition"]): record for record in records
+    }
     for place, record in seen.items():
         old = before.get(place)
         if old is not None and all(old.get(name) == record.get(name) for name in _CHANGING):
@@ -341,9 +390,16 @@ def _tell_changes(
             print(json.dumps({"at_s": now_s, **record}, ensure_ascii=False), flush=True)
             continue
         was = "" if old is None else f" (was {old['status']}, {old.get('consumer_id') or '-'})"
-        pause = f" paused until {utc(record['paused_until_s'])}" if record.get("paused_until_s") is not None else ""
+        pause = (
+            f" paused until {utc(record['paused_until_s'])}"
+            if record.get("paused_until_s") is not None
+            else ""
+        )
         where = " ".join("-" if part is None else str(part) for part in place)
-        print(f"{utc(now_s)} {where} {record['status']} {record.get('consumer_id') or '-'}{pause}{was}", flush=True)
+        print(
+            f"{utc(now_s)} {where} {record['status']} {record.get('consumer_id') or '-'}{pause}{was}",
+            flush=True,
+        )
     return seen
 
 

@@ -17,11 +17,17 @@ logger = logging.getLogger(__name__)
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(help="Print the effective settings and where each comes from: a flag, a variable, a file or the default. Secrets are masked.")
+@app.command(
+    help="Print the effective settings and where each comes from: a flag, a variable, a file or the default. Secrets are masked."
+)
 def config(
     context: typer.Context,
     check: Annotated[
-        bool, typer.Option("--check", help="Also let librdkafka and Python's TLS read the Kafka properties; connects to nothing.")
+        bool,
+        typer.Option(
+            "--check",
+            help="Also let librdkafka and Python's TLS read the Kafka properties; connects to nothing.",
+        ),
     ] = False,
 ) -> None:
     settings = settings_of(context)

@@ -31,7 +31,9 @@ class Globals:
     def settings(self) -> Settings:
         """Return the settings, read once; ConfigError when they do not hold together."""
         if self._settings is None:
-            self._settings = load_settings(flags=self.flags, env=os.environ, file=find_file(self.config, os.environ, Path.cwd()))
+            self._settings = load_settings(
+                flags=self.flags, env=os.environ, file=find_file(self.config, os.environ, Path.cwd())
+            )
         return self._settings
 
 
@@ -62,6 +64,8 @@ def read_assignments(assignments: list[str]) -> dict[str, object]:
     for assignment in assignments:
         name, sign, value = assignment.partition("=")
         if not sign or not name.strip():
-            raise ConfigError(f"--set {name}: write NAME=VALUE, for example --set web_port=7000 or --set kafka.security.protocol=SSL")
+            raise ConfigError(
+                f"--set {name}: write NAME=VALUE, for example --set web_port=7000 or --set kafka.security.protocol=SSL"
+            )
         flags[name.strip()] = value
     return flags

@@ -22,11 +22,21 @@ app = typer.Typer(
 def demo(
     context: typer.Context,
     clients: Annotated[int, typer.Option(min=8, max=100_000, help="Clients of the simulated fleet.")] = 200,
-    claims: Annotated[int, typer.Option(min=8, max=1_000_000, help="Partitions they claim and keep alive.")] = 2_000,
-    seconds: Annotated[float, typer.Option(min=1, max=3600, help="How long to watch the fleet before a worker is killed.")] = 6.0,
-    keep: Annotated[bool, typer.Option("--keep", help="Leave everything running, and say where; `holdfast demo down` ends it.")] = False,
+    claims: Annotated[
+        int, typer.Option(min=8, max=1_000_000, help="Partitions they claim and keep alive.")
+    ] = 2_000,
+    seconds: Annotated[
+        float, typer.Option(min=1, max=3600, help="How long to watch the fleet before a worker is killed.")
+    ] = 6.0,
+    keep: Annotated[
+        bool,
+        typer.Option("--keep", help="Leave everything running, and say where; `holdfast demo down` ends it."),
+    ] = False,
     folder: Annotated[
-        Path | None, typer.Option("--dir", help="Folder for all of it. [default: a temporary one; with --keep .holdfast/demo]")
+        Path | None,
+        typer.Option(
+            "--dir", help="Folder for all of it. [default: a temporary one; with --keep .holdfast/demo]"
+        ),
     ] = None,
 ) -> None:
     if context.invoked_subcommand is not None:
@@ -41,7 +51,11 @@ def demo(
 
 
 @app.command(help="End a demo that was kept, and remove its folder.")
-def down(folder: Annotated[Path | None, typer.Option("--dir", help="Folder of the demo. [default: .holdfast/demo]")] = None) -> None:
+def down(
+    folder: Annotated[
+        Path | None, typer.Option("--dir", help="Folder of the demo. [default: .holdfast/demo]")
+    ] = None,
+) -> None:
     from holdfast.dev.demo.environment import KEPT_FOLDER, down
 
     ended = down(folder or KEPT_FOLDER)

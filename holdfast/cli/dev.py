@@ -13,27 +13,44 @@ from holdfast.dev.broker import jars
 from holdfast.dev.broker.cluster import Cluster, Credentials
 from holdfast.errors import ConfigError, DevBrokerError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Run a real Kafka broker on this machine for development and tests.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Run a real Kafka broker on this machine for development and tests.",
+)
 
 DEFAULT_FOLDER = Path(".holdfast/broker")
 
 DirOption = Annotated[Path, typer.Option("--dir", help="The folder with the broker's data, logs and state.")]
 
 
-@app.command(help="Start Kafka and return once it answers; it runs on until `holdfast dev down`. Does nothing when it runs already.")
+@app.command(
+    help="Start Kafka and return once it answers; it runs on until `holdfast dev down`. Does nothing when it runs already."
+)
 def up(
     context: typer.Context,
-    nodes: Annotated[int | None, typer.Option(help="1, or 3 so that one may die. [default: what the folder holds, else 1]")] = None,
+    nodes: Annotated[
+        int | None, typer.Option(help="1, or 3 so that one may die. [default: what the folder holds, else 1]")
+    ] = None,
     folder: DirOption = DEFAULT_FOLDER,
-    port: Annotated[int | None, typer.Option(min=1, max=65535, help="Port of the first node. [default: a free one]")] = None,
-    sasl: Annotated[bool, typer.Option("--sasl", help="Ask every client for SASL/SCRAM over TLS; the user is holdfast.")] = False,
-    password: Annotated[str | None, typer.Option(envvar="HOLDFAST_DEV_PASSWORD", help="For --sasl. [default: a random one]")] = None,
+    port: Annotated[
+        int | None, typer.Option(min=1, max=65535, help="Port of the first node. [default: a free one]")
+    ] = None,
+    sasl: Annotated[
+        bool, typer.Option("--sasl", help="Ask every client for SASL/SCRAM over TLS; the user is holdfast.")
+    ] = False,
+    password: Annotated[
+        str | None, typer.Option(envvar="HOLDFAST_DEV_PASSWORD", help="For --sasl. [default: a random one]")
+    ] = None,
     server_properties: Annotated[
-        list[str] | None, typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated.")
+        list[str] | None,
+        typer.Option("--property", metavar="NAME=VALUE", help="A Kafka server property; may be repeated."),
     ] = None,
 ) -> None:
     if password and not sasl:
-        raise ConfigError("--password without --sasl: a broker without SASL asks for no password; add --sasl or leave it out")
+        raise ConfigError(
+            "--password without --sasl: a broker without SASL asks for no password; add --sasl or leave it out"
+        )
     wanted = _pairs(server_properties or [])
     existing = Cluster.find(folder)
     if existing is not None and _all_run(existing, folder, nodes=nodes, port=port, sasl=sasl, wanted=wanted):
@@ -53,7 +70,15 @@ def up(
     _show(cluster.start(), output_of(context))
 
 
-def _all_run(existing: Cluster, folder: Path, *, nodes: int | None, port: int | None, sasl: bool, wanted: dict[str, str]) -> bool:
+def _all_run(
+    existing: Cluster,
+    folder: Path,
+    *,
+    nodes: int | None,
+    port: int | None,
+    sasl: bool,
+    wanted: dict[str, str],
+) -> bool:
     """Return whether the broker runs as asked; one that runs otherwise is an error, for `up` changes nothing that runs."""
     status = existing.status()
     if all(node.condition == "stopped" for node in status):
@@ -68,7 +93,9 @@ def _all_run(existing: Cluster, folder: Path, *, nodes: int | None, port: int | 
         "--property": not wanted.items() <= existing.server_properties.items(),
     }
     if changed := [option for option, differing in differs.items() if differing]:
-        raise DevBrokerError(f"Kafka runs already in {folder}, with another {' and '.join(changed)}; {advice}")
+        raise DevBrokerError(
+            f"Kafka runs already in {folder}, with another {' and '.join(changed)}; {advice}"
+        )
     return True
 
 
@@ -103,11 +130,14 @@ def down(
 
 def _show(cluster: Cluster, output: Output) -> None:
     nodes: list[dict[str, Cell]] = [
-        {"node": node.node_id, "endpoint": node.endpoint, "state": node.condition, "pid": node.pid} for node in cluster.status()
+        {"node": node.node_id, "endpoint": node.endpoint, "state": node.condition, "pid": node.pid}
+        for node in cluster.status()
     ]
     if output is Output.JSON:
         client: dict[str, Cell] = dict(cluster.client_config())
-        show_json({"folder": str(cluster.folder), "kafka": jars.KAFKA_VERSION, "nodes": nodes, "client": client})
+        show_json(
+            {"folder": str(cluster.folder), "kafka": jars.KAFKA_VERSION, "nodes": nodes, "client": client}
+        )
         return
     show(nodes, ("node", "endpoint", "state", "pid"), output)
     note(f"Kafka {jars.KAFKA_VERSION}, data in {cluster.folder}")
@@ -122,6 +152,8 @@ def _pairs(texts: list[str]) -> dict[str, str]:
     for text in texts:
         name, sign, value = text.partition("=")
         if not sign or not name.strip():
-            raise ConfigError(f"--property {text}: write NAME=VALUE, for example --property message.max.bytes=2000000")
+            raise ConfigError(
+                f"--property {text}: write NAME=VALUE, for example --property message.max.bytes=2000000"
+            )
         pairs[name.strip()] = value.strip()
     return pairs

@@ -73,7 +73,9 @@ def _seen(data: bytes | memoryview, at: int, header: BatchHeader, *, records: bo
             return LocatedBatch(at, *read_batch(data, at))
     except WireError as error:
         return LocatedBatch(at, header, None, _bare(error))
-    reading = Reading(memoryview(data)[at : at + header.size_bytes], header.base_offset, limit_bytes=LIMIT_UNPACKED_BYTES)
+    reading = Reading(
+        memoryview(data)[at : at + header.size_bytes], header.base_offset, limit_bytes=LIMIT_UNPACKED_BYTES
+    )
     reading.run()
     return LocatedBatch(at, header, None, None if reading.error is None else _bare(reading.error, at))
 
@@ -97,7 +99,9 @@ def _explain_segment(path: Path, first: int, limit: int, records: bool, output: 
                 finally:
                     view.release()
     except OSError as error:
-        raise ConfigError(f"--segment {path}: {error.strerror}; name a .log file of a broker's data folder") from error
+        raise ConfigError(
+            f"--segment {path}: {error.strerror}; name a .log file of a broker's data folder"
+        ) from error
 
 
 def _show_segment(view: memoryview, first: int, limit: int, records: bool, output: Output) -> None:
@@ -117,7 +121,9 @@ def _show_segment(view: memoryview, first: int, limit: int, records: bool, outpu
         pass  # the same as in the first pass, told below
     _show(found, transactions, records, output)
     if more:
-        note(f"there are more than {limit} batches: go on with --from {found[-1].header.last_offset + 1}, or set --limit")
+        note(
+            f"there are more than {limit} batches: go on with --from {found[-1].header.last_offset + 1}, or set --limit"
+        )
     unreadable = next((seen.error for seen in found if seen.error is not None), None if more else broken)
     if unreadable is not None:
         raise unreadable
@@ -172,16 +178,26 @@ async def fetch_explanation(
     fetched, found = held.fetched, held.unreadable
     readable = found is None or held.record is not None
     record = (
-        None if held.record is None or held.header is None else record_cells(held.header, held.record) | broker_cells(topic, held.record)
+        None
+        if held.record is None or held.header is None
+        else record_cells(held.header, held.record) | broker_cells(topic, held.record)
     )
     return {
         "topic": topic,
         "partition": partition,
         "asked": offset,
-        "committed_readers": _committed(line, offset, fetched.last_stable, control=control, readable=readable),
+        "committed_readers": _committed(
+            line, offset, fetched.last_stable, control=control, readable=readable
+        ),
         "unreadable": None
         if found is None
-        else {"first": found.first, "last": found.last, "error": found.error, "reason": found.reason, "records_before": held.records},
+        else {
+            "first": found.first,
+            "last": found.last,
+            "error": found.error,
+            "reason": found.reason,
+            "records_before": held.records,
+        },
         "batch": line,
         "record": record,
         "log_start": fetched.log_start,
@@ -211,10 +227,16 @@ async def _batch_line(log: RawLog, topic: str, partition: int, held: BatchAt) ->
 def _fragment(data: memoryview) -> dict[str, Cell]:
     """Return what can be said of a batch without a header of its format."""
     version = data[16] if len(data) > 16 else None
-    return {"kind": UNREADABLE, "offset": int.from_bytes(data[:8], "big", signed=True) if len(data) >= 8 else None, "format": version}
+    return {
+        "kind": UNREADABLE,
+        "offset": int.from_bytes(data[:8], "big", signed=True) if len(data) >= 8 else None,
+        "format": version,
+    }
 
 
-async def _find_end(log: RawLog, topic: str, partition: int, header: BatchHeader, transactions: Transactions) -> str:
+async def _find_end(
+    log: RawLog, topic: str, partition: int, header: BatchHeader, transactions: Transactions
+) -> str:
     """Look for the marker behind a batch; return why it is not known whether there is one, else nothing."""
     ahead = 0
     try:
@@ -252,10 +274,18 @@ def _show_explanation(found: dict[str, Cell], output: Output) -> None:
     lines: list[dict[str, Cell]] = []
     for name, cell in found.items():
         if isinstance(cell, dict):
-            lines += [{"name": f"{name}.{inner}".replace("_", "-"), "value": value} for inner, value in cell.items() if value is not None]
+            lines += [
+                {"name": f"{name}.{inner}".replace("_", "-"), "value": value}
+                for inner, value in cell.items()
+                if value is not None
+            ]
         else:
             lines.append({"name": name.replace("_", "-"), "value": cell})
-    show([{"name": line["name"], "value": _one_line(line["value"])} for line in lines], ("name", "value"), output)
+    show(
+        [{"name": line["name"], "value": _one_line(line["value"])} for line in lines],
+        ("name", "value"),
+        output,
+    )
 
 
 def _one_line(cell: Cell) -> Cell:
@@ -274,11 +304,22 @@ def explain(
     topic: Annotated[str | None, typer.Argument(metavar="TOPIC")] = None,
     partition: Annotated[int | None, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)] = None,
     offset: Annotated[int | None, typer.Argument(metavar="OFFSET", min=0, max=LAST_OFFSET)] = None,
-    segment: Annotated[Path | None, typer.Option("--segment", metavar="FILE", help="A .log file of a broker's data folder.")] = None,
-    first: Annotated[int, typer.Option("--from", min=0, max=LAST_OFFSET, metavar="OFFSET", help="Of a segment, begin at this offset.")] = 0,
-    limit: Annotated[int, typer.Option(min=1, max=1_000_000, help="Of a segment, show at most so many batches.")] = LIMIT_BATCHES,
+    segment: Annotated[
+        Path | None, typer.Option("--segment", metavar="FILE", help="A .log file of a broker's data folder.")
+    ] = None,
+    first: Annotated[
+        int,
+        typer.Option(
+            "--from", min=0, max=LAST_OFFSET, metavar="OFFSET", help="Of a segment, begin at this offset."
+        ),
+    ] = 0,
+    limit: Annotated[
+        int, typer.Option(min=1, max=1_000_000, help="Of a segment, show at most so many batches.")
+    ] = LIMIT_BATCHES,
     records: Annotated[bool, typer.Option("--records", help="Of a segment, show the records too.")] = False,
-    timeout: Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")] = 10.0,
+    timeout: Annotated[
+        float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+    ] = 10.0,
 ) -> None:
     output = output_of(context)
     if segment is not None:
@@ -288,7 +329,11 @@ def explain(
         return
     if topic is None or partition is None or offset is None:
         raise ConfigError("name an offset as TOPIC PARTITION OFFSET, or a file with --segment FILE")
-    found, unreadable = asyncio.run(fetch_explanation(settings_of(context), topic, partition, offset, timeout))
+    found, unreadable = asyncio.run(
+        fetch_explanation(settings_of(context), topic, partition, offset, timeout)
+    )
     _show_explanation(found, output)
     if unreadable is not None:
-        raise DecodeError(f"{topic} partition {partition}: offset {offset} cannot be read: {unreadable.reason}")
+        raise DecodeError(
+            f"{topic} partition {partition}: offset {offset} cannot be read: {unreadable.reason}"
+        )

@@ -88,7 +88,11 @@ def _at(at_ms: int) -> str | None:
     if at_ms < 0:
         return None
     try:
-        return datetime.fromtimestamp(at_ms / 1000, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
+        return (
+            datetime.fromtimestamp(at_ms / 1000, UTC)
+            .isoformat(timespec="milliseconds")
+            .replace("+00:00", "Z")
+        )
     except (ValueError, OverflowError, OSError):
         return f"@{at_ms}"
 
@@ -166,10 +170,18 @@ def _shown(data: bytes | None) -> str | None:
 def record_cells(header: BatchHeader, record: Record) -> dict[str, Cell]:
     """Return one record as part of the result; *sequence* is the broker's, *stamp* holdfast's own."""
     sequence = None if header.base_sequence < 0 else header.base_sequence + record.offset_delta & 0x7FFFFFFF
-    at_ms = header.max_timestamp_ms if header.is_log_append_time else header.base_timestamp_ms + record.timestamp_delta
+    at_ms = (
+        header.max_timestamp_ms
+        if header.is_log_append_time
+        else header.base_timestamp_ms + record.timestamp_delta
+    )
     try:
         found = read_stamp(record.headers)
-        stamp: Cell = None if found is None else {"producer": found.producer, "epoch": found.epoch, "sequence": found.sequence}
+        stamp: Cell = (
+            None
+            if found is None
+            else {"producer": found.producer, "epoch": found.epoch, "sequence": found.sequence}
+        )
     except DecodeError as error:
         stamp = f"broken: {error}"
     return {
@@ -188,7 +200,11 @@ def broker_cells(topic: str, record: Record) -> dict[str, Cell]:
     if topic not in (TRANSACTION_TOPIC, OFFSETS_TOPIC):
         return {}
     try:
-        found: Any = decode_transaction(record.key, record.value) if topic == TRANSACTION_TOPIC else decode_group(record.key, record.value)
+        found: Any = (
+            decode_transaction(record.key, record.value)
+            if topic == TRANSACTION_TOPIC
+            else decode_group(record.key, record.value)
+        )
     except WireError as error:
         return {"says": f"unknown: {error}"}
     return {"says": {name: msgspec.to_builtins(getattr(found, name)) for name in found.__struct_fields__}}

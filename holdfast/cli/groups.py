@@ -14,31 +14,66 @@ from holdfast.cli.context import LAST_OFFSET, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
 from holdfast.cli.tails import without_records
 from holdfast.clients.groups.admin import RESET_DEADLINE_S, GroupAdmin
-from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription, Move, Position, ResetProgress, ResetStep
+from holdfast.clients.groups.records import (
+    GroupDescription,
+    GroupKind,
+    MemberDescription,
+    Move,
+    Position,
+    ResetProgress,
+    ResetStep,
+)
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where, parse_datetime_ms, parse_duration_ms, parse_scope
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look at groups, pause and resume them, set their offsets.")
-broker_logs.register_committed(app)
-app.command("simulate", help="Show what an assignor does with a membership, and what a change of it would move. Asks no broker.")(
-    groups_simulate.simulate
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Look at groups, pause and resume them, set their offsets.",
 )
+broker_logs.register_committed(app)
+app.command(
+    "simulate",
+    help="Show what an assignor does with a membership, and what a change of it would move. Asks no broker.",
+)(groups_simulate.simulate)
 
 LIST_COLUMNS = ("group", "type", "state", "#members", "#partitions", "held")
-STATE_COLUMNS = ("group", "type", "coordinator", "assignment_strategy", "state", "#members", "paused_until", "resets")
+STATE_COLUMNS = (
+    "group",
+    "type",
+    "coordinator",
+    "assignment_strategy",
+    "state",
+    "#members",
+    "paused_until",
+    "resets",
+)
 MEMBER_COLUMNS = ("group", "consumer_id", "host", "client_id", "#partitions", "obeys_pause")
-COLUMNS = ("group", "topic", "partition", "current_offset", "log_end_offset", "lag", "consumer_id", "host", "client_id")
+COLUMNS = (
+    "group",
+    "topic",
+    "partition",
+    "current_offset",
+    "log_end_offset",
+    "lag",
+    "consumer_id",
+    "host",
+    "client_id",
+)
 LANE_COLUMNS = (*COLUMNS[:3], "lane", *COLUMNS[3:])
 """Where a group works in lanes."""
 MOVE_COLUMNS = ("group", "topic", "partition", "current_offset", "new_offset")
 TIMEOUT_S = 10.0
 
 GroupName = Annotated[str, typer.Argument(metavar="GROUP")]
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+]
 Type = Annotated[
-    GroupKind | None, typer.Option("--type", help="Where a claim group and a group of the broker share a name: the one meant.")
+    GroupKind | None,
+    typer.Option("--type", help="Where a claim group and a group of the broker share a name: the one meant."),
 ]
 
 
@@ -54,7 +89,10 @@ def _settings(context: typer.Context) -> Settings:
 # -- looking
 
 
-@app.command("list", help="List all groups: claim groups (in the coordination topic) and consumer groups (kept by the broker).")
+@app.command(
+    "list",
+    help="List all groups: claim groups (in the coordination topic) and consumer groups (kept by the broker).",
+)
 def list_groups(
     context: typer.Context,
     kind: Annotated[GroupKind | None, typer.Option("--type", help="Only groups of this type.")] = None,
@@ -67,14 +105,19 @@ def list_groups(
         note("there are no groups")
 
 
-@app.command(help="Show how far a group is in each partition, in the columns of kafka-consumer-groups; or its members, or its state.")
+@app.command(
+    help="Show how far a group is in each partition, in the columns of kafka-consumer-groups; or its members, or its state."
+)
 def describe(
     context: typer.Context,
     group: GroupName,
     members: Annotated[bool, typer.Option("--members", help="Who is in it and how much each holds.")] = False,
     state: Annotated[bool, typer.Option("--state", help="How the group as a whole is.")] = False,
     verbose: Annotated[
-        bool, typer.Option("--detail", help="More columns (so does -v): what members hold; epoch and age of a claim.")
+        bool,
+        typer.Option(
+            "--detail", help="More columns (so does -v): what members hold; epoch and age of a claim."
+        ),
     ] = False,
     kind: Type = None,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -138,7 +181,10 @@ def _without_markers(settings: Settings, positions: Sequence[Position], timeout_
     ]
     done = without_records(settings, tails, timeout_s=timeout_s)
     return [
-        replace(each, lag=0) if each.lag and ((each.topic, each.partition), each.current_offset) in done else each for each in positions
+        replace(each, lag=0)
+        if each.lag and ((each.topic, each.partition), each.current_offset) in done
+        else each
+        for each in positions
     ]
 
 
@@ -166,18 +212,24 @@ def _for_people(record: OutputRow) -> OutputRow:
         "paused_until": utc(record.get("paused_until_s")),
     }
     if isinstance(assignment, dict):
-        told["assignment"] = [f"{topic}({','.join(map(str, numbers))})" for topic, numbers in assignment.items()]
+        told["assignment"] = [
+            f"{topic}({','.join(map(str, numbers))})" for topic, numbers in assignment.items()
+        ]
     return {**record, **told}
 
 
 # -- pausing
 
 
-@app.command(help="Pause a claim group: its members give their claims back, and none claims until the time is over or `resume`.")
+@app.command(
+    help="Pause a claim group: its members give their claims back, and none claims until the time is over or `resume`."
+)
 def pause(
     context: typer.Context,
     group: GroupName,
-    lasts: Annotated[str, typer.Option("--for", metavar="DURATION", help="How long: 90s, 10m, 1h30m, PT10M.")],
+    lasts: Annotated[
+        str, typer.Option("--for", metavar="DURATION", help="How long: 90s, 10m, 1h30m, PT10M.")
+    ],
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     with _open(context, timeout) as admin:
@@ -186,15 +238,23 @@ def pause(
     if output_of(context) is Output.JSON:
         show_json({"group": group, "paused_until_s": until_s, "by": paused.client_id})
     else:
-        show([{"group": group, "paused_until": utc(until_s), "by": paused.client_id}], ("group", "paused_until", "by"), Output.TABLE)
-    note(f"members give their claims back within a heartbeat interval: see `holdfast groups describe {group} --members`")
+        show(
+            [{"group": group, "paused_until": utc(until_s), "by": paused.client_id}],
+            ("group", "paused_until", "by"),
+            Output.TABLE,
+        )
+    note(
+        f"members give their claims back within a heartbeat interval: see `holdfast groups describe {group} --members`"
+    )
 
 
 @app.command(help="Lift the pause of a claim group, and finish or give up a reset that did not end.")
 def resume(
     context: typer.Context,
     group: GroupName,
-    force: Annotated[bool, typer.Option("--force", help="Also end a reset whose administrator is still at work.")] = False,
+    force: Annotated[
+        bool, typer.Option("--force", help="Also end a reset whose administrator is still at work.")
+    ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     with _open(context, timeout) as admin:
@@ -202,7 +262,11 @@ def resume(
     if output_of(context) is Output.JSON:
         show_json({"group": group, "paused_until_s": None, "freed_partitions": freed})
     else:
-        show([{"group": group, "state": "resumed", "freed_partitions": freed}], ("group", "state", "freed_partitions"), Output.TABLE)
+        show(
+            [{"group": group, "state": "resumed", "freed_partitions": freed}],
+            ("group", "state", "freed_partitions"),
+            Output.TABLE,
+        )
 
 
 # -- resetting
@@ -216,24 +280,46 @@ def resume(
 def reset_offsets(
     context: typer.Context,
     group: GroupName,
-    to_earliest: Annotated[bool, typer.Option("--to-earliest", help="To the beginning of each partition.")] = False,
+    to_earliest: Annotated[
+        bool, typer.Option("--to-earliest", help="To the beginning of each partition.")
+    ] = False,
     to_latest: Annotated[bool, typer.Option("--to-latest", help="To the end of each partition.")] = False,
-    to_offset: Annotated[int | None, typer.Option("--to-offset", min=0, max=LAST_OFFSET, help="To this offset.")] = None,
+    to_offset: Annotated[
+        int | None, typer.Option("--to-offset", min=0, max=LAST_OFFSET, help="To this offset.")
+    ] = None,
     to_datetime: Annotated[
-        str | None, typer.Option("--to-datetime", metavar="TIME", help="To the first record of this time or later: 2026-11-21T08:30:00Z.")
+        str | None,
+        typer.Option(
+            "--to-datetime",
+            metavar="TIME",
+            help="To the first record of this time or later: 2026-11-21T08:30:00Z.",
+        ),
     ] = None,
     by_duration: Annotated[
-        str | None, typer.Option("--by-duration", metavar="DURATION", help="To where the log was so long ago: 2h, PT30M.")
+        str | None,
+        typer.Option(
+            "--by-duration", metavar="DURATION", help="To where the log was so long ago: 2h, PT30M."
+        ),
     ] = None,
     shift_by: Annotated[
         int | None,
-        typer.Option("--shift-by", min=-LAST_OFFSET, max=LAST_OFFSET, help="Forwards by so many records, backwards if negative."),
+        typer.Option(
+            "--shift-by",
+            min=-LAST_OFFSET,
+            max=LAST_OFFSET,
+            help="Forwards by so many records, backwards if negative.",
+        ),
     ] = None,
     topic: Annotated[
-        list[str] | None, typer.Option("--topic", metavar="TOPIC[:P,P]", help="Only these partitions; may be repeated. Else all topics.")
+        list[str] | None,
+        typer.Option(
+            "--topic", metavar="TOPIC[:P,P]", help="Only these partitions; may be repeated. Else all topics."
+        ),
     ] = None,
     execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
-    wait: Annotated[float, typer.Option("--wait", min=1, max=86_400, help="How long to wait for members, in seconds.")] = RESET_DEADLINE_S,
+    wait: Annotated[
+        float, typer.Option("--wait", min=1, max=86_400, help="How long to wait for members, in seconds.")
+    ] = RESET_DEADLINE_S,
     kind: Type = None,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
@@ -247,7 +333,14 @@ def reset_offsets(
         note("nothing was changed: this is what --execute would do as things stand")
 
 
-def _aim(earliest: bool, latest: bool, offset: int | None, moment: str | None, duration: str | None, shift: int | None) -> Aim:
+def _aim(
+    earliest: bool,
+    latest: bool,
+    offset: int | None,
+    moment: str | None,
+    duration: str | None,
+    shift: int | None,
+) -> Aim:
     given: dict[Where, Aim] = {}
     if earliest:
         given[Where.EARLIEST] = Aim(Where.EARLIEST)
@@ -258,12 +351,16 @@ def _aim(earliest: bool, latest: bool, offset: int | None, moment: str | None, d
     if moment is not None:
         given[Where.DATETIME] = Aim(Where.DATETIME, parse_datetime_ms(moment))
     if duration is not None:
-        given[Where.DURATION] = Aim(Where.DURATION, max(0, system_clock.now_ms() - parse_duration_ms(duration)))
+        given[Where.DURATION] = Aim(
+            Where.DURATION, max(0, system_clock.now_ms() - parse_duration_ms(duration))
+        )
     if shift is not None:
         given[Where.SHIFT] = Aim(Where.SHIFT, shift)
     if len(given) != 1:
         said = " and ".join(f"--{where.value}" for where in given) or "none"
-        raise ConfigError(f"say where to by exactly one of {', '.join(f'--{where.value}' for where in Where)}; given: {said}")
+        raise ConfigError(
+            f"say where to by exactly one of {', '.join(f'--{where.value}' for where in Where)}; given: {said}"
+        )
     return next(iter(given.values()))
 
 

@@ -48,14 +48,27 @@ class FileGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def simulate(
     context: typer.Context,
     file: Annotated[Path | None, typer.Argument(help="Membership as TOML or JSON; flags add to it.")] = None,
-    assignor: Annotated[AssignorName | None, typer.Option("--assignor", help="The assignor; cooperative-sticky unless told.")] = None,
-    topic: Annotated[list[str] | None, typer.Option("--topic", metavar="TOPIC:N", help="A topic and its partition count.")] = None,
-    member: Annotated[
-        list[str] | None, typer.Option("--member", metavar="ID[:TOPIC,...]", help="A member; all topics unless named.")
+    assignor: Annotated[
+        AssignorName | None, typer.Option("--assignor", help="The assignor; cooperative-sticky unless told.")
     ] = None,
-    join: Annotated[list[str] | None, typer.Option("--join", metavar="ID[:TOPIC,...]", help="A member that joins afterwards.")] = None,
-    leave: Annotated[list[str] | None, typer.Option("--leave", metavar="ID", help="A member that leaves afterwards.")] = None,
-    grow: Annotated[list[str] | None, typer.Option("--grow", metavar="TOPIC:N", help="A topic's partition count afterwards.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="TOPIC:N", help="A topic and its partition count.")
+    ] = None,
+    member: Annotated[
+        list[str] | None,
+        typer.Option("--member", metavar="ID[:TOPIC,...]", help="A member; all topics unless named."),
+    ] = None,
+    join: Annotated[
+        list[str] | None,
+        typer.Option("--join", metavar="ID[:TOPIC,...]", help="A member that joins afterwards."),
+    ] = None,
+    leave: Annotated[
+        list[str] | None, typer.Option("--leave", metavar="ID", help="A member that leaves afterwards.")
+    ] = None,
+    grow: Annotated[
+        list[str] | None,
+        typer.Option("--grow", metavar="TOPIC:N", help="A topic's partition count afterwards."),
+    ] = None,
 ) -> None:
     given = FileGroup() if file is None else read_file(file)
     group = FileGroup(
@@ -82,7 +95,9 @@ def told(group: FileGroup) -> tuple[list[OutputRow], dict[str, Any]]:
     name, before_members, after_members, after_counts = _checked(group)
     before, _ = settled(name, group.topics, before_members)
     held = [
-        msgspec.structs.replace(each, owned=tuple(before[each.member_id]), generation=1) if each.member_id in before else each
+        msgspec.structs.replace(each, owned=tuple(before[each.member_id]), generation=1)
+        if each.member_id in before
+        else each
         for each in after_members
     ]
     after, rounds = settled(name, after_counts, held)
@@ -105,10 +120,18 @@ def told(group: FileGroup) -> tuple[list[OutputRow], dict[str, Any]]:
             }
         )
     partitions = sum(len(part) for part in after.values())
-    return records, {"assignor": name.value, "partitions": partitions, "moved": moved, "spread": spread(after), "rounds": rounds}
+    return records, {
+        "assignor": name.value,
+        "partitions": partitions,
+        "moved": moved,
+        "spread": spread(after),
+        "rounds": rounds,
+    }
 
 
-def settled(name: AssignorName, counts: Mapping[str, int], members: Sequence[Subscriber]) -> tuple[Assignment, int]:
+def settled(
+    name: AssignorName, counts: Mapping[str, int], members: Sequence[Subscriber]
+) -> tuple[Assignment, int]:
     """Return the assignment a group ends with, and after how many rounds: more than one only where members must give up first."""
     now, number = list(members), 0
     while True:
@@ -117,7 +140,10 @@ def settled(name: AssignorName, counts: Mapping[str, int], members: Sequence[Sub
         waiting = any(set(each.owned) - set(parts[each.member_id]) for each in now)
         if name is not AssignorName.COOPERATIVE_STICKY or not waiting or number == LIMIT_ROUNDS:
             return parts, number
-        now = [msgspec.structs.replace(each, owned=tuple(parts[each.member_id]), generation=number + 1) for each in now]
+        now = [
+            msgspec.structs.replace(each, owned=tuple(parts[each.member_id]), generation=number + 1)
+            for each in now
+        ]
 
 
 def read_file(path: Path) -> FileGroup:
@@ -138,15 +164,21 @@ def _checked(group: FileGroup) -> tuple[AssignorName, list[Subscriber], list[Sub
     try:
         name = AssignorName(group.assignor)
     except ValueError:
-        raise ConfigError(f"no assignor {group.assignor!r:.100}; choose one of {', '.join(AssignorName)}") from None
+        raise ConfigError(
+            f"no assignor {group.assignor!r:.100}; choose one of {', '.join(AssignorName)}"
+        ) from None
     after = {**group.topics, **group.grow}
     for topic, count in (*group.topics.items(), *after.items()):
         if not 0 < count <= LIMIT_PARTITIONS:
             raise ConfigError(f"topic {topic} with {count} partitions: use 1 to {LIMIT_PARTITIONS}")
     if sum(after.values()) > LIMIT_PARTITIONS or len(group.members) + len(group.join) > LIMIT_GROUP_MEMBERS:
-        raise ConfigError(f"too large: at most {LIMIT_PARTITIONS} partitions and {LIMIT_GROUP_MEMBERS} members")
+        raise ConfigError(
+            f"too large: at most {LIMIT_PARTITIONS} partitions and {LIMIT_GROUP_MEMBERS} members"
+        )
     if not group.topics or not group.members:
-        raise ConfigError("nothing to assign: name at least one topic (--topic orders:12) and one member (--member a)")
+        raise ConfigError(
+            "nothing to assign: name at least one topic (--topic orders:12) and one member (--member a)"
+        )
     members = [_subscriber(each, after) for each in group.members]
     ids = [each.member_id for each in members]
     if unknown := [each for each in group.leave if each not in ids]:
@@ -157,7 +189,9 @@ def _checked(group: FileGroup) -> tuple[AssignorName, list[Subscriber], list[Sub
 
 def _subscriber(member: FileMember, counts: Mapping[str, int]) -> Subscriber:
     if unknown := [topic for topic in member.topics if topic not in counts]:
-        raise ConfigError(f"member {member.id} wants {', '.join(unknown)}, of unknown partition count: add --topic {unknown[0]}:N")
+        raise ConfigError(
+            f"member {member.id} wants {', '.join(unknown)}, of unknown partition count: add --topic {unknown[0]}:N"
+        )
     return Subscriber(
         member_id=member.id,
         topics=tuple(sorted(member.topics or counts)),

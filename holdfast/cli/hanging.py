@@ -14,7 +14,15 @@ from holdfast.cli.output import Cell, note, show, utc
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
 from holdfast.core.broker_logs.folds import TRANSACTION_TOPIC
-from holdfast.core.broker_logs.lost_ends import EndsRow, LostEnd, OpenTransactions, UnendedTransaction, ends_log, is_marker, lost_ends
+from holdfast.core.broker_logs.lost_ends import (
+    EndsRow,
+    LostEnd,
+    OpenTransactions,
+    UnendedTransaction,
+    ends_log,
+    is_marker,
+    lost_ends,
+)
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, TopicError
@@ -22,7 +30,16 @@ from holdfast.errors import BrokerError, TopicError
 if TYPE_CHECKING:
     from holdfast.kafka.raw_log import RawLog
 
-COLUMNS = ("topic", "partition", "offset", "producer_id", "epoch", "transactional_id", "decided", "decided_at")
+COLUMNS = (
+    "topic",
+    "partition",
+    "offset",
+    "producer_id",
+    "epoch",
+    "transactional_id",
+    "decided",
+    "decided_at",
+)
 
 
 class Hanging:
@@ -89,7 +106,11 @@ class Hanging:
         begin = (await asyncio.to_thread(self._admin.offsets_at, [place], how.at_ms))[place]
         if begin is not None:
             async for _, batch in self._raw.batches(*place, begin, until=each.first_offset):
-                if is_marker(batch) and batch.producer_id == each.producer_id and batch.max_timestamp_ms >= how.at_ms:
+                if (
+                    is_marker(batch)
+                    and batch.producer_id == each.producer_id
+                    and batch.max_timestamp_ms >= how.at_ms
+                ):
                     return LostEnd(transaction=each, decided=None)
         return lost
 
@@ -117,7 +138,9 @@ async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> l
         found = await cluster.find(topics)
         if end and found:
             await cluster.end(found)
-            if left := {each.transaction for each in await cluster.find(topics)} & {each.transaction for each in found if each.decided}:
+            if left := {each.transaction for each in await cluster.find(topics)} & {
+                each.transaction for each in found if each.decided
+            }:
                 first = min(left)
                 raise BrokerError(
                     f"{len(left)} transactions hang though their markers were written, the first in {first.topic} partition "
@@ -128,9 +151,14 @@ async def _find(settings: Settings, topics: list[str] | None, *, end: bool) -> l
 
 def hanging(
     context: typer.Context,
-    topic: Annotated[list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be repeated.")] = None,
+    topic: Annotated[
+        list[str] | None, typer.Option("--topic", metavar="TOPIC", help="Only this topic; may be repeated.")
+    ] = None,
     end: Annotated[
-        bool, typer.Option("--end", help="Write the markers that are missing, as was decided. Stop the producers first.")
+        bool,
+        typer.Option(
+            "--end", help="Write the markers that are missing, as was decided. Stop the producers first."
+        ),
     ] = False,
 ) -> None:
     found = asyncio.run(_find(settings_of(context), topic, end=end))
@@ -141,7 +169,9 @@ def hanging(
     elif end:
         note(f"{len(found) - unknown} ended as was decided")
     else:
-        note("readers of committed records wait before these for ever; stop their producers and end them with --end")
+        note(
+            "readers of committed records wait before these for ever; stop their producers and end them with --end"
+        )
     if unknown:
         note(
             f"of {unknown} the coordinator's log does not tell what was decided; `kafka-transactions.sh abort` takes such a one back, "
@@ -153,4 +183,7 @@ def hanging(
 
 def register_hanging(app: typer.Typer) -> None:
     """Add the command to `holdfast producers`."""
-    app.command("hanging", help="List the transactions whose ends the brokers have lost, and with --end end them as was decided.")(hanging)
+    app.command(
+        "hanging",
+        help="List the transactions whose ends the brokers have lost, and with --end end them as was decided.",
+    )(hanging)

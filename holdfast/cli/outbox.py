@@ -24,8 +24,14 @@ from holdfast.outbox.schema import migrate
 from holdfast.outbox.schema.layouts import LAYOUTS
 from holdfast.outbox.schema.tables import DIALECTS, database_url, outbox_tables, problems, shown
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Make, check and look into the outbox of a service.")
-quarantine = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, retry and discard rows that Kafka would not have.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Make, check and look into the outbox of a service."
+)
+quarantine = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, retry and discard rows that Kafka would not have.",
+)
 app.add_typer(quarantine, name="quarantine")
 outbox_harvest.register(app)
 
@@ -51,9 +57,15 @@ DatabaseOption = Annotated[
     ),
 ]
 TableName = Annotated[
-    str | None, typer.Option("--table", help="The outbox table, schema.table to name its schema; default: setting outbox_table.")
+    str | None,
+    typer.Option(
+        "--table", help="The outbox table, schema.table to name its schema; default: setting outbox_table."
+    ),
 ]
-Chosen = Annotated[LayoutName | None, typer.Option("--layout", help="Whose columns the table has; default: setting outbox_layout.")]
+Chosen = Annotated[
+    LayoutName | None,
+    typer.Option("--layout", help="Whose columns the table has; default: setting outbox_layout."),
+]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,7 +86,9 @@ class _Outbox:
         return self.database
 
 
-def _outbox(context: typer.Context, database: str | None, table: str | None, layout: LayoutName | None) -> _Outbox:
+def _outbox(
+    context: typer.Context, database: str | None, table: str | None, layout: LayoutName | None
+) -> _Outbox:
     settings = settings_of(context)
     return _Outbox(
         database=settings.outbox_database if database is None else database,
@@ -101,7 +115,9 @@ def _problems(outbox: _Outbox) -> list[str]:
         with create_engine(read, poolclass=NullPool).connect() as connection:
             return problems(connection, tables)
     except ModuleNotFoundError as error:
-        raise ConfigError(f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
+        raise ConfigError(
+            f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
+        ) from error
     except SQLAlchemyError as error:
         raise OutboxDatabaseError(f"{shown(read)}: {' '.join(str(error).split())}") from error
 
@@ -120,8 +136,12 @@ def init(
     table: TableName = None,
     layout: Chosen = None,
     sql: Annotated[bool, typer.Option("--sql", help="Print the statements, and change nothing.")] = False,
-    dialect: Annotated[str | None, typer.Option(help=f"For --sql without a database: {', '.join(DIALECTS)}.")] = None,
-    remove: Annotated[bool, typer.Option("--remove", help="Remove the tables; refused while rows wait or are set aside.")] = False,
+    dialect: Annotated[
+        str | None, typer.Option(help=f"For --sql without a database: {', '.join(DIALECTS)}.")
+    ] = None,
+    remove: Annotated[
+        bool, typer.Option("--remove", help="Remove the tables; refused while rows wait or are set aside.")
+    ] = False,
 ) -> None:
     if dialect is not None and not sql:
         raise ConfigError("--dialect goes with --sql; otherwise the database says what it is")
@@ -135,10 +155,14 @@ def init(
 
 
 @app.command(help="Check that the outbox is as its layout must be; exit code 1 when it is not.")
-def check(context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None) -> None:
+def check(
+    context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None
+) -> None:
     outbox = _outbox(context, database, table, layout)
     found = _problems(outbox)
-    show([{"problem": each} for each in found], ("problem",), output_of(context)) if found or output_of(context) is Output.JSON else None
+    show([{"problem": each} for each in found], ("problem",), output_of(context)) if found or output_of(
+        context
+    ) is Output.JSON else None
     if found:
         raise OutboxSchemaError(
             f"the outbox {outbox.table} has {len(found)} problem(s); `holdfast outbox init --layout {outbox.layout} --table {outbox.table}` "
@@ -147,8 +171,12 @@ def check(context: typer.Context, database: DatabaseOption = None, table: TableN
     note(f"the outbox {outbox.table} is as the layout {outbox.layout} must be")
 
 
-@app.command(help="Show how many rows wait, how long the first has waited, how many fail or were set aside, and who leads each shard.")
-def status(context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None) -> None:
+@app.command(
+    help="Show how many rows wait, how long the first has waited, how many fail or were set aside, and who leads each shard."
+)
+def status(
+    context: typer.Context, database: DatabaseOption = None, table: TableName = None, layout: Chosen = None
+) -> None:
     outbox = _outbox(context, database, table, layout)
     with _rows(outbox) as rows:
         found = rows.status()
@@ -163,7 +191,8 @@ def status(context: typer.Context, database: DatabaseOption = None, table: Table
         "failing": found.failing,
         "quarantined": found.quarantined,
         "leaders": {
-            str(each.shard): {"leader": each.leader, "epoch": each.epoch, "updated_at_ms": each.updated_ms} for each in found.leases
+            str(each.shard): {"leader": each.leader, "epoch": each.epoch, "updated_at_ms": each.updated_ms}
+            for each in found.leases
         },
     }
     if output_of(context) is Output.JSON:
@@ -185,7 +214,9 @@ def list_rows(
     with _rows(outbox) as rows:
         found = rows.quarantined(limit)
     show(
-        [_record(each) for each in found], ("id", "topic", "key", "attempts", "size_bytes", "quarantined_at", "reason"), output_of(context)
+        [_record(each) for each in found],
+        ("id", "topic", "key", "attempts", "size_bytes", "quarantined_at", "reason"),
+        output_of(context),
     )
     if not found:
         note(f"no quarantined rows in {outbox.table}")
@@ -208,7 +239,9 @@ def retry_rows(
     show([{"action": "put back", "rows": moved}], ("action", "rows"), output_of(context))
 
 
-@quarantine.command("discard", help="Delete rows that were set aside, for good. Without --execute only says how many.")
+@quarantine.command(
+    "discard", help="Delete rows that were set aside, for good. Without --execute only says how many."
+)
 def discard_rows(
     context: typer.Context,
     ids: Annotated[list[int] | None, typer.Argument(metavar="[ID]...")] = None,
@@ -222,7 +255,11 @@ def discard_rows(
     with _rows(outbox) as rows:
         named = _named(rows, ids, everything)
         count = rows.discard(named) if execute else len(named)
-    show([{"action": "discarded" if execute else "would discard", "rows": count}], ("action", "rows"), output_of(context))
+    show(
+        [{"action": "discarded" if execute else "would discard", "rows": count}],
+        ("action", "rows"),
+        output_of(context),
+    )
     if not execute:
         note("nothing was deleted; add --execute to delete them")
 
@@ -230,14 +267,18 @@ def discard_rows(
 def _named(rows: OutboxRows, ids: Sequence[int] | None, everything: bool) -> list[int]:
     """Return the ids that are meant; OutboxError when one of them is not set aside."""
     if everything == bool(ids):
-        raise ConfigError("name rows by their ids, or all of them with --all; `holdfast outbox quarantine list` shows what there is")
+        raise ConfigError(
+            "name rows by their ids, or all of them with --all; `holdfast outbox quarantine list` shows what there is"
+        )
     found: list[int] = []
     after = 0
     while page := rows.quarantined(LIMIT_LISTED, after_id=after, ids=ids):
         after = page[-1].row.id
         found += [each.row.id for each in page]
     if missing := sorted(set(ids or ()) - set(found)):
-        raise OutboxError(f"not set aside: {', '.join(map(str, missing))}; `holdfast outbox quarantine list` shows what is")
+        raise OutboxError(
+            f"not set aside: {', '.join(map(str, missing))}; `holdfast outbox quarantine list` shows what is"
+        )
     return found
 
 
@@ -250,7 +291,9 @@ def _record(each: QuarantinedRow) -> OutputRow:
         "attempts": row.attempts,
         "size_bytes": len(row.value or b""),
         "quarantined_at_ms": each.quarantined_ms,
-        "quarantined_at": datetime.fromtimestamp(each.quarantined_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        "quarantined_at": datetime.fromtimestamp(each.quarantined_ms / 1000, UTC).strftime(
+            "%Y-%m-%dT%H:%M:%SZ"
+        ),
         "reason": each.reason,
     }
 

@@ -18,12 +18,21 @@ from holdfast.outbox.commands import Verb, tell
 from holdfast.outbox.harvest.harvester import STOP_S, Harvester
 from holdfast.outbox.settings import HarvestSettings, harvest_settings
 
-DatabaseOption = Annotated[str | None, typer.Option(metavar="URL", help="The database with the outbox; default: setting outbox_database.")]
+DatabaseOption = Annotated[
+    str | None,
+    typer.Option(metavar="URL", help="The database with the outbox; default: setting outbox_database."),
+]
 Name = Annotated[
-    str | None, typer.Option("--name", help="The outbox's name, never to change; default: setting outbox_name, else <app>-outbox.")
+    str | None,
+    typer.Option(
+        "--name", help="The outbox's name, never to change; default: setting outbox_name, else <app>-outbox."
+    ),
 ]
 Shards = Annotated[
-    int | None, typer.Option("--shards", help="Leaders of the outbox, equal in all harvesters; default: setting outbox_shards.")
+    int | None,
+    typer.Option(
+        "--shards", help="Leaders of the outbox, equal in all harvesters; default: setting outbox_shards."
+    ),
 ]
 UNASKED = "unasked:"  # telling harvesters needs no database
 
@@ -34,23 +43,55 @@ def harvest(
     name: Name = None,
     shards: Shards = None,
     table: Annotated[str | None, typer.Option("--table", help="The outbox table.")] = None,
-    layout: Annotated[str | None, typer.Option("--layout", help="Whose columns it has: holdfast, goharvest or debezium.")] = None,
-    strategy: Annotated[str | None, typer.Option("--strategy", help="fenced: exactly once; mark: as goharvest.")] = None,
-    instance: Annotated[
-        str | None, typer.Option("--instance", help="This process's name among the harvesters; default: host and process id.")
+    layout: Annotated[
+        str | None, typer.Option("--layout", help="Whose columns it has: holdfast, goharvest or debezium.")
     ] = None,
-    interop: Annotated[bool, typer.Option("--interop", help="Share the election with goharvest processes (with --strategy mark).")] = False,
-    leader_topic: Annotated[str | None, typer.Option("--leader-topic", help="The election's topic; default: <name>.neli.")] = None,
-    group: Annotated[str | None, typer.Option("--group", help="The election's consumer group; default: the name.")] = None,
-    metrics_port: Annotated[int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics on this port of 127.0.0.1.")] = None,
+    strategy: Annotated[
+        str | None, typer.Option("--strategy", help="fenced: exactly once; mark: as goharvest.")
+    ] = None,
+    instance: Annotated[
+        str | None,
+        typer.Option(
+            "--instance", help="This process's name among the harvesters; default: host and process id."
+        ),
+    ] = None,
+    interop: Annotated[
+        bool,
+        typer.Option("--interop", help="Share the election with goharvest processes (with --strategy mark)."),
+    ] = False,
+    leader_topic: Annotated[
+        str | None, typer.Option("--leader-topic", help="The election's topic; default: <name>.neli.")
+    ] = None,
+    group: Annotated[
+        str | None, typer.Option("--group", help="The election's consumer group; default: the name.")
+    ] = None,
+    metrics_port: Annotated[
+        int | None, typer.Option("--metrics-port", help="Serve Prometheus metrics on this port of 127.0.0.1.")
+    ] = None,
 ) -> None:
-    given: dict[str, Any] = {"database": database, "name": name, "shards": shards, "table": table, "layout": layout, "strategy": strategy}
-    more: dict[str, Any] = {"instance": instance, "interop": interop, "leader_topic": leader_topic, "group_id": group}
+    given: dict[str, Any] = {
+        "database": database,
+        "name": name,
+        "shards": shards,
+        "table": table,
+        "layout": layout,
+        "strategy": strategy,
+    }
+    more: dict[str, Any] = {
+        "instance": instance,
+        "interop": interop,
+        "leader_topic": leader_topic,
+        "group_id": group,
+    }
     settings = harvest_settings(settings_of(context), **given, **more)
-    if not globals_of(context).verbose:  # beginnings and ends of troubles are told whether or not they were asked for
+    if not globals_of(
+        context
+    ).verbose:  # beginnings and ends of troubles are told whether or not they were asked for
         logging.getLogger("holdfast.outbox").setLevel(logging.WARNING)
     stop = StopRequest()
-    before = {number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {
+        number: signal.signal(number, lambda *_: stop.set()) for number in (signal.SIGTERM, signal.SIGINT)
+    }
     harvester = Harvester(settings)
     try:
         harvester.start()
@@ -58,7 +99,9 @@ def harvest(
             registry = CollectorRegistry(auto_describe=False)
             registry.register(HarvesterPage(harvester))
             start_http_server(metrics_port, addr="127.0.0.1", registry=registry)
-        note(f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop with Ctrl-C")
+        note(
+            f"harvesting {settings.name} (table {settings.table}, strategy {settings.strategy}); stop with Ctrl-C"
+        )
         while not stop.wait(0.25):
             harvester.wait(0)
     finally:
@@ -69,7 +112,9 @@ def harvest(
 
 
 def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | None, timeout: float) -> None:
-    settings: HarvestSettings = harvest_settings(settings_of(context), database=UNASKED, name=name, shards=shards)
+    settings: HarvestSettings = harvest_settings(
+        settings_of(context), database=UNASKED, name=name, shards=shards
+    )
     answers = tell(settings, verb, timeout)
     records: list[OutputRow] = [
         {
@@ -87,7 +132,17 @@ def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | No
     ]
     show(
         records,
-        ("shard", "leader", "epoch", "paused", "published", "quarantined", "in_flight", "held_topics", "last_error"),
+        (
+            "shard",
+            "leader",
+            "epoch",
+            "paused",
+            "published",
+            "quarantined",
+            "in_flight",
+            "held_topics",
+            "last_error",
+        ),
         output_of(context),
     )
     if len(answers) < settings.shards:
@@ -96,29 +151,42 @@ def _told(context: typer.Context, verb: Verb, name: str | None, shards: int | No
         )
 
 
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait for the leaders' answers.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=600, help="Seconds to wait for the leaders' answers.")
+]
 
 
-def pause(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
+def pause(
+    context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
+) -> None:
     _told(context, Verb.PAUSE, name, shards, timeout)
 
 
-def resume(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
+def resume(
+    context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
+) -> None:
     _told(context, Verb.RESUME, name, shards, timeout)
 
 
-def flush(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
+def flush(
+    context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
+) -> None:
     _told(context, Verb.FLUSH, name, shards, timeout)
 
 
-def harvesters(context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0) -> None:
+def harvesters(
+    context: typer.Context, name: Name = None, shards: Shards = None, timeout: TimeoutOption = 10.0
+) -> None:
     _told(context, Verb.STATUS, name, shards, timeout)
 
 
 def register(app: typer.Typer) -> None:
     """Add the commands of this module to `holdfast outbox`."""
     for call, text in (
-        (harvest, "Publish the outbox's rows: take part in the election and lead what falls to this process, until stopped."),
+        (
+            harvest,
+            "Publish the outbox's rows: take part in the election and lead what falls to this process, until stopped.",
+        ),
         (pause, "Have the harvesters publish nothing until `resume`; leaders that come later keep to it."),
         (resume, "Have the harvesters go on."),
         (flush, "Have the harvesters try again now what they hold back for a while."),

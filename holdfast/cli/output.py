@@ -84,7 +84,11 @@ def utc(at_s: Cell) -> str | None:
         return None
     try:
         return datetime.fromtimestamp(at_s, UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    except (ValueError, OverflowError, OSError):  # an administrator may pause a group for longer than calendars reach
+    except (
+        ValueError,
+        OverflowError,
+        OSError,
+    ):  # an administrator may pause a group for longer than calendars reach
         return f"@{at_s}"
 
 
@@ -97,7 +101,8 @@ def align(lines: Sequence[Sequence[str]], numeric: Sequence[bool]) -> list[str]:
     widths = [max(len(line[index]) for line in lines) for index in range(len(numeric))]
     return [
         "  ".join(
-            cell.rjust(width) if right else cell.ljust(width) for cell, width, right in zip(line, widths, numeric, strict=True)
+            cell.rjust(width) if right else cell.ljust(width)
+            for cell, width, right in zip(line, widths, numeric, strict=True)
         ).rstrip()
         for line in lines
     ]

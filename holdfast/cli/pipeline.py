@@ -20,10 +20,20 @@ from holdfast.errors import ConfigError
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
 
 MasterOption = Annotated[
-    str, typer.Option("--master", help="Spark master; local[*] takes every core of this machine.", envvar="HOLDFAST_SPARK_MASTER")
+    str,
+    typer.Option(
+        "--master",
+        help="Spark master; local[*] takes every core of this machine.",
+        envvar="HOLDFAST_SPARK_MASTER",
+    ),
 ]
-MemoryOption = Annotated[str, typer.Option("--memory", help="Heap of Spark's driver.", envvar="HOLDFAST_SPARK_MEMORY")]
-ConfOption = Annotated[list[str] | None, typer.Option("--conf", metavar="NAME=VALUE", help="A property of Spark; may be repeated.")]
+MemoryOption = Annotated[
+    str, typer.Option("--memory", help="Heap of Spark's driver.", envvar="HOLDFAST_SPARK_MEMORY")
+]
+ConfOption = Annotated[
+    list[str] | None,
+    typer.Option("--conf", metavar="NAME=VALUE", help="A property of Spark; may be repeated."),
+]
 
 
 @app.callback()
@@ -31,18 +41,32 @@ def pipeline() -> None:
     """Land topics in a lake."""
 
 
-@app.command(help="Land a topic in a lake: every committed record once, as a row of a Delta table, whatever is killed meanwhile.")
+@app.command(
+    help="Land a topic in a lake: every committed record once, as a row of a Delta table, whatever is killed meanwhile."
+)
 def land(
     context: typer.Context,
     topic: Annotated[str, typer.Option(help="The topic to land.")],
     lake: Annotated[str, typer.Option(help="Folder or address of the lake; the table is LAKE/bronze/TOPIC.")],
-    once: Annotated[bool, typer.Option("--once", help="Land what is committed now, then end (the default).")] = False,
-    follow: Annotated[bool, typer.Option("--follow", help="Go on until stopped with SIGTERM or Ctrl-C.")] = False,
-    every_s: Annotated[float, typer.Option("--every", min=0, help="Shortest time between two commits when following, in seconds.")] = 2.0,
+    once: Annotated[
+        bool, typer.Option("--once", help="Land what is committed now, then end (the default).")
+    ] = False,
+    follow: Annotated[
+        bool, typer.Option("--follow", help="Go on until stopped with SIGTERM or Ctrl-C.")
+    ] = False,
+    every_s: Annotated[
+        float,
+        typer.Option("--every", min=0, help="Shortest time between two commits when following, in seconds."),
+    ] = 2.0,
     max_records: Annotated[int, typer.Option(min=1, help="Largest commit, in records.")] = 500_000,
-    accept_loss: Annotated[bool, typer.Option("--accept-loss", help="Go on where records were deleted before they were landed.")] = False,
+    accept_loss: Annotated[
+        bool, typer.Option("--accept-loss", help="Go on where records were deleted before they were landed.")
+    ] = False,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Read the table's offsets from its rows, when its history does not tell them.")
+        bool,
+        typer.Option(
+            "--rebuild", help="Read the table's offsets from its rows, when its history does not tell them."
+        ),
     ] = False,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "1g",
@@ -56,7 +80,9 @@ def land(
     if once and follow:
         raise ConfigError("--once and --follow exclude each other")
     settings, output = settings_of(context), output_of(context)
-    options = LandOptions(follow=follow, max_records=max_records, every_s=every_s, accept_loss=accept_loss, rebuild=rebuild)
+    options = LandOptions(
+        follow=follow, max_records=max_records, every_s=every_s, accept_loss=accept_loss, rebuild=rebuild
+    )
 
     def told(landed: Landed) -> None:
         note(f"landed {topic} up to {describe(landed.end)}")
@@ -72,7 +98,12 @@ def land(
             progress=told,
         )
     rows: list[dict[str, Cell]] = [
-        {"topic": topic, "partition": partition, "end_offset": end, "lost": [f"{a}-{b - 1}" for a, b in report.lost.get(partition, [])]}
+        {
+            "topic": topic,
+            "partition": partition,
+            "end_offset": end,
+            "lost": [f"{a}-{b - 1}" for a, b in report.lost.get(partition, [])],
+        }
         for partition, end in sorted(report.vector.items())
     ]
     show(rows, ("topic", "partition", "end_offset", "lost"), output)

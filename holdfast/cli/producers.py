@@ -22,7 +22,11 @@ from holdfast.core.producers.ledger import Book, BookRow, Totals, book_key, prod
 from holdfast.core.producers.registry import Registration, name_key
 from holdfast.errors import ConfigError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show who may send under which name, and what came of it.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Show who may send under which name, and what came of it.",
+)
 broker_logs.register_transactions(app)
 hanging.register_hanging(app)
 
@@ -32,12 +36,37 @@ COLUMNS = (
     *("missing", "gaps", "late", "duplicates", "zombies", "restarts", "last_at", "trouble"),
 )
 BOOK_FIELDS = (
-    *("producer", "topic", "partition", "epoch", "last_sequence", "last_offset", "last_at_ms", "records", "first_sequence", "first_offset"),
-    *("missing", "holes", "gaps", "late", "duplicates", "doubtful", "zombies", "restarts", "trouble", "as_of_offset", "role"),
+    *(
+        "producer",
+        "topic",
+        "partition",
+        "epoch",
+        "last_sequence",
+        "last_offset",
+        "last_at_ms",
+        "records",
+        "first_sequence",
+        "first_offset",
+    ),
+    *(
+        "missing",
+        "holes",
+        "gaps",
+        "late",
+        "duplicates",
+        "doubtful",
+        "zombies",
+        "restarts",
+        "trouble",
+        "as_of_offset",
+        "role",
+    ),
 )
 """What every book has in JSON; None where it is unknown."""
 
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+]
 TopicOption = Annotated[str | None, typer.Option("--topic", help="Only this topic.")]
 
 
@@ -57,7 +86,9 @@ class _ProducerTables:
         found = [each for each in self.books if topic in (None, each.source)]
         if topic is not None and not found:
             kept = ", ".join(sorted(each.source for each in self.books)) or "none"
-            raise ConfigError(f"nobody keeps books of {topic}; of these they are kept: {kept}. Set `books` or `dedupe` for the workers")
+            raise ConfigError(
+                f"nobody keeps books of {topic}; of these they are kept: {kept}. Set `books` or `dedupe` for the workers"
+            )
         return found
 
     def scan(self, processor: Processor[Any, Any], prefix: str = "") -> Iterator[Answer[Any]]:
@@ -132,12 +163,18 @@ def _for_people(record: dict[str, Cell]) -> dict[str, Cell]:
     return {**record, "last_at": _at(at_ms) if isinstance(at_ms, int) else None, "trouble": told}
 
 
-@app.command("list", help="List the producers of stamped topics: epoch, last sequence, and what was missing, late, doubled or a zombie's.")
+@app.command(
+    "list",
+    help="List the producers of stamped topics: epoch, last sequence, and what was missing, late, doubled or a zombie's.",
+)
 def list_producers(
     context: typer.Context,
     topic: TopicOption = None,
     trouble: Annotated[
-        bool, typer.Option("--trouble", help="Only those with something missing, doubled, doubtful, or a zombie's.")
+        bool,
+        typer.Option(
+            "--trouble", help="Only those with something missing, doubled, doubtful, or a zombie's."
+        ),
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
@@ -165,7 +202,8 @@ def _is_troubled(book: Book) -> bool:
 
 
 @app.command(
-    "show", help="Show everything known about one producer: its registration, its books by topic and partition, what its outbox says."
+    "show",
+    help="Show everything known about one producer: its registration, its books by topic and partition, what its outbox says.",
 )
 def show_producer(
     context: typer.Context,
@@ -192,10 +230,16 @@ def show_producer(
         note(f"nobody has registered {name}, and no record of it has come")
         raise typer.Exit(1)
     if output is Output.JSON:
-        show_json({"producer": name, "registration": registered, "books": list(records), "outbox": list(said)})
+        show_json(
+            {"producer": name, "registration": registered, "books": list(records), "outbox": list(said)}
+        )
         return
     if registered is not None:
-        show([{"name": key.replace("_", "-"), "value": value} for key, value in registered.items()], ("name", "value"), output)
+        show(
+            [{"name": key.replace("_", "-"), "value": value} for key, value in registered.items()],
+            ("name", "value"),
+            output,
+        )
         print()
     show([_for_people(each) for each in records], COLUMNS[1:], output)
     for each in records:

@@ -14,7 +14,13 @@ from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json
 from holdfast.cli.quarantine_skips import register_skips
-from holdfast.clients.quarantine.records import TIMEOUT_S, Quarantine, QuarantinedRecord, SkippedBatch, cannot_retry
+from holdfast.clients.quarantine.records import (
+    TIMEOUT_S,
+    Quarantine,
+    QuarantinedRecord,
+    SkippedBatch,
+    cannot_retry,
+)
 from holdfast.errors import ConfigError, QuarantineError
 
 app = typer.Typer(
@@ -27,7 +33,9 @@ register_skips(app)
 LIMIT_SHOWN = 400
 LIMIT_REASON = 80
 
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait without progress, in seconds.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait without progress, in seconds.")
+]
 Of = Annotated[str | None, typer.Option("--processor", help="Only what this processor refused.")]
 From = Annotated[str | None, typer.Option("--topic", help="Only records of this topic.")]
 
@@ -38,7 +46,9 @@ def _open(context: typer.Context, timeout_s: float) -> tuple[Application, Quaran
     return application, Quarantine(application.settings, timeout_s=timeout_s)
 
 
-@app.command("list", help="List refused records, oldest first: where each came from, who refused it, and why.")
+@app.command(
+    "list", help="List refused records, oldest first: where each came from, who refused it, and why."
+)
 def list_records(
     context: typer.Context,
     processor: Of = None,
@@ -51,8 +61,22 @@ def list_records(
     records = quarantine.records(lambda record: _matches(record, processor, topic), limit=limit)
     shown = [record for record in records if not still_open or record.retried_to is None]
     output = output_of(context)
-    columns = ("coordinates", "last", "stage", "error", "reason", "key", "size_bytes", "quarantined_at", "retried_to")
-    show([_record(record) if output is Output.JSON else _for_people(record) for record in shown], columns, output)
+    columns = (
+        "coordinates",
+        "last",
+        "stage",
+        "error",
+        "reason",
+        "key",
+        "size_bytes",
+        "quarantined_at",
+        "retried_to",
+    )
+    show(
+        [_record(record) if output is Output.JSON else _for_people(record) for record in shown],
+        columns,
+        output,
+    )
     if not shown:
         note(f"no quarantined records in {quarantine.topic}")
     elif len(records) == limit:
@@ -78,7 +102,10 @@ def show_record(
         return
     for record in found:
         show(
-            [{"name": name.replace("_", "-"), "value": cell} for name, cell in _whole_for_people(record).items()],
+            [
+                {"name": name.replace("_", "-"), "value": cell}
+                for name, cell in _whole_for_people(record).items()
+            ],
             ("name", "value"),
             Output.TABLE,
         )
@@ -90,27 +117,40 @@ def show_record(
 )
 def retry(
     context: typer.Context,
-    coordinates: Annotated[list[str] | None, typer.Argument(metavar="[TOPIC/PARTITION/OFFSET[/PROCESSOR]]...")] = None,
+    coordinates: Annotated[
+        list[str] | None, typer.Argument(metavar="[TOPIC/PARTITION/OFFSET[/PROCESSOR]]...")
+    ] = None,
     everything: Annotated[
-        bool, typer.Option("--all", help="Every record that was not retried yet; see also --processor and --topic.")
+        bool,
+        typer.Option(
+            "--all", help="Every record that was not retried yet; see also --processor and --topic."
+        ),
     ] = False,
     processor: Of = None,
     topic: From = None,
     execute: Annotated[bool, typer.Option("--execute", help="Send them; else nothing is done.")] = False,
     again: Annotated[bool, typer.Option("--again", help="Also those that were retried before.")] = False,
     shared: Annotated[
-        bool, typer.Option("--shared", help="Also those that other processors of the topic have taken already and would get twice.")
+        bool,
+        typer.Option(
+            "--shared",
+            help="Also those that other processors of the topic have taken already and would get twice.",
+        ),
     ] = False,
     timeout: TimeoutOption = TIMEOUT_S,
 ) -> None:
     if everything == bool(coordinates):
-        raise ConfigError("name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows what there is")
+        raise ConfigError(
+            "name records by their coordinates, or all of them with --all; `holdfast quarantine list` shows what there is"
+        )
     application, quarantine = _open(context, timeout)
     chosen = _choose(quarantine, coordinates, processor, topic)
     skipped = next((record for record in chosen if coordinates and record.batch is not None), None)
     if skipped is not None and skipped.batch is not None:
         raise QuarantineError(f"{skipped.coordinates}: {cannot_retry(skipped.batch)}")
-    plan = [(record, _objection(record, chosen, application, again=again, shared=shared)) for record in chosen]
+    plan = [
+        (record, _objection(record, chosen, application, again=again, shared=shared)) for record in chosen
+    ]
     sendable = [record for record, objection in plan if objection is None]
     sent: dict[str, str] = {}
     if execute:
@@ -128,18 +168,23 @@ def retry(
     ]
     show(records, ("action", "coordinates", "size_bytes", "copy", "why"), output_of(context))
     if not execute and sendable:
-        note(f"nothing was sent; add --execute to send {len({record.place for record in sendable})} record(s)")
+        note(
+            f"nothing was sent; add --execute to send {len({record.place for record in sendable})} record(s)"
+        )
     if not sendable:
         note("nothing to retry")
 
 
-def _choose(quarantine: Quarantine, coordinates: Sequence[str] | None, processor: str | None, topic: str | None) -> list[QuarantinedRecord]:
+def _choose(
+    quarantine: Quarantine, coordinates: Sequence[str] | None, processor: str | None, topic: str | None
+) -> list[QuarantinedRecord]:
     """Return the records meant, and with each whatever else was refused at its place: a copy gives all of them another try."""
     everywhere = quarantine.records(lambda record: True)
     meant = [
         record
         for record in everywhere
-        if (not coordinates or any(record.is_named(each) for each in coordinates)) and _matches(record, processor, topic)
+        if (not coordinates or any(record.is_named(each) for each in coordinates))
+        and _matches(record, processor, topic)
     ]
     missing = [each for each in coordinates or () if not any(record.is_named(each) for record in meant)]
     if missing:
@@ -149,11 +194,18 @@ def _choose(quarantine: Quarantine, coordinates: Sequence[str] | None, processor
 
 
 def _unknown(coordinates: Collection[str], quarantine: Quarantine) -> QuarantineError:
-    return QuarantineError(f"{quarantine.topic} holds no {', '.join(coordinates)}; `holdfast quarantine list` shows what there is")
+    return QuarantineError(
+        f"{quarantine.topic} holds no {', '.join(coordinates)}; `holdfast quarantine list` shows what there is"
+    )
 
 
 def _objection(
-    record: QuarantinedRecord, chosen: Sequence[QuarantinedRecord], application: Application, *, again: bool, shared: bool
+    record: QuarantinedRecord,
+    chosen: Sequence[QuarantinedRecord],
+    application: Application,
+    *,
+    again: bool,
+    shared: bool,
 ) -> str | None:
     """Return why a record should stay where it is, None when nothing speaks against sending it."""
     if record.batch is not None:
@@ -161,7 +213,11 @@ def _objection(
     if record.retried_to is not None and not again:
         return f"retried before as {record.retried_to}; --again sends another copy"
     refused_by = {each.processor for each in chosen if each.place == record.place}
-    others = sorted(each.name for each in application.processors if each.source == record.topic and each.name not in refused_by)
+    others = sorted(
+        each.name
+        for each in application.processors
+        if each.source == record.topic and each.name not in refused_by
+    )
     if others and not shared:
         return f"{', '.join(others)} took it already and would get it twice; --shared sends it all the same"
     return None
@@ -203,7 +259,12 @@ def _batch(batch: SkippedBatch) -> dict[str, Cell]:
 def _for_people(record: QuarantinedRecord) -> dict[str, Cell]:
     reason = " ".join(record.reason.split())
     short = reason if len(reason) <= LIMIT_REASON else reason[: LIMIT_REASON - 1] + "…"
-    return {**_record(record), "reason": short, "key": _text(record.key, 40), "quarantined_at": _at(record.at_ms)}
+    return {
+        **_record(record),
+        "reason": short,
+        "key": _text(record.key, 40),
+        "quarantined_at": _at(record.at_ms),
+    }
 
 
 def _whole(record: QuarantinedRecord) -> dict[str, Cell]:
@@ -212,17 +273,29 @@ def _whole(record: QuarantinedRecord) -> dict[str, Cell]:
         "key_base64": _base64(record.key),
         "value": _text(record.value, LIMIT_SHOWN),
         "value_base64": _base64(record.value),
-        "headers": [[name, None if value is None else _text(value, LIMIT_SHOWN)] for name, value in record.headers],
+        "headers": [
+            [name, None if value is None else _text(value, LIMIT_SHOWN)] for name, value in record.headers
+        ],
     }
 
 
 def _whole_for_people(record: QuarantinedRecord) -> dict[str, Cell]:
     shown = {name: cell for name, cell in _whole(record).items() if not name.endswith(("_base64", "_at_ms"))}
     headers: dict[str, Cell] = {name: _text(value, LIMIT_SHOWN) for name, value in record.headers}
-    value: Cell = f"({record.truncated_bytes} bytes, too large to be kept)" if record.truncated_bytes is not None else shown["value"]
+    value: Cell = (
+        f"({record.truncated_bytes} bytes, too large to be kept)"
+        if record.truncated_bytes is not None
+        else shown["value"]
+    )
     if record.batch is not None:
         value = "(a batch that cannot be read)"
-    return {**shown, "value": value, "headers": headers, "appended_at": _at(record.appended_ms), "quarantined_at": _at(record.at_ms)}
+    return {
+        **shown,
+        "value": value,
+        "headers": headers,
+        "appended_at": _at(record.appended_ms),
+        "quarantined_at": _at(record.at_ms),
+    }
 
 
 def _text(value: bytes | None, limit: int) -> str | None:
@@ -235,7 +308,9 @@ def _text(value: bytes | None, limit: int) -> str | None:
         return None
     try:
         # Cut before it is read, and perhaps in the middle of a character.
-        shown = codecs.getincrementaldecoder("utf-8")().decode(value[: limit * 4], final=len(value) <= limit * 4)
+        shown = codecs.getincrementaldecoder("utf-8")().decode(
+            value[: limit * 4], final=len(value) <= limit * 4
+        )
         readable = shown.isprintable()
     except UnicodeDecodeError:
         readable = False
@@ -249,4 +324,8 @@ def _base64(value: bytes | None) -> str | None:
 
 
 def _at(at_ms: int) -> str | None:
-    return None if at_ms < 0 else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    return (
+        None
+        if at_ms < 0
+        else datetime.fromtimestamp(at_ms / 1000, UTC).strftime("%Y-%m-%dT%H:%M:%S.%f")[:-3] + "Z"
+    )

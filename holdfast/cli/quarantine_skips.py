@@ -22,7 +22,9 @@ TIMEOUT_S = 30.0
 LIMIT_REASON = 80
 COLUMNS = ("topic", "partition", "first", "last", "state", "error", "reason", "by", "at")
 
-TimeoutOption = Annotated[float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")]
+TimeoutOption = Annotated[
+    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
+]
 
 
 def register_skips(app: typer.Typer) -> None:
@@ -32,7 +34,10 @@ def register_skips(app: typer.Typer) -> None:
         help="Ask the workers to go on behind a batch of a source that cannot be read. Without --execute only shows what would be skipped. "
         "What is skipped is left out by every table, version and replay of the application, for good.",
     )(skip)
-    app.command("skips", help="List what of the application's sources is skipped, and what was asked for and no worker has met yet.")(skips)
+    app.command(
+        "skips",
+        help="List what of the application's sources is skipped, and what was asked for and no worker has met yet.",
+    )(skips)
 
 
 def _open(context: typer.Context, timeout_s: float) -> SkipRequests:
@@ -48,7 +53,13 @@ def skip(
     topic: Annotated[str, typer.Argument(metavar="TOPIC")],
     partition: Annotated[int, typer.Argument(metavar="PARTITION", min=0, max=LAST_PARTITION)],
     offset: Annotated[
-        int, typer.Argument(metavar="OFFSET", min=0, max=LAST_OFFSET, help="Where the partition stands: the offset that readiness names.")
+        int,
+        typer.Argument(
+            metavar="OFFSET",
+            min=0,
+            max=LAST_OFFSET,
+            help="Where the partition stands: the offset that readiness names.",
+        ),
     ],
     execute: Annotated[bool, typer.Option("--execute", help="Ask for it; else nothing is done.")] = False,
     timeout: TimeoutOption = TIMEOUT_S,
@@ -87,9 +98,15 @@ def _tell(plan: SkipPlan, asked: Skip | None, output: Output) -> None:
     if output is Output.JSON:
         show_json(cells)
     else:
-        show([{"name": name.replace("_", "-"), "value": cell} for name, cell in cells.items()], ("name", "value"), output)
+        show(
+            [{"name": name.replace("_", "-"), "value": cell} for name, cell in cells.items()],
+            ("name", "value"),
+            output,
+        )
     if plan.asked is not None:
-        note(f"{plan.asked.by or 'somebody'} asked for it {_when(plan.asked)}, and no worker has met it yet: does one own the partition?")
+        note(
+            f"{plan.asked.by or 'somebody'} asked for it {_when(plan.asked)}, and no worker has met it yet: does one own the partition?"
+        )
     if asked is None:
         note("nothing was asked for; add --execute to have it skipped, for good and by every replay")
         return
@@ -128,4 +145,8 @@ def _record(skip: Skip, output: Output) -> dict[str, Cell]:
         "by": skip.by,
         "at_ms": skip.at_ms,
     }
-    return cells if output is Output.JSON else {**cells, "at": utc(skip.at_ms // 1000) if skip.at_ms >= 0 else None}
+    return (
+        cells
+        if output is Output.JSON
+        else {**cells, "at": utc(skip.at_ms // 1000) if skip.at_ms >= 0 else None}
+    )

@@ -41,13 +41,20 @@ class FormatName(StrEnum):
 
 EngineOption = Annotated[
     EngineName,
-    typer.Option("--engine", help="local: this process, no JVM. spark: one task per partition. auto: Spark where it is done first."),
+    typer.Option(
+        "--engine",
+        help="local: this process, no JVM. spark: one task per partition. auto: Spark where it is done first.",
+    ),
 ]
-SourceOption = Annotated[SourceName, typer.Option("--from", help="Read the topic, or the bronze table that `pipeline land` keeps.")]
+SourceOption = Annotated[
+    SourceName, typer.Option("--from", help="Read the topic, or the bronze table that `pipeline land` keeps.")
+]
 LakeOption = Annotated[str | None, typer.Option("--lake", help="The lake of --from bronze.")]
 
 
-@app.command(help="Fold a processor over its source's history: final rows, digests, refused records, transitions.")
+@app.command(
+    help="Fold a processor over its source's history: final rows, digests, refused records, transitions."
+)
 def replay(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The processor.")],
@@ -55,12 +62,22 @@ def replay(
     source: SourceOption = SourceName.TOPIC,
     lake: LakeOption = None,
     until: Annotated[
-        str | None, typer.Option(help="Stop after these offsets (0:1500,1:20), or before what was appended later (2024-05-01T12:00:00Z).")
+        str | None,
+        typer.Option(
+            help="Stop after these offsets (0:1500,1:20), or before what was appended later (2024-05-01T12:00:00Z)."
+        ),
     ] = None,
-    out: Annotated[str | None, typer.Option(help="New folder for the tables rows, timers, refused, transitions and summary.")] = None,
+    out: Annotated[
+        str | None,
+        typer.Option(help="New folder for the tables rows, timers, refused, transitions and summary."),
+    ] = None,
     form: Annotated[FormatName, typer.Option("--format", help="Form of those tables.")] = FormatName.PARQUET,
-    transitions: Annotated[bool, typer.Option("--transitions", help="Also tell each change of each row (slower); needs --out.")] = False,
-    allow_holes: Annotated[bool, typer.Option("--allow-holes", help="Fold what is left of a log whose beginning was deleted.")] = False,
+    transitions: Annotated[
+        bool, typer.Option("--transitions", help="Also tell each change of each row (slower); needs --out.")
+    ] = False,
+    allow_holes: Annotated[
+        bool, typer.Option("--allow-holes", help="Fold what is left of a log whose beginning was deleted.")
+    ] = False,
     master: MasterOption = "local[*]",
     memory: MemoryOption = "1g",
     conf: ConfOption = None,
@@ -91,7 +108,13 @@ def replay(
         show_json(replayed.document())
     else:
         partitions = replayed.document()["partitions"]
-        show(partitions, ("partition", "applied", "records", "refused", "rows", "timers", "digest"), Output.TABLE)
-        note(f"{replayed.records} records{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}")
+        show(
+            partitions,
+            ("partition", "applied", "records", "refused", "rows", "timers", "digest"),
+            Output.TABLE,
+        )
+        note(
+            f"{replayed.records} records{left_out(replayed.skipped)} on {replayed.engine}; digest of the table {replayed.digest}"
+        )
     if out is not None:
         note(f"tables are in {options.out}")

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
     from holdfast.cli.tables_mending import MendingStep
     from holdfast.core.engine.strays import Stray
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Look into the changelogs of tables, and repair them.")
+app = typer.Typer(
+    no_args_is_help=True, rich_markup_mode=None, help="Look into the changelogs of tables, and repair them."
+)
 
 COLUMNS = ("partition", "offset", "kind", "key", "producer_id", "why")
 _KINDS = {META: "bookkeeping", WAKE: "timer", ROW: "row"}
@@ -35,13 +37,24 @@ def tables() -> None:
 def repair(
     context: typer.Context,
     name: Annotated[str, typer.Argument(metavar="PROCESSOR", help="The processor whose table it is.")],
-    partition: Annotated[list[int] | None, typer.Option("--partition", metavar="P", help="Only this partition; may be repeated.")] = None,
+    partition: Annotated[
+        list[int] | None,
+        typer.Option("--partition", metavar="P", help="Only this partition; may be repeated."),
+    ] = None,
     applied: Annotated[
         list[str] | None,
-        typer.Option("--applied", metavar="P:OFFSET", help="Go on after this source offset: the state is a replay of the source up to it."),
+        typer.Option(
+            "--applied",
+            metavar="P:OFFSET",
+            help="Go on after this source offset: the state is a replay of the source up to it.",
+        ),
     ] = None,
     rebuild: Annotated[
-        bool, typer.Option("--rebuild", help="Empty the table: the next worker folds the source from its beginning, and emits again.")
+        bool,
+        typer.Option(
+            "--rebuild",
+            help="Empty the table: the next worker folds the source from its beginning, and emits again.",
+        ),
     ] = False,
     execute: Annotated[bool, typer.Option("--execute", help="Do it.")] = False,
 ) -> None:
@@ -49,13 +62,17 @@ def repair(
 
     places = _places(applied)
     if rebuild and places:
-        raise ConfigError("--rebuild and --applied: one begins anew, the other goes on from an offset; choose one")
+        raise ConfigError(
+            "--rebuild and --applied: one begins anew, the other goes on from an offset; choose one"
+        )
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
     mender = Mender(application.processor(name), application.settings)
     wanted = mender.partitions(partition or (sorted(places) if places else None))
     if places.keys() - set(wanted):
-        raise ConfigError(f"--applied {min(places.keys() - set(wanted))}:…: that partition is not among those of --partition")
+        raise ConfigError(
+            f"--applied {min(places.keys() - set(wanted))}:…: that partition is not among those of --partition"
+        )
     if execute:
         mender.require_stopped()
     done: list[MendingStep] = []
@@ -64,7 +81,9 @@ def repair(
             done.append(asyncio.run(mender.write(each, rebuild=rebuild, applied=places.get(each))))
         else:
             found = asyncio.run(mender.look(each))
-            done.append(mender.plan_rebuild(each, found) if rebuild else mender.plan(each, found, places.get(each)))
+            done.append(
+                mender.plan_rebuild(each, found) if rebuild else mender.plan(each, found, places.get(each))
+            )
     _tell(name, done, output_of(context), executed=execute)
     if not execute and any(step.changes is not None for step in done):
         raise typer.Exit(1)
@@ -74,8 +93,15 @@ def _places(applied: list[str] | None) -> dict[int, int]:
     out: dict[int, int] = {}
     for text in applied or ():
         partition, sign, offset = text.partition(":")
-        if not sign or not partition.isdecimal() or not offset.removeprefix("-").isdecimal() or int(offset) < -1:
-            raise ConfigError(f"--applied {text}: write PARTITION:OFFSET, the last source offset that counts; -1 for none")
+        if (
+            not sign
+            or not partition.isdecimal()
+            or not offset.removeprefix("-").isdecimal()
+            or int(offset) < -1
+        ):
+            raise ConfigError(
+                f"--applied {text}: write PARTITION:OFFSET, the last source offset that counts; -1 for none"
+            )
         out[int(partition)] = int(offset)
     return out
 
@@ -101,7 +127,9 @@ def _tell(name: str, done: list[MendingStep], output: Output, *, executed: bool)
             note(f"partition {step['partition']}: {step['how']}")
         else:
             verb = "was" if executed else "would be"
-            note(f"partition {step['partition']}: {verb} {step['how']}, {step['keys']} keys; goes on after source offset {step['applied']}")
+            note(
+                f"partition {step['partition']}: {verb} {step['how']}, {step['keys']} keys; goes on after source offset {step['applied']}"
+            )
     if any(step.changes is not None for step in done):
         note(
             f"start the workers, then `holdfast verify {name}`"
@@ -116,7 +144,11 @@ def _stray(partition: int, stray: Stray) -> dict[str, Cell]:
         "partition": partition,
         "offset": stray.offset,
         "kind": None if key is None else _KINDS.get(key[:1], "unknown"),
-        "key": None if key is None else key[1:].decode(errors="backslashreplace") if key[:1] in _KINDS else key.hex(),
+        "key": None
+        if key is None
+        else key[1:].decode(errors="backslashreplace")
+        if key[:1] in _KINDS
+        else key.hex(),
         "value_bytes": None if stray.value is None else len(stray.value),
         "producer_id": stray.producer_id,
         "why": stray.why,

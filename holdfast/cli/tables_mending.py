@@ -58,7 +58,9 @@ class Mender:
         app = self._settings.app
         found = BrokerGroups(self._settings, timeout_s=self._settings.request_timeout_s).describe(app)
         if found is not None and found[0].members:
-            raise GroupError(f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again")
+            raise GroupError(
+                f"{found[0].members} workers of {app} run ({found[0].state}): stop all of them, then try again"
+            )
 
     async def look(self, partition: int) -> ForeignRecords:
         """Return what lies in a partition; ChangelogError while a transaction is open in it."""
@@ -77,14 +79,18 @@ class Mender:
     def plan_rebuild(self, partition: int, found: ForeignRecords) -> MendingStep:
         """Return what empties a partition, so that the next worker folds its source from the beginning."""
         puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
-        return self._step(partition, found, puts, Marker(NOTHING_APPLIED, -1, self._processor.version), "emptied")
+        return self._step(
+            partition, found, puts, Marker(NOTHING_APPLIED, -1, self._processor.version), "emptied"
+        )
 
     def plan(self, partition: int, found: ForeignRecords, applied: int | None) -> MendingStep:
         """Return what makes a partition good: the state that the last worker left, or with *applied* the source's up to that offset."""
         if applied is not None:
             marker, state = self._replayed(partition, applied)
             ours = dict(found.state())
-            puts: dict[bytes, bytes | None] = {key: value for key, value in state.items() if ours.get(key) != value}
+            puts: dict[bytes, bytes | None] = {
+                key: value for key, value in state.items() if ours.get(key) != value
+            }
             puts.update(dict.fromkeys(key for key in found.row_keys() if key not in state))
             return self._step(partition, found, puts, marker, f"replayed up to source offset {applied}")
         if found.disowned_at is not None:
@@ -94,7 +100,11 @@ class Mender:
             )
         mending = found.mend()
         if mending.clean:
-            how = "whatever strays there are, a worker has written over them" if found.strays else "nothing to repair"
+            how = (
+                "whatever strays there are, a worker has written over them"
+                if found.strays
+                else "nothing to repair"
+            )
             return MendingStep(partition=partition, findings=found, changes=None, how=how)
         if mending.marker is None:
             raise ChangelogError(
@@ -105,13 +115,18 @@ class Mender:
         marker = replace_version(mending.marker, self._processor.version)
         how = "restored from the changelog"
         if mending.unknown:
-            mending, how = self._completed(partition, mending, marker), f"restored from the changelog and a replay up to {marker.applied}"
+            mending, how = (
+                self._completed(partition, mending, marker),
+                f"restored from the changelog and a replay up to {marker.applied}",
+            )
         return self._step(partition, found, mending.puts, marker, how)
 
     def _completed(self, partition: int, mending: Mending, marker: Marker) -> Mending:
         """Return *mending* with what compaction has dropped, from the source."""
         _, state = self._replayed(partition, marker.applied)
-        return replace(mending, puts={**mending.puts, **{key: state.get(key) for key in mending.unknown}}, unknown=())
+        return replace(
+            mending, puts={**mending.puts, **{key: state.get(key) for key in mending.unknown}}, unknown=()
+        )
 
     def _replayed(self, partition: int, applied: int) -> tuple[Marker, Mapping[bytes, bytes]]:
         """Return position and state after *applied*, from the source; LostRecordsError when its beginning is not there any more."""
@@ -128,7 +143,9 @@ class Mender:
         return Marker(applied, summary.stream_ms, processor.version), dict(replayed.state(partition))
 
     @staticmethod
-    def _step(partition: int, found: ForeignRecords, puts: Mapping[bytes, bytes | None], marker: Marker, how: str) -> MendingStep:
+    def _step(
+        partition: int, found: ForeignRecords, puts: Mapping[bytes, bytes | None], marker: Marker, how: str
+    ) -> MendingStep:
         return MendingStep(
             partition=partition,
             findings=found,
@@ -151,7 +168,11 @@ class Mender:
         try:
             await writer.fence(FENCE_S)  # a worker that runs all the same is refused from here on
             found = await self.look(partition)
-            step = self.plan_rebuild(partition, found) if rebuild else await asyncio.to_thread(self.plan, partition, found, applied)
+            step = (
+                self.plan_rebuild(partition, found)
+                if rebuild
+                else await asyncio.to_thread(self.plan, partition, found, applied)
+            )
             if step.changes is not None:
                 await writer.write(step.changes, [], TRANSACTION_S)
             return step

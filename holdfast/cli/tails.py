@@ -15,7 +15,9 @@ LIMIT_LAG = 64
 PEEK_BYTES = 64 << 10
 
 
-def without_records(settings: Settings, tails: Iterable[tuple[Place, int, int]], *, timeout_s: float) -> set[tuple[Place, int]]:
+def without_records(
+    settings: Settings, tails: Iterable[tuple[Place, int, int]], *, timeout_s: float
+) -> set[tuple[Place, int]]:
     """Return the place and first offset of those of *tails* (place, first offset, end) in which no committed record lies.
 
     A tail of which the broker does not tell in time, or not this principal, is not among them.
@@ -29,7 +31,9 @@ def without_records(settings: Settings, tails: Iterable[tuple[Place, int, int]],
         return set()
 
 
-async def _without_records(settings: Settings, tails: Iterable[tuple[Place, int, int]], timeout_s: float) -> set[tuple[Place, int]]:
+async def _without_records(
+    settings: Settings, tails: Iterable[tuple[Place, int, int]], timeout_s: float
+) -> set[tuple[Place, int]]:
     from holdfast.kafka.raw_log import RawLog  # aiokafka takes a while to load
 
     found = set()

@@ -22,7 +22,11 @@ from holdfast.clients.topics.plan import (
 )
 from holdfast.errors import TopicError
 
-app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="List, create, check and describe the topics of an application.")
+app = typer.Typer(
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="List, create, check and describe the topics of an application.",
+)
 
 CONNECT_TIMEOUT_S = 5.0
 """How long to look for a broker: a person waits, and most often the address is wrong or the broker is not up."""
@@ -34,15 +38,23 @@ def _open(context: typer.Context) -> tuple[Application, Admin]:
     return application, Admin(application.settings, connect_timeout_s=CONNECT_TIMEOUT_S)
 
 
-@app.command("list", help="List the application's topics, those that are missing too; --all lists every topic of the cluster.")
+@app.command(
+    "list",
+    help="List the application's topics, those that are missing too; --all lists every topic of the cluster.",
+)
 def list_topics(
     context: typer.Context,
-    every: Annotated[bool, typer.Option("--all", help="Every topic of the cluster, not only the application's.")] = False,
+    every: Annotated[
+        bool, typer.Option("--all", help="Every topic of the cluster, not only the application's.")
+    ] = False,
 ) -> None:
     application, admin = _open(context)
     names = topic_names(application.settings, application.processors)
     cluster = admin.cluster(None if every else names)
-    roles = {spec.name: spec.role.value for spec in specs_for(application.settings, application.processors, cluster)}
+    roles = {
+        spec.name: spec.role.value
+        for spec in specs_for(application.settings, application.processors, cluster)
+    }
     records = [_listed(name, roles.get(name), cluster) for name in sorted({*names, *cluster.topics})]
     show(records, ("topic", "role", "partition_count", "replication_factor", "configs"), output_of(context))
 
@@ -59,14 +71,20 @@ def _listed(name: str, role: str | None, cluster: ClusterTopics) -> OutputRow:
     }
 
 
-@app.command(help="Create the application's topics that are missing, with the right partitions, compaction, timestamps and replicas.")
+@app.command(
+    help="Create the application's topics that are missing, with the right partitions, compaction, timestamps and replicas."
+)
 def create(
     context: typer.Context,
     partitions: Annotated[
-        int | None, typer.Option(min=1, max=10_000, help="Partitions of source and emit topics that do not exist yet.")
+        int | None,
+        typer.Option(min=1, max=10_000, help="Partitions of source and emit topics that do not exist yet."),
     ] = None,
     alter: Annotated[
-        bool, typer.Option("--alter", help="Also set the configuration of existing topics right where that loses nothing.")
+        bool,
+        typer.Option(
+            "--alter", help="Also set the configuration of existing topics right where that loses nothing."
+        ),
     ] = False,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only print what would be done.")] = False,
 ) -> None:
@@ -74,7 +92,9 @@ def create(
     settings, processors = application.settings, application.processors
     wrong = check_processors(settings, processors)
     if wrong:
-        raise TopicError("; ".join(f"topic {finding.topic}: {finding.message}: {finding.remedy}" for finding in wrong))
+        raise TopicError(
+            "; ".join(f"topic {finding.topic}: {finding.message}: {finding.remedy}" for finding in wrong)
+        )
     if dry_run:
         actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
     else:
@@ -116,7 +136,9 @@ def _insist(findings: list[TopicFinding]) -> None:
         note(f"{finding.severity}: topic {finding.topic} {finding.message}; {finding.remedy}")
     errors = sum(finding.severity is Severity.ERROR for finding in findings)
     if errors:
-        raise TopicError(f"{errors} error(s) remain on existing topics, which `holdfast topics create` does not touch: see above")
+        raise TopicError(
+            f"{errors} error(s) remain on existing topics, which `holdfast topics create` does not touch: see above"
+        )
 
 
 @app.command("check", help="Check the application's topics; exit code 1 when state on them would be wrong.")
@@ -127,7 +149,12 @@ def check_command(
     application, admin = _open(context)
     findings = check_topics(application.settings, application.processors, beside=True, admin=admin)
     records: list[OutputRow] = [
-        {"severity": finding.severity.value, "topic": finding.topic, "message": finding.message, "remedy": finding.remedy}
+        {
+            "severity": finding.severity.value,
+            "topic": finding.topic,
+            "message": finding.message,
+            "remedy": finding.remedy,
+        }
         for finding in findings
     ]
     show(records, ("severity", "topic", "message", "remedy"), output_of(context))
@@ -142,7 +169,9 @@ def check_command(
 )
 def describe(
     context: typer.Context,
-    topics: Annotated[list[str] | None, typer.Argument(help="Topics to describe.", metavar="[TOPIC]...")] = None,
+    topics: Annotated[
+        list[str] | None, typer.Argument(help="Topics to describe.", metavar="[TOPIC]...")
+    ] = None,
 ) -> None:
     application, admin = _open(context)
     cluster = admin.cluster(topics or topic_names(application.settings, application.processors))
@@ -150,7 +179,9 @@ def describe(
     if missing:
         raise TopicError(f"topic {missing[0]} does not exist; `holdfast topics list --all` shows what does")
     found = [(state.name, partition) for state in cluster.topics.values() for partition in state.partitions]
-    offsets = admin.offsets((name, partition.partition) for name, partition in found if partition.leader is not None)
+    offsets = admin.offsets(
+        (name, partition.partition) for name, partition in found if partition.leader is not None
+    )
     records: list[OutputRow] = []
     for name, partition in found:
         begin, end = offsets.get((name, partition.partition), (None, None))
@@ -165,4 +196,8 @@ def describe(
                 "log_end_offset": end,
             }
         )
-    show(records, ("topic", "partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"), output_of(context))
+    show(
+        records,
+        ("topic", "partition", "leader", "replicas", "isr", "log_start_offset", "log_end_offset"),
+        output_of(context),
+    )

@@ -24,7 +24,9 @@ if TYPE_CHECKING:
 app = typer.Typer(rich_markup_mode=None)
 
 
-@app.command(help="Replay a processor up to the position its live table has reached and compare by hash. Exit code 1 when they differ.")
+@app.command(
+    help="Replay a processor up to the position its live table has reached and compare by hash. Exit code 1 when they differ."
+)
 def verify(
     context: typer.Context,
     name: Annotated[str, typer.Argument(help="The processor.")],
@@ -35,10 +37,15 @@ def verify(
     memory: MemoryOption = "1g",
     conf: ConfOption = None,
     store: Annotated[
-        bool, typer.Option("--store", help="Compare what the workers serve as well: replay, changelog and store, at the store's offset.")
+        bool,
+        typer.Option(
+            "--store",
+            help="Compare what the workers serve as well: replay, changelog and store, at the store's offset.",
+        ),
     ] = False,
     store_timeout_s: Annotated[
-        float, typer.Option(metavar="SECONDS", help="With --store: how long a worker may take to read a partition.")
+        float,
+        typer.Option(metavar="SECONDS", help="With --store: how long a worker may take to read a partition."),
     ] = 600.0,
 ) -> None:
     from holdfast.pipeline.replay import ReplayOptions
@@ -54,18 +61,26 @@ def verify(
         spark=SparkOptions(master=master, memory=memory, conf=assignments(conf), quick=True),
     )
     if store:
-        return _of_stores(context, application.processor(name), application.settings, options, store_timeout_s)
+        return _of_stores(
+            context, application.processor(name), application.settings, options, store_timeout_s
+        )
     verdict = run(application.processor(name), application.settings, options)
     document = verdict.document()
     if output_of(context) is Output.JSON:
         show_json(document)
     else:
-        show(document["partitions"], ("partition", "applied", "equal", "live_digest", "replayed_digest"), Output.TABLE)
+        show(
+            document["partitions"],
+            ("partition", "applied", "equal", "live_digest", "replayed_digest"),
+            Output.TABLE,
+        )
         for each in verdict.partitions:
             if each.cause is not None:
                 note(f"partition {each.partition}: {each.explain()}")
         same = "equal" if verdict.equal else "DIFFERENT"
-        note(f"{name}: {same} after {verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}; live {verdict.live_digest}")
+        note(
+            f"{name}: {same} after {verdict.records} records{left_out(verdict.skipped)} on {verdict.engine}; live {verdict.live_digest}"
+        )
     if not verdict.equal:
         raise typer.Exit(1)
 
@@ -88,7 +103,11 @@ class _Stores:
 
 
 def _of_stores(
-    context: typer.Context, processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, timeout_s: float
+    context: typer.Context,
+    processor: Processor[Any, Any],
+    settings: Settings,
+    options: ReplayOptions,
+    timeout_s: float,
 ) -> None:
     from holdfast.clients.tables.inspecting import StoreInspector
     from holdfast.pipeline.verify_store import verify_store
@@ -99,7 +118,15 @@ def _of_stores(
     if output_of(context) is Output.JSON:
         show_json(document)
     else:
-        shown = ("partition", "applied", "equal", "differs", "store_digest", "changelog_digest", "replayed_digest")
+        shown = (
+            "partition",
+            "applied",
+            "equal",
+            "differs",
+            "store_digest",
+            "changelog_digest",
+            "replayed_digest",
+        )
         rows = [{**each, "differs": ",".join(each["differs"]) or None} for each in document["partitions"]]
         show(rows, shown, Output.TABLE)
         for each in verdict.partitions:

@@ -1,4 +1,5 @@
-"""Clients of other processes: claims and ranges of partitions, queries, the outbox's writer, producers with a name, admin verbs.
+"""Clients of other processes: claims and ranges of partitions, queries, the outbox's writer, producers with a
+name, admin verbs.
 
 The names below are public, as they are in `holdfast`; each is imported at its first use.
 """

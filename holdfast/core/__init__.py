@@ -1,1 +1,4 @@
-"""Pure rules: no clock, no randomness, no input or output. May import only errors, the standard library and msgspec."""
+"""Pure rules: no clock, no randomness, no input or output.
+
+May import only errors, the standard library and msgspec.
+"""

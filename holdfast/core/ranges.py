@@ -1,10 +1,12 @@
-"""Ranges: one partition worked on by several members at once, block by block, for work without order (PROTOCOL.md#ranges).
+"""Ranges: one partition worked on by several members at once, block by block, for work without order
+(PROTOCOL.md#ranges).
 
     low            high
      v               v
      |done|open|done|open|   ... the log may end anywhere in here, and blocks may begin behind its end
 
-Every record of the topic is a wish; the fold, the same for every reader, says which of them count. Time is that of the records.
+Every record of the topic is a wish; the fold, the same for every reader, says which of them count. Time is
+that of the records.
 """
 
 from __future__ import annotations
@@ -26,7 +28,8 @@ FORGOTTEN_AFTER_MS = 30 * 86_400_000
 
 
 class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Offsets from *start* to before *end*. All below *progress* is done; from there to before *given*, all was handed out *deliveries* times.
+    """Offsets from *start* to before *end*. All below *progress* is done; from there to before *given*, all
+    was handed out *deliveries* times.
 
     *epoch* counts owners: a record with another one does not count. *at_ms* is when the owner was last heard, -1 once it gave the block
     back.
@@ -52,7 +55,9 @@ class Block(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One partition in one group: all below *low* is done, the *blocks* from there to *high* are contiguous and in order."""
+    """One partition in one group: all below *low* is done, the *blocks* from there to *high* are
+    contiguous and in order.
+    """
 
     low: int
     blocks: tuple[Block, ...] = ()
@@ -66,7 +71,10 @@ class Ranges(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Base(msgspec.Struct, frozen=True, tag="base", forbid_unknown_fields=True):
-    """The row as it is after the record at *after* (-1: nobody has written one yet). Where reading can begin."""
+    """The row as it is after the record at *after* (-1: nobody has written one yet).
+
+    Where reading can begin.
+    """
 
     after: int
     row: Ranges
@@ -84,8 +92,8 @@ class Take(msgspec.Struct, frozen=True, tag="take", forbid_unknown_fields=True):
 class Keep(msgspec.Struct, frozen=True, tag="keep", forbid_unknown_fields=True):
     """The owner is at work and has done all below *progress*; with *free* it gives the rest back.
 
-    With *given* it is about to hand out the messages from *progress* to before that: a delivery. Said before, not after, since whoever is
-    given them may die of them.
+    With *given* it is about to hand out the messages from *progress* to before that: a delivery. Said before,
+    not after, since whoever is given them may die of them.
     """
 
     start: int
@@ -132,8 +140,11 @@ def decode_wish(value: bytes) -> Wish | None:
         return None
 
 
-def fold_range(before: RangeRow | None, wish: Wish, offset: int, at_ms: int, lease_ms: int, previous: int = -1) -> RangeRow | None:
-    """Return the row after the record at *offset*, written at *at_ms* of the log's time; *before* itself when it does not count.
+def fold_range(
+    before: RangeRow | None, wish: Wish, offset: int, at_ms: int, lease_ms: int, previous: int = -1
+) -> RangeRow | None:
+    """Return the row after the record at *offset*, written at *at_ms* of the log's time; *before* itself when
+    it does not count.
 
     *previous* is where the record about the same row lies that was read just before, -1 for none. A Base that follows the record it was
     made after counts for everybody: so it sets right who began to read in the middle of the log, at a Base perhaps that never counted.
@@ -161,8 +172,11 @@ def _taken(row: Ranges, wish: Take, at_ms: int, lease_ms: int) -> Ranges | None:
     found = row.block(wish.start)
     if found is None or found.end != wish.end or not found.is_free(at_ms, lease_ms):
         return None
-    # Taking is no delivery: whoever dies or leaves before a message of it was handed out has not shown that anything is wrong with it.
-    block = msgspec.structs.replace(found, owner=wish.owner, instance=wish.instance, epoch=found.epoch + 1, at_ms=at_ms)
+    # Taking is no delivery: whoever dies or leaves before a message of it was handed out has not shown that
+    # anything is wrong with it.
+    block = msgspec.structs.replace(
+        found, owner=wish.owner, instance=wish.instance, epoch=found.epoch + 1, at_ms=at_ms
+    )
     return _with(row, block)
 
 
@@ -182,7 +196,13 @@ def _kept(row: Ranges, wish: Keep, at_ms: int) -> Ranges | None:
         deliveries, given = deliveries + 1, min(given, wish.given) if deliveries else wish.given
     return _with(
         row,
-        msgspec.structs.replace(found, progress=wish.progress, at_ms=-1 if wish.free else at_ms, deliveries=deliveries, given=given),
+        msgspec.structs.replace(
+            found,
+            progress=wish.progress,
+            at_ms=-1 if wish.free else at_ms,
+            deliveries=deliveries,
+            given=given,
+        ),
     )
 
 
@@ -196,7 +216,9 @@ def _with(row: Ranges, block: Block) -> Ranges:
 
 
 class _Kept(NamedTuple):
-    """Where the last record about a row lies and when it was written, and from where on its records are needed."""
+    """Where the last record about a row lies and when it was written, and from where on its records are
+    needed.
+    """
 
     last: int
     at_ms: int
@@ -204,17 +226,20 @@ class _Kept(NamedTuple):
 
 
 class Horizon:
-    """How much of the beginning of one log of wishes nobody needs any more, whatever groups and topics share it.
+    """How much of the beginning of one log of wishes nobody needs any more, whatever groups and topics share
+    it.
 
-    A row's records are needed from the last Base on that counts for everybody. Rows that nobody has touched for
-    FORGOTTEN_AFTER_MS do not hold the log: such a group begins where Kafka's own book has it.
+    A row's records are needed from the last Base on that counts for everybody. Rows that nobody has touched
+    for FORGOTTEN_AFTER_MS do not hold the log: such a group begins where Kafka's own book has it.
     """
 
     def __init__(self) -> None:
         self._kept: dict[str, _Kept] = {}
 
     def note(self, key: str, wish: Wish, offset: int, at_ms: int) -> int:
-        """Note a record, in order of the log; return where the one about the same row before it lies, -1 for none."""
+        """Note a record, in order of the log; return where the one about the same row before it lies, -1
+        for none.
+        """
         before = self._kept.get(key)
         if before is None:
             self._kept[key] = _Kept(offset, at_ms, offset)
@@ -224,7 +249,8 @@ class Horizon:
         return before.last
 
     def begin(self, end: int, now_ms: int) -> int:
-        """Return the offset, *end* at most, before which everything can be deleted at *now_ms* of the log's time.
+        """Return the offset, *end* at most, before which everything can be deleted at *now_ms* of the log's
+        time.
 
         >>> horizon = Horizon()
         >>> [horizon.note("g/t/0", wish, at, 0) for at, wish in enumerate((Base(-1, Ranges(0)), Take(0, 9, "a", "i"), Base(1, Ranges(0))))]
@@ -234,7 +260,8 @@ class Horizon:
         """
         idle = {key for key, kept in self._kept.items() if now_ms - kept.at_ms > FORGOTTEN_AFTER_MS}
         begin = min((kept.needed_from for key, kept in self._kept.items() if key not in idle), default=end)
-        # A forgotten row goes as a whole or not at all: part of its records would be read as if they were all.
+        # A forgotten row goes as a whole or not at all: part of its records would be read as if they were
+        # all.
         for kept in sorted((self._kept[key] for key in idle), key=lambda each: -each.last):
             if kept.last >= begin:
                 begin = min(begin, kept.needed_from)
@@ -246,8 +273,12 @@ def low_water(row: Ranges) -> int:
     return row.blocks[0].progress if row.blocks else row.low
 
 
-def next_take(row: Ranges, owner: str, instance: str, *, now_ms: int, lease_ms: int, size: int, ahead_of: int) -> Take | None:
-    """Return the block to take next: the first free one with work before *ahead_of*, else a new one that begins before it, else None."""
+def next_take(
+    row: Ranges, owner: str, instance: str, *, now_ms: int, lease_ms: int, size: int, ahead_of: int
+) -> Take | None:
+    """Return the block to take next: the first free one with work before *ahead_of*, else a new one that
+    begins before it, else None.
+    """
     for block in row.blocks:
         if block.progress < ahead_of and block.is_free(now_ms, lease_ms):
             return Take(block.start, block.end, owner, instance)

@@ -1,4 +1,6 @@
-"""What reading bytes of others may raise. msgspec tells most of it by DecodeError, but not all: text that is not UTF-8, and nesting without end."""
+"""What reading bytes of others may raise. msgspec tells most of it by DecodeError, but not all: text that
+is not UTF-8, and nesting without end.
+"""
 
 from __future__ import annotations
 

@@ -35,7 +35,9 @@ _POLL_S = 0.02
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionBroker:
-    """The Kafka of this test session; *cluster* only when the session started it, to kill or pause its node."""
+    """The Kafka of this test session; *cluster* only when the session started it, to kill or pause its
+    node.
+    """
 
     config: Mapping[str, str]
     cluster: Cluster | None = None
@@ -46,7 +48,10 @@ class SessionBroker:
         return self.config["bootstrap.servers"]
 
     def client_config(self, **more: Any) -> dict[str, Any]:
-        """Return the settings of a confluent-kafka client, with *more* of them: ``client_config(**{"group.id": "g"})``."""
+        """Return the settings of a confluent-kafka client, with *more* of them:
+
+        ``client_config(**{"group.id": "g"})``.
+        """
         return {**self.config, **more}
 
     def create_topic(
@@ -58,14 +63,21 @@ class SessionBroker:
         replication_factor: int = -1,
         exact: bool = False,
     ) -> str:
-        """Create a topic and return its name once every partition has a leader: *name* with a unique ending, or *exact*ly *name*."""
+        """Create a topic and return its name once every partition has a leader:
+
+        *name* with a unique ending, or *exact*ly *name*.
+        """
         topic = name if exact else f"{name}-{uuid.uuid4().hex[:8]}"
         client = AdminClient(self.client_config())
-        created = client.create_topics([NewTopic(topic, partitions, replication_factor, config=dict(config or {}))])
+        created = client.create_topics(
+            [NewTopic(topic, partitions, replication_factor, config=dict(config or {}))]
+        )
         try:
             created[topic].result(DEADLINE_S)
         except KafkaException as error:
-            raise DevBrokerError(f"topic {topic} could not be created on {self.bootstrap}: {error}") from error
+            raise DevBrokerError(
+                f"topic {topic} could not be created on {self.bootstrap}: {error}"
+            ) from error
         _wait_for_leaders(client, topic, partitions)
         return topic
 
@@ -77,7 +89,9 @@ class SessionBroker:
                 deleted.result(DEADLINE_S)
             except KafkaException as error:
                 if error.args[0].code() != KafkaError.UNKNOWN_TOPIC_OR_PART:
-                    raise DevBrokerError(f"topic {topic} could not be deleted on {self.bootstrap}: {error}") from error
+                    raise DevBrokerError(
+                        f"topic {topic} could not be deleted on {self.bootstrap}: {error}"
+                    ) from error
 
 
 def _wait_for_leaders(client: AdminClient, topic: str, partitions: int) -> None:
@@ -87,21 +101,33 @@ def _wait_for_leaders(client: AdminClient, topic: str, partitions: int) -> None:
         if found.error is None and sum(each.leader >= 0 for each in found.partitions.values()) == partitions:
             return
         if system_clock.monotonic_s() > until_s:
-            raise DevBrokerError(f"topic {topic} has not had a leader for each of its {partitions} partitions in {DEADLINE_S:.0f} s")
+            raise DevBrokerError(
+                f"topic {topic} has not had a leader for each of its {partitions} partitions in {DEADLINE_S:.0f} s"
+            )
         time.sleep(_POLL_S)
 
 
 class FreshTopic:
-    """Call it for a new topic of this test alone: ``fresh_topic("orders", partitions=4, config={"cleanup.policy": "compact"})``."""
+    """Call it for a new topic of this test alone:
+
+    ``fresh_topic("orders", partitions=4, config={"cleanup.policy": "compact"})``.
+    """
 
     def __init__(self, broker: SessionBroker) -> None:
         self._broker = broker
         self._made: list[str] = []
 
     def __call__(
-        self, name: str = "topic", *, partitions: int = 1, config: Mapping[str, str] | None = None, replication_factor: int = -1
+        self,
+        name: str = "topic",
+        *,
+        partitions: int = 1,
+        config: Mapping[str, str] | None = None,
+        replication_factor: int = -1,
     ) -> str:
-        topic = self._broker.create_topic(name, partitions=partitions, config=config, replication_factor=replication_factor)
+        topic = self._broker.create_topic(
+            name, partitions=partitions, config=config, replication_factor=replication_factor
+        )
         self._made.append(topic)
         return topic
 

@@ -1,4 +1,5 @@
-"""Tables in memory behind a real web port: for tests of code that asks tables, without Kafka and without workers.
+"""Tables in memory behind a real web port: for tests of code that asks tables, without Kafka and without
+workers.
 
 async with MemoryWorker(settings, [totals], partitions=2) as worker:
     worker.put(totals, 0, "ada", Total(count=3), offset=41)
@@ -25,7 +26,9 @@ from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 
 
 class MemoryReplica:
-    """One partition of a table, whose state is whatever the test says; `waited_for` is set once a query waits for an offset."""
+    """One partition of a table, whose state is whatever the test says; `waited_for` is set once a query
+    waits for an offset.
+    """
 
     def __init__(self, processor: Processor[Any, Any], partition: int, *, active: bool = True) -> None:
         self.processor, self.partition, self.active, self.serving = processor, partition, active, True
@@ -59,7 +62,9 @@ class MemoryReplica:
 
     def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
         above = b"" if after is None else after.encode()
-        keys = (key for key in self.rows if key.startswith(prefix) and (after is None or key.encode() > above))
+        keys = (
+            key for key in self.rows if key.startswith(prefix) and (after is None or key.encode() > above)
+        )
         return [(key, self.rows[key]) for key in sorted(keys, key=str.encode)[:limit]]
 
     def approximate_rows(self) -> int:
@@ -82,7 +87,11 @@ class MemoryState:
     """What a replica held at a moment."""
 
     def __init__(self, replica: MemoryReplica) -> None:
-        self.applied, self.stream_ms, self.changelog_next = replica.applied, replica.stream_ms, replica.applied + 1
+        self.applied, self.stream_ms, self.changelog_next = (
+            replica.applied,
+            replica.stream_ms,
+            replica.applied + 1,
+        )
         self._items = sorted((row_key(key), value) for key, value in replica.rows.items())
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
@@ -124,7 +133,9 @@ class MemoryWorker:
         await self._web.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         await self._web.stop()
 
     def replica(self, processor: Processor[Any, Any], partition: int) -> MemoryReplica:
@@ -142,8 +153,12 @@ class MemoryWorker:
             name: TableClaims(
                 version=processor.version,
                 partitions=self._count,
-                active=sorted(at for (table, at), held in self.replicas.items() if table == name and held.active),
-                standby=sorted(at for (table, at), held in self.replicas.items() if table == name and not held.active),
+                active=sorted(
+                    at for (table, at), held in self.replicas.items() if table == name and held.active
+                ),
+                standby=sorted(
+                    at for (table, at), held in self.replicas.items() if table == name and not held.active
+                ),
             )
             for name, processor in self._processors.items()
         }

@@ -1,13 +1,14 @@
 """Start a program that cannot outlive the process it was started for, SIGKILL included.
 
-``python leash.py OWNER_PID [--as UID:GID] PROGRAM ARGUMENTS…`` asks Linux for a SIGKILL at the owner's death and then becomes the program. It is a
-program of its own because the request must be made between fork and exec, and running Python code there (``preexec_fn``) can
-deadlock in a process with threads, which every process with a Kafka client is. Standard library only: it runs under ``python -I -S``.
+``python leash.py OWNER_PID [--as UID:GID] PROGRAM ARGUMENTS…`` asks Linux for a SIGKILL at the owner's death
+and then becomes the program. It is a program of its own because the request must be made between fork and
+exec, and running Python code there (``preexec_fn``) can deadlock in a process with threads, which every
+process with a Kafka client is. Standard library only: it runs under ``python -I -S``.
 
 ``--as`` becomes another user first, for programs that refuse to run as root.
 
-Two things to know. The kernel watches the *thread* that forked, so its caller must keep that thread. Other systems have no such
-request: there the program simply runs on, and `holdfast dev down` ends it.
+Two things to know. The kernel watches the *thread* that forked, so its caller must keep that thread. Other
+systems have no such request: there the program simply runs on, and `holdfast dev down` ends it.
 """
 
 from __future__ import annotations

@@ -16,8 +16,9 @@ _TRIES = 200
 def free_ports(count: int) -> list[int]:
     """Return *count* different ports on loopback that nobody uses now.
 
-    They lie below the range for outgoing connections. A client that keeps dialling a dead server's port *inside* that range can get
-    that very port as its own source and connect to itself; the server then never gets its port back.
+    They lie below the range for outgoing connections. A client that keeps dialling a dead server's port
+    *inside* that range can get that very port as its own source and connect to itself; the server then never
+    gets its port back.
     """
     ceiling = _ephemeral_floor()
     taken: list[int] = []
@@ -27,11 +28,15 @@ def free_ports(count: int) -> list[int]:
         port = random.randrange(_LOWEST, ceiling)
         if port not in taken and is_free(port):
             taken.append(port)
-    raise DevBrokerError(f"found only {len(taken)} of {count} free ports between {_LOWEST} and {ceiling}; choose one with --port")
+    raise DevBrokerError(
+        f"found only {len(taken)} of {count} free ports between {_LOWEST} and {ceiling}; choose one with --port"
+    )
 
 
 def is_free(port: int) -> bool:
-    """Return whether a server could listen on this loopback port now (connections left in TIME_WAIT do not count)."""
+    """Return whether a server could listen on this loopback port now (connections left in TIME_WAIT do not
+    count).
+    """
     with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:

@@ -17,7 +17,9 @@ _PAUSE_DEADLINE_S = 10.0
 
 
 def birth_of(pid: int) -> str | None:
-    """Return what tells this process from any other that has had or will have its pid; None when it is gone or a zombie."""
+    """Return what tells this process from any other that has had or will have its pid; None when it is
+    gone or a zombie.
+    """
     if not sys.platform.startswith("linux"):
         return _birth_by_ps(pid)
     try:
@@ -34,7 +36,9 @@ def birth_of(pid: int) -> str | None:
 
 
 def _birth_by_ps(pid: int) -> str | None:
-    ran = subprocess.run(["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=10)
+    ran = subprocess.run(
+        ["ps", "-o", "stat=,lstart=", "-p", str(pid)], capture_output=True, text=True, check=False, timeout=10
+    )
     state, _, started = ran.stdout.strip().partition(" ")
     return None if not started or state.startswith("Z") else started.strip()
 
@@ -45,9 +49,14 @@ def is_alive(pid: int, birth: str) -> bool:
 
 
 def is_stopped(pid: int) -> bool:
-    """Return whether every thread of the process is paused by SIGSTOP (always False where there is no /proc)."""
+    """Return whether every thread of the process is paused by SIGSTOP (always False where there is no
+    /proc).
+    """
     try:
-        stats = [path.read_text(encoding="utf-8", errors="replace") for path in Path(f"/proc/{pid}/task").glob("*/stat")]
+        stats = [
+            path.read_text(encoding="utf-8", errors="replace")
+            for path in Path(f"/proc/{pid}/task").glob("*/stat")
+        ]
     except (FileNotFoundError, ProcessLookupError):  # a thread that ended meanwhile: so it was not paused
         return False
     return bool(stats) and all(text.rpartition(")")[2].split()[0] == "T" for text in stats)
@@ -69,9 +78,13 @@ def pause(pid: int, birth: str) -> bool:
     until_s = system_clock.monotonic_s() + _PAUSE_DEADLINE_S
     if not send(pid, birth, signal.SIGSTOP):
         return False
-    while sys.platform.startswith("linux") and is_alive(pid, birth) and not is_stopped(pid):  # the kernel stops it soon, not at once
+    while (
+        sys.platform.startswith("linux") and is_alive(pid, birth) and not is_stopped(pid)
+    ):  # the kernel stops it soon, not at once
         if system_clock.monotonic_s() > until_s:
-            raise DevBrokerError(f"process {pid} did not stop within {_PAUSE_DEADLINE_S:.0f} s of SIGSTOP; it hangs in the kernel")
+            raise DevBrokerError(
+                f"process {pid} did not stop within {_PAUSE_DEADLINE_S:.0f} s of SIGSTOP; it hangs in the kernel"
+            )
         time.sleep(_POLL_S)
     return True
 

@@ -10,7 +10,10 @@ ENDING = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 
 
 class Interrupted(KeyboardInterrupt):
-    """The program was asked to end. Nothing on the way takes it for a failure; asyncio, too, lets this kind of exception through."""
+    """The program was asked to end.
+
+    Nothing on the way takes it for a failure; asyncio, too, lets this kind of exception through.
+    """
 
     def __init__(self, number: int) -> None:
         super().__init__(signal.Signals(number).name)
@@ -23,7 +26,9 @@ class Interrupted(KeyboardInterrupt):
 
 
 class EndingSignals:
-    """While the block lasts, the first of ENDING raises Interrupted in the main thread; further ones are ignored, so that clean-up finishes."""
+    """While the block lasts, the first of ENDING raises Interrupted in the main thread; further ones are
+    ignored, so that clean-up finishes.
+    """
 
     def __init__(self) -> None:
         self._before: dict[signal.Signals, Any] = {}
@@ -32,7 +37,9 @@ class EndingSignals:
         self._before = {number: signal.signal(number, self._interrupt) for number in ENDING}
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         for number, handler in self._before.items():
             signal.signal(number, handler)
 

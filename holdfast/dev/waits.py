@@ -14,9 +14,15 @@ T = TypeVar("T")
 
 
 def wait_until(
-    what: str, found: Callable[[], T | None], within_s: float, *, check: Callable[[], None] = lambda: None, clock: Clock = system_clock
+    what: str,
+    found: Callable[[], T | None],
+    within_s: float,
+    *,
+    check: Callable[[], None] = lambda: None,
+    clock: Clock = system_clock,
 ) -> T:
-    """Return the first true value of *found*; DemoError when there is none within *within_s*. *check* raises when waiting is in vain.
+    """Return the first true value of *found*; DemoError when there is none within *within_s*. *check* raises
+    when waiting is in vain.
 
     >>> wait_until("something", lambda: "here", 1.0)
     'here'

@@ -1,4 +1,5 @@
-"""The batch of a partition that holds an offset, read as workers read it: whatever it unpacks to, and however broken it is.
+"""The batch of a partition that holds an offset, read as workers read it: whatever it unpacks to, and however
+broken it is.
 
 No more is unpacked than a limit, and its records are taken a handful at a time.
 """
@@ -23,7 +24,8 @@ HANDFUL = 2_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatchAt:
-    """The batch that holds an offset. *header* is what it says of itself, None when nothing can be made of it.
+    """The batch that holds an offset. *header* is what it says of itself, None when nothing can be made of
+    it.
 
     *records* can be read, of a transaction that was aborted none; *record* is the one that was asked for. *unreadable* tells what cannot be
     read, and *error* why.
@@ -38,8 +40,11 @@ class BatchAt:
     error: WireError | None
 
 
-async def batch_at(log: RawLog, topic: str, partition: int, offset: int, *, limit_bytes: int, committed: bool = False) -> BatchAt:
-    """Return the batch that holds *offset*; TopicError where the log has none. With *committed* as readers of committed records see it.
+async def batch_at(
+    log: RawLog, topic: str, partition: int, offset: int, *, limit_bytes: int, committed: bool = False
+) -> BatchAt:
+    """Return the batch that holds *offset*; TopicError where the log has none. With *committed* as readers of
+    committed records see it.
 
     With *committed*, TopicError too for an offset that lies behind an open transaction.
     """
@@ -54,7 +59,9 @@ async def batch_at(log: RawLog, topic: str, partition: int, offset: int, *, limi
     return found
 
 
-async def _held(log: RawLog, topic: str, partition: int, offset: int, max_bytes: int, *, committed: bool) -> tuple[RawFetch, memoryview]:
+async def _held(
+    log: RawLog, topic: str, partition: int, offset: int, max_bytes: int, *, committed: bool
+) -> tuple[RawFetch, memoryview]:
     """Return what a leader gives from the batch on that holds *offset*."""
     while True:
         fetched = await log.fetch(topic, partition, offset, committed=committed, max_bytes=max_bytes)
@@ -63,7 +70,9 @@ async def _held(log: RawLog, topic: str, partition: int, offset: int, max_bytes:
         if at < len(data):
             header = claimed_header(data, at)
             if header is not None and offset < header.base_offset:
-                raise _absent(topic, partition, offset, fetched, f"; the next batch begins at {header.base_offset}")
+                raise _absent(
+                    topic, partition, offset, fetched, f"; the next batch begins at {header.base_offset}"
+                )
             return fetched, data[at:]
         if committed and fetched.last_stable <= offset < fetched.high_watermark:
             raise TopicError(
@@ -76,7 +85,9 @@ async def _held(log: RawLog, topic: str, partition: int, offset: int, max_bytes:
 
 
 def _begin(data: memoryview, offset: int) -> int:
-    """Return where the batch begins that holds *offset*, or may hold it; the end of *data* where none does."""
+    """Return where the batch begins that holds *offset*, or may hold it; the end of *data* where none
+    does.
+    """
     at = 0
     while at < len(data):
         try:
@@ -96,7 +107,9 @@ def _absent(topic: str, partition: int, offset: int, fetched: RawFetch, more: st
     )
 
 
-def _read(topic: str, partition: int, offset: int, fetched: RawFetch, data: memoryview, limit_bytes: int) -> BatchAt:
+def _read(
+    topic: str, partition: int, offset: int, fetched: RawFetch, data: memoryview, limit_bytes: int
+) -> BatchAt:
     header = claimed_header(data)
     reading = Reading(data, offset, fetched.aborted, limit_bytes=limit_bytes)
     reading.run()
@@ -113,9 +126,14 @@ def _read(topic: str, partition: int, offset: int, fetched: RawFetch, data: memo
 
 
 class Reading:
-    """Reads the batch at the beginning of *data*, and no further. `count` records were read before the `error`, if there is one."""
+    """Reads the batch at the beginning of *data*, and no further.
 
-    def __init__(self, data: memoryview, offset: int, aborted: tuple[tuple[int, int], ...] = (), *, limit_bytes: int) -> None:
+    `count` records were read before the `error`, if there is one.
+    """
+
+    def __init__(
+        self, data: memoryview, offset: int, aborted: tuple[tuple[int, int], ...] = (), *, limit_bytes: int
+    ) -> None:
         self._offset = offset
         try:
             header = decode_header(data)

@@ -1,8 +1,9 @@
 """What lies where a librdkafka consumer stands: looked up in the log itself, beside the consumer.
 
-librdkafka says little of a batch that it cannot read, and of some nothing at all: a record with a key of -5 bytes, which brokers take,
-is asked for again for ever. Nor does it tell which offsets a batch holds. So the batch is fetched raw and looked at strictly, and where the consumer
-itself has not refused it, a second one is asked what it makes of it.
+librdkafka says little of a batch that it cannot read, and of some nothing at all: a record with a key of -5
+bytes, which brokers take, is asked for again for ever. Nor does it tell which offsets a batch holds. So the
+batch is fetched raw and looked at strictly, and where the consumer itself has not refused it, a second one is
+asked what it makes of it.
 """
 
 from __future__ import annotations
@@ -35,19 +36,25 @@ LIMIT_RUN = 64
 """So many batches that follow each other are looked at at once."""
 PROBE_S, PROBE_POLL_S = 5.0, 0.05
 SILENCE_S = 0.5
-"""librdkafka tells what is in an answer while it takes it apart; a consumer that has had one and says nothing for so long read nothing."""
+"""librdkafka tells what is in an answer while it takes it apart; a consumer that has had one and says
+nothing for so long read nothing.
+"""
 
 
 @dataclass(frozen=True, slots=True)
 class FoundBatch:
-    """The first batch with records from an offset on; *is_readable* unless it is not as it should be, or unpacks to too much."""
+    """The first batch with records from an offset on; *is_readable* unless it is not as it should be, or
+    unpacks to too much.
+    """
 
     told: Unreadable
     is_readable: bool
 
 
 async def batch_at(log: RawLog, topic: str, partition: int, at: int, *, committed: bool) -> FoundBatch | None:
-    """Return the first batch from offset *at* on that holds records for a consumer, None where there is none now."""
+    """Return the first batch from offset *at* on that holds records for a consumer, None where there is
+    none now.
+    """
     while True:
         fetched = await log.fetch(topic, partition, at, committed=committed)
         place, before = 0, at
@@ -56,14 +63,22 @@ async def batch_at(log: RawLog, topic: str, partition: int, at: int, *, committe
             try:
                 header = decode_header(fetched.data, place)
             except WireError as error:
-                return None if error.reason == WireReason.TRUNCATED else FoundBatch(_told(topic, partition, at, None, error), False)
+                return (
+                    None
+                    if error.reason == WireReason.TRUNCATED
+                    else FoundBatch(_told(topic, partition, at, None, error), False)
+                )
             if len(fetched.data) - place < header.size_bytes:
                 break  # brokers cut what they answer, but for the first batch
             while aborted and aborted[0][1] <= header.last_offset:
                 dropped.add(aborted.popleft()[0])
             if header.is_control:
                 dropped.discard(header.producer_id)
-            elif header.last_offset >= at and header.records_count and not (header.is_transactional and header.producer_id in dropped):
+            elif (
+                header.last_offset >= at
+                and header.records_count
+                and not (header.is_transactional and header.producer_id in dropped)
+            ):
                 return _judged(topic, partition, at, header, fetched.data[place : place + header.size_bytes])
             place += header.size_bytes
             at = max(at, header.last_offset + 1)
@@ -72,7 +87,9 @@ async def batch_at(log: RawLog, topic: str, partition: int, at: int, *, committe
 
 
 async def sound_until(log: RawLog, topic: str, partition: int, at: int) -> int:
-    """Return the offset behind the last batch of those from *at* on that are as they should be; as many as come with one answer."""
+    """Return the offset behind the last batch of those from *at* on that are as they should be; as many as
+    come with one answer.
+    """
     data = (await log.fetch(topic, partition, at)).data
     place = 0
     with suppress(WireError):  # the last one may be cut short
@@ -90,7 +107,9 @@ def _judged(topic: str, partition: int, at: int, header: BatchHeader, data: byte
     return FoundBatch(_told(topic, partition, at, header, None), True)
 
 
-def _told(topic: str, partition: int, at: int, header: BatchHeader | None, error: WireError | None) -> Unreadable:
+def _told(
+    topic: str, partition: int, at: int, header: BatchHeader | None, error: WireError | None
+) -> Unreadable:
     kind = "Refused" if error is None else error.reason.title().replace(" ", "") or "Corrupt"
     if header is None:
         return Unreadable(topic, partition, at, at, str(error), f"{kind}Error", "unknown", -1, -1, -1, -1, -1)
@@ -111,7 +130,8 @@ def _told(topic: str, partition: int, at: int, header: BatchHeader | None, error
 
 
 class BatchLook(threading.Thread):
-    """One look at a partition from *at* on, in a thread of its own. Once `over`, `found` holds the batches that a consumer cannot read.
+    """One look at a partition from *at* on, in a thread of its own. Once `over`, `found` holds the batches
+    that a consumer cannot read.
 
     *refused* is what the consumer said of the first, None if it was silent. With *insists* what it says counts even if we can read the batch.
     """
@@ -187,7 +207,9 @@ class BatchLook(threading.Thread):
     # -- what librdkafka makes of it
 
     def _refusal(self, at: int, last: int) -> str | None:
-        """Return why a new consumer reads nothing of the batch from *at* to *last*; None if it reads it, or is not heard of in time."""
+        """Return why a new consumer reads nothing of the batch from *at* to *last*; None if it reads it,
+        or is not heard of in time.
+        """
         topic, partition = self.place
         consumer = Consumer(
             {
@@ -202,7 +224,9 @@ class BatchLook(threading.Thread):
             logger=logger,
         )
         try:
-            consumer.list_topics(topic, timeout=PROBE_S)  # without knowing the leader an assignment takes half a second
+            consumer.list_topics(
+                topic, timeout=PROBE_S
+            )  # without knowing the leader an assignment takes half a second
             consumer.assign([TopicPartition(topic, partition, at)])
             return self._heard(consumer, last)
         finally:
@@ -221,6 +245,8 @@ class BatchLook(threading.Thread):
                     return error.str()
             elif answered_s and now_s() - answered_s > SILENCE_S:
                 return "librdkafka cannot take it apart"
-            elif not answered_s and (consumer.get_watermark_offsets(place, cached=True) or (-1, -1))[1] > last:
+            elif (
+                not answered_s and (consumer.get_watermark_offsets(place, cached=True) or (-1, -1))[1] > last
+            ):
                 answered_s = now_s()
         return None

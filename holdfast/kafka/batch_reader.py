@@ -1,7 +1,9 @@
-"""Fetched bytes of one partition as columns: batch by batch, a handful at a time, and never more unpacked than a limit.
+"""Fetched bytes of one partition as columns: batch by batch, a handful at a time, and never more unpacked
+than a limit.
 
-aiokafka's reader takes records apart, in C. What it must not be given is kept from it here: it believes lengths and offsets, makes every
-header of a record at once, and reads some bytes behind the end of what it was given.
+aiokafka's reader takes records apart, in C. What it must not be given is kept from it here: it believes
+lengths and offsets, makes every header of a record at once, and reads some bytes behind the end of what it
+was given.
 """
 
 from __future__ import annotations
@@ -41,13 +43,17 @@ from holdfast.kafka.records import Records
 INLINE_BYTES = 1 << 20
 """What unpacks to less is unpacked at once: some 2 ms of the event loop. For more a thread is asked."""
 PIECE_BYTES = 1 << 20
-"""A larger batch is taken apart in pieces of so much, each of whole records: what is made of a piece may be 50 times as large."""
+"""A larger batch is taken apart in pieces of so much, each of whole records: what is made of a piece may
+be 50 times as large.
+"""
 LIMIT_HEADERS = 100_000
 """So many headers may a record have that is larger than a piece."""
 HEADER_COST_BYTES = 100
 RECORD_OVERHEAD_BYTES, LEAST_COST_BYTES = 8, 24
 PASSED_AT_ONCE = 500
-"""So many batches that hold nothing for a consumer are passed before others of the event loop have their turn."""
+"""So many batches that hold nothing for a consumer are passed before others of the event loop have their
+turn.
+"""
 _SLACK_BYTES = 32
 _LENGTH_AT, _ATTRIBUTES_AT, _COUNT_AT = 8, 21, 57
 _INT16, _INT32 = Struct(">h"), Struct(">i")
@@ -57,15 +63,23 @@ _key, _value, _headers = DefaultRecord.key.__get__, DefaultRecord.value.__get__,
 
 
 class BatchReader:
-    """Reads *data*, whole batches as a leader gave them with *aborted*, from *position* on. `position` is the next offset to be read.
+    """Reads *data*, whole batches as a leader gave them with *aborted*, from *position* on. `position` is the
+    next offset to be read.
 
-    `take` appends records; None of it waits. When a batch is large it is *packed* first: its bytes are to be unpacked elsewhere and handed
-    back to `unpacked`. A WireError ends the reading: `unreadable` then tells of the batch it stands before. All records before the one that
-    is corrupt are read, however many are taken at once: so every reader comes to the same offset. *skips* are offsets that are left out.
+    `take` appends records; None of it waits. When a batch is large it is *packed* first: its bytes are to be
+    unpacked elsewhere and handed back to `unpacked`. A WireError ends the reading: `unreadable` then tells of
+    the batch it stands before. All records before the one that is corrupt are read, however many are taken at
+    once: so every reader comes to the same offset. *skips* are offsets that are left out.
     """
 
     def __init__(
-        self, data: memoryview, aborted: Sequence[tuple[int, int]], position: int, *, limit_bytes: int, skips: OffsetRanges = ()
+        self,
+        data: memoryview,
+        aborted: Sequence[tuple[int, int]],
+        position: int,
+        *,
+        limit_bytes: int,
+        skips: OffsetRanges = (),
     ) -> None:
         self._data, self._at, self._limit_bytes, self._skips = data, 0, limit_bytes, skips
         self._aborted, self._dropped = deque(sorted(aborted, key=lambda each: each[1])), set[int]()
@@ -130,7 +144,9 @@ class BatchReader:
         return size
 
     def _finish(self) -> None:
-        """Let go of a large batch with its last record: what it unpacked to is not kept until somebody reads on."""
+        """Let go of a large batch with its last record: what it unpacked to is not kept until somebody
+        reads on.
+        """
         try:
             self._next_piece()
         except WireError as error:
@@ -144,7 +160,9 @@ class BatchReader:
             if count == self._left:
                 next(self._piece, None)  # looks for bytes behind the last record
         except (CorruptRecordException, ValueError, OverflowError, MemoryError) as error:
-            self._corrupt = WireError(f"a record is corrupt: {error}", offset=self._at, reason=WireReason.LENGTH)
+            self._corrupt = WireError(
+                f"a record is corrupt: {error}", offset=self._at, reason=WireReason.LENGTH
+            )
             if len(found) == count:
                 found.pop()  # so that the batch is not read whole before it is found corrupt
         return found
@@ -156,12 +174,18 @@ class BatchReader:
         count, first, last = len(found), found[0].offset, found[-1].offset
         begin, self._made = header.base_offset + self._made, self._made + count
         least, self._least = header.base_offset + self._least, last - header.base_offset + 1
-        if header.records_count == header.last_offset_delta + 1 and first == begin and last == begin + count - 1:
+        if (
+            header.records_count == header.last_offset_delta + 1
+            and first == begin
+            and last == begin + count - 1
+        ):
             return range(begin, begin + count)
         offsets = list(map(_offset, found))
         if first >= least and last <= header.last_offset and all(map(lt, offsets, offsets[1:])):
             return offsets
-        self._corrupt = WireError(f"offsets {first} to {last} out of order", offset=self._at, reason=WireReason.ORDER)
+        self._corrupt = WireError(
+            f"offsets {first} to {last} out of order", offset=self._at, reason=WireReason.ORDER
+        )
         good = 0
         for offset in offsets:
             if not least <= offset <= header.last_offset:
@@ -195,8 +219,13 @@ class BatchReader:
             if self._at >= len(self._data):
                 return
             header = decode_header(self._data, self._at)
-            if header.base_offset < self.position <= header.last_offset and 0 <= self._next_base() <= self.position:
-                self._at += header.size_bytes  # it claims offsets that are another batch's, and those before the position are passed
+            if (
+                header.base_offset < self.position <= header.last_offset
+                and 0 <= self._next_base() <= self.position
+            ):
+                self._at += (
+                    header.size_bytes
+                )  # it claims offsets that are another batch's, and those before the position are passed
                 continue
             if self._is_wanted(header):
                 self.header, self.broker_time = header, header.is_log_append_time
@@ -215,7 +244,9 @@ class BatchReader:
             return False
         if self._skips and self._is_skipped(header):
             return False
-        return header.last_offset >= self.position and not (header.is_transactional and header.producer_id in self._dropped)
+        return header.last_offset >= self.position and not (
+            header.is_transactional and header.producer_id in self._dropped
+        )
 
     def _is_skipped(self, header: BatchHeader) -> bool:
         """Return whether all that is left of a batch is skipped."""
@@ -234,10 +265,18 @@ class BatchReader:
     def _begin(self, header: BatchHeader) -> None:
         end = self._at + header.size_bytes
         if end > len(self._data):
-            raise WireError(f"a batch of {header.size_bytes} bytes is cut short", offset=self._at, reason=WireReason.TRUNCATED)
+            raise WireError(
+                f"a batch of {header.size_bytes} bytes is cut short",
+                offset=self._at,
+                reason=WireReason.TRUNCATED,
+            )
         body = self._data[self._at + CRC_FROM : end].tobytes()
         if (found := int(google_crc32c.value(body))) != header.crc32c:
-            raise WireError(f"checksum {found:08x}, the batch says {header.crc32c:08x}", offset=self._at + 17, reason=WireReason.CHECKSUM)
+            raise WireError(
+                f"checksum {found:08x}, the batch says {header.crc32c:08x}",
+                offset=self._at + 17,
+                reason=WireReason.CHECKSUM,
+            )
         if not header.compression:
             self._unpacked(header, self._data[self._at + HEADER_BYTES : end])
             return
@@ -292,7 +331,9 @@ class BatchReader:
         assert self.header is not None
         self._left = count
         self._each_bytes = len(records) // count
-        self._piece = chain(DefaultRecordBatch(self._plain(self.header, count, records)))  # which may be begun but once
+        self._piece = chain(
+            DefaultRecordBatch(self._plain(self.header, count, records))
+        )  # which may be begun but once
 
     def _plain(self, header: BatchHeader, count: int, records: memoryview) -> memoryview:
         """Return a batch of *records* as if they had never been packed, with room behind it."""
@@ -321,7 +362,20 @@ class BatchReader:
         first, last = max(self.position, 0), self._last_offset(header, error)
         if header is None:
             size = len(self._data) - self._at
-            return Unreadable(topic, partition, first, max(first, last), str(error), f"{kind}Error", "unknown", size, -1, -1, -1, -1)
+            return Unreadable(
+                topic,
+                partition,
+                first,
+                max(first, last),
+                str(error),
+                f"{kind}Error",
+                "unknown",
+                size,
+                -1,
+                -1,
+                -1,
+                -1,
+            )
         first = max(first, header.base_offset)
         return Unreadable(
             topic,
@@ -339,13 +393,19 @@ class BatchReader:
         )
 
     def _last_offset(self, header: BatchHeader | None, error: WireError) -> int:
-        """Return where the batch ends: before the next, whatever a header says that may be damaged itself; -1 when nothing tells."""
+        """Return where the batch ends: before the next, whatever a header says that may be damaged itself;
+        -1 when nothing tells.
+        """
         begin, last = self._next_base(), -1 if header is None else header.last_offset
-        if header is None or (error.reason == WireReason.CHECKSUM and header.records_count != header.last_offset_delta + 1):
+        if header is None or (
+            error.reason == WireReason.CHECKSUM and header.records_count != header.last_offset_delta + 1
+        ):
             last = -1
         if begin > self.position and (last < 0 or error.reason == WireReason.CHECKSUM or begin <= last):
             last = begin - 1
-        return last if last - self.position < LIMIT_OFFSETS else -1  # more than any batch has, and than a skip may have
+        return (
+            last if last - self.position < LIMIT_OFFSETS else -1
+        )  # more than any batch has, and than a skip may have
 
     def _next_base(self) -> int:
         """Return where the batch behind this one begins; -1 when it is not in sight."""
@@ -356,13 +416,17 @@ class BatchReader:
 
 
 def pieces(records: memoryview, count: int) -> Iterator[tuple[int, memoryview]]:
-    """Yield (count, records) of each piece of a large batch; WireError where a record does not fit, or has too many headers."""
+    """Yield (count, records) of each piece of a large batch; WireError where a record does not fit, or has
+    too many headers.
+    """
     reader, begin, inside = WireReader(records), 0, 0
     for number in range(count):
         at = reader.at
         length = reader.varint(f"length of record {number}")
         if not 0 <= length <= reader.left:
-            raise reader.error(f"record {number} of {length} bytes, {reader.left} are left", WireReason.LENGTH, at)
+            raise reader.error(
+                f"record {number} of {length} bytes, {reader.left} are left", WireReason.LENGTH, at
+            )
         end = reader.at + length
         if inside and end - begin > PIECE_BYTES:
             yield inside, records[begin:at]
@@ -385,4 +449,6 @@ def _check_headers(reader: WireReader, number: int) -> None:
             raise reader.error(f"{what} of {size} bytes, {reader.left} are left", WireReason.LENGTH)
         reader.at += size
     if (headers := reader.varint("count of headers")) > LIMIT_HEADERS:
-        raise reader.error(f"record {number} has {headers} headers, more than {LIMIT_HEADERS}", WireReason.SIZE)
+        raise reader.error(
+            f"record {number} has {headers} headers, more than {LIMIT_HEADERS}", WireReason.SIZE
+        )

@@ -1,4 +1,5 @@
-"""Kafka's error codes by what they mean for the caller: try again, give up, or blame the record. Codes below zero are librdkafka's own.
+"""Kafka's error codes by what they mean for the caller: try again, give up, or blame the record. Codes below
+zero are librdkafka's own.
 
 One place answers "can this be retried?", so that two clients never answer it differently.
 """
@@ -7,7 +8,9 @@ from __future__ import annotations
 
 from confluent_kafka import KafkaError, KafkaException
 
-NO_TOPIC = frozenset((KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION))
+NO_TOPIC = frozenset(
+    (KafkaError.UNKNOWN_TOPIC_OR_PART, KafkaError._UNKNOWN_TOPIC, KafkaError._UNKNOWN_PARTITION)
+)
 """The topic or the partition does not exist, or this client does not know it yet."""
 
 LEADER_MOVES = frozenset(
@@ -20,10 +23,18 @@ LEADER_MOVES = frozenset(
 )
 """The partition changes its leader: the next request may reach the new one."""
 
-COORDINATOR_MOVES = frozenset((KafkaError.COORDINATOR_NOT_AVAILABLE, KafkaError.COORDINATOR_LOAD_IN_PROGRESS, KafkaError.NOT_COORDINATOR))
+COORDINATOR_MOVES = frozenset(
+    (
+        KafkaError.COORDINATOR_NOT_AVAILABLE,
+        KafkaError.COORDINATOR_LOAD_IN_PROGRESS,
+        KafkaError.NOT_COORDINATOR,
+    )
+)
 """The group's coordinator moves, or a broker that has just started still loads its offsets."""
 
-NO_ANSWER = frozenset((KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError.REQUEST_TIMED_OUT))
+NO_ANSWER = frozenset(
+    (KafkaError._TRANSPORT, KafkaError._TIMED_OUT, KafkaError._ALL_BROKERS_DOWN, KafkaError.REQUEST_TIMED_OUT)
+)
 """No broker answered in time."""
 
 FENCING = frozenset(
@@ -37,13 +48,17 @@ FENCING = frozenset(
 )
 """A newer producer has this transactional id: this one must not write again."""
 
-HAS_MEMBERS = frozenset((KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS))
+HAS_MEMBERS = frozenset(
+    (KafkaError.UNKNOWN_MEMBER_ID, KafkaError.ILLEGAL_GENERATION, KafkaError.REBALANCE_IN_PROGRESS)
+)
 """The group has members, and the request is not from one of its present generation."""
 
 NO_GROUP = frozenset((KafkaError.GROUP_ID_NOT_FOUND, KafkaError.INVALID_GROUP_ID))
 """There is no such group."""
 
-TOO_LARGE = frozenset((KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE))
+TOO_LARGE = frozenset(
+    (KafkaError.MSG_SIZE_TOO_LARGE, KafkaError.RECORD_LIST_TOO_LARGE, KafkaError.INVALID_MSG_SIZE)
+)
 """The record, or the batch it is in, is larger than the topic takes."""
 
 REFUSED_TOPIC = frozenset(
@@ -99,9 +114,11 @@ def is_end(error: KafkaError) -> bool:
 
 
 def is_of_group(error: KafkaError) -> bool:
-    """Return whether *error* is only about the group that a consumer must name: a reader that never joins it needs no right to it.
+    """Return whether *error* is only about the group that a consumer must name: a reader that never joins it
+    needs no right to it.
 
-    librdkafka looks up the group's coordinator all the same, and reports what came of it as an error of the log.
+    librdkafka looks up the group's coordinator all the same, and reports what came of it as an error of the
+    log.
     """
     return error.code() == KafkaError.GROUP_AUTHORIZATION_FAILED
 

@@ -1,4 +1,6 @@
-"""aiokafka's client with the credentials of the settings, for what holdfast says to brokers in words of its own."""
+"""aiokafka's client with the credentials of the settings, for what holdfast says to brokers in words of
+its own.
+"""
 
 from __future__ import annotations
 
@@ -12,10 +14,16 @@ from holdfast.kafka.oidc import OidcTokens
 
 
 def connector(settings: Settings, *, timeout_s: float) -> Callable[[], AIOKafkaClient]:
-    """Return what makes clients that are not yet connected, each of whose requests waits up to *timeout_s*; reads the PEM files once."""
+    """Return what makes clients that are not yet connected, each of whose requests waits up to
+    *timeout_s*; reads the PEM files once.
+    """
     sasl, more = settings.sasl(), dict[str, Any]()
     if sasl is not None:
-        more = {"sasl_mechanism": sasl.mechanism, "sasl_plain_username": sasl.username, "sasl_plain_password": sasl.password}
+        more = {
+            "sasl_mechanism": sasl.mechanism,
+            "sasl_plain_username": sasl.username,
+            "sasl_plain_password": sasl.password,
+        }
         more["sasl_kerberos_service_name"] = sasl.kerberos_service_name
         if sasl.oidc is not None:
             more["sasl_oauth_token_provider"] = OidcTokens(

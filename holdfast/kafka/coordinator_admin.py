@@ -1,4 +1,6 @@
-"""An admin client for questions to the coordinator of a group, gone before librdkafka could abort the process over one without an answer."""
+"""An admin client for questions to the coordinator of a group, gone before librdkafka could abort the
+process over one without an answer.
+"""
 
 from __future__ import annotations
 
@@ -15,11 +17,13 @@ NEVER_S = 3_600.0
 
 
 class CoordinatorAdmin:
-    """Asks coordinators. Put questions to `client` with a `request_timeout` of NEVER_S, and wait for the answers by `result`.
+    """Asks coordinators. Put questions to `client` with a `request_timeout` of NEVER_S, and wait for the
+    answers by `result`.
 
-    librdkafka keeps a question to a coordinator after its `request_timeout` has ended it, sends it when the coordinator is back, and then
-    aborts: `eonce->refcnt > 0` (confluentinc/librdkafka#3663). A client that goes while a question is open forgets it in good order. So a
-    question never ends by librdkafka's timeout here, and whoever gives one up drops the client with it; the next one makes a new client.
+    librdkafka keeps a question to a coordinator after its `request_timeout` has ended it, sends it when the
+    coordinator is back, and then aborts: `eonce->refcnt > 0` (confluentinc/librdkafka#3663). A client that
+    goes while a question is open forgets it in good order. So a question never ends by librdkafka's timeout
+    here, and whoever gives one up drops the client with it; the next one makes a new client.
     """
 
     def __init__(self, config: dict[str, Any], logger: Any) -> None:
@@ -34,7 +38,9 @@ class CoordinatorAdmin:
         return self._client
 
     def result(self, future: Future[T], timeout_s: float) -> T:
-        """Return the answer; raises KafkaException, and concurrent.futures.TimeoutError when there is none in *timeout_s*."""
+        """Return the answer; raises KafkaException, and concurrent.futures.TimeoutError when there is none
+        in *timeout_s*.
+        """
         try:
             return future.result(timeout_s)
         except FutureTimeoutError:

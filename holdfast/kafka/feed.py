@@ -1,4 +1,6 @@
-"""Where records come from: our own fetcher, pointed at exact positions, and what it brings as columns, pulled from the event loop."""
+"""Where records come from: our own fetcher, pointed at exact positions, and what it brings as columns,
+pulled from the event loop.
+"""
 
 from __future__ import annotations
 
@@ -24,19 +26,25 @@ from holdfast.kafka.records import Records
 logger = logging.getLogger(__name__)
 
 HANDFUL = 2_000
-"""Records taken from what was fetched at once: 2 to 5 ms of the event loop, which others wait for meanwhile."""
+"""Records taken from what was fetched at once: 2 to 5 ms of the event loop, which others wait for
+meanwhile.
+"""
 HANDFUL_S = 0.005
 """A handful of many small batches ends after so long."""
 ATTEMPTS = 3
-"""So often is a batch fetched that is corrupt, before it counts as unreadable: what is on the way may be, and what lies there not."""
+"""So often is a batch fetched that is corrupt, before it counts as unreadable: what is on the way may be,
+and what lies there not.
+"""
 RETRY_S = 0.1
 
 
 @dataclass(slots=True)
 class Fetched:
-    """Records of one partition as one fetch brought them. *first* is the position before it: nothing between it and the records exists.
+    """Records of one partition as one fetch brought them. *first* is the position before it: nothing between
+    it and the records exists.
 
-    Those of a topic that ordinary agents read are handed on *singly*. *broker_time* tells whose clock the last of them has its time from.
+    Those of a topic that ordinary agents read are handed on *singly*. *broker_time* tells whose clock the
+    last of them has its time from.
     *readers* counts the processors that have them in hand; after the last the records are let go.
     """
 
@@ -57,7 +65,10 @@ class Fetched:
 
 @dataclass(slots=True)
 class _Reading:
-    """How far a partition was taken. *following* is the offset after the last record taken, *position* after all that was read."""
+    """How far a partition was taken.
+
+    *following* is the offset after the last record taken, *position* after all that was read.
+    """
 
     source: FetchedPartition
     following: int
@@ -67,10 +78,12 @@ class _Reading:
 
 
 class Feed:
-    """Reads the source partitions this worker folds, from positions that come from the state, never from committed offsets.
+    """Reads the source partitions this worker folds, from positions that come from the state, never from
+    committed offsets.
 
-    The fetcher fetches ahead, within *queue_bytes* over all partitions. `fetch` is called from the event loop only. No record of an older
-    assignment comes out after `assign`. One batch is unpacked at a time, to *unpacked_batch_bytes* at most.
+    The fetcher fetches ahead, within *queue_bytes* over all partitions. `fetch` is called from the event loop
+    only. No record of an older assignment comes out after `assign`. One batch is unpacked at a time, to
+    *unpacked_batch_bytes* at most.
     """
 
     def __init__(
@@ -104,8 +117,14 @@ class Feed:
 
     @property
     def standing(self) -> Mapping[Place, Unreadable]:
-        """What was met that cannot be read, as far as nobody has come past it: after `assign` it is known before it is met again."""
-        return {place: met for place, met in self._met.items() if place in self._readings and self._readings[place].position <= met.first}
+        """What was met that cannot be read, as far as nobody has come past it: after `assign` it is known
+        before it is met again.
+        """
+        return {
+            place: met
+            for place, met in self._met.items()
+            if place in self._readings and self._readings[place].position <= met.first
+        }
 
     async def assign(
         self,
@@ -113,7 +132,8 @@ class Feed:
         advised: Mapping[Place, int] | None = None,
         skips: Callable[[str, int], OffsetRanges] = lambda topic, partition: (),
     ) -> None:
-        """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing else.
+        """Read from *positions* (the next offset of each partition; 0 means from the beginning) and nothing
+        else.
 
         *advised* are positions that no state depends on: one that the log no longer holds moves to the log's beginning. *skips* tells
         what of a partition is left out, whether it can be read or not.
@@ -122,9 +142,13 @@ class Feed:
         self._assigned += 1
         self._drop_current()
         self.unreadable.clear()
-        sources = {place: FetchedPartition(place, offset, advised=place in advised) for place, offset in {**positions, **advised}.items()}
+        sources = {
+            place: FetchedPartition(place, offset, advised=place in advised)
+            for place, offset in {**positions, **advised}.items()
+        }
         self._readings = {
-            place: _Reading(source, source.following, source.following, skips=skips(*place)) for place, source in sources.items()
+            place: _Reading(source, source.following, source.following, skips=skips(*place))
+            for place, source in sources.items()
         }
         self._fetcher.assign(sources)
 
@@ -133,7 +157,11 @@ class Feed:
 
         At most *fetch_records*, and no more of them once they have *fetch_bytes*.
         """
-        assigned, fetches, until_s = self._assigned, dict[Place, Fetched](), system_clock.monotonic_s() + wait_s
+        assigned, fetches, until_s = (
+            self._assigned,
+            dict[Place, Fetched](),
+            system_clock.monotonic_s() + wait_s,
+        )
         taken = taken_bytes = 0
         while taken < self._fetch_records and taken_bytes < self._fetch_bytes:
             if self._fetcher.failure is not None:
@@ -189,10 +217,15 @@ class Feed:
         chunk = self._fetcher.chunks.popleft()
         reading, limit_bytes = self._readings[chunk.source.place], self._unpacked_batch_bytes
         position = max(chunk.first, reading.position)
-        self._current = chunk, BatchReader(chunk.data, chunk.aborted, position, limit_bytes=limit_bytes, skips=reading.skips)
+        self._current = (
+            chunk,
+            BatchReader(chunk.data, chunk.aborted, position, limit_bytes=limit_bytes, skips=reading.skips),
+        )
         return self._current
 
-    def _take(self, fetches: dict[Place, Fetched], epoch: int, chunk: Chunk, reader: BatchReader, limit: int) -> tuple[int, int]:
+    def _take(
+        self, fetches: dict[Place, Fetched], epoch: int, chunk: Chunk, reader: BatchReader, limit: int
+    ) -> tuple[int, int]:
         place = chunk.source.place
         reading = self._readings[place]
         fetched = fetches.get(place) or Fetched(epoch, *place, reading.following, singly=chunk.source.advised)
@@ -242,7 +275,9 @@ class Feed:
             self._fetcher.restart(source, reading.position, RETRY_S)
             return
         found = reader.unreadable(*place, error)
-        if (position := behind(reading.skips, found.first)) > found.first:  # its header is no better than the rest of it
+        if (
+            position := behind(reading.skips, found.first)
+        ) > found.first:  # its header is no better than the rest of it
             reading.position, reading.attempts = position, 0
             self._fetcher.restart(source, position)
             return
@@ -254,7 +289,9 @@ class Feed:
         self._fetcher.restart(source, found.first)
 
     def skip(self, place: Place, last: int) -> None:
-        """Go on after offset *last* of a partition that stands before an unreadable batch: a skip was made of what is before."""
+        """Go on after offset *last* of a partition that stands before an unreadable batch: a skip was made
+        of what is before.
+        """
         found = self.unreadable.get(place)
         if found is None or last < found.first:
             return
@@ -265,14 +302,18 @@ class Feed:
         self._fetcher.restart(reading.source, last + 1)
 
     def hold(self, place: Place, held: bool) -> None:
-        """Fetch no more of a partition, or go on: what it has taken and cannot get rid of must not fill what others share."""
+        """Fetch no more of a partition, or go on: what it has taken and cannot get rid of must not fill
+        what others share.
+        """
         reading = self._readings.get(place)
         if reading is not None and place not in self.unreadable:
             reading.source.stopped = held
             self._fetcher.wake()
 
     def position(self, place: Place) -> int:
-        """Return the next offset to be read of a partition: all before it was taken, or holds nothing for a consumer."""
+        """Return the next offset to be read of a partition: all before it was taken, or holds nothing for
+        a consumer.
+        """
         return self._readings[place].position
 
     def passed(self, place: Place, following: int) -> int:
@@ -286,7 +327,8 @@ class Feed:
     # -- what brokers tell
 
     def ends(self) -> dict[Place, int]:
-        """Return the end of each partition's committed log, as far as it was told; where all of it is read, the offset after the last record.
+        """Return the end of each partition's committed log, as far as it was told; where all of it is read,
+        the offset after the last record.
 
         So a log that ends with markers has an end that a reader can come to.
         """

@@ -1,7 +1,9 @@
-"""Fetches partitions from their leaders, ahead and within a bound: compressed bytes as they came, in the order in which they came.
+"""Fetches partitions from their leaders, ahead and within a bound: compressed bytes as they came, in the
+order in which they came.
 
-aiokafka's client finds brokers, connects and authenticates; what is asked and what is made of an answer is here. One task for each leader
-has one request under way, which carries all partitions of that leader that have room. Nothing is unpacked here.
+aiokafka's client finds brokers, connects and authenticates; what is asked and what is made of an answer is
+here. One task for each leader has one request under way, which carries all partitions of that leader that
+have room. Nothing is unpacked here.
 """
 
 from __future__ import annotations
@@ -21,7 +23,15 @@ from aiokafka.protocol.offset import OffsetRequest
 from aiokafka.structs import TopicPartition
 
 from holdfast.clock import Clock, system_clock
-from holdfast.core.kafka.fetch_requests import FETCH, FETCH_VERSIONS, Answered, Wanted, fetch_request, fetched, whole_batches
+from holdfast.core.kafka.fetch_requests import (
+    FETCH,
+    FETCH_VERSIONS,
+    Answered,
+    Wanted,
+    fetch_request,
+    fetched,
+    whole_batches,
+)
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
 from holdfast.kafka.raw_request import Packed
@@ -30,17 +40,22 @@ logger = logging.getLogger(__name__)
 
 MAX_WAIT_MS = 100
 FULL_WAIT_MS = 10
-"""How long a leader holds a request while a partition of its has no room: it gets room any moment, and there is one request at a time. The
-same for who reads what is there already: at the end of one partition the next is waited for."""
+"""How long a leader holds a request while a partition of its has no room: it gets room any moment, and there
+is one request at a time. The same for who reads what is there already: at the end of one partition the next
+is waited for."""
 LEAST_SHARE_BYTES = 512 << 10
 LEAST_ROOM_BYTES = 64 << 10
 LARGEST_REQUEST_BYTES = 256 << 20
 SOCKET_BYTES = 4 << 20
 PAUSE_S, LONGEST_PAUSE_S = 0.05, 1.0
 UNKNOWN_TOPIC_S = 30.0
-"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just started, is not known at once."""
+"""How long a topic may be unknown before it is taken for missing: one just made, or of a broker just
+started, is not known at once.
+"""
 STALE_CLIENT_S = 5.0
-"""After so long without an answer the brokers are looked for anew, at the addresses that the settings name."""
+"""After so long without an answer the brokers are looked for anew, at the addresses that the settings
+name.
+"""
 CHECK_EVERY_S, UNKNOWN_PAUSE_S = 1.0, 0.2
 _CLOSE_S = 5.0
 
@@ -61,7 +76,9 @@ class HeldResponse:
 
 @dataclass(frozen=True, slots=True)
 class Chunk:
-    """Whole batches of one partition, as fetched from *first* on; *following* is where the next fetch goes on."""
+    """Whole batches of one partition, as fetched from *first* on; *following* is where the next fetch goes
+    on.
+    """
 
     source: FetchedPartition
     first: int
@@ -72,7 +89,10 @@ class Chunk:
 
 
 class FetchedPartition:
-    """A partition that is fetched: *following* is the next offset to ask for, *queued_bytes* what waits to be taken."""
+    """A partition that is fetched:
+
+    *following* is the next offset to ask for, *queued_bytes* what waits to be taken.
+    """
 
     __slots__ = (
         "advised",
@@ -108,9 +128,11 @@ class _Call(Packed):
 
 
 class Fetcher:
-    """Keeps `chunks` filled for the sources that were last given, up to *queue_bytes* and one batch of each leader.
+    """Keeps `chunks` filled for the sources that were last given, up to *queue_bytes* and one batch of each
+    leader.
 
-    With *exact* an offset that the log does not hold any more is always a failure, the beginning included. Used from one event loop. `arrived` is set whenever there is something to take, or `failure` to raise.
+    With *exact* an offset that the log does not hold any more is always a failure, the beginning included.
+    Used from one event loop. `arrived` is set whenever there is something to take, or `failure` to raise.
     """
 
     def __init__(
@@ -122,7 +144,13 @@ class Fetcher:
         exact: bool = False,
         clock: Clock = system_clock,
     ) -> None:
-        self._connect, self._queue_bytes, self._timeout_s, self._exact, self._clock = connect, queue_bytes, timeout_s, exact, clock
+        self._connect, self._queue_bytes, self._timeout_s, self._exact, self._clock = (
+            connect,
+            queue_bytes,
+            timeout_s,
+            exact,
+            clock,
+        )
         self._client: Any = None
         self._sources: dict[Place, FetchedPartition] = {}
         self._share_bytes = queue_bytes
@@ -144,7 +172,9 @@ class Fetcher:
         return self._held_bytes
 
     def assign(self, sources: Mapping[Place, FetchedPartition]) -> None:
-        """Fetch *sources* and nothing else; what was fetched before is dropped, also what is still under way."""
+        """Fetch *sources* and nothing else; what was fetched before is dropped, also what is still under
+        way.
+        """
         self._sources, self._begin_again = dict(sources), []
         self._share_bytes = max(LEAST_SHARE_BYTES, self._queue_bytes // max(1, len(sources)))
         while self.chunks:
@@ -196,7 +226,9 @@ class Fetcher:
     # -- who leads what
 
     async def _steer(self) -> None:
-        """Keep a client, know the leaders, and have a task for each; ends with an error that nobody foresaw, and tells it."""
+        """Keep a client, know the leaders, and have a task for each; ends with an error that nobody
+        foresaw, and tells it.
+        """
         try:
             while True:
                 self._changed.clear()
@@ -204,7 +236,8 @@ class Fetcher:
                     await self._know_leaders()
                 with contextlib.suppress(TimeoutError):
                     unknown = any(self._leader(source) is None for source in self._sources.values())
-                    # Not wait_for, which forgets a cancellation that comes with what it waits for (python/cpython#86296): as in `close`.
+                    # Not wait_for, which forgets a cancellation that comes with what it waits for
+                    # (python/cpython#86296): as in `close`.
                     async with asyncio.timeout(UNKNOWN_PAUSE_S if unknown else CHECK_EVERY_S):
                         await self._changed.wait()
         except Exception as error:
@@ -276,7 +309,11 @@ class Fetcher:
     def _check_known(self, source: FetchedPartition) -> None:
         topic, partition = source.place
         if topic in self._client.cluster.unauthorized_topics:
-            self._fail(TopicError(f"{source}: not authorized to read the topic; give this worker's user Read and Describe on it"))
+            self._fail(
+                TopicError(
+                    f"{source}: not authorized to read the topic; give this worker's user Read and Describe on it"
+                )
+            )
         if partition in (self._client.cluster.partitions_for_topic(topic) or ()):
             source.unknown_since_s = -1.0
             return
@@ -284,7 +321,11 @@ class Fetcher:
         if source.unknown_since_s < 0 or self.broker_down or self._failing:
             source.unknown_since_s = now_s
         elif now_s - source.unknown_since_s > UNKNOWN_TOPIC_S:
-            self._fail(TopicError(f"{source}: unknown to the brokers for {UNKNOWN_TOPIC_S:g} s: was the topic deleted?"))
+            self._fail(
+                TopicError(
+                    f"{source}: unknown to the brokers for {UNKNOWN_TOPIC_S:g} s: was the topic deleted?"
+                )
+            )
 
     def _fail(self, error: HoldfastError) -> None:
         self.failure = self.failure or error
@@ -306,7 +347,11 @@ class Fetcher:
             try:
                 await self._ask(node, wanted, full)
             except IncompatibleBrokerVersion as error:
-                self._fail(BrokerError(f"broker {node} cannot be fetched from; this needs Kafka 2.8 or newer: {error}"))
+                self._fail(
+                    BrokerError(
+                        f"broker {node} cannot be fetched from; this needs Kafka 2.8 or newer: {error}"
+                    )
+                )
                 return
             except (KafkaError, TimeoutError, OSError, WireError) as error:
                 self._no_answer(node, error)
@@ -316,7 +361,9 @@ class Fetcher:
                 pause_s = PAUSE_S
 
     def _wanted(self, node: int) -> tuple[dict[FetchedPartition, int], bool]:
-        """Return the sources to fetch from *node* with how many bytes of each, and whether one that it leads has no room."""
+        """Return the sources to fetch from *node* with how many bytes of each, and whether one that it
+        leads has no room.
+        """
         now_s, full = self._clock.monotonic_s(), False
         wanted: dict[FetchedPartition, int] = {}
         for source in self._sources.values():
@@ -327,13 +374,19 @@ class Fetcher:
                 full = True
             else:
                 wanted[source] = share_bytes - (source.queued_bytes if source.chunks else 0)
-        if wanted and self._queue_bytes - self._held_bytes - self._asked_bytes < min(LEAST_ROOM_BYTES, self._queue_bytes):
+        if wanted and self._queue_bytes - self._held_bytes - self._asked_bytes < min(
+            LEAST_ROOM_BYTES, self._queue_bytes
+        ):
             return {}, True
         return wanted, full
 
     def _rest_s(self, node: int) -> float:
         now_s = self._clock.monotonic_s()
-        rests = [source.resting_until_s - now_s for source in self._sources.values() if source.resting_until_s > now_s]
+        rests = [
+            source.resting_until_s - now_s
+            for source in self._sources.values()
+            if source.resting_until_s > now_s
+        ]
         return max(0.001, min([CHECK_EVERY_S, *rests]))
 
     async def _ask(self, node: int, wanted: dict[FetchedPartition, int], full: bool) -> None:
@@ -369,7 +422,8 @@ class Fetcher:
     async def _open_wide(self, node: int) -> None:
         """Have the connection take all that the socket has in one turn of the event loop.
 
-        By default it stops at 128 KiB, and the next turn is a fold's turn later: large answers would come at some 30 MB/s.
+        By default it stops at 128 KiB, and the next turn is a fold's turn later: large answers would come at
+        some 30 MB/s.
         """
         if await self._client.ready(node):
             reader = self._client._conns[node, ConnectionGroup.DEFAULT]._reader
@@ -385,7 +439,9 @@ class Fetcher:
             if not code and self._sources.get(source.place) is source:
                 source.following, source.resting_until_s = offset, 0.0
 
-    def _take(self, size_bytes: int, answers: list[Answered], asked: Mapping[Place, tuple[FetchedPartition, int]]) -> None:
+    def _take(
+        self, size_bytes: int, answers: list[Answered], asked: Mapping[Place, tuple[FetchedPartition, int]]
+    ) -> None:
         held, moved = HeldResponse(size_bytes, 0), False
         for answered in answers:
             source, offset = asked[answered.place]
@@ -435,7 +491,9 @@ class Fetcher:
             self._out_of_range(source)
             return False
         if code == TOPIC_UNAUTHORIZED:
-            self._fail(TopicError(f"{source}: {for_code(code).__name__}; give this worker's user Read on the topic"))
+            self._fail(
+                TopicError(f"{source}: {for_code(code).__name__}; give this worker's user Read on the topic")
+            )
             return False
         if code not in _MOVED and not source.pause_s:
             logger.warning("source %s: %s (%d), trying again", source, for_code(code).__name__, code)
@@ -449,7 +507,9 @@ class Fetcher:
     def _out_of_range(self, source: FetchedPartition) -> None:
         if not self._exact and (source.following == 0 or source.advised):
             if source.following:
-                logger.warning("%s: the committed offset is not in the log any more, reading from its beginning", source)
+                logger.warning(
+                    "%s: the committed offset is not in the log any more, reading from its beginning", source
+                )
             self._rest(source)
             self._begin_again.append(source)
             return
@@ -462,7 +522,9 @@ class Fetcher:
 
     def _no_answer(self, node: int, error: Exception) -> None:
         self._failing.add(node)
-        if self._failing >= {leader for leader in map(self._leader, self._sources.values()) if leader is not None}:
+        if self._failing >= {
+            leader for leader in map(self._leader, self._sources.values()) if leader is not None
+        }:
             self._down(f"{type(error).__name__}: {error}")
         self._metadata_is_old()
 

@@ -1,4 +1,6 @@
-"""How the Kafka clients of a claim consumer differ from others: quiet while a broker is away, and quick to find it back."""
+"""How the Kafka clients of a claim consumer differ from others: quiet while a broker is away, and quick to
+find it back.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,9 @@ from typing import Any
 
 
 class Quiet:
-    """A `logger=` for confluent-kafka clients that writes at DEBUG what librdkafka calls an error; we report what it means once."""
+    """A `logger=` for confluent-kafka clients that writes at DEBUG what librdkafka calls an error; we
+    report what it means once.
+    """
 
     def __init__(self, logger: logging.Logger) -> None:
         self._logger = logger

@@ -1,4 +1,6 @@
-"""How a topic is followed in which members speak to each other, and when it has been read to its end though others go on writing to it."""
+"""How a topic is followed in which members speak to each other, and when it has been read to its end
+though others go on writing to it.
+"""
 
 from __future__ import annotations
 
@@ -13,10 +15,11 @@ FOLLOW_BYTES = 4_096
 
 
 def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
-    """Return what a consumer needs to follow such a topic; *name* is a group that is never joined and never committed to.
+    """Return what a consumer needs to follow such a topic; *name* is a group that is never joined and never
+    committed to.
 
-    Every record wakes every reader of its partition, so with many members the answers, not the records, are the load: the broker collects
-    for *wait_ms*. It is also what a start on a silent topic takes at least.
+    Every record wakes every reader of its partition, so with many members the answers, not the records, are
+    the load: the broker collects for *wait_ms*. It is also what a start on a silent topic takes at least.
     """
     overrides: dict[str, str | int | bool] = {
         "group.id": f"{settings.app}-{name}",
@@ -24,7 +27,8 @@ def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
         "enable.auto.offset.store": False,
         "enable.partition.eof": True,
         "auto.offset.reset": "earliest",
-        # An open transaction of a stranger must not hide what members say: nobody writes transactionally here by rule.
+        # An open transaction of a stranger must not hide what members say: nobody writes transactionally here
+        # by rule.
         "isolation.level": "read_uncommitted",
         "fetch.queue.backoff.ms": 5,
         "fetch.min.bytes": FOLLOW_BYTES,
@@ -36,9 +40,10 @@ def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
 class EndOfLog:
     """Where one partition ended at some moment after *reader* began to read it, and how far it has been read.
 
-    librdkafka tells an end by an answer without records (PARTITION_EOF), since an offset cannot: control records and holes may close a
-    log. But in a log that is written to all the time no answer is ever without. There the first end that the reader hears is reached by
-    a record. So both count: call `read` with each record, `at_end` with each PARTITION_EOF, and `look` now and then.
+    librdkafka tells an end by an answer without records (PARTITION_EOF), since an offset cannot: control
+    records and holes may close a log. But in a log that is written to all the time no answer is ever without.
+    There the first end that the reader hears is reached by a record. So both count: call `read` with each
+    record, `at_end` with each PARTITION_EOF, and `look` now and then.
     """
 
     __slots__ = ("_end", "_next", "_place", "reached")

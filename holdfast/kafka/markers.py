@@ -1,4 +1,5 @@
-"""The request by which a coordinator has a partition's leader write the end of a transaction, for aiokafka's client, which lacks it.
+"""The request by which a coordinator has a partition's leader write the end of a transaction, for aiokafka's
+client, which lacks it.
 
 WriteTxnMarkers, version 1, which Kafka 2.8 and newer speak: kafka.apache.org, protocol, API key 27.
 """
@@ -8,7 +9,16 @@ from __future__ import annotations
 from typing import Any
 
 from aiokafka.protocol.api import Request, RequestStruct, Response
-from aiokafka.protocol.types import Boolean, CompactArray, CompactString, Int16, Int32, Int64, Schema, TaggedFields
+from aiokafka.protocol.types import (
+    Boolean,
+    CompactArray,
+    CompactString,
+    Int16,
+    Int32,
+    Int64,
+    Schema,
+    TaggedFields,
+)
 
 _TAGS = ("tags", TaggedFields)
 
@@ -25,7 +35,10 @@ class WriteTxnMarkersResponse_v1(Response):  # type: ignore[misc]  # aiokafka is
                     "topics",
                     CompactArray(
                         ("name", CompactString("utf-8")),
-                        ("partitions", CompactArray(("partition_index", Int32), ("error_code", Int16), _TAGS)),
+                        (
+                            "partitions",
+                            CompactArray(("partition_index", Int32), ("error_code", Int16), _TAGS),
+                        ),
                         _TAGS,
                     ),
                 ),
@@ -48,7 +61,12 @@ class WriteTxnMarkersRequest_v1(RequestStruct):  # type: ignore[misc]
                 ("producer_id", Int64),
                 ("producer_epoch", Int16),
                 ("transaction_result", Boolean),
-                ("topics", CompactArray(("name", CompactString("utf-8")), ("partition_indexes", CompactArray(Int32)), _TAGS)),
+                (
+                    "topics",
+                    CompactArray(
+                        ("name", CompactString("utf-8")), ("partition_indexes", CompactArray(Int32)), _TAGS
+                    ),
+                ),
                 ("coordinator_epoch", Int32),
                 _TAGS,
             ),
@@ -62,7 +80,9 @@ class WriteTransactionMarker(Request[WriteTxnMarkersRequest_v1]):  # type: ignor
 
     API_KEY = 27
 
-    def __init__(self, topic: str, partition: int, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int) -> None:
+    def __init__(
+        self, topic: str, partition: int, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int
+    ) -> None:
         topics: list[tuple[str, list[int], dict[int, bytes]]] = [(topic, [partition], {})]
         self._marker: tuple[Any, ...] = (producer_id, epoch, commit, topics, coordinator_epoch, {})
 

@@ -23,9 +23,13 @@ LIMIT_ANSWER_BYTES = 1 << 20
 
 
 class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is untyped
-    """Bearer tokens from an OpenID Connect endpoint (client credentials), each used by all connections until it grows old."""
+    """Bearer tokens from an OpenID Connect endpoint (client credentials), each used by all connections
+    until it grows old.
+    """
 
-    def __init__(self, oidc: Oidc, *, context: SSLContext, timeout_s: float, clock: Clock = system_clock) -> None:
+    def __init__(
+        self, oidc: Oidc, *, context: SSLContext, timeout_s: float, clock: Clock = system_clock
+    ) -> None:
         self._oidc = oidc
         self._context = context
         self._timeout_s = timeout_s
@@ -35,7 +39,9 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is un
         self._refresh_at_s = float("-inf")
 
     async def token(self) -> str:
-        """Return a token that is not old, asking the endpoint at most once at a time; BrokerError when it does not give one."""
+        """Return a token that is not old, asking the endpoint at most once at a time; BrokerError when it
+        does not give one.
+        """
         async with self._asking:
             asked_at_s = self._clock.monotonic_s()
             if asked_at_s >= self._refresh_at_s:
@@ -48,7 +54,9 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is un
         return dict(self._oidc.extensions)
 
     async def _ask(self) -> tuple[str, float]:
-        form = {"grant_type": "client_credentials"} | ({"scope": self._oidc.scope} if self._oidc.scope else {})
+        form = {"grant_type": "client_credentials"} | (
+            {"scope": self._oidc.scope} if self._oidc.scope else {}
+        )
         url = self._oidc.token_endpoint_url
         try:
             async with (
@@ -72,7 +80,9 @@ class OidcTokens(AbstractTokenProvider):  # type: ignore[misc]  # aiokafka is un
                 f"no token from {url} within {self._timeout_s:g} s: {str(error) or type(error).__name__}; check sasl.oauthbearer.token.endpoint.url"
             ) from error
         if status != 200:
-            raise BrokerError(f"no token: {url} answered {status}; check sasl.oauthbearer.client.id, client.secret and scope")
+            raise BrokerError(
+                f"no token: {url} answered {status}; check sasl.oauthbearer.client.id, client.secret and scope"
+            )
         return _read_token(body, url)
 
 

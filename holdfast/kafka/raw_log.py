@@ -1,7 +1,9 @@
-"""A partition's log as it lies on the broker: whole record batches, control batches included, which consumers never show.
+"""A partition's log as it lies on the broker: whole record batches, control batches included, which consumers
+never show.
 
-Fetched with aiokafka's client and its own requests; only what is in the bytes is ours (holdfast/core/kafka/record_batch.py). And the one thing
-that may have to be written there by hand: the end of a transaction that the brokers have lost.
+Fetched with aiokafka's client and its own requests; only what is in the bytes is ours
+(holdfast/core/kafka/record_batch.py). And the one thing that may have to be written there by hand: the end of
+a transaction that the brokers have lost.
 """
 
 from __future__ import annotations
@@ -39,7 +41,10 @@ _PASSING = frozenset({UNKNOWN_TOPIC_OR_PARTITION, 5, NOT_LEADER, 9, 56, 74, 75, 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RawFetch:
-    """One answer of a partition's leader. *aborted* are (producer id, first offset) of aborted transactions that reach into *data*."""
+    """One answer of a partition's leader.
+
+    *aborted* are (producer id, first offset) of aborted transactions that reach into *data*.
+    """
 
     data: bytes
     log_start: int
@@ -49,7 +54,10 @@ class RawFetch:
 
 
 class RawLog:
-    """Reads partitions as they lie, from any offset, and ends transactions. Every call ends within *timeout_s*."""
+    """Reads partitions as they lie, from any offset, and ends transactions.
+
+    Every call ends within *timeout_s*.
+    """
 
     def __init__(self, settings: Settings, *, timeout_s: float = 30.0, clock: Clock = system_clock) -> None:
         self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
@@ -67,29 +75,50 @@ class RawLog:
             ) from error
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         await self._client.close()
 
-    async def fetch(self, topic: str, partition: int, offset: int, *, committed: bool = False, max_bytes: int = FETCH_BYTES) -> RawFetch:
-        """Return what the leader gives from the batch that holds *offset* on: at least one whole batch where there is any.
+    async def fetch(
+        self,
+        topic: str,
+        partition: int,
+        offset: int,
+        *,
+        committed: bool = False,
+        max_bytes: int = FETCH_BYTES,
+    ) -> RawFetch:
+        """Return what the leader gives from the batch that holds *offset* on: at least one whole batch where
+        there is any.
 
         With *committed* it ends at the last stable offset, and tells which transactions in it were aborted.
         """
         code, fetched = await self._fetch(topic, partition, offset, committed, max_bytes)
         if code == OFFSET_OUT_OF_RANGE:
             start, end = await self.bounds(topic, partition)
-            raise TopicError(f"{topic} partition {partition}: offset {offset} is not in the log, which holds {start} to {end - 1}")
+            raise TopicError(
+                f"{topic} partition {partition}: offset {offset} is not in the log, which holds {start} to {end - 1}"
+            )
         if code != 0:
             raise _refusal(topic, partition, "the fetch", code)
         return fetched
 
     async def end_transaction(
-        self, topic: str, partition: int, *, producer_id: int, epoch: int, commit: bool, coordinator_epoch: int
+        self,
+        topic: str,
+        partition: int,
+        *,
+        producer_id: int,
+        epoch: int,
+        commit: bool,
+        coordinator_epoch: int,
     ) -> None:
-        """Write the marker that ends the open transaction of a producer in a partition, as its coordinator would.
+        """Write the marker that ends the open transaction of a producer in a partition, as its coordinator
+        would.
 
-        What is right is for the caller to know (holdfast/core/broker_logs/lost_ends.py). BrokerError when the leader refuses; the broker lets who may
-        alter the cluster do it.
+        What is right is for the caller to know (holdfast/core/broker_logs/lost_ends.py). BrokerError when the
+        leader refuses; the broker lets who may alter the cluster do it.
         """
         request = WriteTransactionMarker(topic, partition, producer_id, epoch, commit, coordinator_epoch)
 
@@ -97,14 +126,20 @@ class RawLog:
             try:
                 return code_of(await self._client.send(leader, request)), None
             except (IncompatibleBrokerVersion, NotImplementedError) as error:
-                raise BrokerError(f"the broker cannot be asked to end a transaction; this needs Kafka 2.8 or newer: {error}") from error
+                raise BrokerError(
+                    f"the broker cannot be asked to end a transaction; this needs Kafka 2.8 or newer: {error}"
+                ) from error
 
         code, _ = await self._answer(topic, partition, ask)
         if code != 0:
             raise _refusal(topic, partition, f"a marker of producer {producer_id}", code)
 
-    async def _answer(self, topic: str, partition: int, ask: Callable[[int], Awaitable[tuple[int, T]]]) -> tuple[int, T]:
-        """Return what a partition's leader answers to *ask*, an error code and more, once it does not say that it is not the leader."""
+    async def _answer(
+        self, topic: str, partition: int, ask: Callable[[int], Awaitable[tuple[int, T]]]
+    ) -> tuple[int, T]:
+        """Return what a partition's leader answers to *ask*, an error code and more, once it does not say
+        that it is not the leader.
+        """
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         why = "it has no leader"
         while self._clock.monotonic_s() < deadline_s:
@@ -119,7 +154,9 @@ class RawLog:
                 why = f"{type(error).__name__}: {error}"
             await asyncio.sleep(RETRY_S)
             self._client.force_metadata_update()
-        raise BrokerError(f"{topic} partition {partition} did not answer within {self._timeout_s:g} s ({why}); check the broker")
+        raise BrokerError(
+            f"{topic} partition {partition} did not answer within {self._timeout_s:g} s ({why}); check the broker"
+        )
 
     async def _leader(self, topic: str, partition: int) -> int | None:
         await self._client.set_topics([topic])
@@ -134,10 +171,16 @@ class RawLog:
         leader = self._client.cluster.leader_for_partition(TopicPartition(topic, partition))
         return None if leader is None or leader < 0 else int(leader)
 
-    async def _fetch(self, topic: str, partition: int, offset: int, committed: bool, max_bytes: int) -> tuple[int, RawFetch]:
-        return await self._answer(topic, partition, lambda leader: self._ask(leader, topic, partition, offset, committed, max_bytes))
+    async def _fetch(
+        self, topic: str, partition: int, offset: int, committed: bool, max_bytes: int
+    ) -> tuple[int, RawFetch]:
+        return await self._answer(
+            topic, partition, lambda leader: self._ask(leader, topic, partition, offset, committed, max_bytes)
+        )
 
-    async def _ask(self, leader: int, topic: str, partition: int, offset: int, committed: bool, max_bytes: int) -> tuple[int, RawFetch]:
+    async def _ask(
+        self, leader: int, topic: str, partition: int, offset: int, committed: bool, max_bytes: int
+    ) -> tuple[int, RawFetch]:
         request = FetchRequest(
             max_wait_time=100,
             min_bytes=1,
@@ -146,9 +189,12 @@ class RawLog:
             topics=[(topic, [(partition, offset, max_bytes)])],
         )
         response = await self._client.send(leader, request)
-        # By place and not by name: aiokafka cannot name what is in a null array, which stands for no aborted transactions.
+        # By place and not by name: aiokafka cannot name what is in a null array, which stands for no aborted
+        # transactions.
         if response.API_VERSION < LEAST_FETCH_VERSION:
-            raise BrokerError(f"the broker speaks Fetch version {response.API_VERSION}; this needs Kafka 1.0 or newer")
+            raise BrokerError(
+                f"the broker speaks Fetch version {response.API_VERSION}; this needs Kafka 1.0 or newer"
+            )
         _, code, high_watermark, last_stable, log_start, aborted, *_, data = response.topics[0][1][0]
         fetched = RawFetch(
             data=bytes(data or b""),
@@ -177,7 +223,9 @@ class RawLog:
     async def batches(
         self, topic: str, partition: int, offset: int, *, until: int | None = None
     ) -> AsyncIterator[tuple[BatchHeader, RecordBatch]]:
-        """Yield whole batches from the one that holds *offset* on, up to the high watermark or *until* (exclusive)."""
+        """Yield whole batches from the one that holds *offset* on, up to the high watermark or *until*
+        (exclusive).
+        """
         async for _, data in self.raw_batches(topic, partition, offset, until=until):
             yield read_batch(data)
 
@@ -203,11 +251,16 @@ class RawLog:
                 return
             size = min(LIMIT_BATCH_BYTES, max(2 * size, decode_header(fetched.data).size_bytes))
             if size == LIMIT_BATCH_BYTES:
-                raise WireError(f"{topic} partition {partition}: a batch at offset {offset} of more than {size} bytes", offset=0)
+                raise WireError(
+                    f"{topic} partition {partition}: a batch at offset {offset} of more than {size} bytes",
+                    offset=0,
+                )
 
 
 def _split(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
-    """Yield the whole batches of a fetch; the last may be cut short, as brokers cut responses, and is left out."""
+    """Yield the whole batches of a fetch; the last may be cut short, as brokers cut responses, and is left
+    out.
+    """
     at = 0
     while len(data) - at >= HEADER_BYTES:
         header = decode_header(data, at)
@@ -219,4 +272,6 @@ def _split(data: memoryview) -> Iterator[tuple[BatchHeader, memoryview]]:
 
 
 def _refusal(topic: str, partition: int, what: str, code: int) -> BrokerError:
-    return BrokerError(f"{topic} partition {partition}: the leader refuses {what}: {for_code(code).__name__} ({code})")
+    return BrokerError(
+        f"{topic} partition {partition}: the leader refuses {what}: {for_code(code).__name__} ({code})"
+    )

@@ -1,4 +1,6 @@
-"""Requests whose bodies are made elsewhere, as aiokafka's connections take them: its own are slow to pack, and know no new versions."""
+"""Requests whose bodies are made elsewhere, as aiokafka's connections take them: its own are slow to pack,
+and know no new versions.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ class _Answered(NamedTuple):
 
 
 class Packed:
-    """One request: its API key, the versions of which the newest that the broker knows is asked for, and the body they share.
+    """One request: its API key, the versions of which the newest that the broker knows is asked for, and the
+    body they share.
 
-    With *tagged* false the answer's header has no tagged fields; only that of ApiVersions has none. An answer comes as its bytes.
+    With *tagged* false the answer's header has no tagged fields; only that of ApiVersions has none. An answer
+    comes as its bytes.
     """
 
     def __init__(self, key: int, versions: range, body: bytes, *, tagged: bool = True) -> None:
@@ -49,7 +53,9 @@ class Packed:
         lowest, highest = known.get(self._key, (0, -1))
         common = [version for version in self._versions if lowest <= version <= highest]
         if not common:
-            raise IncompatibleBrokerVersion(f"API {self._key}: the broker knows {lowest} to {highest}, needed is {self._versions}")
+            raise IncompatibleBrokerVersion(
+                f"API {self._key}: the broker knows {lowest} to {highest}, needed is {self._versions}"
+            )
         self.version = common[-1]
         return self
 

@@ -26,8 +26,8 @@ class FetchedRecord:
 class Records:
     """Consecutive records of one partition as columns of equal length, offsets ascending.
 
-    What is read is taken apart a handful at a time and then let go: the next handful is made in the same memory, which the processor's
-    cache still has.
+    What is read is taken apart a handful at a time and then let go: the next handful is made in the same
+    memory, which the processor's cache still has.
     """
 
     offsets: Sequence[int] = ()
@@ -47,7 +47,9 @@ class Records:
         keys: Iterable[bytes | None],
         headers: Sequence[Headers] | None,
     ) -> None:
-        """Append columns of records, at least one, that follow those taken before; *headers* None stands for none at all."""
+        """Append columns of records, at least one, that follow those taken before; *headers* None stands
+        for none at all.
+        """
         self._append_offsets(offsets)
         self.times_ms += times_ms
         self.values += values
@@ -59,7 +61,9 @@ class Records:
         if not known:
             self.offsets = offsets
         elif isinstance(known, range) and isinstance(offsets, range) and known.stop == offsets.start:
-            self.offsets = range(known.start, offsets.stop)  # no offset is missing: neither compacted nor transactional
+            self.offsets = range(
+                known.start, offsets.stop
+            )  # no offset is missing: neither compacted nor transactional
         else:
             self.offsets = every = known if isinstance(known, list) else list(known)
             every.extend(offsets)
@@ -80,7 +84,13 @@ class Records:
         count = bisect_left(self.offsets, end)
         if count == len(self):
             return self
-        return Records(self.offsets[:count], self.times_ms[:count], self.values[:count], self.keys[:count], self.headers[:count])
+        return Records(
+            self.offsets[:count],
+            self.times_ms[:count],
+            self.values[:count],
+            self.keys[:count],
+            self.headers[:count],
+        )
 
     def at(self, offset: int) -> FetchedRecord:
         """Return the record at *offset*, which must be one of these."""

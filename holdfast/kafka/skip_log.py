@@ -7,7 +7,15 @@ import time
 from contextlib import closing
 from typing import cast
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, IsolationLevel, KafkaError, KafkaException, TopicCollection, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    IsolationLevel,
+    KafkaError,
+    KafkaException,
+    TopicCollection,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import Clock, system_clock
@@ -24,10 +32,12 @@ _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
 def read_skips(settings: Settings, *, timeout_s: float | None = None, clock: Clock = system_clock) -> Skips:
-    """Return every skip that was written down before this was called. Blocks; without the topic nothing is skipped.
+    """Return every skip that was written down before this was called. Blocks; without the topic nothing is
+    skipped.
 
-    What is committed counts, up to the log's end at the call: where a transaction is open before that, its end is waited for. BrokerError
-    when all of it takes longer than *timeout_s* (default: `request_timeout_s`).
+    What is committed counts, up to the log's end at the call: where a transaction is open before that, its
+    end is waited for. BrokerError when all of it takes longer than *timeout_s* (default:
+    `request_timeout_s`).
     """
     topic, limit_s = settings.skips_topic, settings.request_timeout_s if timeout_s is None else timeout_s
     deadline_s = clock.monotonic_s() + limit_s
@@ -54,9 +64,12 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
         if left_s <= 0:
             raise TimeoutError
         try:
-            # Not list_topics, which has a broker that makes topics by itself make this one, without its layout.
+            # Not list_topics, which has a broker that makes topics by itself make this one, without its
+            # layout.
             admin.describe_topics(TopicCollection([topic]), request_timeout=left_s)[topic].result(left_s)
-            asked = admin.list_offsets({place: _LATEST}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=left_s)
+            asked = admin.list_offsets(
+                {place: _LATEST}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=left_s
+            )
             return int(asked[place].result(left_s).offset)
         except KafkaException as error:
             why: KafkaError = error.args[0]

@@ -1,7 +1,8 @@
 """How a librdkafka consumer gets past a batch that it cannot read, and past nothing else.
 
-A consumer of librdkafka stands for ever before a batch that it cannot unpack or take apart. In a log by which members speak to each other
-such a batch holds nothing that any of them could read, so all of them pass it alike: what is passed follows from the log alone.
+A consumer of librdkafka stands for ever before a batch that it cannot unpack or take apart. In a log by which
+members speak to each other such a batch holds nothing that any of them could read, so all of them pass it
+alike: what is passed follows from the log alone.
 """
 
 from __future__ import annotations
@@ -26,7 +27,9 @@ logger = logging.getLogger(__name__)
 
 
 STANDS_S = 1.0
-"""A partition that has records and gives none for so long is looked at; twice as long after each look that finds nothing."""
+"""A partition that has records and gives none for so long is looked at; twice as long after each look that
+finds nothing.
+"""
 STANDS_AGAIN_S = 0.1
 """The same behind a batch that was passed: where one is, there are often more."""
 LIMIT_STANDS_S = 60.0
@@ -59,15 +62,24 @@ class _Standing:
     has_begun: bool = False
 
     def moved(self, offset: int, now_s: float) -> None:
-        self.next, self.since_s, self.patience_s, self.times, self.refused, self.is_behind = offset, now_s, STANDS_S, 0, None, False
+        self.next, self.since_s, self.patience_s, self.times, self.refused, self.is_behind = (
+            offset,
+            now_s,
+            STANDS_S,
+            0,
+            None,
+            False,
+        )
         self.has_begun = True
 
 
 class Skipper:
-    """Sifts what a consumer polls: tells its partitions' positions by it, and takes them past batches that cannot be read.
+    """Sifts what a consumer polls: tells its partitions' positions by it, and takes them past batches that
+    cannot be read.
 
-    Used from the consumer's thread, but for `close`; it never waits for the broker, which is asked by a thread of its own. Given *stands*,
-    it passes nothing: *stands* is told of each batch once. *in_group*: the consumer has its partitions from a group.
+    Used from the consumer's thread, but for `close`; it never waits for the broker, which is asked by a
+    thread of its own. Given *stands*, it passes nothing: *stands* is told of each batch once. *in_group*: the
+    consumer has its partitions from a group.
     """
 
     def __init__(
@@ -91,7 +103,9 @@ class Skipper:
         """Batches that were passed."""
 
     def begin(self, topic: str, partition: int, offset: int) -> None:
-        """Note that reading of a partition begins at *offset*; below 0 it is not known before the first record, or the end, is told."""
+        """Note that reading of a partition begins at *offset*; below 0 it is not known before the first
+        record, or the end, is told.
+        """
         self._places[topic, partition] = _Standing(offset, self._clock.monotonic_s())
 
     def resume(self, topic: str, partition: int, offset: int) -> None:
@@ -114,7 +128,10 @@ class Skipper:
     # -- what was polled
 
     def sift(self, consumer: Consumer, messages: Sequence[Message]) -> list[Message]:
-        """Return *messages* without those that only tell of a batch that cannot be read. Call it also when there are none."""
+        """Return *messages* without those that only tell of a batch that cannot be read.
+
+        Call it also when there are none.
+        """
         out = []
         for message in messages:
             error = message.error()
@@ -140,18 +157,25 @@ class Skipper:
             standing.moved(offset, self._clock.monotonic_s())
 
     def strays(self, place: Place) -> bool:
-        """Return whether the consumer gives what is not where a partition stands: nothing of it is to be heeded."""
+        """Return whether the consumer gives what is not where a partition stands: nothing of it is to be
+        heeded.
+        """
         standing = self._places.get(place)
         return standing is not None and standing.strays
 
     def in_place(self, consumer: Consumer, place: Place, records: list[Message]) -> list[Message]:
-        """Return those of *records*, all of one partition, whose offsets can be true: `sift` for very many."""
+        """Return those of *records*, all of one partition, whose offsets can be true:
+
+        `sift` for very many.
+        """
         standing = self._places.get(place)
         if standing is None:
             return records
         first, end = records[0].offset() or 0, (records[-1].offset() or 0) + 1
         is_dense = standing.next == first and end - first == len(records)
-        if standing.strays or not (is_dense or max(each.offset() or 0 for each in records) < _end_of(consumer, place)):
+        if standing.strays or not (
+            is_dense or max(each.offset() or 0 for each in records) < _end_of(consumer, place)
+        ):
             return [each for each in records if self._is_in_place(consumer, place, each.offset() or 0)]
         self.reached(place, end)
         return records
@@ -159,7 +183,8 @@ class Skipper:
     def _is_in_place(self, consumer: Consumer, place: Place, offset: int) -> bool:
         """Return whether a record may have its offset. Brokers do not check those within a batch.
 
-        One far off would end the reading early; librdkafka goes on behind it, where nothing is, and begins anew with the whole log.
+        One far off would end the reading early; librdkafka goes on behind it, where nothing is, and begins
+        anew with the whole log.
         """
         standing = self._places.get(place)
         if standing is None:
@@ -170,8 +195,13 @@ class Skipper:
             self.refused(place, standing.next, f"a record says that its offset is {offset}")
             standing.strays = True
             return False
-        if offset < standing.next and self._stands is None and not -1 < _end_of(consumer, place) < standing.next:
-            # A search for another offset was still under way when it was sent here; only a log that is shorter by now begins anew.
+        if (
+            offset < standing.next
+            and self._stands is None
+            and not -1 < _end_of(consumer, place) < standing.next
+        ):
+            # A search for another offset was still under way when it was sent here; only a log that is
+            # shorter by now begins anew.
             self._go(consumer, place, standing.next)
             return False
         standing.moved(offset + 1, self._clock.monotonic_s())
@@ -180,8 +210,8 @@ class Skipper:
     def _is_doubtful(self, consumer: Consumer, place: Place, standing: _Standing, offset: int) -> bool:
         """Return whether a record may not lie at *offset*, where a hole would have to be before it.
 
-        In a log of ours a hole is rare, and every one is looked at but that of a lost beginning. Topics of users may be full of them:
-        there only the end tells.
+        In a log of ours a hole is rare, and every one is looked at but that of a lost beginning. Topics of
+        users may be full of them: there only the end tells.
         """
         if self._stands is None and (standing.has_begun or standing.next > 0):
             return offset >= standing.sound_until
@@ -194,7 +224,9 @@ class Skipper:
             if offset < 0:
                 return
             standing = self._places[place] = _Standing(offset, self._clock.monotonic_s())
-        if 0 <= offset < standing.next:  # said before what has been passed since, or of a batch whose beginning has been read
+        if (
+            0 <= offset < standing.next
+        ):  # said before what has been passed since, or of a batch whose beginning has been read
             standing.patience_s, standing.is_behind = 0.0, True
             return
         standing.next = max(standing.next, offset)
@@ -270,7 +302,10 @@ class Skipper:
                 logger.warning("%s; all readers of this log pass it by alike; %s", found, CURE)
 
     def _go(self, consumer: Consumer, place: Place, offset: int) -> None:
-        """Have the consumer go on at *offset*. Unlike a seek, this throws away what is under way, as a search for another offset."""
+        """Have the consumer go on at *offset*.
+
+        Unlike a seek, this throws away what is under way, as a search for another offset.
+        """
         try:
             if self._in_group:  # whose assignment is not ours to change
                 consumer.seek(TopicPartition(*place, offset))

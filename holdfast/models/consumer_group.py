@@ -1,7 +1,8 @@
-"""KIP-848's consumer groups as a fold: a target for the group, and each member on its own way to it (PROTOCOL.md#incremental-reconciliation).
+"""KIP-848's consumer groups as a fold: a target for the group, and each member on its own way to it
+(PROTOCOL.md#incremental-reconciliation).
 
-There is no barrier. A member is told to give up what the target has given to another, and gets what is new to it when its last holder
-has given that up.
+There is no barrier. A member is told to give up what the target has given to another, and gets what is new to
+it when its last holder has given that up.
 """
 
 from __future__ import annotations
@@ -74,12 +75,18 @@ class ModernGroup(msgspec.Struct, frozen=True, kw_only=True):
             return ModernState.EMPTY
         if self.epoch > self.target_epoch:
             return ModernState.ASSIGNING
-        there = all(each.state is MemberState.STABLE and each.epoch == self.target_epoch for each in self.members.values())
+        there = all(
+            each.state is MemberState.STABLE and each.epoch == self.target_epoch
+            for each in self.members.values()
+        )
         return ModernState.STABLE if there else ModernState.RECONCILING
 
 
 class ModernHeartbeat(msgspec.Struct, frozen=True, kw_only=True):
-    """ConsumerGroupHeartbeat: *epoch* 0 joins, -1 leaves, -2 leaves for a while (static). None is "as before"."""
+    """ConsumerGroupHeartbeat:
+
+    *epoch* 0 joins, -1 leaves, -2 leaves for a while (static). None is "as before".
+    """
 
     member_id: str
     epoch: int
@@ -107,13 +114,20 @@ class MemberStep(NamedTuple):
 
 
 def next_step(
-    *, current: Partitions, target: Partitions, owned: Partitions | None, taken: Partitions, epoch: int, target_epoch: int
+    *,
+    current: Partitions,
+    target: Partitions,
+    owned: Partitions | None,
+    taken: Partitions,
+    epoch: int,
+    target_epoch: int,
 ) -> MemberStep:
     """Return a member's next step.
 
         assigned = current ∩ target          what it keeps
         revoking = current − target          what it must give up before its epoch moves
-        pending  = target − assigned         what it gets as soon as it is free: not in *taken*, the parts of others
+        pending  = target − assigned         what it gets as soon as it is free: not in *taken*, the parts of
+        others
 
     *owned* is what it says it holds; None says nothing, and then it may hold everything still.
 
@@ -131,8 +145,13 @@ def next_step(
     return MemberStep(state, target_epoch, assigned | free, NOTHING)
 
 
-def heartbeat(group: ModernGroup, said: ModernHeartbeat, counts: Mapping[str, int], at_ms: int) -> tuple[ModernGroup, HeartbeatReply]:
-    """Apply a heartbeat at *at_ms* and return the group with the answer. *counts* are the partitions of each topic at that moment."""
+def heartbeat(
+    group: ModernGroup, said: ModernHeartbeat, counts: Mapping[str, int], at_ms: int
+) -> tuple[ModernGroup, HeartbeatReply]:
+    """Apply a heartbeat at *at_ms* and return the group with the answer.
+
+    *counts* are the partitions of each topic at that moment.
+    """
     group = _refreshed(_without_gone(group, at_ms), counts)
     if said.assignor is not None and said.assignor not in SERVER_ASSIGNORS:
         return group, HeartbeatReply(GroupCode.UNSUPPORTED_ASSIGNOR)
@@ -146,12 +165,18 @@ def heartbeat(group: ModernGroup, said: ModernHeartbeat, counts: Mapping[str, in
         if isinstance(joined, GroupCode):
             return group, HeartbeatReply(joined)
         joined = msgspec.structs.replace(joined, assignor=said.assignor or joined.assignor)
-        group = _retargeted(joined, counts) if joined.epoch > group.epoch or joined.assignor != group.assignor else joined
+        group = (
+            _retargeted(joined, counts)
+            if joined.epoch > group.epoch or joined.assignor != group.assignor
+            else joined
+        )
         member = group.members[said.member_id]
     else:
         if (code := _check_epoch(member, said)) is not GroupCode.NONE:
             return group, HeartbeatReply(code)
-        member = msgspec.structs.replace(member, heard_ms=at_ms, topics=member.topics if said.topics is None else said.topics)
+        member = msgspec.structs.replace(
+            member, heard_ms=at_ms, topics=member.topics if said.topics is None else said.topics
+        )
         assignor = said.assignor or group.assignor
         changed = member.topics != group.members[said.member_id].topics or assignor != group.assignor
         group = _with(msgspec.structs.replace(group, assignor=assignor), member)
@@ -161,7 +186,9 @@ def heartbeat(group: ModernGroup, said: ModernHeartbeat, counts: Mapping[str, in
 
 
 def commit_code(group: ModernGroup, member_id: str, epoch: int) -> GroupCode:
-    """Return what an offset commit of *member_id* in *epoch* is answered with; epoch -1 is a consumer outside of any group."""
+    """Return what an offset commit of *member_id* in *epoch* is answered with; epoch -1 is a consumer
+    outside of any group.
+    """
     member = group.members.get(member_id)
     if member is None:
         return GroupCode.NONE if epoch < 0 and not group.members else GroupCode.UNKNOWN_MEMBER_ID
@@ -171,13 +198,21 @@ def commit_code(group: ModernGroup, member_id: str, epoch: int) -> GroupCode:
 def _check_epoch(member: ModernMember, said: ModernHeartbeat) -> GroupCode:
     if said.epoch in (member.epoch, JOIN_EPOCH):
         return GroupCode.NONE
-    # The answer that told it the present epoch was lost: it goes on as long as it holds nothing beyond its part.
+    # The answer that told it the present epoch was lost: it goes on as long as it holds nothing beyond its
+    # part.
     behind = said.epoch == member.previous_epoch and said.owned is not None and said.owned <= member.assigned
     return GroupCode.NONE if behind and said.epoch < member.epoch else GroupCode.FENCED_MEMBER_EPOCH
 
 
 def _joined(group: ModernGroup, said: ModernHeartbeat, at_ms: int) -> ModernGroup | GroupCode:
-    before = next((each for each in group.members.values() if said.instance_id is not None and each.instance_id == said.instance_id), None)
+    before = next(
+        (
+            each
+            for each in group.members.values()
+            if said.instance_id is not None and each.instance_id == said.instance_id
+        ),
+        None,
+    )
     if before is not None and not before.away:
         return GroupCode.UNRELEASED_INSTANCE_ID
     members, target = dict(group.members), dict(group.target)
@@ -196,10 +231,14 @@ def _joined(group: ModernGroup, said: ModernHeartbeat, at_ms: int) -> ModernGrou
         # It left for a while: its part waited for it.
         del members[before.member_id]
         target[said.member_id] = target.pop(before.member_id, NOTHING)
-        member = msgspec.structs.replace(member, assigned=before.assigned, topics=before.topics if said.topics is None else said.topics)
+        member = msgspec.structs.replace(
+            member, assigned=before.assigned, topics=before.topics if said.topics is None else said.topics
+        )
         if member.topics == before.topics:
             return msgspec.structs.replace(group, members={**members, said.member_id: member}, target=target)
-    return msgspec.structs.replace(group, members={**members, said.member_id: member}, target=target, epoch=group.epoch + 1)
+    return msgspec.structs.replace(
+        group, members={**members, said.member_id: member}, target=target, epoch=group.epoch + 1
+    )
 
 
 def _left(
@@ -210,14 +249,18 @@ def _left(
     if said.epoch == LEAVE_STATIC_EPOCH and member.instance_id is not None:
         if said.instance_id != member.instance_id:
             return group, HeartbeatReply(GroupCode.FENCED_INSTANCE_ID)
-        return _with(group, msgspec.structs.replace(member, away=True, epoch=LEAVE_STATIC_EPOCH)), HeartbeatReply(
-            GroupCode.NONE, said.epoch
-        )
+        return _with(
+            group, msgspec.structs.replace(member, away=True, epoch=LEAVE_STATIC_EPOCH)
+        ), HeartbeatReply(GroupCode.NONE, said.epoch)
     return _without(group, {said.member_id}, counts), HeartbeatReply(GroupCode.NONE, said.epoch)
 
 
-def _reconciled(group: ModernGroup, member: ModernMember, said: ModernHeartbeat) -> tuple[ModernGroup, HeartbeatReply]:
-    waits = member.state is MemberState.UNREVOKED_PARTITIONS and (said.owned is None or said.owned & member.revoking)
+def _reconciled(
+    group: ModernGroup, member: ModernMember, said: ModernHeartbeat
+) -> tuple[ModernGroup, HeartbeatReply]:
+    waits = member.state is MemberState.UNREVOKED_PARTITIONS and (
+        said.owned is None or said.owned & member.revoking
+    )
     if not waits and (member.epoch != group.target_epoch or member.state is not MemberState.STABLE):
         others = [each for each in group.members.values() if each.member_id != member.member_id]
         step = next_step(
@@ -247,7 +290,9 @@ def _with(group: ModernGroup, member: ModernMember) -> ModernGroup:
 def _without(group: ModernGroup, gone: set[str], counts: Mapping[str, int]) -> ModernGroup:
     members = {member_id: each for member_id, each in group.members.items() if member_id not in gone}
     target = {member_id: part for member_id, part in group.target.items() if member_id not in gone}
-    return _retargeted(msgspec.structs.replace(group, members=members, target=target, epoch=group.epoch + 1), counts)
+    return _retargeted(
+        msgspec.structs.replace(group, members=members, target=target, epoch=group.epoch + 1), counts
+    )
 
 
 def _without_gone(group: ModernGroup, at_ms: int) -> ModernGroup:
@@ -262,7 +307,10 @@ def _without_gone(group: ModernGroup, at_ms: int) -> ModernGroup:
 def _refreshed(group: ModernGroup, counts: Mapping[str, int]) -> ModernGroup:
     """Return the group with a target for its epoch and for the partitions there are."""
     wanted = {
-        TopicPartition(topic, number) for each in group.members.values() for topic in each.topics for number in range(counts.get(topic, 0))
+        TopicPartition(topic, number)
+        for each in group.members.values()
+        for topic in each.topics
+        for number in range(counts.get(topic, 0))
     }
     if group.epoch > group.target_epoch:
         return _retargeted(group, counts)

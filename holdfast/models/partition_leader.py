@@ -1,14 +1,16 @@
-"""What a partition's leader decides about each batch of an idempotent or transactional producer (docs/producers.md, The leader's table).
+"""What a partition's leader decides about each batch of an idempotent or transactional producer
+(docs/producers.md, The leader's table).
 
-A pure fold: events of one partition in, rows and verdicts out. Time is in the events. The rows of a partition:
+A pure fold: events of one partition in, rows and verdicts out. Time is in the events. The rows of a
+partition:
 
     p/<producer id>           its epoch, last batches, open transaction
     v/<producer id>           a transaction's verification that has begun here and has not yet led to a write
     a/<offset of the marker>  an aborted transaction
     log                       where the log ends and which transactions hold readers of committed records back
 
-`decide` looks at one producer's row and one batch; `lead` keeps the rows. Sequences are compared as Kafka does: whole batches, the last
-five of them, 2147483647 followed by 0.
+`decide` looks at one producer's row and one batch; `lead` keeps the rows. Sequences are compared as Kafka
+does: whole batches, the last five of them, 2147483647 followed by 0.
 """
 
 from __future__ import annotations
@@ -54,7 +56,9 @@ from holdfast.core.kafka.sequences import NO_EPOCH, NO_SEQUENCE, advance, follow
 _NEW = ProducerEntry()
 
 
-def decide(entry: ProducerEntry | None, batch: Append, verification: Verification | None = None) -> AppendVerdict:
+def decide(
+    entry: ProducerEntry | None, batch: Append, verification: Verification | None = None
+) -> AppendVerdict:
     """Return what the leader answers to *batch*; the first row of the table that applies decides.
 
     >>> one = CachedBatch(0, 2, 10, 12, 0)
@@ -70,15 +74,30 @@ def decide(entry: ProducerEntry | None, batch: Append, verification: Verificatio
             if (each.first_sequence, each.last_sequence) == (batch.first_sequence, batch.last_sequence):
                 return _verdict(Outcome.DUPLICATE, 1, batch, each)
     unknown_transaction = batch.transactional and not (open_here and known.epoch == batch.epoch)
-    if batch.origin is not Origin.REPLICATION and unknown_transaction and not (batch.verified and verification is not None):
-        return _refused(2, Code.INVALID_TXN_STATE, batch, "no transaction of this producer is open here, nor was one verified")
+    if (
+        batch.origin is not Origin.REPLICATION
+        and unknown_transaction
+        and not (batch.verified and verification is not None)
+    ):
+        return _refused(
+            2,
+            Code.INVALID_TXN_STATE,
+            batch,
+            "no transaction of this producer is open here, nor was one verified",
+        )
     if batch.epoch < known.epoch and batch.origin is not Origin.REPLICATION:
-        return _refused(3, Code.INVALID_PRODUCER_EPOCH, batch, f"epoch {batch.epoch} was replaced by {known.epoch}")
+        return _refused(
+            3, Code.INVALID_PRODUCER_EPOCH, batch, f"epoch {batch.epoch} was replaced by {known.epoch}"
+        )
     rule = _sequence_rule(known, batch, verification) if client else 0
     if rule in _OUT_OF_ORDER:
-        return _refused(rule, Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, _expected(rule, known, batch, verification))
+        return _refused(
+            rule, Code.OUT_OF_ORDER_SEQUENCE_NUMBER, batch, _expected(rule, known, batch, verification)
+        )
     if open_here and not batch.transactional:
-        return _refused(11, Code.INVALID_TXN_STATE, batch, "a write outside of the producer's open transaction")
+        return _refused(
+            11, Code.INVALID_TXN_STATE, batch, "a write outside of the producer's open transaction"
+        )
     return _verdict(Outcome.ACCEPTED, rule, batch, None)
 
 
@@ -112,26 +131,43 @@ def decide_marker(entry: ProducerEntry | None, marker: EndMarker) -> AppendVerdi
     known = _NEW if entry is None else entry
     checked = marker.origin is not Origin.REPLICATION
     if marker.epoch < known.epoch and checked:
-        return _refused(12, Code.INVALID_PRODUCER_EPOCH, marker, f"epoch {marker.epoch} was replaced by {known.epoch}")
+        return _refused(
+            12, Code.INVALID_PRODUCER_EPOCH, marker, f"epoch {marker.epoch} was replaced by {known.epoch}"
+        )
     if marker.coordinator_epoch < known.coordinator_epoch and checked:
         text = f"coordinator epoch {marker.coordinator_epoch} was replaced by {known.coordinator_epoch}"
         return _refused(12, Code.TRANSACTION_COORDINATOR_FENCED, marker, text)
     return _verdict(Outcome.ACCEPTED, 13 if marker.epoch > known.epoch else 12, marker, None)
 
 
-def _verdict(outcome: Outcome, rule: int, event: Append | EndMarker, where: CachedBatch | None) -> AppendVerdict:
+def _verdict(
+    outcome: Outcome, rule: int, event: Append | EndMarker, where: CachedBatch | None
+) -> AppendVerdict:
     if where is not None:
         first, last, at_ms = where.first_offset, where.last_offset, where.max_timestamp_ms
     elif isinstance(event, Append):
         first, last, at_ms = event.base_offset, event.last_offset, event.timestamp_ms
     else:
         first, last, at_ms = event.offset, event.offset, event.timestamp_ms
-    return AppendVerdict(outcome=outcome, rule=rule, producer_id=event.producer_id, base_offset=first, last_offset=last, timestamp_ms=at_ms)
+    return AppendVerdict(
+        outcome=outcome,
+        rule=rule,
+        producer_id=event.producer_id,
+        base_offset=first,
+        last_offset=last,
+        timestamp_ms=at_ms,
+    )
 
 
 def _refused(rule: int, code: Code, event: Append | EndMarker, reason: str) -> AppendVerdict:
     return AppendVerdict(
-        outcome=Outcome.REFUSED, rule=rule, producer_id=event.producer_id, base_offset=-1, last_offset=-1, error=code, reason=reason
+        outcome=Outcome.REFUSED,
+        rule=rule,
+        producer_id=event.producer_id,
+        base_offset=-1,
+        last_offset=-1,
+        error=code,
+        reason=reason,
     )
 
 
@@ -139,7 +175,10 @@ def _refused(rule: int, code: Code, event: Append | EndMarker, reason: str) -> A
 
 
 def lead(rows: Rows[LeaderRow], event: LeaderEvent) -> AppendVerdict | None:
-    """Apply *event* to the partition's rows and return the verdict on a batch or marker. What is refused changes nothing."""
+    """Apply *event* to the partition's rows and return the verdict on a batch or marker.
+
+    What is refused changes nothing.
+    """
     match event:
         case Append():
             return _append(rows, event)
@@ -157,7 +196,10 @@ def lead(rows: Rows[LeaderRow], event: LeaderEvent) -> AppendVerdict | None:
 
 
 def fold_leader(rows: Rows[LeaderRow], event: LeaderEvent, at_ms: int) -> Emits:
-    """Apply *event* as a processor's fold does: a verdict shows in what it changed. The events carry their own times."""
+    """Apply *event* as a processor's fold does: a verdict shows in what it changed.
+
+    The events carry their own times.
+    """
     lead(rows, event)
     return None
 
@@ -187,7 +229,9 @@ def _append(rows: Rows[LeaderRow], batch: Append) -> AppendVerdict:
         return verdict
     known, log = _NEW if entry is None else entry, log_of(rows)
     kept = known.batches if known.epoch == batch.epoch else ()
-    added = CachedBatch(batch.first_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.timestamp_ms)
+    added = CachedBatch(
+        batch.first_sequence, batch.last_sequence, batch.base_offset, batch.last_offset, batch.timestamp_ms
+    )
     begins = batch.transactional and known.txn_first_offset is None
     rows[producer_key(batch.producer_id)] = ProducerEntry(
         batch.epoch,
@@ -223,8 +267,12 @@ def _end(rows: Rows[LeaderRow], marker: EndMarker) -> AppendVerdict:
         unreplicated = tuple(sorted((*unreplicated, done), key=lambda each: each.first_offset))
         if not marker.commit:
             stable = ongoing[0].first_offset if ongoing else marker.offset + 1
-            rows[aborted_key(marker.offset)] = AbortedTransaction(marker.producer_id, done.first_offset, marker.offset, stable)
-    rows[LOG_KEY] = msgspec.structs.replace(log, end_offset=marker.offset + 1, ongoing=ongoing, unreplicated=unreplicated)
+            rows[aborted_key(marker.offset)] = AbortedTransaction(
+                marker.producer_id, done.first_offset, marker.offset, stable
+            )
+    rows[LOG_KEY] = msgspec.structs.replace(
+        log, end_offset=marker.offset + 1, ongoing=ongoing, unreplicated=unreplicated
+    )
     return verdict
 
 
@@ -243,8 +291,12 @@ def _verify(rows: Rows[LeaderRow], event: VerificationBegun) -> None:
 
 def _replicated(rows: Rows[LeaderRow], event: HighWatermark) -> None:
     log = log_of(rows)
-    waiting = tuple(each for each in log.unreplicated if each.last_offset is not None and each.last_offset >= event.offset)
-    rows[LOG_KEY] = msgspec.structs.replace(log, high_watermark=max(log.high_watermark, event.offset), unreplicated=waiting)
+    waiting = tuple(
+        each for each in log.unreplicated if each.last_offset is not None and each.last_offset >= event.offset
+    )
+    rows[LOG_KEY] = msgspec.structs.replace(
+        log, high_watermark=max(log.high_watermark, event.offset), unreplicated=waiting
+    )
 
 
 def _sweep(rows: Rows[LeaderRow], event: Sweep) -> None:
@@ -260,12 +312,18 @@ def _sweep(rows: Rows[LeaderRow], event: Sweep) -> None:
 
 
 def is_expired(entry: ProducerEntry, now_ms: int, expiration_ms: int = EXPIRATION_MS) -> bool:
-    """Return whether a sweep at *now_ms* forgets the producer: idle for long enough, and no transaction open."""
+    """Return whether a sweep at *now_ms* forgets the producer: idle for long enough, and no transaction
+    open.
+    """
     return entry.txn_first_offset is None and now_ms - entry.last_timestamp_ms >= expiration_ms
 
 
-def has_late_transaction(rows: Rows[LeaderRow], now_ms: int, max_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS) -> bool:
-    """Return whether the oldest open transaction has been silent for longer than any may be: it probably hangs."""
+def has_late_transaction(
+    rows: Rows[LeaderRow], now_ms: int, max_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS
+) -> bool:
+    """Return whether the oldest open transaction has been silent for longer than any may be: it probably
+    hangs.
+    """
     log = log_of(rows)
     if not log.ongoing:
         return False

@@ -1,7 +1,8 @@
-"""InitProducerId version 0 and Produce version 5, requests and responses, byte for byte: what an idempotent producer says (KIP-98).
+"""InitProducerId version 0 and Produce version 5, requests and responses, byte for byte: what an idempotent
+producer says (KIP-98).
 
-holdfast does not talk this protocol itself (its clients do); this reads captures, and shows what they mean. Each frame begins with its
-size, as on the wire.
+holdfast does not talk this protocol itself (its clients do); this reads captures, and shows what they mean.
+Each frame begins with its size, as on the wire.
 """
 
 from __future__ import annotations
@@ -23,7 +24,9 @@ T = TypeVar("T")
 
 
 class InitProducerIdRequest(msgspec.Struct, frozen=True, kw_only=True):
-    """A producer asks for its id; with *transactional_id* for the one it has had, and an epoch that fences older ones."""
+    """A producer asks for its id; with *transactional_id* for the one it has had, and an epoch that fences
+    older ones.
+    """
 
     correlation_id: int
     client_id: str | None
@@ -108,7 +111,9 @@ def _framed(data: bytes, what: str) -> WireReader:
 
 
 def decode_request(data: bytes) -> Request:
-    """Return the request in *data*, its size included; WireError for another API or version, and for bytes that do not fit."""
+    """Return the request in *data*, its size included; WireError for another API or version, and for bytes
+    that do not fit.
+    """
     reader = _framed(data, "a request")
     key, version = reader.int16("api_key"), reader.int16("api_version")
     correlation_id, client_id = reader.int32("correlation_id"), reader.string("client_id", nullable=True)
@@ -145,7 +150,9 @@ def _array(reader: WireReader, what: str, least_bytes: int, read: Callable[[Wire
 
 
 def _produce_topic(reader: WireReader) -> ProduceTopic:
-    return ProduceTopic(topic=reader.text("topic"), partitions=_array(reader, "partitions", 8, _produce_partition))
+    return ProduceTopic(
+        topic=reader.text("topic"), partitions=_array(reader, "partitions", 8, _produce_partition)
+    )
 
 
 def _produce_partition(reader: WireReader) -> ProducePartition:
@@ -165,7 +172,10 @@ def _produce_partition(reader: WireReader) -> ProducePartition:
 
 
 def decode_init_producer_id_response(data: bytes) -> InitProducerIdResponse:
-    """Return the response in *data*, its size included. A response does not say what it answers: the caller knows."""
+    """Return the response in *data*, its size included.
+
+    A response does not say what it answers: the caller knows.
+    """
     reader = _framed(data, "a response")
     response = InitProducerIdResponse(
         correlation_id=reader.int32("correlation_id"),
@@ -191,7 +201,9 @@ def decode_produce_response(data: bytes) -> ProduceResponse:
 
 
 def _produced_topic(reader: WireReader) -> ProducedTopic:
-    return ProducedTopic(topic=reader.text("topic"), partitions=_array(reader, "partitions", 30, _produced_partition))
+    return ProducedTopic(
+        topic=reader.text("topic"), partitions=_array(reader, "partitions", 30, _produced_partition)
+    )
 
 
 def _produced_partition(reader: WireReader) -> ProducedPartition:

@@ -1,7 +1,9 @@
-"""What a transaction coordinator decides (docs/producers.md, The coordinator): ids and epochs, transactions and their ends.
+"""What a transaction coordinator decides (docs/producers.md, The coordinator): ids and epochs, transactions
+and their ends.
 
-A pure fold: commands in, rows and answers out. Each transactional id has a row `t/<id>`; `ids` holds the next producer id. A transition
-is applied at once; a coordinator that first writes it elsewhere says so with `TransitionPending`, and is asked to wait meanwhile.
+A pure fold: commands in, rows and answers out. Each transactional id has a row `t/<id>`; `ids` holds the next
+producer id. A transition is applied at once; a coordinator that first writes it elsewhere says so with
+`TransitionPending`, and is asked to wait meanwhile.
 """
 
 from __future__ import annotations
@@ -50,7 +52,11 @@ def _error(code: Code) -> CoordinatorReply:
 
 
 def coordinate(
-    rows: Rows[CoordinatorRow], command: CoordinatorCommand, at_ms: int, *, max_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS
+    rows: Rows[CoordinatorRow],
+    command: CoordinatorCommand,
+    at_ms: int,
+    *,
+    max_timeout_ms: int = MAX_TRANSACTION_TIMEOUT_MS,
 ) -> CoordinatorReply:
     """Apply *command* at log time *at_ms* and return the answer; what is refused changes nothing."""
     match command:
@@ -82,7 +88,9 @@ def transaction_of(rows: Rows[CoordinatorRow], transactional_id: str) -> Transac
 
 def _put(rows: Rows[CoordinatorRow], transactional_id: str, before: Transaction, after: Transaction) -> None:
     steps = (before.state, after.state)
-    assert before.state in ALLOWED_PREVIOUS[after.state], f"{transactional_id}: no way from {steps[0].name} to {steps[1].name}"
+    assert before.state in ALLOWED_PREVIOUS[after.state], (
+        f"{transactional_id}: no way from {steps[0].name} to {steps[1].name}"
+    )
     rows[transaction_key(transactional_id)] = after
 
 
@@ -97,7 +105,9 @@ def _next_id(rows: Rows[CoordinatorRow]) -> int:
 # -- ids and epochs
 
 
-def _init(rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_timeout_ms: int) -> CoordinatorReply:
+def _init(
+    rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_timeout_ms: int
+) -> CoordinatorReply:
     transactional_id = command.transactional_id
     if transactional_id is None:
         return CoordinatorReply(producer_id=_next_id(rows), epoch=0)
@@ -115,7 +125,8 @@ def _init(rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_t
     if known.state in PREPARED:
         return _error(Code.CONCURRENT_TRANSACTIONS)
     if known.state is _S.ONGOING:
-        # The new epoch is never told: the producer asks again when the abort is through, and gets the one after.
+        # The new epoch is never told: the producer asks again when the abort is through, and gets the one
+        # after.
         _put(rows, transactional_id, known, _fenced(known, at_ms))
         return CoordinatorReply(error=Code.CONCURRENT_TRANSACTIONS, touched=(transactional_id,))
     expected_epoch = None if command.expected is None else command.expected[1]
@@ -133,14 +144,22 @@ def _init(rows: Rows[CoordinatorRow], command: InitProducerId, at_ms: int, max_t
             return _error(Code.PRODUCER_FENCED)
         after = msgspec.structs.replace(known, epoch=epochs[0], last_epoch=epochs[1])
     after = msgspec.structs.replace(
-        after, state=_S.EMPTY, timeout_ms=command.timeout_ms, partitions=(), started_ms=-1, updated_ms=at_ms, next_producer_id=NO_ID
+        after,
+        state=_S.EMPTY,
+        timeout_ms=command.timeout_ms,
+        partitions=(),
+        started_ms=-1,
+        updated_ms=at_ms,
+        next_producer_id=NO_ID,
     )
     _put(rows, transactional_id, known, after)
     return CoordinatorReply(producer_id=after.producer_id, epoch=after.epoch, touched=(transactional_id,))
 
 
 def _may_go_on(known: Transaction, producer_id: int, epoch: int) -> bool:
-    """A producer that says who it is must be the current one, or one that has not heard of its own last change of id."""
+    """A producer that says who it is must be the current one, or one that has not heard of its own last
+    change of id.
+    """
     return (
         known.epoch == NO_EPOCH
         or producer_id == known.producer_id
@@ -160,10 +179,17 @@ def _next_epoch(known: Transaction, expected: int | None) -> tuple[int, int] | N
 
 
 def _fenced(known: Transaction, at_ms: int) -> Transaction:
-    """Return the transaction in a new epoch, to be aborted: through PREPARE_EPOCH_FENCE, which is never written."""
+    """Return the transaction in a new epoch, to be aborted: through PREPARE_EPOCH_FENCE, which is never
+    written.
+    """
     assert known.epoch < MAX_EPOCH, f"epoch {known.epoch} cannot be fenced: there is none after it"
     return msgspec.structs.replace(
-        known, epoch=known.epoch + 1, last_epoch=NO_EPOCH, state=_S.PREPARE_ABORT, pending_state=None, updated_ms=at_ms
+        known,
+        epoch=known.epoch + 1,
+        last_epoch=NO_EPOCH,
+        state=_S.PREPARE_ABORT,
+        pending_state=None,
+        updated_ms=at_ms,
     )
 
 
@@ -217,12 +243,20 @@ def _end(rows: Rows[CoordinatorRow], command: EndTransaction, at_ms: int) -> Coo
         return _error(Code.INVALID_PRODUCER_ID_MAPPING)
     own_epochs = command.client_version >= EPOCH_PER_TRANSACTION
     if own_epochs and known.pending_state is not None:
-        # First of all: what is pending may be the change of producer id that the checks below would stumble over.
+        # First of all: what is pending may be the change of producer id that the checks below would stumble
+        # over.
         return _error(Code.CONCURRENT_TRANSACTIONS)
-    over = own_epochs and command.producer_id == known.previous_producer_id and command.epoch == EXHAUSTED_EPOCH and known.epoch == 0
+    over = (
+        own_epochs
+        and command.producer_id == known.previous_producer_id
+        and command.epoch == EXHAUSTED_EPOCH
+        and known.epoch == 0
+    )
     if known.producer_id != command.producer_id and not over:
         return _error(Code.INVALID_PRODUCER_ID_MAPPING)
-    again = over or (own_epochs and known.epoch == command.epoch + 1 and known.state in PREPARED | MAY_EXPIRE - {_S.EMPTY})
+    again = over or (
+        own_epochs and known.epoch == command.epoch + 1 and known.state in PREPARED | MAY_EXPIRE - {_S.EMPTY}
+    )
     if not again and (known.epoch != command.epoch or (own_epochs and known.state in PREPARED)):
         return _error(Code.PRODUCER_FENCED)
     if known.pending_state is not None:
@@ -231,7 +265,9 @@ def _end(rows: Rows[CoordinatorRow], command: EndTransaction, at_ms: int) -> Coo
         after = _prepared(rows, known, command, at_ms)
         _put(rows, command.transactional_id, known, after)
         return _told(after, command.transactional_id)
-    wanted = (_S.PREPARE_COMMIT, _S.COMPLETE_COMMIT) if command.commit else (_S.PREPARE_ABORT, _S.COMPLETE_ABORT)
+    wanted = (
+        (_S.PREPARE_COMMIT, _S.COMPLETE_COMMIT) if command.commit else (_S.PREPARE_ABORT, _S.COMPLETE_ABORT)
+    )
     if known.state is wanted[0]:
         return _error(Code.CONCURRENT_TRANSACTIONS)
     if known.state is wanted[1] and again is own_epochs:
@@ -239,18 +275,26 @@ def _end(rows: Rows[CoordinatorRow], command: EndTransaction, at_ms: int) -> Coo
     return _error(Code.INVALID_TXN_STATE)
 
 
-def _prepared(rows: Rows[CoordinatorRow], known: Transaction, command: EndTransaction, at_ms: int) -> Transaction:
+def _prepared(
+    rows: Rows[CoordinatorRow], known: Transaction, command: EndTransaction, at_ms: int
+) -> Transaction:
     state = _S.PREPARE_COMMIT if command.commit else _S.PREPARE_ABORT
-    after = msgspec.structs.replace(known, state=state, updated_ms=at_ms, client_version=command.client_version)
+    after = msgspec.structs.replace(
+        known, state=state, updated_ms=at_ms, client_version=command.client_version
+    )
     if command.client_version < EPOCH_PER_TRANSACTION:
         return after
     # The markers carry the new epoch, so that nothing of this transaction can be written behind them.
     next_id = _next_id(rows) if known.is_exhausted else NO_ID
-    return msgspec.structs.replace(after, epoch=known.epoch + 1, last_epoch=known.epoch, next_producer_id=next_id)
+    return msgspec.structs.replace(
+        after, epoch=known.epoch + 1, last_epoch=known.epoch, next_producer_id=next_id
+    )
 
 
 def _told(known: Transaction, *touched: str) -> CoordinatorReply:
-    """Return the id and epoch that a client goes on with: behind the last epoch of an id comes the next id."""
+    """Return the id and epoch that a client goes on with: behind the last epoch of an id comes the next
+    id.
+    """
     if known.next_producer_id != NO_ID:
         return CoordinatorReply(producer_id=known.next_producer_id, epoch=0, touched=touched)
     return CoordinatorReply(producer_id=known.producer_id, epoch=known.epoch, touched=touched)
@@ -264,7 +308,11 @@ def _complete(rows: Rows[CoordinatorRow], command: MarkersWritten, at_ms: int) -
     after = msgspec.structs.replace(known, state=state, partitions=(), updated_ms=at_ms, pending_state=None)
     if known.next_producer_id != NO_ID:
         after = msgspec.structs.replace(
-            after, producer_id=known.next_producer_id, previous_producer_id=known.producer_id, next_producer_id=NO_ID, epoch=0
+            after,
+            producer_id=known.next_producer_id,
+            previous_producer_id=known.producer_id,
+            next_producer_id=NO_ID,
+            epoch=0,
         )
     _put(rows, command.transactional_id, known, after)
     return _told(after, command.transactional_id)
@@ -276,7 +324,9 @@ def _pend(rows: Rows[CoordinatorRow], command: TransitionPending) -> Coordinator
         return _error(Code.INVALID_PRODUCER_ID_MAPPING)
     if command.state is not None and known.state not in ALLOWED_PREVIOUS[command.state]:
         return _error(Code.INVALID_TXN_STATE)
-    rows[transaction_key(command.transactional_id)] = msgspec.structs.replace(known, pending_state=command.state)
+    rows[transaction_key(command.transactional_id)] = msgspec.structs.replace(
+        known, pending_state=command.state
+    )
     return CoordinatorReply(touched=(command.transactional_id,))
 
 
@@ -300,7 +350,11 @@ def _abort_timed_out(rows: Rows[CoordinatorRow], at_ms: int) -> CoordinatorReply
 def _expire(rows: Rows[CoordinatorRow], command: ExpireIds, at_ms: int) -> CoordinatorReply:
     touched = []
     for key, row in list(rows.scan("t/")):
-        if isinstance(row, Transaction) and row.state in MAY_EXPIRE and row.updated_ms <= at_ms - command.expiration_ms:
+        if (
+            isinstance(row, Transaction)
+            and row.state in MAY_EXPIRE
+            and row.updated_ms <= at_ms - command.expiration_ms
+        ):
             touched.append(key.removeprefix("t/"))
             del rows[key]  # through DEAD, which is never written either
     return CoordinatorReply(touched=tuple(touched))

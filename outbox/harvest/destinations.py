@@ -1,4 +1,6 @@
-"""Where rows go: how many partitions a topic has, which of them a row belongs to, which topics are not there."""
+"""Where rows go: how many partitions a topic has, which of them a row belongs to, which topics are not
+there.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,9 @@ METADATA_AGE_S = 60.0
 """A topic that grew is noticed this late; until then keys go where they went before."""
 METADATA_TIMEOUT_S = 2.0
 
-INTERNAL = frozenset(["__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"])
+INTERNAL = frozenset(
+    ["__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata"]
+)
 """Topics that brokers let nobody write to, though they tell of them as of any other."""
 
 
@@ -25,7 +29,12 @@ class Destinations:
     """Partitions of topics, as one client knows them. For one thread."""
 
     def __init__(
-        self, client: Any, *, uses_buckets: bool, may_write: Callable[[str], bool] = lambda topic: True, clock: Clock = system_clock
+        self,
+        client: Any,
+        *,
+        uses_buckets: bool,
+        may_write: Callable[[str], bool] = lambda topic: True,
+        clock: Clock = system_clock,
     ) -> None:
         self._client, self._clock, self._uses_buckets = client, clock, uses_buckets
         self._may_write = may_write
@@ -34,7 +43,9 @@ class Destinations:
         self._turns: dict[str, int] = {}
 
     def refusal(self, topic: str) -> KafkaError | None:
-        """Return why nothing can be written to *topic* now, None when it can; raises BrokerError when the broker does not say in time."""
+        """Return why nothing can be written to *topic* now, None when it can; raises BrokerError when the
+        broker does not say in time.
+        """
         if topic in INTERNAL:
             return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "it is a topic of the brokers' own")
         known = self._counts.get(topic)
@@ -47,11 +58,15 @@ class Destinations:
                 return error.args[0]  # type: ignore[no-any-return]
             if known is not None:
                 return None  # the broker is away; what was known a minute ago is the best there is
-            raise BrokerError(f"topic {topic}: {error.args[0].str()}; check that the broker is reachable") from error
+            raise BrokerError(
+                f"topic {topic}: {error.args[0].str()}; check that the broker is reachable"
+            ) from error
         if found.partitions:
             if not self._may_write(topic):
                 self._counts.pop(topic, None)
-                return KafkaError(KafkaError.TOPIC_AUTHORIZATION_FAILED, "this principal may see it and not write to it")
+                return KafkaError(
+                    KafkaError.TOPIC_AUTHORIZATION_FAILED, "this principal may see it and not write to it"
+                )
             self._counts[topic] = (len(found.partitions), self._clock.monotonic_s())
             return None
         # Also a topic that the broker is just creating: it has leaders a moment later.
@@ -67,7 +82,10 @@ class Destinations:
         self._counts.pop(topic, None)
 
     def of(self, rows: Iterable[OutboxRow]) -> list[Destination]:
-        """Return topic and partition of each row; every topic was found by `refusal` before. Rows without a key take turns by call."""
+        """Return topic and partition of each row; every topic was found by `refusal` before.
+
+        Rows without a key take turns by call.
+        """
         counts, partitioning = self.among(), self._partitioning
         of_key, of_bucket, uses_buckets = partitioning.of_key, partitioning.of_bucket, self._uses_buckets
         out: list[Destination] = []
@@ -80,7 +98,9 @@ class Destinations:
                 if key is None:
                     partition = turned.get(topic)
                     if partition is None:
-                        partition = turned[topic] = self._turns[topic] = (self._turns.get(topic, -1) + 1) % count
+                        partition = turned[topic] = self._turns[topic] = (
+                            self._turns.get(topic, -1) + 1
+                        ) % count
                 else:
                     partition = of_bucket(row.bucket, count) if uses_buckets else None
                     if partition is None:

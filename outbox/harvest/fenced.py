@@ -1,13 +1,17 @@
-"""Strategy `fenced`: rows and progress in one Kafka transaction, rows deleted afterwards; exactly once for readers of committed records.
+"""Strategy `fenced`: rows and progress in one Kafka transaction, rows deleted afterwards; exactly once for
+readers of committed records.
 
-    fence -> read progress -> delete what was published -> { take the lowest rows -> publish them with progress -> delete them }
+    fence -> read progress -> delete what was published -> { take the lowest rows -> publish them with
+    progress -> delete them }
 
-Whatever moment a leader dies at, the next one repairs it. Before the commit, nobody has seen the records and the rows are still there.
-After it, the progress record names the rows, and they are deleted before anything else is published. A leader that wakes up after its
-successor has fenced it can publish nothing more, and what it deletes was published: only published rows are ever deleted.
+Whatever moment a leader dies at, the next one repairs it. Before the commit, nobody has seen the records and
+the rows are still there. After it, the progress record names the rows, and they are deleted before anything
+else is published. A leader that wakes up after its successor has fenced it can publish nothing more, and what
+it deletes was published: only published rows are ever deleted.
 
-The rows of the next batch are taken while this one is being committed. They lie above it, and are taken only if nothing became visible
-below: a row that commits late has a lower id, and rows of its key may come after it.
+The rows of the next batch are taken while this one is being committed. They lie above it, and are taken only
+if nothing became visible below: a row that commits late has a lower id, and rows of its key may come after
+it.
 """
 
 from __future__ import annotations
@@ -37,14 +41,24 @@ ABORTS_IN_TURN = 5
 
 
 class FencedTerm:
-    """One term of one leader. `run` returns when it is over; whatever happens, what it leaves behind is repaired by the next one."""
+    """One term of one leader.
+
+    `run` returns when it is over; whatever happens, what it leaves behind is repaired by the next one.
+    """
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
         self._term, self._clock = term, clock
-        self._settings, self._desk, self._signals, self._stats = term.settings, term.desk, term.signals, term.stats
+        self._settings, self._desk, self._signals, self._stats = (
+            term.settings,
+            term.desk,
+            term.signals,
+            term.stats,
+        )
         self._books = Books(producer_name(term.settings.name, term.shard))
         self._size = BatchSize(
-            least=min(FIRST_ROWS, term.settings.batch_rows), most=term.settings.batch_rows, limit_bytes=term.settings.batch_bytes
+            least=min(FIRST_ROWS, term.settings.batch_rows),
+            most=term.settings.batch_rows,
+            limit_bytes=term.settings.batch_bytes,
         )
         self._refusals = Refusals(term, clock)
         self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
@@ -88,7 +102,11 @@ class FencedTerm:
         )
         publisher.fence(signals.stopping)
         records = read_progress(
-            settings.kafka.consumer(), settings.progress_topic, books, stopping=signals.stopping, timeout_s=settings.commit_timeout_s
+            settings.kafka.consumer(),
+            settings.progress_topic,
+            books,
+            stopping=signals.stopping,
+            timeout_s=settings.commit_timeout_s,
         )
         books.begin()
         found = sorted(books.published)
@@ -139,7 +157,9 @@ class FencedTerm:
         self._settle()
 
     def _is_watched(self, rows: Sequence[OutboxRow]) -> bool:
-        """Return whether somebody else is at work on the table, so that *rows* must be left to him for now."""
+        """Return whether somebody else is at work on the table, so that *rows* must be left to him for
+        now.
+        """
         foreign = self._foreign
         if foreign is None:
             return False
@@ -202,7 +222,9 @@ class FencedTerm:
         self._refusals.ended()
 
     def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
-        """Yield *rows* in order, those apart that failed before; what cannot be published at all is dealt with on the way."""
+        """Yield *rows* in order, those apart that failed before; what cannot be published at all is dealt
+        with on the way.
+        """
         plain: list[OutboxRow] = []
         for row in rows:
             flaw = row.flaw
@@ -220,7 +242,9 @@ class FencedTerm:
         yield plain
 
     def _publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> None:
-        """Publish *rows* but those whose key is blocked; what Kafka refuses is found and held, and the others are published."""
+        """Publish *rows* but those whose key is blocked; what Kafka refuses is found and held, and the
+        others are published.
+        """
         todo = [rows]
         while todo:
             part = self._refusals.unblocked(todo.pop())
@@ -237,7 +261,9 @@ class FencedTerm:
             meanwhile = None
 
     def _commit(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None) -> int:
-        """Publish *rows* in one transaction, again when it comes to nothing for a reason that passes; return how many it took."""
+        """Publish *rows* in one transaction, again when it comes to nothing for a reason that passes;
+        return how many it took.
+        """
         publisher = self._require_publisher()
         turn = 0
         while True:
@@ -291,8 +317,8 @@ class FencedTerm:
     def _isolated(self, rows: Sequence[OutboxRow], refused: RowsRefused) -> list[Sequence[OutboxRow]]:
         """Hold those of *rows* that are to blame, and return in which parts to publish the others.
 
-        A refused record takes its whole batch with it. So where several were in one, either the batch was too large, and will be cut
-        smaller; or they are halved until one is alone.
+        A refused record takes its whole batch with it. So where several were in one, either the batch was too
+        large, and will be cut smaller; or they are halved until one is alone.
         """
         self._stats.refused += 1
         self._settle()
@@ -316,12 +342,19 @@ class FencedTerm:
 
     def _halved(self, rows: Sequence[OutboxRow], refused: RowsRefused) -> list[Sequence[OutboxRow]]:
         at = self._require_publisher().destinations.of(rows)
-        suspects = [row for row, destination in zip(rows, at, strict=True) if destination in refused.destinations and row.key is not None]
+        suspects = [
+            row
+            for row, destination in zip(rows, at, strict=True)
+            if destination in refused.destinations and row.key is not None
+        ]
         if not suspects or len(suspects) == len(rows):
             middle = len(rows) // 2
             return [rows[:middle], rows[middle:]]
         ids = {row.id for row in suspects}
-        return [[row for row in rows if row.id not in ids], suspects]  # keys of other partitions, so no order is broken
+        return [
+            [row for row in rows if row.id not in ids],
+            suspects,
+        ]  # keys of other partitions, so no order is broken
 
     def _require_publisher(self) -> Publisher:
         assert self._publisher is not None

@@ -1,8 +1,9 @@
-"""Marks of others in the table of a `fenced` harvester: reapers (or harvesters of strategy `mark`) that still run publish the same rows.
+"""Marks of others in the table of a `fenced` harvester: reapers (or harvesters of strategy `mark`) that still
+run publish the same rows.
 
-A reaper marks rows, publishes and deletes them. It heeds no marks but its own, so nothing in the table can keep it off; what can be done
-is to see it at work and to leave the rows to it. Marks that stand still are what a reaper left behind when it ended: after a while these
-rows are published as all others.
+A reaper marks rows, publishes and deletes them. It heeds no marks but its own, so nothing in the table can
+keep it off; what can be done is to see it at work and to leave the rows to it. Marks that stand still are
+what a reaper left behind when it ended: after a while these rows are published as all others.
 """
 
 from __future__ import annotations

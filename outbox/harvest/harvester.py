@@ -1,9 +1,11 @@
-"""A harvester: takes part in the election of an outbox's shards and leads those it is given, by the strategy it is told.
+"""A harvester: takes part in the election of an outbox's shards and leads those it is given, by the strategy
+it is told.
 
     with Harvester(HarvestSettings(database=url, kafka=settings, name="orders")) as harvester:
         harvester.wait()
 
-The same object runs inside Faust workers (holdfast.agents.services.harvester) and alone (`holdfast outbox harvest`).
+The same object runs inside Faust workers (holdfast.agents.services.harvester) and alone (`holdfast outbox
+harvest`).
 """
 
 from __future__ import annotations
@@ -109,7 +111,9 @@ class Harvester:
         return over
 
     def stop(self, timeout_s: float = STOP_S) -> None:
-        """Finish what was begun, give the shards back and leave; returns within *timeout_s*, also when nothing answers any more."""
+        """Finish what was begun, give the shards back and leave; returns within *timeout_s*, also when
+        nothing answers any more.
+        """
         deadline_s = self._clock.monotonic_s() + timeout_s
         for leader in self._running():
             leader.signals.stop()
@@ -171,7 +175,9 @@ class Harvester:
             signals.nudged.set()
 
     def is_settled(self, shard: int, verb: Verb) -> bool:
-        """Return whether the term has begun (or says why it cannot) and, for a pause, whether nothing is on its way any more."""
+        """Return whether the term has begun (or says why it cannot) and, for a pause, whether nothing is
+        on its way any more.
+        """
         stats = self.stats[shard]
         with self._lock:
             leader = self._leaders.get(shard)
@@ -223,7 +229,9 @@ class Harvester:
             self._tell(signals)
             before = self._leaders.get(role)
             leader = self._leaders[role] = _Leader(leadership, signals)
-            leader.thread = threading.Thread(target=self._lead, args=(leader, before), name=f"holdfast-outbox-{role}", daemon=True)
+            leader.thread = threading.Thread(
+                target=self._lead, args=(leader, before), name=f"holdfast-outbox-{role}", daemon=True
+            )
         leader.thread.start()
 
     def revoked(self, leaderships: Sequence[Leadership], deadline_s: float) -> None:
@@ -236,7 +244,11 @@ class Harvester:
             leader.thread.join(max(0.0, deadline_s - CLOSE_S - self._clock.monotonic_s()))
         late = [leader for leader in mine if leader.thread.is_alive()]
         for leader in late:
-            logger.warning("outbox %s: shard %d is left unfinished; its next leader repairs it", self.settings.name, leader.leadership.role)
+            logger.warning(
+                "outbox %s: shard %d is left unfinished; its next leader repairs it",
+                self.settings.name,
+                leader.leadership.role,
+            )
             leader.cut()
         for leader in late:
             leader.thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
@@ -279,7 +291,11 @@ class Harvester:
             STRATEGIES[self.settings.strategy](term).run()
         except Exception as error:
             logger.exception("outbox %s: shard %d cannot be led", self.settings.name, role)
-            self.error = error if isinstance(error, HoldfastError) else HoldfastError(f"shard {role} of {self.settings.name}: {error!r}")
+            self.error = (
+                error
+                if isinstance(error, HoldfastError)
+                else HoldfastError(f"shard {role} of {self.settings.name}: {error!r}")
+            )
             self._over.set()  # a bug: whoever runs this must hear of it rather than see nothing published
         finally:
             stats.leading = False

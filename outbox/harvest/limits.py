@@ -1,7 +1,9 @@
-"""What topics take: whose records, and how large a batch of them may be, asked of the broker and learned from what it refuses.
+"""What topics take: whose records, and how large a batch of them may be, asked of the broker and learned from
+what it refuses.
 
-A broker refuses a batch that is larger than its topic's `max.message.bytes`, with every record in it, and the transaction they are in.
-So batches are cut below the limit, and a record that is larger by itself is known before it costs anybody a transaction.
+A broker refuses a batch that is larger than its topic's `max.message.bytes`, with every record in it, and the
+transaction they are in. So batches are cut below the limit, and a record that is larger by itself is known
+before it costs anybody a transaction.
 """
 
 from __future__ import annotations
@@ -28,7 +30,9 @@ FRESH_S = 1.0
 """No record is called too large by a limit that is older."""
 ASK_S = 2.0
 CLIENT_BATCH_BYTES = 1_000_000
-"""librdkafka's default of `batch.size`: what it puts into one batch, but for a record that is larger by itself."""
+"""librdkafka's default of `batch.size`: what it puts into one batch, but for a record that is larger by
+itself.
+"""
 LEARNED_SHARE = 4
 """Batches are cut to this part of one that was refused, where nobody says what the limit is."""
 
@@ -58,7 +62,9 @@ def most_bytes(row: OutboxRow, stamps_bytes: int) -> int:
 
 
 class Rounds:
-    """Cuts the records of one batch into rounds: in each, what goes to a partition fits one batch of its topic."""
+    """Cuts the records of one batch into rounds: in each, what goes to a partition fits one batch of its
+    topic.
+    """
 
     def __init__(self, limits: Mapping[str, int], stamps_bytes: int) -> None:
         """*limits* are those of the topics that need cutting."""
@@ -66,7 +72,9 @@ class Rounds:
         self._filled: dict[tuple[str, int], int] = {}
 
     def ends_before(self, row: OutboxRow, destination: tuple[str, int]) -> bool:
-        """Return whether what came before *row* must be with the broker first; *row* is the next of a round either way."""
+        """Return whether what came before *row* must be with the broker first; *row* is the next of a
+        round either way.
+        """
         limit = self._limits.get(destination[0])
         if limit is None:
             return False
@@ -83,7 +91,9 @@ class Rounds:
 class TopicLimits:
     """The limits of topics, as far as the broker tells or its refusals show. For one thread; `close` it."""
 
-    def __init__(self, client: Mapping[str, Any], producer: Mapping[str, Any], clock: Clock = system_clock) -> None:
+    def __init__(
+        self, client: Mapping[str, Any], producer: Mapping[str, Any], clock: Clock = system_clock
+    ) -> None:
         self._client, self._clock = client, clock
         self._admin: Any = None
         self._told: dict[str, tuple[int, float]] = {}
@@ -97,7 +107,9 @@ class TopicLimits:
         """Whether a record's size on the wire is known only once it was sent."""
 
     def look(self, topics: Iterable[str]) -> None:
-        """See to it that the limits of *topics* are known: waits for those that were never asked for, not for those that grew old."""
+        """See to it that the limits of *topics* are known: waits for those that were never asked for, not
+        for those that grew old.
+        """
         now_s = self._clock.monotonic_s()
         old = [topic for topic in topics if now_s - self._asked_s.get(topic, -AGE_S) >= AGE_S]
         if old:
@@ -106,7 +118,9 @@ class TopicLimits:
             self._collect([topic for topic in self._asking if topic not in self._told])
 
     def limit(self, topic: str) -> int | None:
-        """Return how many bytes a batch for *topic* may have, as the broker said last; None where it does not say."""
+        """Return how many bytes a batch for *topic* may have, as the broker said last; None where it does
+        not say.
+        """
         found = self._told.get(topic)
         return None if found is None else found[0]
 
@@ -123,7 +137,8 @@ class TopicLimits:
     def may_write(self, topic: str) -> bool:
         """Return whether this principal may write to *topic*; also True where the broker does not say.
 
-        The broker refuses a whole transaction with a record for a topic that may only be seen, and does not say which topic it was.
+        The broker refuses a whole transaction with a record for a topic that may only be seen, and does not
+        say which topic it was.
         """
         try:
             asked = self._admin_client().describe_topics(
@@ -136,12 +151,18 @@ class TopicLimits:
         return not allowed or AclOperation.WRITE in allowed
 
     def too_large(self, row: OutboxRow) -> str | None:
-        """Return why *row* can never be in its topic as that stands now; None where it may be, or nobody can tell.
+        """Return why *row* can never be in its topic as that stands now; None where it may be, or nobody can
+        tell.
 
-        Not told of rows that are small by key and value and were not refused before: most are, and counting headers takes time.
+        Not told of rows that are small by key and value and were not refused before: most are, and counting
+        headers takes time.
         """
         limit = self.limit(row.topic)
-        if limit is None or self.compresses or not (row.attempts or 2 * (len(row.value or b"") + len(row.key or b"")) > limit):
+        if (
+            limit is None
+            or self.compresses
+            or not (row.attempts or 2 * (len(row.value or b"") + len(row.key or b"")) > limit)
+        ):
             return None
         size = least_bytes(row)
         if size <= limit:
@@ -152,17 +173,25 @@ class TopicLimits:
         return f"MSG_SIZE_TOO_LARGE: the record is too large: it has {size} bytes, and topic {row.topic} takes {limit} ({CONFIG})"
 
     def cut(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return how large a batch may be for those of *topics* that take less than the client would put into one."""
+        """Return how large a batch may be for those of *topics* that take less than the client would put
+        into one.
+        """
         return {topic: size for topic in topics if (size := self._batch_bytes(topic)) < self._client_bytes}
 
     def _batch_bytes(self, topic: str) -> int:
-        return min(self.limit(topic) or self._client_bytes, self._learned.get(topic, self._client_bytes), self._client_bytes)
+        return min(
+            self.limit(topic) or self._client_bytes,
+            self._learned.get(topic, self._client_bytes),
+            self._client_bytes,
+        )
 
     def refused(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
-        """Take in that the broker has refused the batches of *rows* for their size, and return those rows that are to blame.
+        """Take in that the broker has refused the batches of *rows* for their size, and return those rows
+        that are to blame.
 
-        A row that was alone in its batch is. Otherwise the batch was too large: the broker is asked again what it takes, and where that is
-        no less than was known, batches are cut smaller from now on, until they fit or a row is alone.
+        A row that was alone in its batch is. Otherwise the batch was too large: the broker is asked again
+        what it takes, and where that is no less than was known, batches are cut smaller from now on, until
+        they fit or a row is alone.
         """
         alone = [row for row in rows if len(rows) == 1 or least_bytes(row) > self._batch_bytes(row.topic)]
         known = {row.topic: self._batch_bytes(row.topic) for row in rows}
@@ -173,7 +202,11 @@ class TopicLimits:
                 size = min(before, sum(most_bytes(row, 0) for row in rows if row.topic == topic))
                 if self._batch_bytes(topic) >= size:
                     self._learned[topic] = max(1, size // LEARNED_SHARE)
-                    logger.info("topic %s refused a batch of records: at most %d bytes in one from now on", topic, self._learned[topic])
+                    logger.info(
+                        "topic %s refused a batch of records: at most %d bytes in one from now on",
+                        topic,
+                        self._learned[topic],
+                    )
         return alone
 
     def _admin_client(self) -> Any:
@@ -207,7 +240,8 @@ class TopicLimits:
                 entry = future.result(max(0.0, until_s - self._clock.monotonic_s())).get(CONFIG)
                 self._told[topic] = int(entry.value), self._clock.monotonic_s()
             except (KafkaException, LateError, AttributeError, TypeError, ValueError) as error:
-                # Most often: this principal may not describe the topic. What it is refused tells as well, only later.
+                # Most often: this principal may not describe the topic. What it is refused tells as well,
+                # only later.
                 logger.info("topic %s does not tell its %s: %s", topic, CONFIG, error)
                 if code_of(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     self._told.pop(topic, None)

@@ -1,16 +1,18 @@
 """Strategy `mark`: goharvest's mark, publish, purge or reset; at least once, and the order of goharvest.
 
-    mark the lowest rows -> publish them -> delete those that were delivered, take the mark off those that were not
+    mark the lowest rows -> publish them -> delete those that were delivered, take the mark off those that
+    were not
 
-It publishes exactly what goharvest would (no headers of ours), to the table that goharvest has, and with `interop` in the election
-that goharvest's processes hold, so that they can be replaced one by one. What it does better is listed in docs/PROTOCOL.md.
+It publishes exactly what goharvest would (no headers of ours), to the table that goharvest has, and with
+`interop` in the election that goharvest's processes hold, so that they can be replaced one by one. What it
+does better is listed in docs/PROTOCOL.md.
 
-Order: rows of one key may be in flight together. The producer is idempotent and *gapless*: once a record is lost, nothing after it
-is appended, so a reader sees R0, R1, R1, R2 at worst, never R0, R2, R1. After a loss, what is left of the batch is published in ever
-smaller parts, until a row that is to blame is alone.
+Order: rows of one key may be in flight together. The producer is idempotent and *gapless*: once a record is
+lost, nothing after it is appended, so a reader sees R0, R1, R1, R2 at worst, never R0, R2, R1. After a loss,
+what is left of the batch is published in ever smaller parts, until a row that is to blame is alone.
 
-The rows of the next batch are marked, and those of the last one deleted, while this one is on its way. When anything in it fails, what
-was marked ahead is given back: rows of a key that has to wait may be among them.
+The rows of the next batch are marked, and those of the last one deleted, while this one is on its way. When
+anything in it fails, what was marked ahead is given back: rows of a key that has to wait may be among them.
 """
 
 from __future__ import annotations
@@ -44,11 +46,19 @@ FIRST_ROWS = 64
 
 
 class MarkTerm:
-    """One term of one leader. `run` returns when it is over; rows it leaves marked are marked anew by the next leader."""
+    """One term of one leader.
+
+    `run` returns when it is over; rows it leaves marked are marked anew by the next leader.
+    """
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
         self._term, self._clock = term, clock
-        self._settings, self._desk, self._signals, self._stats = term.settings, term.desk, term.signals, term.stats
+        self._settings, self._desk, self._signals, self._stats = (
+            term.settings,
+            term.desk,
+            term.signals,
+            term.stats,
+        )
         self._make_producer: Callable[[dict[str, Any]], Any] = term.clients.get("make_producer", Producer)
         most = min(term.settings.batch_rows, term.settings.in_flight_rows)
         self._size = BatchSize(least=min(FIRST_ROWS, most), most=most, limit_bytes=term.settings.batch_bytes)
@@ -79,12 +89,14 @@ class MarkTerm:
         self._lead()
 
     def _begin(self) -> None:
-        # Whether the last mark happened may be unknown. Marking under the same id would skip its rows; a new one takes them.
+        # Whether the last mark happened may be unknown. Marking under the same id would skip its rows; a new
+        # one takes them.
         self._leader_id = str(uuid.uuid4())
         self._ahead = self._purging = None
         self._held = self._refusals.lead()
         self._stats.epoch = self._held.epoch
-        # Published under another id of this process: these are this leader's to delete, whoever's mark they bear by now.
+        # Published under another id of this process: these are this leader's to delete, whoever's mark they
+        # bear by now.
         if self._delivered:
             self._desk.call(self._desk.rows.delete, sorted(self._delivered))
             self._delivered.clear()
@@ -122,7 +134,9 @@ class MarkTerm:
         """Return the rows to publish now, in order, and whether there are probably more."""
         ahead, self._ahead = self._ahead, None
         rows = ahead.result() if ahead is not None else []
-        if not rows and not (self._desk.quiet and self._desk.call(self._desk.rows.count, limit=1) == 0):  # one statement, not four
+        if not rows and not (
+            self._desk.quiet and self._desk.call(self._desk.rows.count, limit=1) == 0
+        ):  # one statement, not four
             rows = self._mark().result()
         full = len(rows) >= self._size.rows
         self._size.taken(len(rows), sum(len(row.value or b"") + 100 for row in rows))
@@ -189,7 +203,9 @@ class MarkTerm:
             self._lost.clear()
 
     def _portions(self, rows: Iterable[OutboxRow]) -> Iterable[list[OutboxRow]]:
-        """Yield *rows* in order, so cut that no key has more than `key_in_flight` rows in a part, and rows that failed before alone."""
+        """Yield *rows* in order, so cut that no key has more than `key_in_flight` rows in a part, and rows
+        that failed before alone.
+        """
         part: list[OutboxRow] = []
         counts: dict[tuple[str, bytes | None], int] = {}
         limit, whole = self._settings.key_in_flight, self._settings.key_in_flight >= self._size.most
@@ -236,8 +252,12 @@ class MarkTerm:
             if rows[0].created_ms is not None:
                 self._stats.latency.observe(max(0, now_ms - rows[0].created_ms) / 1000)
 
-    def _parted(self, left: list[OutboxRow], sent: int, failed: dict[int, KafkaError]) -> list[Sequence[OutboxRow]]:
-        """Hold those to blame for what is *left* of *sent* rows, and return in which parts to publish the others."""
+    def _parted(
+        self, left: list[OutboxRow], sent: int, failed: dict[int, KafkaError]
+    ) -> list[Sequence[OutboxRow]]:
+        """Hold those to blame for what is *left* of *sent* rows, and return in which parts to publish the
+        others.
+        """
         self._stats.aborted += 1
         self._give_back()
         self._drop_producer()
@@ -247,11 +267,15 @@ class MarkTerm:
             if self._signals.stopping():
                 raise PublishStopped
             why = next(iter(failed.values()), None)
-            raise BrokerError(f"{len(left)} of {sent} rows were not delivered: {why.str() if why else 'no answer in time'}")
+            raise BrokerError(
+                f"{len(left)} of {sent} rows were not delivered: {why.str() if why else 'no answer in time'}"
+            )
         self._stats.refused += 1
         blamed = [row for row in left if row.id in refused] or left[:1]
         if all(refused[row.id].code() in TOO_LARGE for row in blamed if row.id in refused):
-            blamed = self._limits.refused(blamed)  # or the batch was too large, and is cut smaller from now on
+            blamed = self._limits.refused(
+                blamed
+            )  # or the batch was too large, and is cut smaller from now on
         elif len(blamed) > 1:
             rest = left[left.index(blamed[0]) :]
             middle = len(rest) // 2
@@ -259,12 +283,16 @@ class MarkTerm:
         why = next(iter(refused.values()))
         for row in blamed:
             if not self._refusals.is_blocked(row):
-                self._refusals.failed(row, f"{refused.get(row.id, why).name()}: {refused.get(row.id, why).str()}")
+                self._refusals.failed(
+                    row, f"{refused.get(row.id, why).name()}: {refused.get(row.id, why).str()}"
+                )
         ids = {row.id for row in blamed}
         return [self._refusals.without_too_large([row for row in left if row.id not in ids], self._limits)]
 
     def _send(self, rows: Sequence[OutboxRow]) -> dict[int, KafkaError]:
-        """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the errors of the others."""
+        """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the
+        errors of the others.
+        """
         failed: dict[int, KafkaError] = {}
         producer, sent = self._producer, list[int]()
 
@@ -283,19 +311,32 @@ class MarkTerm:
                     return failed
                 sent.clear()
             try:
-                produce(topic, row.value, row.key, partition, on_delivery=partial(heard, row.id), headers=row.headers)
+                produce(
+                    topic,
+                    row.value,
+                    row.key,
+                    partition,
+                    on_delivery=partial(heard, row.id),
+                    headers=row.headers,
+                )
                 sent.append(row.id)
             except BufferError as error:
                 failed[row.id] = KafkaError(KafkaError._QUEUE_FULL, str(error))
                 break  # nothing of its key may overtake it
             except (KafkaException, TypeError, ValueError) as error:
-                failed[row.id] = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._INVALID_ARG, str(error))
+                failed[row.id] = (
+                    error.args[0]
+                    if isinstance(error, KafkaException)
+                    else KafkaError(KafkaError._INVALID_ARG, str(error))
+                )
                 break
         self._await(sent, failed)
         return failed
 
     def _await(self, sent: Sequence[int], failed: dict[int, KafkaError]) -> None:
-        """Wait for the answers to the rows *sent*, and move those that did not fail from lost to delivered."""
+        """Wait for the answers to the rows *sent*, and move those that did not fail from lost to
+        delivered.
+        """
         until_s = self._clock.monotonic_s() + self._settings.heartbeat_timeout_s + SLICE_S
         while self._clock.monotonic_s() < until_s and not self._signals.abandoned():
             try:
@@ -305,8 +346,8 @@ class MarkTerm:
                     self._lost -= delivered
                     return
             except (KafkaException, SystemError) as error:
-                # The client raises what ended its producer while it is calling back (which makes it a SystemError, now and then);
-                # the answers for the other rows come with the next flush.
+                # The client raises what ended its producer while it is calling back (which makes it a
+                # SystemError, now and then); the answers for the other rows come with the next flush.
                 logger.info("outbox %s: %s", self._settings.name, error)
 
     # -- the producer

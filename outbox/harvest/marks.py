@@ -1,8 +1,9 @@
 """goharvest's marks: whose rows are, said in the table's own column `leader_id`.
 
-Marking, purging and resetting are one transaction each. A mark counts only for the leader that holds the shard's newest epoch in the
-lease table, so of two processes of ours that both believe to lead, one is told; purges and resets touch nothing but the caller's own
-marks, so that a late one cannot take a row from under its successor.
+Marking, purging and resetting are one transaction each. A mark counts only for the leader that holds the
+shard's newest epoch in the lease table, so of two processes of ours that both believe to lead, one is told;
+purges and resets touch nothing but the caller's own marks, so that a late one cannot take a row from under
+its successor.
 """
 
 from __future__ import annotations
@@ -18,20 +19,29 @@ from holdfast.outbox.schema.layouts import OutboxRow
 
 
 class MarkedRows:
-    """The rows of an outbox in goharvest's layout, for one leader at a time; beside `OutboxRows`, over the same connection."""
+    """The rows of an outbox in goharvest's layout, for one leader at a time; beside `OutboxRows`, over the
+    same connection.
+    """
 
     def __init__(self, rows: OutboxRows) -> None:
         self._rows, self._database = rows, rows.database
         self._texts: dict[int, tuple[str, dict[str, Any]]] = {}
         outbox = rows.tables.outbox
         quote = self._database.dialect.identifier_preparer.quote
-        self._table, self._id, self._leader = self._database.quoted(outbox), quote(rows.layout.order), quote("leader_id")
+        self._table, self._id, self._leader = (
+            self._database.quoted(outbox),
+            quote(rows.layout.order),
+            quote("leader_id"),
+        )
 
-    def mark(self, limit: int, leader_id: str, *, held: ShardEpoch, without_topics: Collection[str] = ()) -> list[OutboxRow]:
-        """Take the lowest rows that bear another mark or none, mark them as *leader_id*'s, and return them in the order of their ids.
+    def mark(
+        self, limit: int, leader_id: str, *, held: ShardEpoch, without_topics: Collection[str] = ()
+    ) -> list[OutboxRow]:
+        """Take the lowest rows that bear another mark or none, mark them as *leader_id*'s, and return them in
+        the order of their ids.
 
-        Raises FencedError when a newer leader has taken an epoch. After OutboxDatabaseError they may be marked all the same: mark again
-        under another leader_id, which takes them.
+        Raises FencedError when a newer leader has taken an epoch. After OutboxDatabaseError they may be
+        marked all the same: mark again under another leader_id, which takes them.
         """
         topics = sorted(without_topics)
         sql, own = self._texts.get(len(topics)) or self._compiled(len(topics))
@@ -45,7 +55,8 @@ class MarkedRows:
                 for at in range(0, len(found), LIMIT_IDS):
                     ids = [row.id for row in found[at : at + LIMIT_IDS]]
                     self._database.count(
-                        f"UPDATE {self._table} SET {self._leader} = {self._mark()} WHERE {self._among(ids)}", {"me": leader_id}
+                        f"UPDATE {self._table} SET {self._leader} = {self._mark()} WHERE {self._among(ids)}",
+                        {"me": leader_id},
                     )
         found.sort(key=lambda row: row.id)
         self._rows.note_failing(found)
@@ -65,7 +76,9 @@ class MarkedRows:
         listed, done = list(ids), 0
         for at in range(0, len(listed), LIMIT_IDS):
             those = f"{self._among(listed[at : at + LIMIT_IDS])} AND {self._leader} = {self._mark()}"
-            done += self._database.count(sql.format(table=self._table, leader=self._leader, those=those), {"me": leader_id})
+            done += self._database.count(
+                sql.format(table=self._table, leader=self._leader, those=those), {"me": leader_id}
+            )
         return done
 
     def _among(self, ids: Collection[int]) -> str:
@@ -103,7 +116,9 @@ class MarkedRows:
             ids = func.any(func.array(select(lowest.c[order.name]).scalar_subquery()))
             known = select(failed.c.attempts).where(failed.c.id == place).scalar_subquery()
             statement = update(marked).values({marked.c.leader_id: me}).where(place == ids)
-            statement = statement.returning(*rows.layout.selection(marked), func.coalesce(known, literal_column("0")))
+            statement = statement.returning(
+                *rows.layout.selection(marked), func.coalesce(known, literal_column("0"))
+            )
         else:
             statement = chosen.with_for_update(of=None if self._database.name in MYSQL else outbox)
         found = self._texts[topics] = self._database.compile(statement)

@@ -1,4 +1,6 @@
-"""The transactional producer of one shard's leader: fences the leaders before it, then publishes rows and progress together."""
+"""The transactional producer of one shard's leader: fences the leaders before it, then publishes rows and
+progress together.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +28,9 @@ logger = logging.getLogger(__name__)
 SLICE_S = 0.5
 """Longest single wait inside the client: in between, whoever wants to stop is heard."""
 FLUSH_S = 0.05
-"""How soon it is noticed that a record was not delivered: the client's flush goes on waiting for those behind it."""
+"""How soon it is noticed that a record was not delivered: the client's flush goes on waiting for those
+behind it.
+"""
 PROGRESS_RECORDS = 5_000
 LIMIT_MESSAGE_BYTES = 64 << 20
 LIMIT_ROUNDS = 64
@@ -34,7 +38,9 @@ STAMP_BYTES = len(SEQUENCE_HEADER) + 20 + len(DIGEST) + 40
 
 
 class RowsRefused(HoldfastError):
-    """Kafka will not have some of the rows, whenever they are tried: those at *indexes*, for *destinations*; one batch at least."""
+    """Kafka will not have some of the rows, whenever they are tried: those at *indexes*, for
+    *destinations*; one batch at least.
+    """
 
     def __init__(self, why: KafkaError, destinations: frozenset[Destination], indexes: Sequence[int]) -> None:
         super().__init__(f"{why.name()}: {why.str()}")
@@ -97,7 +103,9 @@ class Publisher:
                 "on_delivery": self._delivered,
             }
         )
-        self.destinations = Destinations(self._producer, uses_buckets=uses_buckets, may_write=limits.may_write, clock=clock)
+        self.destinations = Destinations(
+            self._producer, uses_buckets=uses_buckets, may_write=limits.may_write, clock=clock
+        )
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         if error is None:
@@ -110,11 +118,23 @@ class Publisher:
     # -- fencing
 
     def fence(self, stopping: Callable[[], bool]) -> None:
-        """Raise the id's epoch: from here on the broker refuses every leader before this one, and what they left open is aborted."""
-        self._wait(self._producer.init_transactions, self._commit_timeout_s, "fence the leaders before it", stopping)
+        """Raise the id's epoch: from here on the broker refuses every leader before this one, and what
+        they left open is aborted.
+        """
+        self._wait(
+            self._producer.init_transactions, self._commit_timeout_s, "fence the leaders before it", stopping
+        )
 
-    def _wait(self, call: Callable[[float], Any], timeout_s: float, what: str, stopping: Callable[[], bool] | None = None) -> None:
-        """Call *call* with short timeouts until it returns; a call that timed out goes on in the client, asking again continues it."""
+    def _wait(
+        self,
+        call: Callable[[float], Any],
+        timeout_s: float,
+        what: str,
+        stopping: Callable[[], bool] | None = None,
+    ) -> None:
+        """Call *call* with short timeouts until it returns; a call that timed out goes on in the client,
+        asking again continues it.
+        """
         deadline_s, stopping = self._clock.monotonic_s() + timeout_s, stopping or self._stopping
         while True:
             try:
@@ -143,13 +163,15 @@ class Publisher:
     # -- publishing
 
     def publish(self, rows: Sequence[OutboxRow], meanwhile: Callable[[], None] | None = None) -> int:
-        """Publish *rows* in one transaction, or the first of them where more would take it too long, and return how many.
+        """Publish *rows* in one transaction, or the first of them where more would take it too long, and
+        return how many.
 
         *meanwhile* is called once they are on their way, before their commit is waited for.
 
-        Raises Refused or Aborted when the transaction came to nothing and may be tried otherwise or again, FencedError when there is
-        another leader, Stopped when told to stop, BrokerError when the outcome is not known in time. After any but the first two this
-        publisher is of no use: a new one learns the outcome from the progress records.
+        Raises Refused or Aborted when the transaction came to nothing and may be tried otherwise or again,
+        FencedError when there is another leader, Stopped when told to stop, BrokerError when the outcome is
+        not known in time. After any but the first two this publisher is of no use: a new one learns the
+        outcome from the progress records.
         """
         books, producer = self.books, self._producer
         destinations: Sequence[Destination] = self.destinations.of(rows)
@@ -164,7 +186,9 @@ class Publisher:
             self._rest(len(rows))
             began_s = self._clock.monotonic_s()
             producer.begin_transaction()
-            self._produce(rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None)
+            self._produce(
+                rows, destinations, sequences, fixed, Rounds(cut, self._stamps_bytes) if cut else None
+            )
             for key, value in books.records([row.id for row in rows], ahead):
                 self._produce_progress(key, value)
             if meanwhile is not None:
@@ -199,7 +223,9 @@ class Publisher:
     ) -> None:
         produce, among = self._producer.produce, self.destinations.among()
         digest = RowDigests(fixed[0][1] or b"", fixed[1][1] or b"").header
-        for index, (row, (topic, partition), sequence) in enumerate(zip(rows, destinations, sequences, strict=True)):
+        for index, (row, (topic, partition), sequence) in enumerate(
+            zip(rows, destinations, sequences, strict=True)
+        ):
             if rounds is not None and rounds.ends_before(row, (topic, partition)):
                 self._flush()
                 if self._failed:
@@ -209,21 +235,29 @@ class Publisher:
             headers = [*row.headers, (DIGEST, digested), *fixed, (SEQUENCE_HEADER, sequence)]
             while True:
                 try:
-                    produce(topic, row.value, row.key, partition, timestamp=row.timestamp_ms or 0, headers=headers)
+                    produce(
+                        topic, row.value, row.key, partition, timestamp=row.timestamp_ms or 0, headers=headers
+                    )
                     break
                 except BufferError:
                     self._make_room()
                 except (KafkaException, TypeError, ValueError, OverflowError) as error:
-                    why = error.args[0] if isinstance(error, KafkaException) else KafkaError(KafkaError._INVALID_ARG, str(error))
+                    why = (
+                        error.args[0]
+                        if isinstance(error, KafkaException)
+                        else KafkaError(KafkaError._INVALID_ARG, str(error))
+                    )
                     if why.code() not in REFUSED_RECORD:
                         raise
                     self._abort()
                     raise RowsRefused(why, frozenset([(topic, partition)]), [index]) from error
 
     def _flush(self) -> None:
-        """Return when all that was produced is with the broker, or some was not delivered, or a commit will say what the matter is.
+        """Return when all that was produced is with the broker, or some was not delivered, or a commit will
+        say what the matter is.
 
-        One that was not delivered ends the transaction, and the client sends nothing more of it: there is nothing left to wait for.
+        One that was not delivered ends the transaction, and the client sends nothing more of it: there is
+        nothing left to wait for.
         """
         deadline_s = self._clock.monotonic_s() + self._commit_timeout_s
         while self._clock.monotonic_s() < deadline_s and not self._undelivered:
@@ -231,7 +265,8 @@ class Publisher:
                 if not self._producer.flush(FLUSH_S):
                     return
             except (KafkaException, SystemError) as error:
-                # The client raises what ended its producer while it is calling back (a SystemError, now and then); the commit says it whole.
+                # The client raises what ended its producer while it is calling back (a SystemError, now and
+                # then); the commit says it whole.
                 logger.info("%s: %s", self.transactional_id, error)
                 return
             if self._stopping():
@@ -261,13 +296,18 @@ class Publisher:
         ]
         return RowsRefused(self._failed[0].why, frozenset(each.destination for each in self._failed), indexes)
 
-    def _give_up(self, error: KafkaException, rows: Sequence[OutboxRow], destinations: Sequence[Destination]) -> None:
+    def _give_up(
+        self, error: KafkaException, rows: Sequence[OutboxRow], destinations: Sequence[Destination]
+    ) -> None:
         """Abort, and raise what the failure means."""
         why: KafkaError = error.args[0]
         if why.code() in FENCING:
             raise self._fenced(why) from error
-        # A record that failed while others were still being handed over makes the client refuse those: _STATE.
-        if why.fatal() or not (why.txn_requires_abort() or why.retriable() or why.code() == KafkaError._STATE):
+        # A record that failed while others were still being handed over makes the client refuse those:
+        # _STATE.
+        if why.fatal() or not (
+            why.txn_requires_abort() or why.retriable() or why.code() == KafkaError._STATE
+        ):
             raise BrokerError(f"{self.transactional_id}: {why.name()}: {why.str()}") from error
         self._abort()
         if self._failed:
@@ -289,7 +329,9 @@ class Publisher:
 def _of_few_rounds(
     rows: Sequence[OutboxRow], destinations: Sequence[Destination], rounds: Rounds
 ) -> tuple[Sequence[OutboxRow], Sequence[Destination]]:
-    """Return the first of *rows*, and where they go: as many as take few rounds, for a transaction must end before its timeout."""
+    """Return the first of *rows*, and where they go: as many as take few rounds, for a transaction must
+    end before its timeout.
+    """
     ended = 0
     for index, (row, destination) in enumerate(zip(rows, destinations, strict=True)):
         ended += rounds.ends_before(row, destination)
@@ -298,12 +340,16 @@ def _of_few_rounds(
     return rows, destinations
 
 
-def read_progress(client: Mapping[str, Any], topic: str, books: Books, *, stopping: Callable[[], bool], timeout_s: float) -> int:
-    """Read all partitions of the progress topic to their ends into *books*, and return how many records there were.
+def read_progress(
+    client: Mapping[str, Any], topic: str, books: Books, *, stopping: Callable[[], bool], timeout_s: float
+) -> int:
+    """Read all partitions of the progress topic to their ends into *books*, and return how many records there
+    were.
 
-    Call it after the fence: then everything that any leader before this one committed is there, and nothing more will come.
-    Raises BrokerError when nothing has come for *timeout_s*, also where a transaction stays open: readers of committed records are told
-    that its beginning is the end. DecodeError when a record is not a progress record of this version.
+    Call it after the fence: then everything that any leader before this one committed is there, and nothing
+    more will come. Raises BrokerError when nothing has come for *timeout_s*, also where a transaction stays
+    open: readers of committed records are told that its beginning is the end. DecodeError when a record is
+    not a progress record of this version.
     """
     consumer = Consumer(
         {
@@ -323,7 +369,9 @@ def read_progress(client: Mapping[str, Any], topic: str, books: Books, *, stoppi
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error is not None:
-            raise BrokerError(f"progress topic {topic}: {found.error.str()}; `holdfast outbox harvest` creates it when it may")
+            raise BrokerError(
+                f"progress topic {topic}: {found.error.str()}; `holdfast outbox harvest` creates it when it may"
+            )
         todo = set(found.partitions)
         consumer.assign([TopicPartition(topic, partition, 0) for partition in todo])
         while todo:
@@ -339,18 +387,26 @@ def read_progress(client: Mapping[str, Any], topic: str, books: Books, *, stoppi
                     reached[partition] = message.offset() or 0
                 elif ends_reading(error):
                     raise BrokerError(f"progress topic {topic}: {error.str()}")
-            todo -= {partition for partition in todo & reached.keys() if reached[partition] >= _log_end(consumer, topic, partition)}
+            todo -= {
+                partition
+                for partition in todo & reached.keys()
+                if reached[partition] >= _log_end(consumer, topic, partition)
+            }
             if system_clock.monotonic_s() - progress_s > timeout_s:
                 raise _unread(topic, todo, reached, timeout_s)
     except KafkaException as error:
-        raise BrokerError(f"progress topic {topic}: {error.args[0].str()}; check that the broker is reachable") from error
+        raise BrokerError(
+            f"progress topic {topic}: {error.args[0].str()}; check that the broker is reachable"
+        ) from error
     finally:
         consumer.close()
     return records
 
 
 def _log_end(consumer: Consumer, topic: str, partition: int) -> int:
-    """Return the next offset of a partition, open transactions included, as the last fetch told; -1 before the first."""
+    """Return the next offset of a partition, open transactions included, as the last fetch told; -1 before
+    the first.
+    """
     _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True) or (-1, -1)
     return int(end)
 

@@ -1,4 +1,6 @@
-"""What becomes of rows that Kafka refuses: held with their key for a while, set aside when they have failed often enough."""
+"""What becomes of rows that Kafka refuses: held with their key for a while, set aside when they have
+failed often enough.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +30,9 @@ TELL_S = 60.0
 """Rows that are set aside are told of this often at WARNING, each of them at INFO."""
 """Topics that may be left out of a take; rows of further ones are held one by one."""
 HOLD_SHARE = 9.0
-"""How much longer a topic that is refused is left alone than it took to deal with it: others keep nine tenths of their rate."""
+"""How much longer a topic that is refused is left alone than it took to deal with it: others keep nine
+tenths of their rate.
+"""
 
 
 @dataclass(slots=True)
@@ -40,10 +44,18 @@ class Hold:
 
 
 class Refusals:
-    """The refused rows and topics of one term. Rows that failed are remembered by the database, topics only here."""
+    """The refused rows and topics of one term.
+
+    Rows that failed are remembered by the database, topics only here.
+    """
 
     def __init__(self, term: Term, clock: Clock = system_clock) -> None:
-        self._settings, self._desk, self._signals, self._stats = term.settings, term.desk, term.signals, term.stats
+        self._settings, self._desk, self._signals, self._stats = (
+            term.settings,
+            term.desk,
+            term.signals,
+            term.stats,
+        )
         self._clock = clock
         self._producer = producer_name(term.settings.name, term.shard)
         self._holds: dict[str, Hold] = {}
@@ -85,11 +97,15 @@ class Refusals:
     def failed(self, row: OutboxRow, reason: str) -> None:
         """Hold *row* and its key for a while, or set it aside when it has failed often enough.
 
-        Whatever is asked of the database after this knows that the row is held; `settle` tells whether that was noted.
+        Whatever is asked of the database after this knows that the row is held; `settle` tells whether that
+        was noted.
         """
         settings, rows = self._settings, self._desk.rows
         self._stats.last_error = f"row {row.id} for {row.topic}: {reason}"
-        wait_s, attempts = min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s), row.attempts + 1
+        wait_s, attempts = (
+            min(settings.retry_s * 2 ** min(row.attempts, 30), settings.retry_limit_s),
+            row.attempts + 1,
+        )
         retry_at_ms = self._clock.now_ms() + int(wait_s * 1000)
         self._noting.append(self._desk.submit(rows.attempt_failed, row, reason, retry_at_ms, held=self._held))
         gives_up = attempts >= settings.attempts or row.flaw is not None
@@ -101,7 +117,9 @@ class Refusals:
             self.settle()
 
     def settle(self) -> None:
-        """Return when all failures are noted in the database; raises FencedError when they are a successor's business."""
+        """Return when all failures are noted in the database; raises FencedError when they are a
+        successor's business.
+        """
         noting, self._noting = self._noting, []
         for each in noting:
             each.result()
@@ -112,7 +130,9 @@ class Refusals:
         self.settle()
 
     def without_too_large(self, rows: Sequence[OutboxRow], limits: TopicLimits) -> list[OutboxRow]:
-        """Return *rows* but those that their topics cannot take, which fail without being tried, and those that wait for such a one."""
+        """Return *rows* but those that their topics cannot take, which fail without being tried, and those
+        that wait for such a one.
+        """
         out = []
         for row in rows:
             reason = limits.too_large(row) if row.flaw is None else None
@@ -144,8 +164,12 @@ class Refusals:
         )
         self._told_s, self._untold = (now_s, 0) if is_told else (self._told_s, self._untold + 1)
 
-    def without_refused_topics(self, rows: Sequence[OutboxRow], destinations: Destinations) -> list[OutboxRow]:
-        """Return *rows* but those of topics that nothing can be written to; these are held, and set aside in the end."""
+    def without_refused_topics(
+        self, rows: Sequence[OutboxRow], destinations: Destinations
+    ) -> list[OutboxRow]:
+        """Return *rows* but those of topics that nothing can be written to; these are held, and set aside
+        in the end.
+        """
         refused: dict[str, KafkaError] = {}
         for topic in {row.topic for row in rows}:
             why = destinations.refusal(topic)
@@ -177,7 +201,9 @@ class Refusals:
             hold = self._holds[topic] = Hold(0, 0.0)
             if topic not in self._told:
                 self._told.add(topic)
-                logger.warning("outbox %s: rows for topic %s are held back: %s", self._producer, topic, reason)
+                logger.warning(
+                    "outbox %s: rows for topic %s are held back: %s", self._producer, topic, reason
+                )
         hold.attempts += 1
         wait_s = min(settings.retry_s * 2 ** min(hold.attempts - 1, 30), settings.retry_limit_s)
         if hold.attempts >= settings.attempts and settings.poison is Poison.PASS:

@@ -1,9 +1,11 @@
-"""What a harvester does with the rows of an outbox: take the lowest, delete the published, set aside what Kafka will not have.
+"""What a harvester does with the rows of an outbox: take the lowest, delete the published, set aside what
+Kafka will not have.
 
-Why no row can be skipped: ids are given at INSERT and become visible at COMMIT, so a lower id may appear after a higher one was
-published. Nothing here remembers how far it came: `take` asks for the lowest rows that are there, published rows are gone, and a late
-one is simply the lowest next time. Rows of one key that must be in order come from transactions that follow each other (the second
-reads what the first wrote, so it began after that commit), and those take their ids in that order.
+Why no row can be skipped: ids are given at INSERT and become visible at COMMIT, so a lower id may appear
+after a higher one was published. Nothing here remembers how far it came: `take` asks for the lowest rows that
+are there, published rows are gone, and a late one is simply the lowest next time. Rows of one key that must
+be in order come from transactions that follow each other (the second reads what the first wrote, so it began
+after that commit), and those take their ids in that order.
 """
 
 from __future__ import annotations
@@ -31,7 +33,9 @@ LIMIT_IDS: Final = 10_000  # of one statement
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ShardLeader:
-    """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and `OutboxRows.check`."""
+    """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and
+    `OutboxRows.check`.
+    """
 
     shard: int
     epoch: int
@@ -49,7 +53,10 @@ class ShardEpoch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OutboxStatus:
-    """What waits in an outbox. *waiting* is counted up to a million; *failing* rows are among them; *quarantined* ones are not."""
+    """What waits in an outbox.
+
+    *waiting* is counted up to a million; *failing* rows are among them; *quarantined* ones are not.
+    """
 
     waiting: int
     oldest_id: int | None
@@ -69,9 +76,11 @@ class QuarantinedRow:
 
 
 class OutboxRows:
-    """The rows of one outbox, over one connection of its own. For one thread at a time; `interrupt` may come from any.
+    """The rows of one outbox, over one connection of its own. For one thread at a time; `interrupt` may come
+    from any.
 
-    Every call is one statement (or one short transaction) in autocommit mode, and raises `OutboxDatabaseError`; all may be repeated.
+    Every call is one statement (or one short transaction) in autocommit mode, and raises
+    `OutboxDatabaseError`; all may be repeated.
     """
 
     def __init__(
@@ -89,7 +98,9 @@ class OutboxRows:
         self._clock = clock
         self._takes: dict[tuple[bool, bool, bool, int, int, bool], tuple[str, dict[str, Any]]] = {}
         self._failing: set[int] = set()  # ids that may have a row in the attempts table
-        self._outbox, self._attempts, self._quarantine, self._lease = map(self.database.quoted, self.tables.every)
+        self._outbox, self._attempts, self._quarantine, self._lease = map(
+            self.database.quoted, self.tables.every
+        )
         quote = self.database.dialect.identifier_preparer.quote
         self._order = quote(self.layout.order)
         self._columns = [quote(column.name) for column in self.tables.outbox.columns]
@@ -130,7 +141,14 @@ class OutboxRows:
         named |= {f"topic_{index}": topic for index, topic in enumerate(topics)}
         if expecting is not None:
             named["expecting"] = expecting
-        shape = (after_id is not None, buckets is not None, hold_keys, len(keys), len(topics), expecting is not None)
+        shape = (
+            after_id is not None,
+            buckets is not None,
+            hold_keys,
+            len(keys),
+            len(topics),
+            expecting is not None,
+        )
         found = self._takes.get(shape)
         if found is None:
             found = self._takes[shape] = self.database.compile(self._take(*shape))
@@ -145,10 +163,20 @@ class OutboxRows:
         return self._clock.now_ms()
 
     def note_failing(self, rows: Iterable[OutboxRow]) -> None:
-        """Remember which of *rows* have failed before, so that their attempts are forgotten once they are published."""
+        """Remember which of *rows* have failed before, so that their attempts are forgotten once they are
+        published.
+        """
         self._failing.update(row.id for row in rows if row.attempts)
 
-    def _take(self, with_after: bool, with_buckets: bool, hold_keys: bool, excluded: int, topics: int, expecting: bool) -> Any:
+    def _take(
+        self,
+        with_after: bool,
+        with_buckets: bool,
+        hold_keys: bool,
+        excluded: int,
+        topics: int,
+        expecting: bool,
+    ) -> Any:
         outbox, mine = self.tables.outbox, self.tables.attempts.alias("mine")
         order = outbox.c[self.layout.order]
         shape = (with_buckets, hold_keys, excluded, topics)
@@ -167,32 +195,48 @@ class OutboxRows:
             seen = (
                 select(func.count())
                 .select_from(before.outerjoin(theirs, theirs.c.id == place))
-                .where(place <= bindparam("after_id", type_=order.type), *self.takeable(before, theirs, *shape))
+                .where(
+                    place <= bindparam("after_id", type_=order.type), *self.takeable(before, theirs, *shape)
+                )
             )
             statement = statement.where(seen.scalar_subquery() == bindparam("expecting", type_=order.type))
         return statement
 
-    def takeable(self, outbox: Any, mine: Any, with_buckets: bool, hold_keys: bool, excluded: int, topics: int) -> list[Any]:
-        """Return the conditions under which a row of *outbox*, with its failed attempts in *mine*, may be taken."""
+    def takeable(
+        self, outbox: Any, mine: Any, with_buckets: bool, hold_keys: bool, excluded: int, topics: int
+    ) -> list[Any]:
+        """Return the conditions under which a row of *outbox*, with its failed attempts in *mine*, may be
+        taken.
+        """
         layout, other = self.layout, self.tables.attempts.alias("other")
         order, topic, key = outbox.c[layout.order], outbox.c[layout.topic], outbox.c[layout.key]
         now = bindparam("now_ms", type_=mine.c.next_attempt_ms.type)
         conditions: list[Any] = [or_(mine.c.id.is_(None), mine.c.next_attempt_ms <= now)]
         if with_buckets and layout.sharded:
             column = outbox.c.bucket
-            conditions.append(column.between(bindparam("bucket_low", type_=column.type), bindparam("bucket_high", type_=column.type)))
+            conditions.append(
+                column.between(
+                    bindparam("bucket_low", type_=column.type), bindparam("bucket_high", type_=column.type)
+                )
+            )
         if hold_keys:
-            earlier = and_(other.c.topic == topic, other.c.key == key, other.c.id < order, other.c.next_attempt_ms > now)
+            earlier = and_(
+                other.c.topic == topic, other.c.key == key, other.c.id < order, other.c.next_attempt_ms > now
+            )
             conditions.append(~exists().select_from(other).where(earlier))
         if excluded:
             listed = [bindparam(f"key_{index}", type_=key.type) for index in range(excluded)]
             conditions.append(or_(key.is_(None), key.not_in(listed)))
         if topics:
-            conditions.append(topic.not_in([bindparam(f"topic_{index}", type_=topic.type) for index in range(topics)]))
+            conditions.append(
+                topic.not_in([bindparam(f"topic_{index}", type_=topic.type) for index in range(topics)])
+            )
         return conditions
 
     def marks(self, ids: Collection[int] | None = None) -> list[tuple[int, str]]:
-        """Return id and mark of the rows that bear one, of *ids* or of the whole table; none where the layout has no marks."""
+        """Return id and mark of the rows that bear one, of *ids* or of the whole table; none where the
+        layout has no marks.
+        """
         outbox = self.tables.outbox
         if "leader_id" not in outbox.c:
             return []
@@ -208,7 +252,9 @@ class OutboxRows:
     # --- what became of a row ------------------------------------------------------------------------------------------------
 
     def delete(self, ids: Collection[int]) -> int:
-        """Delete rows that were published, and return how many of *ids* were there; one statement for up to 10,000."""
+        """Delete rows that were published, and return how many of *ids* were there; one statement for up
+        to 10,000.
+        """
         deleted = sum(self._delete(self._outbox, self._order, some) for some in _parts(ids))
         self.forget_attempts(ids)
         return deleted
@@ -222,13 +268,19 @@ class OutboxRows:
 
     def _delete(self, table: str, column: str, ids: Sequence[int]) -> int:
         if self.database.is_postgres:
-            return self.database.count(f"DELETE FROM {table} WHERE {column} = ANY(%(ids)s::bigint[])", {"ids": list(ids)})
+            return self.database.count(
+                f"DELETE FROM {table} WHERE {column} = ANY(%(ids)s::bigint[])", {"ids": list(ids)}
+            )
         return self.database.count(f"DELETE FROM {table} WHERE {column} IN ({_listed(ids)})")
 
-    def attempt_failed(self, row: OutboxRow, reason: str, retry_at_ms: int, *, held: ShardEpoch | None = None) -> int:
-        """Record that *row* could not be published, and return how many attempts have failed now; it is not taken before *retry_at_ms*.
+    def attempt_failed(
+        self, row: OutboxRow, reason: str, retry_at_ms: int, *, held: ShardEpoch | None = None
+    ) -> int:
+        """Record that *row* could not be published, and return how many attempts have failed now; it is not
+        taken before *retry_at_ms*.
 
-        FencedError, and nothing is recorded, when *held* is not the newest epoch of its shard: the row is its successor's.
+        FencedError, and nothing is recorded, when *held* is not the newest epoch of its shard: the row is its
+        successor's.
         """
         attempts = row.attempts + 1
         self._failing.add(row.id)
@@ -244,12 +296,17 @@ class OutboxRows:
         changed = ("attempts", "last_error", "next_attempt_ms")
         with self.database.transaction():
             self.check(held)
-            self.database.count(self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed}), named)
+            self.database.count(
+                self._upsert(self._attempts, "id", named, {name: self._given(name) for name in changed}),
+                named,
+            )
         return attempts
 
     def hurry(self) -> int:
         """Let every row that failed be taken again now, and return how many there are."""
-        return self.database.count(f"UPDATE {self._attempts} SET next_attempt_ms = 0 WHERE next_attempt_ms <> 0")
+        return self.database.count(
+            f"UPDATE {self._attempts} SET next_attempt_ms = 0 WHERE next_attempt_ms <> 0"
+        )
 
     def _stored_topic(self, topic: str) -> str:
         prefix: str = getattr(self.layout, "topic_prefix", "")
@@ -259,21 +316,34 @@ class OutboxRows:
         quote = self.database.dialect.identifier_preparer.quote
         marks = [f":{name}" if self.database.name == "sqlite" else f"%({name})s" for name in named]
         sets = ", ".join(f"{quote(name)} = {value}" for name, value in updates.items())
-        clash = f"ON CONFLICT ({quote(key)}) DO UPDATE SET" if self.database.name in ("postgresql", "sqlite") else "ON DUPLICATE KEY UPDATE"
-        return f"INSERT INTO {table} ({', '.join(map(quote, named))}) VALUES ({', '.join(marks)}) {clash} {sets}"
+        clash = (
+            f"ON CONFLICT ({quote(key)}) DO UPDATE SET"
+            if self.database.name in ("postgresql", "sqlite")
+            else "ON DUPLICATE KEY UPDATE"
+        )
+        return (
+            f"INSERT INTO {table} ({', '.join(map(quote, named))}) VALUES ({', '.join(marks)}) {clash} {sets}"
+        )
 
     def _given(self, name: str) -> str:
         quoted = self.database.dialect.identifier_preparer.quote(name)
         return f"excluded.{quoted}" if self.database.name in ("postgresql", "sqlite") else f"VALUES({quoted})"
 
     def set_aside(self, row: OutboxRow, reason: str, *, held: ShardEpoch | None = None) -> bool:
-        """Move *row* to the quarantine with *reason*, in one transaction; False when it was not there any more.
+        """Move *row* to the quarantine with *reason*, in one transaction; False when it was not there any
+        more.
 
-        FencedError, and the row stays, when *held* is not the newest epoch of its shard: its successor may be publishing the row.
+        FencedError, and the row stays, when *held* is not the newest epoch of its shard: its successor may be
+        publishing the row.
         """
         outbox, columns = self._outbox, ", ".join(self._columns)
         mark = ":{}".format if self.database.name == "sqlite" else "%({})s".format
-        named = {"attempts": row.attempts, "reason": reason[:LIMIT_REASON], "quarantined_ms": self._clock.now_ms(), "id": row.id}
+        named = {
+            "attempts": row.attempts,
+            "reason": reason[:LIMIT_REASON],
+            "quarantined_ms": self._clock.now_ms(),
+            "id": row.id,
+        }
         with self.database.transaction():
             self.check(held)
             moved = self.database.count(
@@ -288,19 +358,30 @@ class OutboxRows:
 
     # --- the quarantine ------------------------------------------------------------------------------------------------------
 
-    def quarantined(self, limit: int, *, after_id: int = 0, ids: Collection[int] | None = None) -> list[QuarantinedRow]:
-        """Return at most *limit* rows that were set aside, in the order of their ids, of *ids* only when given."""
+    def quarantined(
+        self, limit: int, *, after_id: int = 0, ids: Collection[int] | None = None
+    ) -> list[QuarantinedRow]:
+        """Return at most *limit* rows that were set aside, in the order of their ids, of *ids* only when
+        given.
+        """
         table = self.tables.quarantine
         order = table.c[self.layout.order]
-        statement = select(*self.layout.selection(table), table.c.attempts, table.c.reason, table.c.quarantined_ms)
+        statement = select(
+            *self.layout.selection(table), table.c.attempts, table.c.reason, table.c.quarantined_ms
+        )
         statement = statement.where(order > after_id).order_by(order).limit(limit)
         if ids is not None:
             statement = statement.where(order.in_(list(ids)))
         found = self.database.rows(self.database.text(statement))
-        return [QuarantinedRow(row=self.layout.decode(raw[:-2]), reason=raw[-2], quarantined_ms=raw[-1]) for raw in found]
+        return [
+            QuarantinedRow(row=self.layout.decode(raw[:-2]), reason=raw[-2], quarantined_ms=raw[-1])
+            for raw in found
+        ]
 
     def retry(self, ids: Collection[int]) -> int:
-        """Put rows of the quarantine back at the end of the outbox, under new ids, and return how many there were."""
+        """Put rows of the quarantine back at the end of the outbox, under new ids, and return how many
+        there were.
+        """
         names = [name for name in self._columns if name != self._order]
         columns = ", ".join(names)
         # leader_id is goharvest's mark: a row that comes back is nobody's.
@@ -309,7 +390,9 @@ class OutboxRows:
         for some in _parts(sorted(ids)):
             with self.database.transaction():
                 where = f"FROM {self._quarantine} WHERE {self._order} IN ({_listed(some)})"
-                moved += self.database.count(f"INSERT INTO {self._outbox} ({columns}) SELECT {values} {where} ORDER BY {self._order}")
+                moved += self.database.count(
+                    f"INSERT INTO {self._outbox} ({columns}) SELECT {values} {where} ORDER BY {self._order}"
+                )
                 self._delete(self._quarantine, self._order, some)
         return moved
 
@@ -322,20 +405,28 @@ class OutboxRows:
     def epoch(self, shard: int, leader: str) -> int:
         """Return the next epoch of *shard*, taken for *leader*: higher than any before, from 1."""
         named = {"shard": shard, "epoch": 1, "leader": leader[:255], "updated_ms": self._clock.now_ms()}
-        sets = {"epoch": f"{self._lease}.epoch + 1", "leader": self._given("leader"), "updated_ms": self._given("updated_ms")}
+        sets = {
+            "epoch": f"{self._lease}.epoch + 1",
+            "leader": self._given("leader"),
+            "updated_ms": self._given("updated_ms"),
+        }
         with self.database.transaction():  # the row stays locked until it was read
             self.database.count(self._upsert(self._lease, "shard", named, sets), named)
             (found,) = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(shard)}")
         return int(found[0])
 
     def check(self, held: ShardEpoch | None) -> None:
-        """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it so until the end of it.
+        """Within a transaction: raise FencedError unless *held* is the newest epoch of its shard, and keep it
+        so until the end of it.
 
-        A leader that slept through its succession is told here, whatever it still believes. None is nobody in particular: a person.
+        A leader that slept through its succession is told here, whatever it still believes. None is nobody in
+        particular: a person.
         """
         if held is None:
             return
-        lock = "" if self.database.name == "sqlite" else " FOR UPDATE"  # there, a transaction that writes is alone
+        lock = (
+            "" if self.database.name == "sqlite" else " FOR UPDATE"
+        )  # there, a transaction that writes is alone
         found = self.database.rows(f"SELECT epoch FROM {self._lease} WHERE shard = {int(held.shard)}{lock}")
         newest = int(found[0][0]) if found else 0
         if newest != held.epoch:
@@ -348,8 +439,13 @@ class OutboxRows:
         return next((each for each in self._leases() if each.shard == shard), None)
 
     def _leases(self) -> tuple[ShardLeader, ...]:
-        found = self.database.rows(f"SELECT shard, epoch, leader, updated_ms FROM {self._lease} ORDER BY shard")
-        return tuple(ShardLeader(shard=shard, epoch=epoch, leader=leader, updated_ms=at_ms) for shard, epoch, leader, at_ms in found)
+        found = self.database.rows(
+            f"SELECT shard, epoch, leader, updated_ms FROM {self._lease} ORDER BY shard"
+        )
+        return tuple(
+            ShardLeader(shard=shard, epoch=epoch, leader=leader, updated_ms=at_ms)
+            for shard, epoch, leader, at_ms in found
+        )
 
     def status(self) -> OutboxStatus:
         """Return what waits, fails and was set aside, and who leads."""
@@ -366,7 +462,11 @@ class OutboxRows:
 
     def _oldest(self) -> str:
         table = self.tables.outbox
-        statement = select(*self.layout.selection(table), literal_column("0")).order_by(table.c[self.layout.order]).limit(1)
+        statement = (
+            select(*self.layout.selection(table), literal_column("0"))
+            .order_by(table.c[self.layout.order])
+            .limit(1)
+        )
         return self.database.text(statement)
 
     def count(self, *, limit: int = LIMIT_COUNTED) -> int:
@@ -374,13 +474,17 @@ class OutboxRows:
         return self._counted(self._outbox, limit=limit)
 
     def _counted(self, source: str, *, limit: int = LIMIT_COUNTED) -> int:
-        ((count,),) = self.database.rows(f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {int(limit)}) AS counted")
+        ((count,),) = self.database.rows(
+            f"SELECT count(*) FROM (SELECT 1 FROM {source} LIMIT {int(limit)}) AS counted"
+        )
         return int(count)
 
     # --- the connection --------------------------------------------------------------------------------------------------------
 
     def wakeup(self) -> Wakeup | None:
-        """Return what hears of new rows at their commit, on a connection of its own; None where the database cannot tell (poll then)."""
+        """Return what hears of new rows at their commit, on a connection of its own; None where the
+        database cannot tell (poll then).
+        """
         return Wakeup(self.database.url, self.tables.outbox) if self.database.is_postgres else None
 
     def interrupt(self) -> None:

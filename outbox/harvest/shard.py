@@ -1,4 +1,6 @@
-"""What every strategy's leader of a shard has: its rows on a thread of their own, how long to wait for more, what it counts."""
+"""What every strategy's leader of a shard has: its rows on a thread of their own, how long to wait for
+more, what it counts.
+"""
 
 from __future__ import annotations
 
@@ -102,7 +104,10 @@ class LeaderSignals:
         return self._abandon.is_set() or (not self._leading() and not self._stop.is_set())
 
     def rests(self) -> bool:
-        """Return whether a pause holds. Asked before each batch: from an answer of yes on nothing is on its way."""
+        """Return whether a pause holds.
+
+        Asked before each batch: from an answer of yes on nothing is on its way.
+        """
         self.busy.set()  # before looking, so that whoever pauses either is seen here or sees this
         if not self.paused.is_set():
             return False
@@ -117,7 +122,9 @@ class LeaderSignals:
 
 
 class ShardRows:
-    """A leader's way to its rows: one connection on a thread of its own, and another that hears of new rows where that is possible."""
+    """A leader's way to its rows: one connection on a thread of its own, and another that hears of new
+    rows where that is possible.
+    """
 
     def __init__(
         self,
@@ -168,7 +175,9 @@ class ShardRows:
         return self._poll_s >= self.settings.idle_poll_s
 
     def wait(self) -> None:
-        """Return when there may be new rows: told so, or after a while, which grows up to `idle_poll_s` where not every writer tells."""
+        """Return when there may be new rows: told so, or after a while, which grows up to `idle_poll_s`
+        where not every writer tells.
+        """
         idle_s = self.settings.idle_poll_s
         wait_s, self._poll_s = idle_s if self._told else self._poll_s, min(self._poll_s * POLL_GROWTH, idle_s)
         if self.wakeup is None:

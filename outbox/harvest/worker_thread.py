@@ -41,11 +41,16 @@ class Pending(Generic[T]):
 
 
 class WorkerThread:
-    """One daemon thread and a queue before it. A call that hangs for ever keeps neither the process nor its owner."""
+    """One daemon thread and a queue before it.
+
+    A call that hangs for ever keeps neither the process nor its owner.
+    """
 
     def __init__(self, name: str, abandoned: Callable[[], bool]) -> None:
         self._abandoned = abandoned
-        self._jobs: queue.SimpleQueue[tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None] = queue.SimpleQueue()
+        self._jobs: queue.SimpleQueue[
+            tuple[Future[Any], Callable[..., Any], tuple[Any, ...], dict[str, Any]] | None
+        ] = queue.SimpleQueue()
         self._thread = threading.Thread(target=self._run, name=name, daemon=True)
         self._thread.start()
 

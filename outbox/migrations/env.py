@@ -1,4 +1,6 @@
-"""What alembic runs: the outbox's migrations, on the connection of `holdfast.outbox.schema.migrate` or the database named on the command line."""
+"""What alembic runs: the outbox's migrations, on the connection of `holdfast.outbox.schema.migrate` or the
+database named on the command line.
+"""
 
 from __future__ import annotations
 
@@ -18,9 +20,13 @@ attributes.setdefault("table", given.get("table", "outbox"))
 
 
 def run(**where: Any) -> None:
-    """Run what was asked for, with a version table of this outbox alone, so that one database may hold several."""
+    """Run what was asked for, with a version table of this outbox alone, so that one database may hold
+    several.
+    """
     name, schema = version_table(attributes["table"])
-    context.configure(version_table=name, version_table_schema=schema, transaction_per_migration=True, **where)
+    context.configure(
+        version_table=name, version_table_schema=schema, transaction_per_migration=True, **where
+    )
     with context.begin_transaction():
         context.run_migrations()
 
@@ -31,7 +37,10 @@ def online(connection: Connection) -> None:
 
 
 if context.is_offline_mode():
-    run(dialect_name=attributes.get("dialect") or database_url(given["database"]).get_backend_name(), literal_binds=True)
+    run(
+        dialect_name=attributes.get("dialect") or database_url(given["database"]).get_backend_name(),
+        literal_binds=True,
+    )
 elif "connection" in attributes:
     online(attributes["connection"])
 else:

@@ -4,7 +4,18 @@ from __future__ import annotations
 
 from typing import Any
 
-from sqlalchemy import ARRAY, BigInteger, ColumnElement, DateTime, Integer, LargeBinary, String, Text, Uuid, cast
+from sqlalchemy import (
+    ARRAY,
+    BigInteger,
+    ColumnElement,
+    DateTime,
+    Integer,
+    LargeBinary,
+    String,
+    Text,
+    Uuid,
+    cast,
+)
 from sqlalchemy.dialects import mysql
 from sqlalchemy.ext.compiler import compiles
 from sqlalchemy.sql.compiler import SQLCompiler
@@ -69,7 +80,10 @@ def _epoch_sqlite(element: epoch_ms, compiler: SQLCompiler, **more: Any) -> str:
 
 
 class JsonText(UserDefinedType[str]):
-    """A JSON column that is written and read as text: Kafka is given the text, so nothing may parse and print it again."""
+    """A JSON column that is written and read as text:
+
+    Kafka is given the text, so nothing may parse and print it again.
+    """
 
     cache_ok = True
 

@@ -1,4 +1,6 @@
-"""One plain connection to the outbox's database: opened when it is needed, closed when it is lost, every error typed."""
+"""One plain connection to the outbox's database: opened when it is needed, closed when it is lost, every
+error typed.
+"""
 
 from __future__ import annotations
 
@@ -19,15 +21,19 @@ from holdfast.outbox.schema.tables import database_url, shown
 CONNECT_TIMEOUT_S: Final = 10.0
 STATEMENT_TIMEOUT_S: Final = 30.0
 IDLE_TRANSACTION_S: Final = 5.0
-"""How long a transaction of ours may do nothing: a leader that is frozen in one must not keep its successor from the lease."""
+"""How long a transaction of ours may do nothing: a leader that is frozen in one must not keep its
+successor from the lease.
+"""
 
 Parameters = Mapping[str, Any] | Sequence[Any]
 
 
 class Database:
-    """A connection in autocommit mode that comes back by itself: after an error that lost it, the next call opens another.
+    """A connection in autocommit mode that comes back by itself: after an error that lost it, the next call
+    opens another.
 
-    For one thread; only `interrupt` may be called from any. Nothing is retried here, for the caller alone knows what may be repeated.
+    For one thread; only `interrupt` may be called from any. Nothing is retried here, for the caller alone
+    knows what may be repeated.
     """
 
     def __init__(
@@ -65,7 +71,9 @@ class Database:
     def connection(self) -> Any:
         """Return the open driver connection, opening one when there is none."""
         if self._interrupted:
-            raise OutboxDatabaseError(f"the connection to {self.place} was interrupted, and is not opened again", is_lost=True)
+            raise OutboxDatabaseError(
+                f"the connection to {self.place} was interrupted, and is not opened again", is_lost=True
+            )
         if self._connection is None:
             self._connection = self._open()
         return self._connection
@@ -80,14 +88,17 @@ class Database:
                 if self.dialect.driver == "psycopg":
                     _leave_json(connection)
         except driver.Error as error:
-            raise OutboxDatabaseError(f"cannot connect to {self.place}: {_said(error)}", is_lost=True) from error
+            raise OutboxDatabaseError(
+                f"cannot connect to {self.place}: {_said(error)}", is_lost=True
+            ) from error
         return connection
 
     def _arguments(self) -> dict[str, Any]:
         match self.name:
             case "postgresql":
                 ms, idle_ms = round(self._statement_timeout_s * 1000), round(self._idle_transaction_s * 1000)
-                # Half-open connections are noticed by the kernel: a server that vanished must not hold a leader for hours.
+                # Half-open connections are noticed by the kernel: a server that vanished must not hold a
+                # leader for hours.
                 return {
                     "connect_timeout": max(2, round(self._connect_timeout_s)),
                     "options": f"-c statement_timeout={ms} -c lock_timeout={ms} -c idle_in_transaction_session_timeout={idle_ms}",
@@ -98,10 +109,18 @@ class Database:
                     "application_name": "holdfast",
                 }
             case "sqlite":
-                return {"isolation_level": None, "timeout": self._statement_timeout_s, "check_same_thread": False}
+                return {
+                    "isolation_level": None,
+                    "timeout": self._statement_timeout_s,
+                    "check_same_thread": False,
+                }
             case _:
                 s = max(1, round(self._statement_timeout_s))
-                timeouts = {"connect_timeout": max(1, round(self._connect_timeout_s)), "read_timeout": s, "write_timeout": s}
+                timeouts = {
+                    "connect_timeout": max(1, round(self._connect_timeout_s)),
+                    "read_timeout": s,
+                    "write_timeout": s,
+                }
                 # MySQL has no limit for idle transactions, MariaDB has.
                 idle_s = max(1, round(self._idle_transaction_s))
                 first = f"SET SESSION innodb_lock_wait_timeout = {s} /*M!100300 , SESSION idle_transaction_timeout = {idle_s} */"
@@ -112,7 +131,9 @@ class Database:
         connection = self.connection()
         with self.errors_of(connection):
             cursor = connection.cursor()
-            cursor.execute(sql, parameters or None) if not self._is_sqlite else cursor.execute(sql, parameters)
+            cursor.execute(sql, parameters or None) if not self._is_sqlite else cursor.execute(
+                sql, parameters
+            )
             return cursor
 
     def rows(self, sql: str, parameters: Parameters = ()) -> list[Any]:
@@ -150,13 +171,19 @@ class Database:
         try:
             yield
         except driver.Error as error:
-            is_lost = self.dialect.is_disconnect(error, connection, None) or bool(getattr(connection, "closed", False)) or self._interrupted
+            is_lost = (
+                self.dialect.is_disconnect(error, connection, None)
+                or bool(getattr(connection, "closed", False))
+                or self._interrupted
+            )
             if is_lost:
                 self.close()
             raise OutboxDatabaseError(f"{self.place}: {_said(error)}", is_lost=is_lost) from error
 
     def interrupt(self) -> None:
-        """Make a call that waits for the database fail now, and every later one: to stop while the database does not answer."""
+        """Make a call that waits for the database fail now, and every later one: to stop while the
+        database does not answer.
+        """
         with self._lock:
             self._interrupted = True
             if self._connection is None:
@@ -188,7 +215,9 @@ class Database:
         return str(compiled), {name: value for name, value in compiled.params.items() if value is not None}
 
     def text(self, statement: ClauseElement) -> str:
-        """Return *statement* as text with its values in it; for what is no hot path and takes no foreign text."""
+        """Return *statement* as text with its values in it; for what is no hot path and takes no foreign
+        text.
+        """
         return str(statement.compile(dialect=self.dialect, compile_kwargs={"literal_binds": True}))
 
     def quoted(self, table: Any) -> str:
@@ -205,12 +234,16 @@ def _leave_json(connection: Any) -> None:
 
 
 def raw_dialect(url: URL) -> Dialect:
-    """Return the dialect of *url* with its driver, writing named parameters; ConfigError when the driver is not installed."""
+    """Return the dialect of *url* with its driver, writing named parameters; ConfigError when the driver
+    is not installed.
+    """
     try:
         kind: Callable[..., Dialect] = url.get_dialect()
         driver = url.get_dialect().import_dbapi()
     except (NoSuchModuleError, ModuleNotFoundError) as error:
-        raise ConfigError(f"the driver of {url.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
+        raise ConfigError(
+            f"the driver of {url.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
+        ) from error
     return kind(dbapi=driver, paramstyle="named" if url.get_backend_name() == "sqlite" else "pyformat")
 
 

@@ -1,6 +1,8 @@
-"""Which column types each kind of database may have where a layout's columns stand: those from which rows come out as they went in.
+"""Which column types each kind of database may have where a layout's columns stand: those from which rows
+come out as they went in.
 
-A type that pads, trims, rounds or folds what is put into it is not among them, nor one that the harvester's statements cannot compare.
+A type that pads, trims, rounds or folds what is put into it is not among them, nor one that the harvester's
+statements cannot compare.
 """
 
 from __future__ import annotations
@@ -56,7 +58,9 @@ SQLITE: Final[Mapping[str, tuple[str, ...]]] = {
 }
 ACCEPTED: Final = {"postgresql": POSTGRES, "mysql": MYSQL, "mariadb": MYSQL, "sqlite": SQLITE}
 
-_NAME = re.compile(r"(?P<name>[A-Z]+)(?![A-Z0-9_$.\"])(?P<length>\((?P<most>\d+)[^)]*\))?[^\[]*(?P<array>\[\])?")
+_NAME = re.compile(
+    r"(?P<name>[A-Z]+)(?![A-Z0-9_$.\"])(?P<length>\((?P<most>\d+)[^)]*\))?[^\[]*(?P<array>\[\])?"
+)
 
 
 def type_name(type_: Any, dialect: Dialect) -> str:
@@ -84,22 +88,34 @@ def _parts(said: str) -> tuple[str, int | None]:
     return found["name"] + (found["array"] or ""), int(found["most"]) if found["most"] else None
 
 
-def type_problems(there: Mapping[str, Any], table: Table, kinds: Mapping[str, str], dialect: Dialect) -> list[str]:
-    """Return what is wrong with the types *there* (by column) of a table whose columns are to be of *kinds*."""
+def type_problems(
+    there: Mapping[str, Any], table: Table, kinds: Mapping[str, str], dialect: Dialect
+) -> list[str]:
+    """Return what is wrong with the types *there* (by column) of a table whose columns are to be of
+    *kinds*.
+    """
     accepted, out = ACCEPTED[dialect.name], []
     for column, kind in kinds.items():
         if column not in there:
             continue
         said, takes = type_name(there[column], dialect), accepted[kind]
         if said.upper() not in takes and _parts(said)[0] not in takes:
-            out.append(f"column {table.fullname}.{column} is {said}; this layout takes {' or '.join(takes)} on {dialect.name}")
+            out.append(
+                f"column {table.fullname}.{column} is {said}; this layout takes {' or '.join(takes)} on {dialect.name}"
+            )
     return out
 
 
 def narrower(
-    there: Mapping[str, Any], outbox: Mapping[str, Any], table: Table, columns: Iterable[tuple[str, str]], dialect: Dialect
+    there: Mapping[str, Any],
+    outbox: Mapping[str, Any],
+    table: Table,
+    columns: Iterable[tuple[str, str]],
+    dialect: Dialect,
 ) -> list[str]:
-    """Return which of *columns*, pairs of a column of *table* and one of the outbox, cannot hold what the outbox's holds."""
+    """Return which of *columns*, pairs of a column of *table* and one of the outbox, cannot hold what the
+    outbox's holds.
+    """
     out = []
     for mine, theirs in columns:
         if mine not in there or theirs not in outbox:

@@ -1,7 +1,9 @@
-"""How a record lies in an outbox table: holdfast's own layout, goharvest's, and that of Debezium's outbox event router.
+"""How a record lies in an outbox table: holdfast's own layout, goharvest's, and that of Debezium's outbox
+event router.
 
-A layout says which columns a table has, which of them make an `OutboxRow`, and which a written record fills. What is the same for all
-of them (quarantine, attempts, leases) is in `schema.py`; where a row lies is no concern of the harvester.
+A layout says which columns a table has, which of them make an `OutboxRow`, and which a written record fills.
+What is the same for all of them (quarantine, attempts, leases) is in `schema.py`; where a row lies is no
+concern of the harvester.
 """
 
 from __future__ import annotations
@@ -14,7 +16,18 @@ from dataclasses import dataclass
 from typing import Any, ClassVar, Final
 
 import msgspec
-from sqlalchemy import BigInteger, Column, ColumnElement, Identity, Integer, LargeBinary, SmallInteger, String, Table, type_coerce
+from sqlalchemy import (
+    BigInteger,
+    Column,
+    ColumnElement,
+    Identity,
+    Integer,
+    LargeBinary,
+    SmallInteger,
+    String,
+    Table,
+    type_coerce,
+)
 
 from holdfast.core.engine.partitioners import murmur2
 from holdfast.core.untrusted import careful
@@ -28,7 +41,8 @@ Header = tuple[str, bytes | None]
 
 
 class OutboxRow(msgspec.Struct, frozen=True, gc=False):
-    """One row that waits to be published. *id* orders rows; *bucket* says which shard owns it; *attempts* have failed so far.
+    """One row that waits to be published. *id* orders rows; *bucket* says which shard owns it; *attempts*
+    have failed so far.
 
     *created_ms* is None where the layout has no time; *mark* is goharvest's, whose row it is among reapers. A row with a *flaw* cannot be published as it lies there: set it aside with
     the flaw as its reason.
@@ -84,7 +98,9 @@ class Layout(ABC):
     sharded: ClassVar[bool] = False
     """Whether rows carry a bucket, so that several leaders may share the table."""
     written: ClassVar[Mapping[str, str]]
-    """Of each column that a written record fills, its type as Postgres names it; arrays are handed over as JSON."""
+    """Of each column that a written record fills, its type as Postgres names it; arrays are handed over as
+    JSON.
+    """
     kinds: ClassVar[Mapping[str, str]]
     """Of each column, which kind of types it may have (holdfast.outbox.schema.kinds)."""
     stamped: ClassVar[str | None] = None
@@ -104,11 +120,15 @@ class Layout(ABC):
 
     @abstractmethod
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
-        """Return the values of `written`, in its order; OutboxRecordError where the layout has no place for something."""
+        """Return the values of `written`, in its order; OutboxRecordError where the layout has no place
+        for something.
+        """
 
 
 class HoldfastLayout(Layout):
-    """holdfast's own: bytes as they are, headers with order, duplicates and nulls, explicit partition and timestamp, 256 buckets."""
+    """holdfast's own: bytes as they are, headers with order, duplicates and nulls, explicit partition and
+    timestamp, 256 buckets.
+    """
 
     name = "holdfast"
     topic = "topic"
@@ -151,7 +171,17 @@ class HoldfastLayout(Layout):
         ]
 
     def selection(self, table: Table) -> list[ColumnElement[Any]]:
-        names = ("id", "topic", "key", "value", "headers", "partition", "timestamp_ms", "bucket", "created_ms")
+        names = (
+            "id",
+            "topic",
+            "key",
+            "value",
+            "headers",
+            "partition",
+            "timestamp_ms",
+            "bucket",
+            "created_ms",
+        )
         return [table.c[name] for name in names]
 
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
@@ -163,14 +193,26 @@ class HoldfastLayout(Layout):
                 headers = self._read_headers(packed)
             except msgspec.DecodeError as error:
                 flaw = f"column headers is not a msgpack list of [name, bytes or null]: {error}"
-        return OutboxRow(id_, topic, key, value, headers, partition, timestamp_ms, bucket, attempts, created_ms, flaw)
+        return OutboxRow(
+            id_, topic, key, value, headers, partition, timestamp_ms, bucket, attempts, created_ms, flaw
+        )
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         if record.event_id is not None or record.event_type is not None:
-            raise OutboxRecordError("event_id and event_type exist in the layout debezium only; put them in headers")
+            raise OutboxRecordError(
+                "event_id and event_type exist in the layout debezium only; put them in headers"
+            )
         headers = self._write_headers(record.headers) if record.headers else None
         bucket = bucket_of(record.topic, record.key)
-        return (bucket, record.topic, record.key, record.value, headers, record.partition, record.timestamp_ms)
+        return (
+            bucket,
+            record.topic,
+            record.key,
+            record.value,
+            headers,
+            record.partition,
+            record.timestamp_ms,
+        )
 
 
 class GoharvestLayout(Layout):
@@ -228,17 +270,24 @@ class GoharvestLayout(Layout):
             if None in names:
                 flaw = "a header has no key"
             elif len(names) == len(values):
-                headers = [(str(name), None if each is None else each.encode()) for name, each in zip(names, values, strict=True)]
+                headers = [
+                    (str(name), None if each is None else each.encode())
+                    for name, each in zip(names, values, strict=True)
+                ]
             else:
                 flaw = f"unequal number of header keys ({len(names)}) and values ({len(values)})"
         mark = None if leader_id is None else str(leader_id)
-        return OutboxRow(id_, topic, _bytes(key), _bytes(value), headers, None, None, 0, attempts, created_ms, flaw, mark)
+        return OutboxRow(
+            id_, topic, _bytes(key), _bytes(value), headers, None, None, 0, attempts, created_ms, flaw, mark
+        )
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
         _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms)
         _refuse(self.name, record, event_id=record.event_id, event_type=record.event_type)
         if record.key is None:
-            raise OutboxRecordError(f"a record for {record.topic} has no key; the layout goharvest needs one for every row")
+            raise OutboxRecordError(
+                f"a record for {record.topic} has no key; the layout goharvest needs one for every row"
+            )
         key = _text(record.key, "key", self.name, self.limit_key)
         value = None if record.value is None else _text(record.value, "value", self.name, self.limit_value)
         names = [_text(name.encode(), "a header's name", self.name) for name, _ in record.headers]
@@ -256,8 +305,10 @@ class GoharvestLayout(Layout):
 class DebeziumLayout(Layout):
     """The table of Debezium's outbox event router, and one number more, *holdfast_id*, that orders its rows.
 
-    Published as the router publishes with its defaults: topic *topic_prefix* + aggregatetype, key aggregateid, value payload (JSON as the
-    database prints it, text and bytes as they are), header `id`; with *type_header*, the column type goes into that header, as `table.fields.additional.placement` would place it.
+    Published as the router publishes with its defaults: topic *topic_prefix* + aggregatetype, key
+    aggregateid, value payload (JSON as the database prints it, text and bytes as they are), header `id`; with
+    *type_header*, the column type goes into that header, as `table.fields.additional.placement` would place
+    it.
     """
 
     topic_prefix: str = "outbox.event."
@@ -284,12 +335,21 @@ class DebeziumLayout(Layout):
     }
 
     def columns(self, dialect: str) -> list[Column[Any]]:
-        by_number = dialect != "postgresql"  # elsewhere a table numbers its rows by its primary key, or not at all
+        by_number = (
+            dialect != "postgresql"
+        )  # elsewhere a table numbers its rows by its primary key, or not at all
         return [
             Column(
-                "holdfast_id", big_id, Identity(always=False), nullable=False, primary_key=by_number, unique=None if by_number else True
+                "holdfast_id",
+                big_id,
+                Identity(always=False),
+                nullable=False,
+                primary_key=by_number,
+                unique=None if by_number else True,
             ),
-            Column("id", uuid_text, nullable=False, primary_key=not by_number, unique=True if by_number else None),
+            Column(
+                "id", uuid_text, nullable=False, primary_key=not by_number, unique=True if by_number else None
+            ),
             Column("aggregatetype", String(self.limit_text), nullable=False),
             Column("aggregateid", String(self.limit_text), nullable=False),
             Column("type", String(self.limit_text), nullable=False),
@@ -298,7 +358,8 @@ class DebeziumLayout(Layout):
 
     def selection(self, table: Table) -> list[ColumnElement[Any]]:
         names = ("holdfast_id", "id", "aggregatetype", "aggregateid", "type")
-        # As its driver gives it, which `Database` tells not to parse JSON: a cast to text would make digits of a column of bytes.
+        # As its driver gives it, which `Database` tells not to parse JSON: a cast to text would make digits
+        # of a column of bytes.
         return [*(table.c[name] for name in names), type_coerce(table.c.payload, LargeBinary())]
 
     def decode(self, raw: Sequence[Any]) -> OutboxRow:
@@ -307,17 +368,36 @@ class DebeziumLayout(Layout):
         if self.type_header is not None:
             headers.append((self.type_header, _bytes(type_)))
         value = _bytes(payload)
-        return OutboxRow(order, f"{self.topic_prefix}{aggregate}", _bytes(key), value, headers, None, None, 0, attempts, None)
+        return OutboxRow(
+            order,
+            f"{self.topic_prefix}{aggregate}",
+            _bytes(key),
+            value,
+            headers,
+            None,
+            None,
+            0,
+            attempts,
+            None,
+        )
 
     def encode(self, record: PreparedRecord) -> tuple[Any, ...]:
-        _refuse(self.name, record, partition=record.partition, timestamp_ms=record.timestamp_ms, headers=record.headers or None)
+        _refuse(
+            self.name,
+            record,
+            partition=record.partition,
+            timestamp_ms=record.timestamp_ms,
+            headers=record.headers or None,
+        )
         aggregate = record.topic.removeprefix(self.topic_prefix)
         if aggregate == record.topic or not aggregate:
             raise OutboxRecordError(
                 f"topic {record.topic}: the event router publishes to {self.topic_prefix}<aggregatetype> only; name such a topic"
             )
         if record.key is None:
-            raise OutboxRecordError(f"a record for {record.topic} has no key; the layout debezium needs an aggregateid for every row")
+            raise OutboxRecordError(
+                f"a record for {record.topic} has no key; the layout debezium needs an aggregateid for every row"
+            )
         key = _text(record.key, "key", self.name, self.limit_text)
         payload = None
         if record.value is not None:
@@ -325,7 +405,9 @@ class DebeziumLayout(Layout):
             try:
                 json.loads(payload)
             except ValueError as error:
-                raise OutboxRecordError(f"the value for {record.topic} is not JSON, as the column payload must be: {error}") from error
+                raise OutboxRecordError(
+                    f"the value for {record.topic} is not JSON, as the column payload must be: {error}"
+                ) from error
         try:
             id_ = str(uuid.uuid4() if record.event_id is None else uuid.UUID(record.event_id))
         except ValueError as error:
@@ -333,7 +415,9 @@ class DebeziumLayout(Layout):
         return (id_, aggregate, key, record.event_type or aggregate, payload)
 
 
-LAYOUTS: Final[Mapping[str, Layout]] = {each.name: each for each in (HoldfastLayout(), GoharvestLayout(), DebeziumLayout())}
+LAYOUTS: Final[Mapping[str, Layout]] = {
+    each.name: each for each in (HoldfastLayout(), GoharvestLayout(), DebeziumLayout())
+}
 
 
 def layout_named(layout: str | Layout) -> Layout:
@@ -355,7 +439,9 @@ def _texts(found: Any) -> list[str | None]:
         raise ValueError(f"{found!r:.200}: {error}") from error
     if not isinstance(read, list) or not all(each is None or isinstance(each, str) for each in read):
         raise ValueError(f"{found!r:.200}")
-    "".join(each or "" for each in read).encode()  # a lone surrogate, which JSON can spell, is no text for Kafka
+    "".join(
+        each or "" for each in read
+    ).encode()  # a lone surrogate, which JSON can spell, is no text for Kafka
     return read
 
 
@@ -378,7 +464,9 @@ def _text(value: bytes, what: str, layout: str, limit: int | None = None) -> str
             f"{what} is no UTF-8 ({error}); the layout {layout} holds text only, the layout holdfast any bytes"
         ) from error
     if "\0" in text:
-        raise OutboxRecordError(f"{what} has a NUL character, which text columns cannot hold; the layout holdfast holds any bytes")
+        raise OutboxRecordError(
+            f"{what} has a NUL character, which text columns cannot hold; the layout holdfast holds any bytes"
+        )
     if limit is not None and len(text) > limit:
         raise OutboxRecordError(f"{what} has {len(text)} characters; the layout {layout} holds {limit}")
     return text

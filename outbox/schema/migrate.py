@@ -1,6 +1,8 @@
-"""Making and removing an outbox's tables with Alembic: `upgrade`, `downgrade`, and the SQL of both for those who run it themselves.
+"""Making and removing an outbox's tables with Alembic: `upgrade`, `downgrade`, and the SQL of both for those
+who run it themselves.
 
-The lower half is what the migrations are written with. Each outbox has its own version table, so one database may hold several.
+The lower half is what the migrations are written with. Each outbox has its own version table, so one database
+may hold several.
 """
 
 from __future__ import annotations
@@ -32,12 +34,17 @@ def version_table(table: str) -> tuple[str, str | None]:
 
 
 def upgrade(url: str | URL, *, layout: str | Layout = "holdfast", table: str = "outbox") -> None:
-    """Make what the outbox *table* lacks, whole or not at all where the database can (MySQL cannot); nothing when nothing lacks."""
+    """Make what the outbox *table* lacks, whole or not at all where the database can (MySQL cannot);
+    nothing when nothing lacks.
+    """
     _run(url, layout, table, "head")
 
 
 def downgrade(url: str | URL, *, layout: str | Layout = "holdfast", table: str = "outbox") -> None:
-    """Remove what `upgrade` made. OutboxSchemaError while rows wait or are set aside. Tables of goharvest and Debezium stay."""
+    """Remove what `upgrade` made.
+
+    OutboxSchemaError while rows wait or are set aside. Tables of goharvest and Debezium stay.
+    """
     _run(url, layout, table, "base")
 
 
@@ -74,9 +81,13 @@ def _run(url: str | URL, layout: str | Layout, table: str, target: str) -> None:
             (command.upgrade if target == "head" else command.downgrade)(config, f"{chosen.name}@{target}")
             connection.commit()
             if connection.dialect.name == "sqlite" and target == "head":
-                connection.execute(text("PRAGMA journal_mode=WAL"))  # so that the harvester's reading never holds up a writer
+                connection.execute(
+                    text("PRAGMA journal_mode=WAL")
+                )  # so that the harvester's reading never holds up a writer
     except ModuleNotFoundError as error:
-        raise OutboxDatabaseError(f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'") from error
+        raise OutboxDatabaseError(
+            f"the driver of {read.drivername} is not installed ({error}); pip install 'holdfast[outbox]'"
+        ) from error
     except SQLAlchemyError as error:
         said = " ".join(str(getattr(error, "orig", None) or error).split())
         raise OutboxDatabaseError(f"{place}: {said}") from error
@@ -86,7 +97,11 @@ def _refuse_other_layout(connection: Connection, layout: Layout, table: str) -> 
     name, schema = version_table(table)
     if inspect(connection).has_table(name, schema=schema):
         place = connection.dialect.identifier_preparer.format_table(Table(name, MetaData(), schema=schema))
-        others = [row[0] for row in connection.execute(text(f"SELECT version_num FROM {place}")) if not row[0].startswith(layout.name)]
+        others = [
+            row[0]
+            for row in connection.execute(text(f"SELECT version_num FROM {place}"))
+            if not row[0].startswith(layout.name)
+        ]
         if others:
             raise OutboxSchemaError(
                 f"the outbox {table} has the layout {others[0].rpartition('_')[0]}, not {layout.name}; name that, or another table with --table"
@@ -94,11 +109,15 @@ def _refuse_other_layout(connection: Connection, layout: Layout, table: str) -> 
 
 
 def _refuse_types(connection: Connection, layout: Layout, table: str) -> None:
-    """Raise OutboxSchemaError when the outbox is there, made by others, with columns whose types it cannot have; nothing is made then."""
+    """Raise OutboxSchemaError when the outbox is there, made by others, with columns whose types it cannot
+    have; nothing is made then.
+    """
     outbox = outbox_tables(layout, table, dialect=connection.dialect.name).outbox
     inspector = inspect(connection)
     if inspector.has_table(outbox.name, schema=outbox.schema):
-        there = {each["name"]: each["type"] for each in inspector.get_columns(outbox.name, schema=outbox.schema)}
+        there = {
+            each["name"]: each["type"] for each in inspector.get_columns(outbox.name, schema=outbox.schema)
+        }
         if found := type_problems(there, outbox, layout.kinds, connection.dialect):
             raise OutboxSchemaError(
                 f"the outbox {table} cannot have the layout {layout.name}: {'; '.join(found)}. Change the columns, or make another outbox"
@@ -119,13 +138,23 @@ def _is_offline() -> bool:
 
 
 def create_table(
-    name: tuple[str, str | None], columns: Sequence[Column[Any]], *, numbered: bool = False, unless_there: bool = False
+    name: tuple[str, str | None],
+    columns: Sequence[Column[Any]],
+    *,
+    numbered: bool = False,
+    unless_there: bool = False,
 ) -> bool:
-    """Make one table; False when it was there, which is an error unless *unless_there*. As text it cannot look, and says IF NOT EXISTS."""
+    """Make one table; False when it was there, which is an error unless *unless_there*.
+
+    As text it cannot look, and says IF NOT EXISTS.
+    """
     if unless_there and not _is_offline() and inspect(op.get_bind()).has_table(name[0], schema=name[1]):
         return False
-    options: dict[str, Any] = {f"{kind}_{option}": value for kind in ("mysql", "mariadb") for option, value in _INNODB.items()}
-    # A number that was used once must never come again: a leader that crashed takes such a row for one it has published.
+    options: dict[str, Any] = {
+        f"{kind}_{option}": value for kind in ("mysql", "mariadb") for option, value in _INNODB.items()
+    }
+    # A number that was used once must never come again: a leader that crashed takes such a row for one it has
+    # published.
     made = Table(name[0], MetaData(), *columns, schema=name[1], sqlite_autoincrement=numbered, **options)
     op.execute(CreateTable(made, if_not_exists=unless_there))
     return True
@@ -134,14 +163,19 @@ def create_table(
 _INNODB = {"engine": "InnoDB", "charset": "utf8mb4"}
 
 
-def create_own(order: str, fields: Sequence[Column[Any]], *, topic: str, key: str, found: bool = False) -> None:
+def create_own(
+    order: str, fields: Sequence[Column[Any]], *, topic: str, key: str, found: bool = False
+) -> None:
     """Make the three tables beside an outbox that has *fields* and whose rows are numbered by *order*.
 
-    With *found*, the outbox was there before: rows that are set aside then keep the types that its own columns have.
+    With *found*, the outbox was there before: rows that are set aside then keep the types that its own
+    columns have.
     """
     name, schema = table_name()
     if found and not _is_offline():
-        there = {each["name"]: each["type"] for each in inspect(op.get_bind()).get_columns(name, schema=schema)}
+        there = {
+            each["name"]: each["type"] for each in inspect(op.get_bind()).get_columns(name, schema=schema)
+        }
         fields = [Column(field.name, there.get(field.name, field.type)) for field in fields]
     types = {field.name: field.type for field in fields}
     attempts: list[Column[Any]] = [
@@ -178,11 +212,15 @@ def drop_own() -> None:
 
 
 def _quoted(name: tuple[str, str | None]) -> str:
-    return op.get_context().dialect.identifier_preparer.format_table(Table(name[0], MetaData(), schema=name[1]))
+    return op.get_context().dialect.identifier_preparer.format_table(
+        Table(name[0], MetaData(), schema=name[1])
+    )
 
 
 def tune(name: tuple[str, str | None]) -> None:
-    """Let Postgres clean up after so many deleted rows, not after a share of the table: a queue's share is of no meaning."""
+    """Let Postgres clean up after so many deleted rows, not after a share of the table: a queue's share is
+    of no meaning.
+    """
     if op.get_context().dialect.name == "postgresql":
         cleaning = "autovacuum_vacuum_scale_factor = 0, autovacuum_vacuum_threshold = 10000, autovacuum_vacuum_cost_delay = 0"
         op.execute(f"ALTER TABLE {_quoted(name)} SET ({cleaning})")
@@ -196,20 +234,28 @@ _NUMBER = {
 
 
 def add_number(column: str) -> None:
-    """Add a column to the outbox that numbers its rows, those that are there included; nothing when it has one."""
+    """Add a column to the outbox that numbers its rows, those that are there included; nothing when it has
+    one.
+    """
     name, schema = table_name()
     if _is_offline():  # cannot look whether it is there, and only these can be told to look themselves
         if (kind := op.get_context().dialect.name) in ("postgresql", "mariadb"):
-            op.execute(f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN IF NOT EXISTS {column} {_NUMBER[kind]}")
+            op.execute(
+                f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN IF NOT EXISTS {column} {_NUMBER[kind]}"
+            )
         return
     bind = op.get_bind()
     if any(each["name"] == column for each in inspect(bind).get_columns(name, schema=schema)):
         return
     match bind.dialect.name:
         case "postgresql":
-            op.execute(f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN {column} BIGINT GENERATED BY DEFAULT AS IDENTITY NOT NULL UNIQUE")
+            op.execute(
+                f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN {column} BIGINT GENERATED BY DEFAULT AS IDENTITY NOT NULL UNIQUE"
+            )
         case "mysql" | "mariadb":
-            op.execute(f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN {column} BIGINT NOT NULL AUTO_INCREMENT UNIQUE")
+            op.execute(
+                f"ALTER TABLE {_quoted((name, schema))} ADD COLUMN {column} BIGINT NOT NULL AUTO_INCREMENT UNIQUE"
+            )
         case _:
             raise OutboxSchemaError(
                 f"table {name} is there without {column}, and SQLite cannot add a column that numbers rows; make the table anew"
@@ -221,15 +267,24 @@ def drop_number(column: str) -> None:
     name, schema = table_name()
     if op.get_context().dialect.name == "postgresql":
         op.execute(f"ALTER TABLE {_quoted((name, schema))} DROP COLUMN IF EXISTS {column}")
-    elif not _is_offline() and inspect(op.get_bind()).get_pk_constraint(name, schema=schema)["constrained_columns"] != [column]:
+    elif not _is_offline() and inspect(op.get_bind()).get_pk_constraint(name, schema=schema)[
+        "constrained_columns"
+    ] != [column]:
         op.execute(f"ALTER TABLE {_quoted((name, schema))} DROP COLUMN {column}")
 
 
 def refuse_loss(*, outbox: bool = True) -> None:
-    """Raise OutboxSchemaError while the quarantine, or (*outbox*) the outbox, still has rows that dropping it would lose."""
+    """Raise OutboxSchemaError while the quarantine, or (*outbox*) the outbox, still has rows that dropping
+    it would lose.
+    """
     if _is_offline():
         return
     name, schema = table_name()
     for each in [f"{name}_quarantine", *([name] if outbox else [])]:
-        if op.get_bind().execute(text(f"SELECT 1 FROM {_quoted((each, schema))} LIMIT 1")).first() is not None:
-            raise OutboxSchemaError(f"table {each} still has rows, which would be lost; let them be harvested, retry or discard them first")
+        if (
+            op.get_bind().execute(text(f"SELECT 1 FROM {_quoted((each, schema))} LIMIT 1")).first()
+            is not None
+        ):
+            raise OutboxSchemaError(
+                f"table {each} still has rows, which would be lost; let them be harvested, retry or discard them first"
+            )

@@ -5,8 +5,8 @@
 - ``<outbox>_quarantine``: rows set aside, whole, in the outbox's own columns, with the reason
 - ``<outbox>_lease``: of each shard the epoch of its leader
 
-Rows that failed are not marked in the outbox itself: layouts of others have no column for it, and an outbox that is only ever inserted
-into and deleted from stays small.
+Rows that failed are not marked in the outbox itself: layouts of others have no column for it, and an outbox
+that is only ever inserted into and deleted from stays small.
 """
 
 from __future__ import annotations
@@ -55,16 +55,25 @@ class OutboxTables:
 
 
 def outbox_tables(
-    layout: str | Layout = "holdfast", table: str = "outbox", *, dialect: str = "postgresql", metadata: MetaData | None = None
+    layout: str | Layout = "holdfast",
+    table: str = "outbox",
+    *,
+    dialect: str = "postgresql",
+    metadata: MetaData | None = None,
 ) -> OutboxTables:
-    """Return the tables of the outbox named *table* (``schema.table`` to name its schema), ready to be created.
+    """Return the tables of the outbox named *table* (``schema.table`` to name its schema), ready to be
+    created.
 
     Give your own *metadata* to have them beside your models, for your own Alembic migrations.
     """
     if not _NAME.fullmatch(table) or len(table.rpartition(".")[2]) > LIMIT_NAME:
-        raise ConfigError(f"outbox table {table!r}: letters, digits and _ (and one schema before a dot), at most {LIMIT_NAME} characters")
+        raise ConfigError(
+            f"outbox table {table!r}: letters, digits and _ (and one schema before a dot), at most {LIMIT_NAME} characters"
+        )
     if dialect not in DIALECTS:
-        raise ConfigError(f"the outbox does not know the database {dialect!r}; it knows {', '.join(DIALECTS)}")
+        raise ConfigError(
+            f"the outbox does not know the database {dialect!r}; it knows {', '.join(DIALECTS)}"
+        )
     chosen = layout_named(layout)
     schema, _, name = table.rpartition(".")
     place: dict[str, Any] = {"schema": schema or None, "mysql_engine": "InnoDB", "mariadb_engine": "InnoDB"}
@@ -74,7 +83,8 @@ def outbox_tables(
     by_name = {each.name: each for each in columns}
     return OutboxTables(
         layout=chosen,
-        # A number that was used once must never come again: a leader that crashed takes such a row for one it has published.
+        # A number that was used once must never come again: a leader that crashed takes such a row for one it
+        # has published.
         outbox=Table(name, metadata, *columns, **place, sqlite_autoincrement=True),
         attempts=Table(
             f"{name}_attempts",
@@ -90,7 +100,10 @@ def outbox_tables(
         quarantine=Table(
             f"{name}_quarantine",
             metadata,
-            *(Column(each.name, each.type, primary_key=each.name == chosen.order, autoincrement=False) for each in columns),
+            *(
+                Column(each.name, each.type, primary_key=each.name == chosen.order, autoincrement=False)
+                for each in columns
+            ),
             Column("attempts", Integer(), nullable=False),
             Column("reason", long_text, nullable=False),
             Column("quarantined_ms", BigInteger(), nullable=False),
@@ -134,7 +147,8 @@ def masked_parameters(url: str) -> str:
 
 
 def database_url(url: str | URL) -> URL:
-    """Return *url* with the driver that holdfast uses where it names none; ConfigError for what is no URL of a known database.
+    """Return *url* with the driver that holdfast uses where it names none; ConfigError for what is no URL of
+    a known database.
 
     >>> database_url("postgresql://shop@localhost/shop").drivername, database_url("mariadb://u@h/d").drivername
     ('postgresql+psycopg', 'mariadb+pymysql')
@@ -143,14 +157,22 @@ def database_url(url: str | URL) -> URL:
         read = make_url(url)
     except (ArgumentError, ValueError):
         # Without the error itself, which repeats the URL.
-        raise ConfigError(f"{masked(str(url))!r} is no database URL; write one like postgresql://user:password@host/database") from None
+        raise ConfigError(
+            f"{masked(str(url))!r} is no database URL; write one like postgresql://user:password@host/database"
+        ) from None
     backend = {"postgres": "postgresql"}.get(read.get_backend_name(), read.get_backend_name())
     if backend not in DIALECTS:
-        raise ConfigError(f"the outbox does not know the database {backend!r}; it knows {', '.join(DIALECTS)}")
+        raise ConfigError(
+            f"the outbox does not know the database {backend!r}; it knows {', '.join(DIALECTS)}"
+        )
     if read.host is not None and "@" in read.host:
-        raise ConfigError(f"{masked(str(url))!r} has more than one @: in a user's name or password write it as %40")
+        raise ConfigError(
+            f"{masked(str(url))!r} has more than one @: in a user's name or password write it as %40"
+        )
     if backend == "sqlite" and (read.host or read.username):
-        raise ConfigError(f"{masked(str(url))!r} names a host or user, and SQLite has neither; write sqlite:///file.db")
+        raise ConfigError(
+            f"{masked(str(url))!r} names a host or user, and SQLite has neither; write sqlite:///file.db"
+        )
     return read if "+" in read.drivername else read.set(drivername=f"{backend}+{DRIVERS[backend]}")
 
 
@@ -163,9 +185,11 @@ def shown(url: URL) -> str:
     return masked_parameters(url.render_as_string(hide_password=True))
 
 
-def problems(connection: Connection, tables: OutboxTables, *, only: Sequence[Table] | None = None) -> list[str]:
-    """Return what keeps the database from being *tables*: what is missing, types that rows would not come out of as they went in, columns
-    that nobody fills; empty when all is well."""
+def problems(
+    connection: Connection, tables: OutboxTables, *, only: Sequence[Table] | None = None
+) -> list[str]:
+    """Return what keeps the database from being *tables*: what is missing, types that rows would not come out
+    of as they went in, columns that nobody fills; empty when all is well."""
     found = []
     inspector = inspect(connection)
     types: dict[str, dict[str, Any]] = {}
@@ -189,11 +213,16 @@ def problems(connection: Connection, tables: OutboxTables, *, only: Sequence[Tab
             and column.get("default") is None
             and not column.get("autoincrement") is True
         ]
-        found += [f"column {table.fullname}.{name} is NOT NULL without a default, and this layout does not fill it" for name in alien]
+        found += [
+            f"column {table.fullname}.{name} is NOT NULL without a default, and this layout does not fill it"
+            for name in alien
+        ]
     return found
 
 
-def _type_problems(connection: Connection, tables: OutboxTables, table: Table, types: Mapping[str, Mapping[str, Any]]) -> list[str]:
+def _type_problems(
+    connection: Connection, tables: OutboxTables, table: Table, types: Mapping[str, Mapping[str, Any]]
+) -> list[str]:
     layout, dialect = tables.layout, connection.dialect
     there, outbox = types[table.name], types.get(tables.outbox.name, {})
     if table is tables.outbox:

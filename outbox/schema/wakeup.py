@@ -1,4 +1,7 @@
-"""Hearing of new rows on Postgres: LISTEN on a connection of its own, so that an idle harvester asks nothing."""
+"""Hearing of new rows on Postgres:
+
+LISTEN on a connection of its own, so that an idle harvester asks nothing.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,10 @@ def channel_of(table: Table) -> str:
 
 
 class Wakeup:
-    """Waits for the next commit that wrote rows. What was committed while nobody listened is not told: look at the table first."""
+    """Waits for the next commit that wrote rows.
+
+    What was committed while nobody listened is not told: look at the table first.
+    """
 
     def __init__(self, url: URL, table: Table) -> None:
         self._database = Database(url)
@@ -35,7 +41,9 @@ class Wakeup:
         self._read, self._write = os.pipe()
 
     def listen(self) -> bool:
-        """Begin to listen (or go on), and return whether it began only now, so that rows may have come unheard."""
+        """Begin to listen (or go on), and return whether it began only now, so that rows may have come
+        unheard.
+        """
         connection = self._database.connection()
         if connection is self._listening:
             return False
@@ -44,7 +52,8 @@ class Wakeup:
         return True
 
     def wait(self, timeout_s: float) -> bool:
-        """Return True once rows were committed, or might have been unheard; False after *timeout_s* or `interrupt`.
+        """Return True once rows were committed, or might have been unheard; False after *timeout_s* or
+        `interrupt`.
 
         Raises OutboxDatabaseError when the connection is lost; the next call listens anew.
         """

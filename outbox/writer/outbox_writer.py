@@ -1,12 +1,14 @@
-"""Writing to the outbox, inside the transaction of the service: what is rolled back is never published, what is committed always is.
+"""Writing to the outbox, inside the transaction of the service: what is rolled back is never published, what
+is committed always is.
 
     writer = OutboxWriter(value_encoder=msgspec.json.encode)
     with Session(engine) as session, session.begin():
         session.add(order)
         writer.write(session, "orders", key=order.id, value={"total": 12})
 
-One statement a call, on the connection the caller is in a transaction on: an SQLAlchemy 2 Session or Connection, sync or async, or a plain
-connection or cursor of psycopg, psycopg2, pymysql, mysqlclient or sqlite3. On Postgres the same statement tells a listening harvester.
+One statement a call, on the connection the caller is in a transaction on: an SQLAlchemy 2 Session or
+Connection, sync or async, or a plain connection or cursor of psycopg, psycopg2, pymysql, mysqlclient or
+sqlite3. On Postgres the same statement tells a listening harvester.
 """
 
 from __future__ import annotations
@@ -29,21 +31,36 @@ __all__ = ["Encoder", "OutboxRecord", "OutboxWriter"]
 
 LIMIT_STATEMENT_BYTES: Final = 4_000_000
 
-_LIMIT_ROWS: Final = {"postgresql": 10_000, "mysql": 5_000, "sqlite": 3_000}  # SQLite: at most 32,766 parameters
-_DIALECTS: Mapping[str, Callable[[], Dialect]] = {"postgresql": postgresql.dialect, "mysql": mysql.dialect, "sqlite": sqlite.dialect}
-# How a column's value is written where it is not simply a parameter; the second is the type that Postgres is given.
+_LIMIT_ROWS: Final = {
+    "postgresql": 10_000,
+    "mysql": 5_000,
+    "sqlite": 3_000,
+}  # SQLite: at most 32,766 parameters
+_DIALECTS: Mapping[str, Callable[[], Dialect]] = {
+    "postgresql": postgresql.dialect,
+    "mysql": mysql.dialect,
+    "sqlite": sqlite.dialect,
+}
+# How a column's value is written where it is not simply a parameter; the second is the type that Postgres is
+# given.
 _FROM_ARRAY = {
     "jsonb": ("{}::jsonb", "text"),
     "text[]": ("ARRAY(SELECT jsonb_array_elements_text({}::jsonb))", "text"),
 }
-_NOW = {"postgresql": "now()", "mysql": "CURRENT_TIMESTAMP(6)", "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')"}
+_NOW = {
+    "postgresql": "now()",
+    "mysql": "CURRENT_TIMESTAMP(6)",
+    "sqlite": "strftime('%Y-%m-%d %H:%M:%f', 'now')",
+}
 
 
 class OutboxWriter:
-    """Writes records to the outbox *table*. It holds no connection and no state: one for a whole service, for all its threads.
+    """Writes records to the outbox *table*. It holds no connection and no state: one for a whole service, for
+    all its threads.
 
-    Keys and values are bytes, or str (written as UTF-8), or whatever the encoder takes; with an encoder str goes through it too, bytes
-    never do, and None is always none. *notify* tells a harvester on Postgres at the commit; without it the harvester polls.
+    Keys and values are bytes, or str (written as UTF-8), or whatever the encoder takes; with an encoder str
+    goes through it too, bytes never do, and None is always none. *notify* tells a harvester on Postgres at
+    the commit; without it the harvester polls.
     *limit_bytes* refuses what the broker would refuse later (None for no limit).
     """
 
@@ -66,17 +83,22 @@ class OutboxWriter:
         self._channel = channel_of(outbox_tables(self.layout, table).outbox)
         self._statements: dict[tuple[str, str, int], str] = {}
 
-    def write(self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]) -> None:
+    def write(
+        self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]
+    ) -> None:
         """Write one record on *target*, in its transaction; *value* None is a tombstone.
 
         *headers* keep order and duplicates. *partition* and *timestamp_ms* go to Kafka as they are. *trace* is a W3C traceparent, or the
         carrier that a tracer filled (traceparent, tracestate, baggage), and becomes headers. *event_id* and *event_type* exist in
-        Debezium's layout. Raises OutboxRecordError before anything is sent to the database, OutboxSchemaError where that lacks the table.
+        Debezium's layout. Raises OutboxRecordError before anything is sent to the database, OutboxSchemaError
+        where that lacks the table.
         """
         self.write_many(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
 
     def write_many(self, target: Any, records: Iterable[OutboxRecord]) -> int:
-        """Write *records* on *target* in their order, in one statement (large ones in several), and return how many there were."""
+        """Write *records* on *target* in their order, in one statement (large ones in several), and return
+        how many there were.
+        """
         encoded = self._encoded(records)
         execute, kind, style = opened(target)
         for sql, parameters in self._calls(encoded, kind, style):
@@ -86,7 +108,9 @@ class OutboxWriter:
 
     @contextmanager
     def _telling(self) -> Iterator[None]:
-        """Tell a missing table by its cure; any other failure is the caller's to know, as its driver tells it."""
+        """Tell a missing table by its cure; any other failure is the caller's to know, as its driver tells
+        it.
+        """
         try:
             yield
         except Exception as error:
@@ -96,8 +120,12 @@ class OutboxWriter:
                 f"the database has no table {self.table}: run `holdfast outbox init` on it, or name the table that it has (table=...)"
             ) from error
 
-    async def write_async(self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]) -> None:
-        """Write one record as `write` does, on an AsyncSession, an AsyncConnection, or an async connection of psycopg or aiosqlite."""
+    async def write_async(
+        self, target: Any, topic: str, key: Any = None, value: Any = None, **more: Unpack[RecordFields]
+    ) -> None:
+        """Write one record as `write` does, on an AsyncSession, an AsyncConnection, or an async connection
+        of psycopg or aiosqlite.
+        """
         await self.write_many_async(target, (OutboxRecord(topic=topic, key=key, value=value, **more),))
 
     async def write_many_async(self, target: Any, records: Iterable[OutboxRecord]) -> int:
@@ -118,10 +146,17 @@ class OutboxWriter:
 
     # --- from values to statements ---------------------------------------------------------------------------------------------------
 
-    def _calls(self, encoded: list[tuple[Any, ...]], kind: str, style: str) -> Iterator[tuple[str, tuple[Any, ...]]]:
+    def _calls(
+        self, encoded: list[tuple[Any, ...]], kind: str, style: str
+    ) -> Iterator[tuple[str, tuple[Any, ...]]]:
         for part in _parts(encoded, _LIMIT_ROWS[kind]):
-            if kind == "postgresql":  # one array a column: the statement is the same for any number of rows, and prepared once
-                yield self._statement(kind, style, 0), tuple(list(column) for column in zip(*part, strict=True))
+            if (
+                kind == "postgresql"
+            ):  # one array a column: the statement is the same for any number of rows, and prepared once
+                yield (
+                    self._statement(kind, style, 0),
+                    tuple(list(column) for column in zip(*part, strict=True)),
+                )
             else:
                 yield self._statement(kind, style, len(part)), tuple(value for row in part for value in row)
 
@@ -138,15 +173,23 @@ class OutboxWriter:
         preparer = _DIALECTS[kind]().identifier_preparer
         table = outbox_tables(self.layout, self.table, dialect=kind).outbox
         stamped = [self.layout.stamped] if self.layout.stamped else []
-        return preparer.format_table(table), [preparer.quote(name) for name in [*self.layout.written, *stamped]]
+        return preparer.format_table(table), [
+            preparer.quote(name) for name in [*self.layout.written, *stamped]
+        ]
 
     def _postgres(self, style: str) -> str:
         table, names = self._names("postgresql")
         types = list(self.layout.written.values())
         marks = _marks(style, len(types))
-        arrays = ", ".join(f"{mark}::{_FROM_ARRAY.get(type_, ('', type_))[1]}[]" for mark, type_ in zip(marks, types, strict=True))
+        arrays = ", ".join(
+            f"{mark}::{_FROM_ARRAY.get(type_, ('', type_))[1]}[]"
+            for mark, type_ in zip(marks, types, strict=True)
+        )
         fields = [f"c{index}" for index in range(len(types))]
-        values = [_FROM_ARRAY.get(type_, ("{}", ""))[0].format(field) for field, type_ in zip(fields, types, strict=True)]
+        values = [
+            _FROM_ARRAY.get(type_, ("{}", ""))[0].format(field)
+            for field, type_ in zip(fields, types, strict=True)
+        ]
         values += [_NOW["postgresql"]] if self.layout.stamped else []
         insert = (
             f"INSERT INTO {table} ({', '.join(names)}) SELECT {', '.join(values)} "
@@ -154,10 +197,9 @@ class OutboxWriter:
         )
         if not self._notify:
             return insert
-        # In the same statement, so that telling costs no round trip; Postgres sends it at the commit, once a transaction.
-        return (
-            f"WITH written AS ({insert} RETURNING 1) SELECT pg_notify('{self._channel}', '') FROM (SELECT count(*) FROM written) AS counted"
-        )
+        # In the same statement, so that telling costs no round trip; Postgres sends it at the commit, once a
+        # transaction.
+        return f"WITH written AS ({insert} RETURNING 1) SELECT pg_notify('{self._channel}', '') FROM (SELECT count(*) FROM written) AS counted"
 
     def _values(self, kind: str, style: str, rows: int) -> str:
         table, names = self._names(kind)
@@ -201,4 +243,8 @@ def _lacks_table(error: Exception) -> bool:
     """Return whether a driver's error, or SQLAlchemy's around it, is that of a missing table."""
     driver = getattr(error, "orig", None) or error
     state = getattr(driver, "sqlstate", None) or getattr(driver, "pgcode", None)
-    return state == _UNDEFINED_TABLE or driver.args[:1] == (_NO_SUCH_TABLE,) or str(driver).startswith("no such table: ")
+    return (
+        state == _UNDEFINED_TABLE
+        or driver.args[:1] == (_NO_SUCH_TABLE,)
+        or str(driver).startswith("no such table: ")
+    )

@@ -1,4 +1,6 @@
-"""One record for the outbox, and every check that needs no database: what is wrong with it is said before any SQL."""
+"""One record for the outbox, and every check that needs no database: what is wrong with it is said before
+any SQL.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,9 @@ class RecordFields(TypedDict, total=False):
 
 
 class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
-    """One record to be written, for `OutboxWriter.write_many`; its fields are the arguments of `OutboxWriter.write`."""
+    """One record to be written, for `OutboxWriter.write_many`; its fields are the arguments of
+    `OutboxWriter.write`.
+    """
 
     topic: str
     key: Any = None
@@ -47,12 +51,18 @@ class OutboxRecord(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def prepared(
-    record: OutboxRecord, *, key_encoder: Encoder | None, value_encoder: Encoder | None, limit_bytes: int | None
+    record: OutboxRecord,
+    *,
+    key_encoder: Encoder | None,
+    value_encoder: Encoder | None,
+    limit_bytes: int | None,
 ) -> PreparedRecord:
     """Return *record* as Kafka will be given it; OutboxRecordError says what is wrong with it."""
     topic = record.topic
     if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-        raise OutboxRecordError(f"topic {topic!r}: Kafka takes 1 to {LIMIT_TOPIC} letters, digits, '.', '_' and '-'")
+        raise OutboxRecordError(
+            f"topic {topic!r}: Kafka takes 1 to {LIMIT_TOPIC} letters, digits, '.', '_' and '-'"
+        )
     made = PreparedRecord(
         topic=topic,
         key=_bytes(record.key, key_encoder, "key", topic),
@@ -81,13 +91,19 @@ def _bytes(value: Any, encoder: Encoder | None, what: str, topic: str) -> bytes 
     if encoder is None:
         if isinstance(value, str):
             return _utf8(value, f"the {what} for {topic}")
-        raise OutboxRecordError(f"the {what} for {topic} is {type(value).__name__}; give bytes or str, or the writer a {what}_encoder")
+        raise OutboxRecordError(
+            f"the {what} for {topic} is {type(value).__name__}; give bytes or str, or the writer a {what}_encoder"
+        )
     try:
         encoded = encoder(value)
     except Exception as error:
-        raise OutboxRecordError(f"the {what}_encoder could not encode the {what} for {topic}: {type(error).__name__}: {error}") from error
+        raise OutboxRecordError(
+            f"the {what}_encoder could not encode the {what} for {topic}: {type(error).__name__}: {error}"
+        ) from error
     if not isinstance(encoded, bytes):
-        raise OutboxRecordError(f"the {what}_encoder returned {type(encoded).__name__} for {topic} instead of bytes")
+        raise OutboxRecordError(
+            f"the {what}_encoder returned {type(encoded).__name__} for {topic} instead of bytes"
+        )
     return encoded
 
 
@@ -100,7 +116,9 @@ def _utf8(value: str, what: str) -> bytes:
 
 def _headers(given: HeadersLike, topic: str) -> list[Header]:
     if isinstance(given, str | bytes):
-        raise OutboxRecordError(f"headers for {topic}: give pairs of name and value, or a mapping, not {type(given).__name__}")
+        raise OutboxRecordError(
+            f"headers for {topic}: give pairs of name and value, or a mapping, not {type(given).__name__}"
+        )
     headers: list[Header] = []
     pairs: Iterable[Any] = given.items() if isinstance(given, Mapping) else given
     for pair in pairs:
@@ -111,11 +129,15 @@ def _headers(given: HeadersLike, topic: str) -> list[Header]:
             raise OutboxRecordError(f"headers for {topic}: the name {name!r} is no text")
         _utf8(name, f"the header name {name!r}")
         if name in RESERVED:
-            raise OutboxRecordError(f"headers for {topic}: {name} is written by the harvester; choose another name")
+            raise OutboxRecordError(
+                f"headers for {topic}: {name} is written by the harvester; choose another name"
+            )
         if isinstance(value, str):
             value = _utf8(value, f"header {name}")
         elif value is not None and not isinstance(value, bytes):
-            raise OutboxRecordError(f"headers for {topic}: the value of {name} is {type(value).__name__}; give bytes, str or None")
+            raise OutboxRecordError(
+                f"headers for {topic}: the value of {name} is {type(value).__name__}; give bytes, str or None"
+            )
         headers.append((name, value))
     return headers
 
@@ -131,7 +153,9 @@ def _trace(trace: str | Mapping[str, str] | None, topic: str) -> list[Header]:
     carrier = {"traceparent": trace} if isinstance(trace, str) else dict(trace)
     parent = carrier.get("traceparent")
     if parent is not None and not _TRACEPARENT.fullmatch(parent):
-        raise OutboxRecordError(f"trace for {topic}: {parent!r} is no W3C traceparent (version-traceid-parentid-flags, lower-case hex)")
+        raise OutboxRecordError(
+            f"trace for {topic}: {parent!r} is no W3C traceparent (version-traceid-parentid-flags, lower-case hex)"
+        )
     return [(name, _utf8(value, f"trace field {name}")) for name, value in carrier.items()]
 
 
@@ -139,7 +163,9 @@ def _number(value: Any, what: str, topic: str, *, limit: int) -> int | None:
     if value is None:
         return None
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value <= limit:
-        raise OutboxRecordError(f"{what} {value!r} for {topic}: give a whole number from 0 to {limit}, or None")
+        raise OutboxRecordError(
+            f"{what} {value!r} for {topic}: give a whole number from 0 to {limit}, or None"
+        )
     return value
 
 

@@ -1,4 +1,7 @@
-"""What an outbox can be written on: SQLAlchemy's sessions and connections, and the drivers' own, sync and async."""
+"""What an outbox can be written on:
+
+SQLAlchemy's sessions and connections, and the drivers' own, sync and async.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,9 @@ _KINDS = {"postgresql": "postgresql", "mysql": "mysql", "mariadb": "mysql", "sql
 
 
 def opened(target: Any) -> tuple[Execute, str, str]:
-    """Return what executes on *target*, its kind of database (mysql for MariaDB too), and how its driver marks parameters."""
+    """Return what executes on *target*, its kind of database (mysql for MariaDB too), and how its driver
+    marks parameters.
+    """
     if isinstance(target, Session | scoped_session):
         target = target.connection()  # on which the session begins its transaction
     if isinstance(target, Connection):
@@ -62,7 +67,9 @@ async def opened_async(target: Any) -> tuple[ExecuteAsync, str, str]:
         return target.exec_driver_sql, _kind(target.dialect), target.dialect.paramstyle
     kind = _driver_kind(target)
     if not _is_async(target):
-        raise OutboxError(f"{type(target).__module__}.{type(target).__name__} is not async; use write or write_many")
+        raise OutboxError(
+            f"{type(target).__module__}.{type(target).__name__} is not async; use write or write_many"
+        )
     if not hasattr(target, "fetchone"):
         refuse_autocommit(target)
     elif kind == "postgresql":
@@ -71,7 +78,9 @@ async def opened_async(target: Any) -> tuple[ExecuteAsync, str, str]:
 
 
 def _is_async(target: Any) -> bool:
-    return "async" in type(target).__name__.lower() or type(target).__module__.partition(".")[0] == "aiosqlite"
+    return (
+        "async" in type(target).__name__.lower() or type(target).__module__.partition(".")[0] == "aiosqlite"
+    )
 
 
 def _style(kind: str) -> str:
@@ -91,12 +100,16 @@ def _driver_kind(target: Any) -> str:
 def _kind(dialect: Dialect) -> str:
     kind = _KINDS.get(dialect.name)
     if kind is None:
-        raise OutboxError(f"the outbox does not know the database {dialect.name}; it knows PostgreSQL, MySQL, MariaDB and SQLite")
+        raise OutboxError(
+            f"the outbox does not know the database {dialect.name}; it knows PostgreSQL, MySQL, MariaDB and SQLite"
+        )
     return kind
 
 
 def refuse_autocommit(connection: Any) -> None:
-    """Raise where the row would be committed at once, alone: the outbox is worth something only inside the caller's transaction."""
+    """Raise where the row would be committed at once, alone: the outbox is worth something only inside the
+    caller's transaction.
+    """
     match type(connection).__module__.partition(".")[0]:
         case "psycopg":
             alone = connection.autocommit and connection.info.transaction_status == 0

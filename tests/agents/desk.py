@@ -1,7 +1,8 @@
 """An application of its own that asks another one's tables: `python -P -m tests.agents.desk worker`.
 
-Its ordinary Faust agent takes requests, writes claims frames for the claims application, asks that one's tables for what they have
-become, and writes what it was told to a topic. A processor beside it counts the answers.
+Its ordinary Faust agent takes requests, writes claims frames for the claims application, asks that one's
+tables for what they have become, and writes what it was told to a topic. A processor beside it counts the
+answers.
 """
 
 from __future__ import annotations
@@ -25,7 +26,9 @@ from holdfast.errors import HoldfastError
 
 
 class Request(msgspec.Struct, frozen=True, kw_only=True):
-    """What to do: heartbeat writes a frame and reads it back, get only reads, scan lists the keys with a prefix."""
+    """What to do: heartbeat writes a frame and reads it back, get only reads, scan lists the keys with a
+    prefix.
+    """
 
     id: str
     verb: Literal["heartbeat", "get", "scan"]
@@ -108,7 +111,12 @@ class Desk:
 
     async def _serve(self, tables: TableClient, request: Request) -> Reply:
         if request.verb == "scan":
-            keys = [answer.key async for answer in tables.scan(self.claims.name, request.key, page_rows=7, timeout_s=request.timeout_s)]
+            keys = [
+                answer.key
+                async for answer in tables.scan(
+                    self.claims.name, request.key, page_rows=7, timeout_s=request.timeout_s
+                )
+            ]
             return Reply(id=request.id, verb=request.verb, keys=tuple(keys))
         written = await self._write(request) if request.verb == "heartbeat" else None
         answer: Answer[Any] = await tables.get(
@@ -116,7 +124,9 @@ class Desk:
             request.key,
             at_least=written or request.at_least,
             timeout_s=request.timeout_s,
-            max_staleness=None if request.staleness_ms is None else timedelta(milliseconds=request.staleness_ms),
+            max_staleness=None
+            if request.staleness_ms is None
+            else timedelta(milliseconds=request.staleness_ms),
         )
         claim = answer.value if isinstance(answer.value, Claim) else None
         return Reply(
@@ -132,15 +142,24 @@ class Desk:
 
     async def _write(self, request: Request) -> tuple[int, int]:
         group, topic, number = parse_claim_key(request.key)
-        frame = encode(Heartbeat(request.time_s, "i1", request.client_id, group, topic, number, request.offset))
+        frame = encode(
+            Heartbeat(request.time_s, "i1", request.client_id, group, topic, number, request.offset)
+        )
         partition = coordination_partition(topic, self._partitions)
-        placed = await self._app.producer.send_and_wait(self.settings.coordination_topic, None, frame, partition, None, None)
+        placed = await self._app.producer.send_and_wait(
+            self.settings.coordination_topic, None, frame, partition, None, None
+        )
         return placed.partition, placed.offset
 
 
 def _of_version(processor: Processor[Any, Any], version: int) -> Processor[Any, Any]:
     return Processor(
-        name=processor.name, source=processor.source, decode=processor.decode, fold=processor.fold, row=processor.row, version=version
+        name=processor.name,
+        source=processor.source,
+        decode=processor.decode,
+        fold=processor.fold,
+        row=processor.row,
+        version=version,
     )
 
 

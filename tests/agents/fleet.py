@@ -1,4 +1,6 @@
-"""An application as real worker processes, the built-in one unless told otherwise, and what tests write to its topics."""
+"""An application as real worker processes, the built-in one unless told otherwise, and what tests write to
+its topics.
+"""
 
 from __future__ import annotations
 
@@ -42,9 +44,14 @@ class Fleet:
         self._folder, self._module = folder, module
         name = f"{app}-{uuid.uuid4().hex[:8]}"
         kafka = {key: str(value) for key, value in broker.config.items()}
-        self.settings = Settings(**{"app": name, "coordination_topic": f"{name}-marshal", "kafka": kafka, **settings})
+        self.settings = Settings(
+            **{"app": name, "coordination_topic": f"{name}-marshal", "kafka": kafka, **settings}
+        )
         self.processors = list(declare(self.settings))
-        self.environment = {**environment_of(self.settings), **{f"HOLDFAST_{key.upper()}": str(value) for key, value in TIMES.items()}}
+        self.environment = {
+            **environment_of(self.settings),
+            **{f"HOLDFAST_{key.upper()}": str(value) for key, value in TIMES.items()},
+        }
         self.workers: list[Worker] = []
 
     def create_topics(self, source: Mapping[str, str] | None = None) -> Self:
@@ -71,21 +78,36 @@ class Fleet:
         return [worker for worker in self.workers if worker.running]
 
     def wait_spread(self, *workers: Worker) -> None:
-        """Return when *workers* are ready, each owns something, and every partition of every table has one owner among them."""
-        wanted = sorted((each.name, partition) for each in self.processors for partition in range(self.partitions))
+        """Return when *workers* are ready, each owns something, and every partition of every table has one
+        owner among them.
+        """
+        wanted = sorted(
+            (each.name, partition) for each in self.processors for partition in range(self.partitions)
+        )
 
         def condition() -> bool:
             for worker in workers:
                 assert worker.running, f"{worker.name} ended\n{worker.tail()}"
             owned = [worker.applied() for worker in workers]
-            return all(owned) and sorted(place for each in owned for place in each) == wanted and all(worker.ready for worker in workers)
+            return (
+                all(owned)
+                and sorted(place for each in owned for place in each) == wanted
+                and all(worker.ready for worker in workers)
+            )
 
-        wait_for(f"{wanted} spread over {[worker.name for worker in workers]}", condition, SPREAD_DEADLINE_S, self.tails)
+        wait_for(
+            f"{wanted} spread over {[worker.name for worker in workers]}",
+            condition,
+            SPREAD_DEADLINE_S,
+            self.tails,
+        )
 
     def owner(self, table: str, partition: int) -> Worker:
         """Return the one worker that says it owns the partition."""
         owners = [worker for worker in self.live if (table, partition) in worker.applied()]
-        assert len(owners) == 1, f"{table}/{partition} has owners {[worker.name for worker in owners]}\n{self.tails()}"
+        assert len(owners) == 1, (
+            f"{table}/{partition} has owners {[worker.name for worker in owners]}\n{self.tails()}"
+        )
         return owners[0]
 
     def tails(self) -> str:
@@ -99,12 +121,17 @@ class Fleet:
 
 def environment_of(settings: Settings) -> dict[str, str]:
     """Return the variables by which a process comes to those of *settings* that differ from the defaults."""
-    own = {row.name: str(row.value) for row in settings.describe() if row.origin == "code" and row.value is not None}
+    own = {
+        row.name: str(row.value)
+        for row in settings.describe()
+        if row.origin == "code" and row.value is not None
+    }
     if settings.web_token is not None:
         own["web_token"] = settings.web_token  # which `describe` masks
     kafka = {f"kafka__{name.replace('.', '_')}": value for name, value in settings.kafka.items()}
     return {
-        f"HOLDFAST_{name.upper()}": value for name, value in ({key: value for key, value in own.items() if "." not in key} | kafka).items()
+        f"HOLDFAST_{name.upper()}": value
+        for name, value in ({key: value for key, value in own.items() if "." not in key} | kafka).items()
     }
 
 
@@ -115,12 +142,24 @@ class Writer:
         self._producer = Producer(broker.client_config(**{"linger.ms": 0, "enable.idempotence": True}))
         self._failures: list[str] = []
 
-    def write(self, topic: str, value: bytes, *, key: bytes | None = None, partition: int = -1, timestamp_ms: int = 0) -> tuple[int, int]:
+    def write(
+        self,
+        topic: str,
+        value: bytes,
+        *,
+        key: bytes | None = None,
+        partition: int = -1,
+        timestamp_ms: int = 0,
+    ) -> tuple[int, int]:
         """Append one record and return its partition and offset."""
         return self.write_all(topic, [(value, key, partition, timestamp_ms)])[0]
 
-    def write_all(self, topic: str, records: list[tuple[bytes, bytes | None, int, int]]) -> list[tuple[int, int]]:
-        """Append (value, key, partition or -1, timestamp in ms or 0) in that order and return where each lies."""
+    def write_all(
+        self, topic: str, records: list[tuple[bytes, bytes | None, int, int]]
+    ) -> list[tuple[int, int]]:
+        """Append (value, key, partition or -1, timestamp in ms or 0) in that order and return where each
+        lies.
+        """
         placed: dict[int, tuple[int, int]] = {}
         for at, (value, key, partition, timestamp_ms) in enumerate(records):
 
@@ -129,7 +168,9 @@ class Writer:
                     self._failures.append(error.str())
                 placed[at] = message.partition() or 0, message.offset() or 0
 
-            self._producer.produce(topic, value, key, partition, timestamp=timestamp_ms, on_delivery=delivered)
+            self._producer.produce(
+                topic, value, key, partition, timestamp=timestamp_ms, on_delivery=delivered
+            )
         left = self._producer.flush(DELIVERY_DEADLINE_S)
         assert not left, f"{left} records not delivered to {topic} within {DELIVERY_DEADLINE_S:.0f} s"
         assert not self._failures, self._failures

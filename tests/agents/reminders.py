@@ -1,4 +1,7 @@
-"""An application of one processor with timers, in a version of one's choice: `python -P -m tests.agents.reminders worker`."""
+"""An application of one processor with timers, in a version of one's choice:
+
+`python -P -m tests.agents.reminders worker`.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +39,9 @@ def decode(value: bytes) -> Order:
 
 
 def reminders(app: str, version: int = 1) -> Processor[Any, Any]:
-    """Return the processor; version 2 counts double, so that nobody can take the rows of one for the other's."""
+    """Return the processor; version 2 counts double, so that nobody can take the rows of one for the
+    other's.
+    """
 
     def fold(rows: Rows[Reminded], order: Order, at_ms: int) -> Iterator[Emit]:
         before = rows.get(order.key) or Reminded()

@@ -1,4 +1,6 @@
-"""What `create_app` is given, and what is put beside it, works or is refused in one line before anything is lost."""
+"""What `create_app` is given, and what is put beside it, works or is refused in one line before anything
+is lost.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,13 @@ from holdfast.errors import ConfigError
 
 
 def declare(**changed: Any) -> Processor[Any, Any]:
-    declared: dict[str, Any] = {"name": "totals", "source": "orders", "decode": bytes, "fold": lambda *_: None, "row": int}
+    declared: dict[str, Any] = {
+        "name": "totals",
+        "source": "orders",
+        "decode": bytes,
+        "fold": lambda *_: None,
+        "row": int,
+    }
     return Processor(**declared | changed)
 
 
@@ -60,7 +68,9 @@ def app_of(tmp_path: Path) -> App:
 )
 def test_a_table_that_nothing_would_restore_is_refused(make: Callable[[App], Any], tmp_path: Path) -> None:
     app = app_of(tmp_path)
-    with pytest.raises(ConfigError, match=r"table counts: .* would be empty after a restart; .* the fold of a Processor") as refused:
+    with pytest.raises(
+        ConfigError, match=r"table counts: .* would be empty after a restart; .* the fold of a Processor"
+    ) as refused:
         make(app)
     assert "\n" not in str(refused.value)
     assert list(app.tables) == ["totals.v1"]
@@ -79,9 +89,13 @@ def test_a_table_that_nothing_would_restore_is_refused(make: Callable[[App], Any
         lambda app: app.topic("orders").stream(),
     ],
 )
-def test_an_agent_or_stream_that_would_get_batches_for_records_is_refused(declared: Callable[[App], Any], tmp_path: Path) -> None:
+def test_an_agent_or_stream_that_would_get_batches_for_records_is_refused(
+    declared: Callable[[App], Any], tmp_path: Path
+) -> None:
     app = app_of(tmp_path)
-    with pytest.raises(ConfigError, match=r"processor totals folds it in this application, .*; have the fold emit") as refused:
+    with pytest.raises(
+        ConfigError, match=r"processor totals folds it in this application, .*; have the fold emit"
+    ) as refused:
         declared(app)
     assert "\n" not in str(refused.value)
     assert set(app.agents) == {"holdfast.totals"}

@@ -35,12 +35,21 @@ Sample = tuple[str, tuple[tuple[str, str], ...]]
 
 @pytest.fixture
 def worker() -> MemoryWorker:
-    return MemoryWorker(Settings(app="shop"), [TOTALS, MAXIMA], partitions=3, active=[0, 1], standby=[2], clock=ManualClock(now_ms=NOW_MS))
+    return MemoryWorker(
+        Settings(app="shop"),
+        [TOTALS, MAXIMA],
+        partitions=3,
+        active=[0, 1],
+        standby=[2],
+        clock=ManualClock(now_ms=NOW_MS),
+    )
 
 
 def scrape(worker: MemoryWorker) -> dict[Sample, float]:
     body, _ = worker.metrics.exposition(worker, "")
-    samples = [sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples]
+    samples = [
+        sample for family in text_string_to_metric_families(body.decode()) for sample in family.samples
+    ]
     found = {(sample.name, tuple(sorted(sample.labels.items()))): sample.value for sample in samples}
     assert len(found) == len(samples), "no series is told twice"
     return found
@@ -86,7 +95,8 @@ def test_transactions_are_counted_by_table_and_partition_and_timed_by_table(work
     assert sample(samples, "holdfast_commit_seconds_count", table="totals") == 3
     assert sample(samples, "holdfast_commit_seconds_sum", table="totals") == pytest.approx(40.203)
     assert [
-        sample(samples, "holdfast_commit_seconds_bucket", table="totals", le=le) for le in ("0.0025", "0.005", "0.25", "30.0", "+Inf")
+        sample(samples, "holdfast_commit_seconds_bucket", table="totals", le=le)
+        for le in ("0.0025", "0.005", "0.25", "30.0", "+Inf")
     ] == [
         0,
         1,

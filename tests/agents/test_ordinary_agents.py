@@ -1,4 +1,6 @@
-"""Ordinary Faust agents beside processors on a real broker: their records at least once, by committed offsets, whatever is killed."""
+"""Ordinary Faust agents beside processors on a real broker: their records at least once, by committed
+offsets, whatever is killed.
+"""
 
 from __future__ import annotations
 
@@ -31,24 +33,39 @@ decode = msgspec.json.Decoder(Done).decode
 class Jobs(Application):
     """The counting application with the agent beside it."""
 
-    def __init__(self, broker: SessionBroker, folder: Path, *, instance_id: str = "", unreadable: str = "halt") -> None:
-        super().__init__(broker, folder, partitions=PARTITIONS, module="tests.agents.jobs", instance_id=instance_id, unreadable=unreadable)
+    def __init__(
+        self, broker: SessionBroker, folder: Path, *, instance_id: str = "", unreadable: str = "halt"
+    ) -> None:
+        super().__init__(
+            broker,
+            folder,
+            partitions=PARTITIONS,
+            module="tests.agents.jobs",
+            instance_id=instance_id,
+            unreadable=unreadable,
+        )
         self.jobs, self.done = f"{self.name}-jobs", f"{self.name}-done"
         self._environment |= {"JOBS": self.jobs, "JOBS_DONE": self.done, "JOBS_RUN": "none"}
         self.create_topics()
         for topic, partitions in ((self.jobs, PARTITIONS), (self.done, 1)):
             broker.create_topic(topic, partitions=partitions, exact=True)
         self._broker, self._writer, self._admin = broker, Writer(broker), AdminClient(broker.client_config())
-        self._consumer = Consumer(broker.client_config(**{"group.id": "jobs", "enable.auto.commit": False, "fetch.wait.max.ms": 20}))
+        self._consumer = Consumer(
+            broker.client_config(**{"group.id": "jobs", "enable.auto.commit": False, "fetch.wait.max.ms": 20})
+        )
         self._consumer.assign([TopicPartition(self.done, 0, OFFSET_BEGINNING)])
         self.deliveries: list[Done] = []
 
     def write(self, count: int, *, partitions: range = range(PARTITIONS), value: bytes = b"job") -> None:
         """Append *count* jobs to each of *partitions*."""
-        self._writer.write_all(self.jobs, [(value, None, partition, 0) for _ in range(count) for partition in partitions])
+        self._writer.write_all(
+            self.jobs, [(value, None, partition, 0) for _ in range(count) for partition in partitions]
+        )
 
     def transact(self, count: int) -> None:
-        """Append *count* jobs to each partition, and as many records to each of the processors' source, in one transaction."""
+        """Append *count* jobs to each partition, and as many records to each of the processors' source, in
+        one transaction.
+        """
         producer = Producer(self._broker.client_config(**{"transactional.id": f"{self.name}-writer"}))
         producer.init_transactions(DEADLINE_S)
         producer.begin_transaction()
@@ -60,7 +77,10 @@ class Jobs(Application):
 
     def lag(self, topic: str) -> int:
         """Return what tools call the group's lag: from its committed offsets to the ends of the log."""
-        ends = {number: self._consumer.get_watermark_offsets(TopicPartition(topic, number), DEADLINE_S)[1] for number in range(PARTITIONS)}
+        ends = {
+            number: self._consumer.get_watermark_offsets(TopicPartition(topic, number), DEADLINE_S)[1]
+            for number in range(PARTITIONS)
+        }
         return sum(ends.values()) - sum(self.committed(topic).values())
 
     def read(self) -> list[Done]:
@@ -77,18 +97,30 @@ class Jobs(Application):
             assert self.live, f"no worker runs\n{self.tails()}"
             return len({(each.partition, each.offset) for each in self.read()}) >= places
 
-        wait_for(f"{places} jobs done", condition, DEADLINE_S, lambda: f"{len(self.deliveries)} noted\n{self.tails()}")
+        wait_for(
+            f"{places} jobs done",
+            condition,
+            DEADLINE_S,
+            lambda: f"{len(self.deliveries)} noted\n{self.tails()}",
+        )
 
     def committed(self, topic: str = "") -> dict[int, int]:
-        """Return the group's committed offset of each partition of a topic, the jobs' unless named; 0 for none."""
+        """Return the group's committed offset of each partition of a topic, the jobs' unless named; 0 for
+        none.
+        """
         places = [TopicPartition(topic or self.jobs, partition) for partition in range(PARTITIONS)]
-        asked = self._admin.list_consumer_group_offsets([ConsumerGroupTopicPartitions(self.settings.app, places)])
+        asked = self._admin.list_consumer_group_offsets(
+            [ConsumerGroupTopicPartitions(self.settings.app, places)]
+        )
         found = asked[self.settings.app].result(DEADLINE_S).topic_partitions
         return {place.partition: max(0, place.offset) for place in found}
 
     def wait_committed(self, wanted: dict[int, int]) -> None:
         wait_for(
-            f"offsets {wanted} committed", lambda: self.committed() == wanted, DEADLINE_S, lambda: f"{self.committed()}\n{self.tails()}"
+            f"offsets {wanted} committed",
+            lambda: self.committed() == wanted,
+            DEADLINE_S,
+            lambda: f"{self.committed()}\n{self.tails()}",
         )
 
     def of_run(self, run: str) -> dict[int, list[int]]:
@@ -130,7 +162,9 @@ def check_at_least_once(app: Jobs, count: int) -> None:
     assert dict(first) == {partition: list(range(count)) for partition in range(PARTITIONS)}
 
 
-def test_an_agent_resumes_at_its_committed_offsets_after_sigkill_and_leaves_processors_alone(jobs: Jobs) -> None:
+def test_an_agent_resumes_at_its_committed_offsets_after_sigkill_and_leaves_processors_alone(
+    jobs: Jobs,
+) -> None:
     count = 300
     worker = jobs.worker()
     load = jobs.load(rate=800, seed=7)
@@ -143,7 +177,9 @@ def test_an_agent_resumes_at_its_committed_offsets_after_sigkill_and_leaves_proc
             worker.kill()
         for partition, offsets in jobs.of_run(f"run{run}").items():
             begin = committed[partition]
-            assert offsets == list(range(begin, begin + len(offsets))), f"run {run} of partition {partition} did not go on at {begin}"
+            assert offsets == list(range(begin, begin + len(offsets))), (
+                f"run {run} of partition {partition} did not go on at {begin}"
+            )
         committed = jobs.committed()
     check_at_least_once(jobs, count)
     jobs.wait_committed(dict.fromkeys(range(PARTITIONS), count))
@@ -160,12 +196,16 @@ def test_offsets_are_committed_up_to_the_first_job_that_is_not_acked(jobs: Jobs)
     jobs.wait_committed({0: 20, 1: 10, 2: 20})
     jobs.write(1)  # the next commit shows that the one before was not just early
     jobs.wait_committed({0: 21, 1: 10, 2: 21})
-    assert worker.stop(GIVEN_UP_DEADLINE_S) < GIVEN_UP_DEADLINE_S, "a stop waits for the agent, but not for ever"
+    assert worker.stop(GIVEN_UP_DEADLINE_S) < GIVEN_UP_DEADLINE_S, (
+        "a stop waits for the agent, but not for ever"
+    )
     assert worker.said(rf"delivered again: \['{jobs.jobs}/1/10'\]")
     assert jobs.committed() == {0: 21, 1: 10, 2: 21}
     worker.start(JOBS_RUN="second", JOBS_ACK_ALL="1")
     jobs.wait_committed({0: 21, 1: 22, 2: 21})
-    assert dict(jobs.of_run("second")) == {1: list(range(10, 22))}, "from the first that was not acked, and nothing else again"
+    assert dict(jobs.of_run("second")) == {1: list(range(10, 22))}, (
+        "from the first that was not acked, and nothing else again"
+    )
     worker.stop()
 
 
@@ -177,7 +217,12 @@ def test_no_lag_is_left_behind_a_marker(jobs: Jobs) -> None:
         jobs.wait_noted(round_ * 3 * PARTITIONS)
         jobs.wait_committed(dict.fromkeys(range(PARTITIONS), round_ * 4))
         for topic in (jobs.jobs, jobs.source):
-            wait_for(f"no lag of {topic}", partial(lambda topic: not jobs.lag(topic), topic), DEADLINE_S, jobs.tails)
+            wait_for(
+                f"no lag of {topic}",
+                partial(lambda topic: not jobs.lag(topic), topic),
+                DEADLINE_S,
+                jobs.tails,
+            )
 
 
 def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> None:
@@ -188,7 +233,12 @@ def test_jobs_are_done_at_least_once_while_workers_come_and_go(two: Jobs) -> Non
     first.start(JOBS_RUN="a")
     two.wait_noted(100)
     second.start(JOBS_RUN="b")
-    wait_for("both work", lambda: first.ready and second.ready and first.applied() and second.applied(), DEADLINE_S, two.tails)
+    wait_for(
+        "both work",
+        lambda: first.ready and second.ready and first.applied() and second.applied(),
+        DEADLINE_S,
+        two.tails,
+    )
     two.write(count)
     two.wait_noted(PARTITIONS * count + 150)
     assert two.of_run("a")

@@ -1,4 +1,6 @@
-"""One set of Kafka properties, every client: librdkafka's and Faust's own connect by SASL/SCRAM over TLS, or neither does."""
+"""One set of Kafka properties, every client: librdkafka's and Faust's own connect by SASL/SCRAM over TLS,
+or neither does.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,10 @@ def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dict[str, str]
     """Give the Kafka properties for a broker that asks for SCRAM-SHA-512 over TLS."""
     with Cluster(tmp_path_factory.mktemp("secured"), sasl=True, short_lived=True) as cluster:
         properties = cluster.client_config()
-        assert (properties["security.protocol"], properties["sasl.mechanism"]) == ("SASL_SSL", "SCRAM-SHA-512")
+        assert (properties["security.protocol"], properties["sasl.mechanism"]) == (
+            "SASL_SSL",
+            "SCRAM-SHA-512",
+        )
         yield properties
 
 
@@ -111,7 +116,9 @@ def with_aiokafka(settings: Settings) -> None:
 
     async def run() -> None:
         auth = credentials_to_aiokafka_auth(broker_credentials(settings))
-        producer = AIOKafkaProducer(bootstrap_servers=settings.bootstrap_servers, request_timeout_ms=5_000, **auth)
+        producer = AIOKafkaProducer(
+            bootstrap_servers=settings.bootstrap_servers, request_timeout_ms=5_000, **auth
+        )
         try:
             await producer.start()
         finally:
@@ -130,7 +137,9 @@ def with_aiokafka(settings: Settings) -> None:
     ],
     ids=["wrong password", "wrong mechanism", "unknown authority", "no TLS"],
 )
-def test_what_one_client_refuses_the_other_refuses_too(secured: dict[str, str], change: dict[str, str], reason: str) -> None:
+def test_what_one_client_refuses_the_other_refuses_too(
+    secured: dict[str, str], change: dict[str, str], reason: str
+) -> None:
     settings = Settings(kafka={name: value for name, value in (secured | change).items() if value})
     with pytest.raises(BrokerError) as refused:
         Admin(settings, timeout_s=5).cluster()
@@ -145,9 +154,15 @@ def test_the_refusals_are_not_for_another_reason(secured: dict[str, str]) -> Non
     with_aiokafka(Settings(kafka=secured))
 
 
-def test_the_command_line_connects_with_the_password_from_a_file(secured: dict[str, str], topic: str, tmp_path: Path) -> None:
+def test_the_command_line_connects_with_the_password_from_a_file(
+    secured: dict[str, str], topic: str, tmp_path: Path
+) -> None:
     (tmp_path / "password").write_text(secured["sasl.password"] + "\n")
-    variables = {f"HOLDFAST_KAFKA__{name.upper().replace('.', '_')}": value for name, value in secured.items() if name != "sasl.password"}
+    variables = {
+        f"HOLDFAST_KAFKA__{name.upper().replace('.', '_')}": value
+        for name, value in secured.items()
+        if name != "sasl.password"
+    }
     done = subprocess.run(
         [sys.executable, "-P", "-m", "holdfast.cli", "topics", "list", "--all"],
         env=os.environ | variables | {"HOLDFAST_KAFKA__SASL_PASSWORD_FILE": str(tmp_path / "password")},

@@ -1,4 +1,6 @@
-"""Timers fire inside the transaction of the record that makes them due; versions of a processor share nothing. On real workers."""
+"""Timers fire inside the transaction of the record that makes them due; versions of a processor share
+nothing. On real workers.
+"""
 
 from __future__ import annotations
 
@@ -57,9 +59,15 @@ class Reminders(Fleet):
 
     def emitted(self, *, committed: bool = True) -> Counter[str]:
         messages = read_topic(self.broker, self.out, committed=committed)
-        return Counter(f"{(each.key() or b'').decode()}: {(each.value() or b'').decode()}" for found in messages.values() for each in found)
+        return Counter(
+            f"{(each.key() or b'').decode()}: {(each.value() or b'').decode()}"
+            for found in messages.values()
+            for each in found
+        )
 
-    def logged(self, processor: Processor[Any, Any], *, committed: bool = True) -> list[tuple[bytes, bytes | None]]:
+    def logged(
+        self, processor: Processor[Any, Any], *, committed: bool = True
+    ) -> list[tuple[bytes, bytes | None]]:
         messages = read_topic(self.broker, processor.changelog(self.settings.app), committed=committed)[0]
         return [(message.key() or b"", message.value()) for message in messages]
 
@@ -95,16 +103,21 @@ def transactions(log: list[tuple[bytes, bytes | None]]) -> list[dict[bytes, byte
     return out
 
 
-def test_a_timer_survives_sigkill_and_loss_of_the_store_and_fires_once_with_the_record_that_makes_it_due(fleet: Reminders) -> None:
+def test_a_timer_survives_sigkill_and_loss_of_the_store_and_fires_once_with_the_record_that_makes_it_due(
+    fleet: Reminders,
+) -> None:
     worker = fleet.worker().start().wait_ready()
     processor = fleet.processors[0]
     set_at = fleet.write(f"remind ada {TIMER_MS}", "add bob 1")
     fleet.wait_applied(worker, set_at)
     worker.kill()
     worker.wipe()
-    # The next process dies in the transaction in which the timer fires; the one after it does the same work again.
+    # The next process dies in the transaction in which the timer fires; the one after it does the same work
+    # again.
     worker.start(CHAOS_FAULT="produced:1").wait_ready()
-    assert fleet.rows(processor, set_at) == {"ada": Reminded(), "bob": Reminded(total=1)}, "not due before a record says what time it is"
+    assert fleet.rows(processor, set_at) == {"ada": Reminded(), "bob": Reminded(total=1)}, (
+        "not due before a record says what time it is"
+    )
     appended = wait_for("stream time past the timer", lambda: due(fleet, set_at), DEADLINE_S)
     assert worker.wait_exit(DEADLINE_S) == -9
     worker.start().wait_ready()
@@ -113,16 +126,26 @@ def test_a_timer_survives_sigkill_and_loss_of_the_store_and_fires_once_with_the_
     assert fleet.rows(processor, more)["ada"] == Reminded(woken=1), "once"
     worker.stop()
     assert fleet.emitted()["ada: v1 woken"] == 1
-    assert fleet.emitted(committed=False)["ada: v1 woken"] == 2, "the transaction that was cut off had emitted it too"
-    firing = [each for each in transactions(fleet.logged(processor)) if wake_key("ada") in each and each[wake_key("ada")] is None]
+    assert fleet.emitted(committed=False)["ada: v1 woken"] == 2, (
+        "the transaction that was cut off had emitted it too"
+    )
+    firing = [
+        each
+        for each in transactions(fleet.logged(processor))
+        if wake_key("ada") in each and each[wake_key("ada")] is None
+    ]
     assert len(firing) == 1
     assert row_key("ada") in firing[0], "row, timer and the record's own row change together"
     assert row_key("carl") in firing[0]
-    assert not [key for key, value in dict(fleet.logged(processor)).items() if key[:1] == WAKE and value is not None], "no timer is left"
+    assert not [
+        key for key, value in dict(fleet.logged(processor)).items() if key[:1] == WAKE and value is not None
+    ], "no timer is left"
 
 
 def due(fleet: Reminders, set_at: int) -> int | None:
-    """Write the record that makes the timer due, as soon as the broker's clock has passed it; return its offset."""
+    """Write the record that makes the timer due, as soon as the broker's clock has passed it; return its
+    offset.
+    """
     messages = read_topic(fleet.broker, fleet.source)[0]
     set_ms = messages[0].timestamp()[1]
     return fleet.write("add carl 1") if time.time() * 1000 > set_ms + TIMER_MS + 50 else None
@@ -138,14 +161,18 @@ def test_versions_of_a_processor_share_no_state(fleet: Reminders) -> None:
 
     create_topics(fleet.settings, [new])
     worker.start(REMINDERS_VERSION="2").wait_ready()
-    assert fleet.rows(new, last) == {f"k{number}": Reminded(total=20) for number in range(3)}, "built from the log's beginning"
+    assert fleet.rows(new, last) == {f"k{number}": Reminded(total=20) for number in range(3)}, (
+        "built from the log's beginning"
+    )
     with pytest.raises(NoSuchTableError, match="version 2, not 1"):
         fleet.rows(old, last)
     more = fleet.write("add k0 5")
     assert fleet.rows(new, more)["k0"] == Reminded(total=30)
     worker.stop()
     assert fleet.logged(old) == logged, "the old version's changelog is as it was"
-    assert fleet.emitted()["k0: v1 added 1"] == fleet.emitted()["k0: v2 added 1"] == 10, "a rebuild emits again"
+    assert fleet.emitted()["k0: v1 added 1"] == fleet.emitted()["k0: v2 added 1"] == 10, (
+        "a rebuild emits again"
+    )
 
     worker.start(REMINDERS_VERSION="1").wait_ready()
     assert fleet.rows(old, more)["k0"] == Reminded(total=15)

@@ -16,7 +16,9 @@ MakeApplication = Callable[..., Application]
 
 @pytest.fixture
 def application(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeApplication]:
-    """Give a maker of applications with topics of their own on the session's broker; all they started is gone after the test."""
+    """Give a maker of applications with topics of their own on the session's broker; all they started is
+    gone after the test.
+    """
     with ExitStack() as stack:
 
         def make(**settings: str | float) -> Application:

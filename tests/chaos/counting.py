@@ -1,7 +1,9 @@
-"""What the workers under test fold: counts, the worst case, since a record lost or folded twice shows in a row for ever.
+"""What the workers under test fold: counts, the worst case, since a record lost or folded twice shows in a
+row for ever.
 
-A record is `op key [number]` in ASCII. Every kind of change of state occurs: rows set, replaced and deleted, timers set, moved and
-fired, records emitted by folds and by timers, and records that must be refused after they have already changed something.
+A record is `op key [number]` in ASCII. Every kind of change of state occurs: rows set, replaced and deleted,
+timers set, moved and fired, records emitted by folds and by timers, and records that must be refused after
+they have already changed something.
 """
 
 from __future__ import annotations
@@ -21,7 +23,9 @@ QUIET_MS = 300
 
 
 class Count(msgspec.Struct, frozen=True, array_like=True):
-    """How often a key was added to, the sum of the numbers, how often its timer fired, and padding for large rows."""
+    """How often a key was added to, the sum of the numbers, how often its timer fired, and padding for
+    large rows.
+    """
 
     seen: int = 0
     total: int = 0
@@ -43,13 +47,17 @@ def decode(value: bytes) -> Order:
 
 
 def processors(source: str, out: str) -> list[Processor[Any, Any]]:
-    """Return two processors of one source: the one that does everything, and one that only counts, so that positions differ."""
+    """Return two processors of one source: the one that does everything, and one that only counts, so that
+    positions differ.
+    """
 
     def fold(rows: Rows[Count], order: Order, at_ms: int) -> Iterator[Emit]:
         before = rows.get(order.key) or Count()
         match order.op:
             case "add":
-                after = msgspec.structs.replace(before, seen=before.seen + 1, total=before.total + order.number)
+                after = msgspec.structs.replace(
+                    before, seen=before.seen + 1, total=before.total + order.number
+                )
                 rows[order.key] = after
                 if after.seen % EMIT_EVERY == 0:
                     yield Emit(out, key=order.key, value=b"%d/%d" % (after.seen, after.total))
@@ -83,6 +91,8 @@ def processors(source: str, out: str) -> list[Processor[Any, Any]]:
         rows[order.op] = Count(seen=before.seen + 1, total=before.total + order.number)
 
     return [
-        Processor(name="counts", source=source, decode=decode, fold=fold, on_wake=on_wake, row=Count, emits=(out,)),
+        Processor(
+            name="counts", source=source, decode=decode, fold=fold, on_wake=on_wake, row=Count, emits=(out,)
+        ),
         Processor(name="tally", source=source, decode=decode, fold=tally, row=Count),
     ]

@@ -27,8 +27,22 @@ from holdfast.tables.partition import Partition
 from holdfast.tables.store import PartitionStore
 from holdfast.tables.transactions import TransactionalClient
 
-FAULTS = ("begin", "produced", "committing", "committed", "storing", "piece", "stored", "acked", "fenced", "restoring", "activated")
-"""Where a worker can be told to die, in the order of the path: eight points of a batch, then three of taking over a partition."""
+FAULTS = (
+    "begin",
+    "produced",
+    "committing",
+    "committed",
+    "storing",
+    "piece",
+    "stored",
+    "acked",
+    "fenced",
+    "restoring",
+    "activated",
+)
+"""Where a worker can be told to die, in the order of the path: eight points of a batch, then three of
+taking over a partition.
+"""
 
 SMALL_STEP_RECORDS = 20
 SMALL_PIECE_ROWS = 4
@@ -63,7 +77,12 @@ class Doom:
             threading.Timer(delay_s, os.kill, (os.getpid(), signal.SIGKILL)).start()
 
 
-def around(owner: object, name: str, before: Callable[[], None] = lambda: None, after: Callable[[], None] = lambda: None) -> None:
+def around(
+    owner: object,
+    name: str,
+    before: Callable[[], None] = lambda: None,
+    after: Callable[[], None] = lambda: None,
+) -> None:
     """Have *before* and *after* called around every call of a method."""
     plain = getattr(owner, name)
 
@@ -94,7 +113,12 @@ def plant(doom: Doom) -> None:
 
     around(ChangelogWriter, "_append", before=strike(doom.strike, "begin"))
     around(TransactionalClient, "end", before=ending, after=strike(doom.strike, "committed"))
-    around(PartitionStore, "write", before=strike(doom.strike_during, "storing"), after=strike(doom.strike, "stored"))
+    around(
+        PartitionStore,
+        "write",
+        before=strike(doom.strike_during, "storing"),
+        after=strike(doom.strike, "stored"),
+    )
     around(store, "_batch", before=strike(doom.strike, "piece"))
     around(PartitionManager, "done", after=strike(doom.strike, "acked"))
     around(Partition, "fence", after=strike(doom.strike, "fenced"))
@@ -103,9 +127,11 @@ def plant(doom: Doom) -> None:
 
 
 def freeze_when(order: Path) -> None:
-    """Stop this process by SIGSTOP right after the group gave it an assignment or right before it ends a transaction, as *order* says.
+    """Stop this process by SIGSTOP right after the group gave it an assignment or right before it ends a
+    transaction, as *order* says.
 
-    A test writes `synced` or `committing` to the file when it wants a freeze; each such order is carried out once.
+    A test writes `synced` or `committing` to the file when it wants a freeze; each such order is carried out
+    once.
     """
 
     def obey(point: str) -> None:
@@ -128,7 +154,9 @@ def fail_to_assign() -> None:
 
 
 def let_hours_pass() -> None:
-    """Have everything of Faust's that looks at the clock find itself an hour later, from when its watchers have first looked."""
+    """Have everything of Faust's that looks at the clock find itself an hour later, from when its watchers
+    have first looked.
+    """
     looks = 0
 
     def later() -> float:
@@ -152,6 +180,8 @@ def write_in_pieces() -> None:
 
 
 def slow_down(milliseconds: float) -> None:
-    """Have restores go in small steps with a pause before each, so that a test can act while a worker restores."""
+    """Have restores go in small steps with a pause before each, so that a test can act while a worker
+    restores.
+    """
     around(Partition, "apply", before=functools.partial(time.sleep, milliseconds / 1000))
     restore.READ_RECORDS = SMALL_STEP_RECORDS

@@ -1,7 +1,9 @@
-"""A producer that means harm: `python -m tests.chaos.hostile BOOTSTRAP APP SOURCE OUT PARTITIONS SEED LIMIT`, beside whatever else is done to a worker.
+"""A producer that means harm: `python -m tests.chaos.hostile BOOTSTRAP APP SOURCE OUT PARTITIONS SEED LIMIT`,
+beside whatever else is done to a worker.
 
-It writes LIMIT rounds, or until its standard input closes, and prints how many records it wrote. What a fold could take for good it does not
-write to the source, and what it writes to topics of holdfast's own bears the header HOSTILE, so that a proof can tell.
+It writes LIMIT rounds, or until its standard input closes, and prints how many records it wrote. What a fold
+could take for good it does not write to the source, and what it writes to topics of holdfast's own bears the
+header HOSTILE, so that a proof can tell.
 """
 
 from __future__ import annotations
@@ -43,7 +45,14 @@ GARBAGE: tuple[bytes | None, ...] = (
     b"grow k1 1000001",
     b"shout k1 1000001",
 )
-KEYS: tuple[bytes | None, ...] = (None, b"", b"\xff\xfe", b"\x00", b"k" * 30_000, "\N{GRINNING FACE}".encode())
+KEYS: tuple[bytes | None, ...] = (
+    None,
+    b"",
+    b"\xff\xfe",
+    b"\x00",
+    b"k" * 30_000,
+    "\N{GRINNING FACE}".encode(),
+)
 TIMES_MS = (0, 1, 4_102_444_800_000, _LAST_MS)
 
 
@@ -52,7 +61,9 @@ def worker_records(chance: random.Random) -> list[tuple[bytes | None, bytes | No
     port = chance.randrange(1, 65_536)
     url = f"http://127.0.0.1:{port}"
     table = '{"version":1,"partitions":%s,"active":[0,1,2,3],"standby":[]}'
-    record = '{"url":"%s","generation":%s,"started_ms":1,"at_ms":9999999999999,"tables":{"counts":%s,"tally":%s}}'
+    record = (
+        '{"url":"%s","generation":%s,"started_ms":1,"at_ms":9999999999999,"tables":{"counts":%s,"tally":%s}}'
+    )
     return [
         (url.encode(), (record % (url, 1_000_000_000, table % 4, table % 4)).encode()),
         (url.encode(), (record % (url, 5, table % 10**9, table % -1)).encode()),
@@ -70,8 +81,17 @@ class Harm:
 
     def __init__(self, bootstrap: str, app: str, source: str, out: str, partitions: int, seed: int) -> None:
         self._config = {"bootstrap.servers": bootstrap, "message.max.bytes": 8 * MIB, "linger.ms": 2}
-        self._app, self._source, self._out, self._partitions, self._chance = app, source, out, partitions, random.Random(seed)
-        self._producers = [Producer({**self._config, "compression.type": codec}) for codec in ("none", "gzip", "snappy", "lz4", "zstd")]
+        self._app, self._source, self._out, self._partitions, self._chance = (
+            app,
+            source,
+            out,
+            partitions,
+            random.Random(seed),
+        )
+        self._producers = [
+            Producer({**self._config, "compression.type": codec})
+            for codec in ("none", "gzip", "snappy", "lz4", "zstd")
+        ]
         self._open: tuple[Producer, float] | None = None
         self.written = 0
 
@@ -83,7 +103,9 @@ class Harm:
         if self._open is None:
             self._leave_open()
         elif time.monotonic() > self._open[1]:
-            self._open = None  # its producer is forgotten: the coordinator ends the transaction by its timeout
+            self._open = (
+                None  # its producer is forgotten: the coordinator ends the transaction by its timeout
+            )
         if number % 10 == 0:
             codec = CODECS[number // 10 % len(CODECS)]
             batch = one_value(codec, BOMB_BYTES)
@@ -96,12 +118,25 @@ class Harm:
         for producer in self._producers:
             producer.flush(30)
 
-    def _write(self, producer: Producer, topic: str, key: bytes | None, value: bytes | None, partition: int, marked: bool = True) -> None:
+    def _write(
+        self,
+        producer: Producer,
+        topic: str,
+        key: bytes | None,
+        value: bytes | None,
+        partition: int,
+        marked: bool = True,
+    ) -> None:
         headers: list[tuple[str, str | bytes | None]] = [(HOSTILE, b"1")] if marked else []
         if self._chance.random() < 0.2:
-            headers = [*headers, *(("x" * 100, b"\xff" * 100) for _ in range(self._chance.choice([1, 1_000])))]
+            headers = [
+                *headers,
+                *(("x" * 100, b"\xff" * 100) for _ in range(self._chance.choice([1, 1_000]))),
+            ]
         try:
-            producer.produce(topic, value, key, partition, timestamp=self._chance.choice(TIMES_MS), headers=headers)
+            producer.produce(
+                topic, value, key, partition, timestamp=self._chance.choice(TIMES_MS), headers=headers
+            )
             self.written += 1
         except KafkaException:
             pass  # more than the client itself sends
@@ -109,22 +144,34 @@ class Harm:
     def _garbage(self) -> None:
         for value in self._chance.sample(GARBAGE, 4):
             place = self._chance.randrange(self._partitions)
-            self._write(self._chance.choice(self._producers), self._source, self._chance.choice(KEYS), value, place)
+            self._write(
+                self._chance.choice(self._producers), self._source, self._chance.choice(KEYS), value, place
+            )
 
     def _forge(self) -> None:
         """Say what only workers say, to whoever listens."""
         plain = self._producers[0]
         for key, value in self._chance.sample(worker_records(self._chance), 3):
             self._write(plain, f"{self._app}-workers", key, value, 0)
-        self._write(plain, f"{self._app}-quarantine", self._chance.choice(KEYS), self._chance.choice(GARBAGE), 0)
+        self._write(
+            plain, f"{self._app}-quarantine", self._chance.choice(KEYS), self._chance.choice(GARBAGE), 0
+        )
 
     def _transaction(self, timeout_s: float) -> Producer:
-        producer = Producer({**self._config, "transactional.id": uuid.uuid4().hex, "transaction.timeout.ms": int(timeout_s * 1000)})
+        producer = Producer(
+            {
+                **self._config,
+                "transactional.id": uuid.uuid4().hex,
+                "transaction.timeout.ms": int(timeout_s * 1000),
+            }
+        )
         producer.init_transactions(30)
         producer.begin_transaction()
         for place in range(self._partitions):
             producer.produce(self._source, b"add k1 1000000", b"k1", place)
-            producer.produce(f"{self._app}-counts.v1-changelog", encode_marker(Marker(1 << 40, 1, 1)), APPLIED, place)
+            producer.produce(
+                f"{self._app}-counts.v1-changelog", encode_marker(Marker(1 << 40, 1, 1)), APPLIED, place
+            )
             producer.produce(f"{self._app}-counts.v1-changelog", b"never", row_key("k1"), place)
         producer.flush(30)
         return producer

@@ -1,7 +1,8 @@
-"""Writes a known, bounded load to a topic: `python -m tests.chaos.load BOOTSTRAP TOPIC PARTITIONS RATE LIMIT SEED`.
+"""Writes a known, bounded load to a topic: `python -m tests.chaos.load BOOTSTRAP TOPIC PARTITIONS RATE LIMIT
+SEED`.
 
-Ends at LIMIT records or when its standard input closes, and prints how many the broker acknowledged. The producer is idempotent, so
-that each is in the log once. The same seed writes the same records.
+Ends at LIMIT records or when its standard input closes, and prints how many the broker acknowledged. The
+producer is idempotent, so that each is in the log once. The same seed writes the same records.
 """
 
 from __future__ import annotations
@@ -20,7 +21,9 @@ BURST_S = 0.02
 
 
 def records(seed: int) -> Iterator[tuple[str, bytes]]:
-    """Yield (key, value) for ever: mostly counts, some timers and deletions, now and then a record that must be refused."""
+    """Yield (key, value) for ever: mostly counts, some timers and deletions, now and then a record that
+    must be refused.
+    """
     chance = random.Random(seed)
     at = 0
     while True:

@@ -1,8 +1,10 @@
-"""The broker dies, freezes, or is not there when a worker starts or stops: workers say so, end or wait, and counts stay exact.
+"""The broker dies, freezes, or is not there when a worker starts or stops: workers say so, end or wait, and
+counts stay exact.
 
-An only broker may lose the end of a transaction when it dies: Kafka 4.3.1 takes a partition without a leader for a deleted one when it sends
-markers, which all of an only node are while it starts (`KRaftMetadataCache.getPartitionLeaderEndpoint`). Then the supervisor here does what
-docs/operating.md tells an operator to do, "A transaction that never ends", and everything is exact all the same.
+An only broker may lose the end of a transaction when it dies: Kafka 4.3.1 takes a partition without a leader
+for a deleted one when it sends markers, which all of an only node are while it starts
+(`KRaftMetadataCache.getPartitionLeaderEndpoint`). Then the supervisor here does what docs/operating.md tells
+an operator to do, "A transaction that never ends", and everything is exact all the same.
 """
 
 from __future__ import annotations
@@ -52,10 +54,12 @@ def cluster_of(broker: SessionBroker) -> Cluster:
 
 
 def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -> int:
-    """Start again whatever ends, as a supervisor does, until the condition holds; return how often that was needed.
+    """Start again whatever ends, as a supervisor does, until the condition holds; return how often that was
+    needed.
 
-    A broker whose coordinator aborts what timed out while the client ends it too may lose the end (its log tells of a state
-    "COMPLETE_COMMIT, but received transaction marker result to send: ABORT"). That is for an operator to mend, and not counted.
+    A broker whose coordinator aborts what timed out while the client ends it too may lose the end (its log
+    tells of a state "COMPLETE_COMMIT, but received transaction marker result to send: ABORT"). That is for an
+    operator to mend, and not counted.
     """
     restarts = 0
 
@@ -63,7 +67,9 @@ def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -
         nonlocal restarts
         ended = [worker for worker in app.workers if not worker.running]
         for worker in ended:
-            assert worker.process.returncode > 0, f"{worker.name} ended in silence with {worker.process.returncode}\n{worker.tail()}"
+            assert worker.process.returncode > 0, (
+                f"{worker.name} ended in silence with {worker.process.returncode}\n{worker.tail()}"
+            )
         if lost := any(worker.said("from .* on a transaction is open") for worker in ended):
             for worker in app.workers:
                 worker.kill()
@@ -79,10 +85,15 @@ def supervised(app: Application, until: Callable[[], bool], deadline_s: float) -
 
 
 def all_ready(app: Application) -> bool:
-    return all(worker.ready for worker in app.workers) and sum(len(worker.applied()) for worker in app.workers) == 2 * app.partitions
+    return (
+        all(worker.ready for worker in app.workers)
+        and sum(len(worker.applied()) for worker in app.workers) == 2 * app.partitions
+    )
 
 
-@pytest.mark.parametrize("away_s", [0, pytest.param(TIMES["transaction_timeout_s"] + 4, marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    "away_s", [0, pytest.param(TIMES["transaction_timeout_s"] + 4, marks=pytest.mark.slow)]
+)
 def test_a_broker_killed_and_restarted_under_load_costs_nothing(
     frail: SessionBroker, frail_application: MakeApplication, away_s: float
 ) -> None:
@@ -97,7 +108,11 @@ def test_a_broker_killed_and_restarted_under_load_costs_nothing(
     time.sleep(away_s)
     cluster_of(frail).restart(1)
     # Ready is what they may still say of the time before; well is who goes on from there.
-    supervised(app, lambda: all_ready(app) and all(at > before.get(place, -1) for place, at in applied(app).items()), 90)
+    supervised(
+        app,
+        lambda: all_ready(app) and all(at > before.get(place, -1) for place, at in applied(app).items()),
+        90,
+    )
     progressed(app)
     prove(app, load.stop(), lost_ends=True)
 
@@ -110,11 +125,19 @@ def applied(app: Application) -> dict[tuple[str, int], int]:
 def progressed(app: Application) -> None:
     """Return when each owned partition has moved."""
     before = applied(app)
-    wait_for("progress", lambda: all(at > before.get(place, -1) for place, at in applied(app).items()), 60, app.tails)
+    wait_for(
+        "progress",
+        lambda: all(at > before.get(place, -1) for place, at in applied(app).items()),
+        60,
+        app.tails,
+    )
 
 
-def freeze(frail: SessionBroker, make: MakeApplication, *, seconds: float, seed: int, **settings: float) -> int:
-    """Freeze the broker under load: workers say that they are not ready, none ends in silence, and all is well afterwards.
+def freeze(
+    frail: SessionBroker, make: MakeApplication, *, seconds: float, seed: int, **settings: float
+) -> int:
+    """Freeze the broker under load: workers say that they are not ready, none ends in silence, and all is
+    well afterwards.
 
     Returns how many workers ended and had to be started again.
     """
@@ -127,9 +150,16 @@ def freeze(frail: SessionBroker, make: MakeApplication, *, seconds: float, seed:
     began_s = time.monotonic()
     try:
         late = app.worker(request_timeout_s=7).start()
-        wait_for("all to be unready", lambda: not any(worker.ready for worker in app.workers), UNREADY_DEADLINE_S, app.tails)
+        wait_for(
+            "all to be unready",
+            lambda: not any(worker.ready for worker in app.workers),
+            UNREADY_DEADLINE_S,
+            app.tails,
+        )
         assert late.wait_exit(30) > 0, "a worker cannot begin without a broker"
-        assert late.said(rf"leaving: no Kafka broker at {app.broker.bootstrap} answered within 7 s"), late.tail()
+        assert late.said(rf"leaving: no Kafka broker at {app.broker.bootstrap} answered within 7 s"), (
+            late.tail()
+        )
         app.workers.remove(late)
         # Time is what this test is about.
         wait_for("the outage to end", lambda: time.monotonic() - began_s > seconds, seconds + 10)
@@ -141,7 +171,9 @@ def freeze(frail: SessionBroker, make: MakeApplication, *, seconds: float, seed:
     return restarts
 
 
-def test_a_broker_frozen_for_15_s_is_waited_out(frail: SessionBroker, frail_application: MakeApplication) -> None:
+def test_a_broker_frozen_for_15_s_is_waited_out(
+    frail: SessionBroker, frail_application: MakeApplication
+) -> None:
     # Longer than a session and than the broker keeps a transaction, shorter than a worker waits for a commit.
     patient = {"commit_timeout_s": 60, "rebalance_timeout_s": 60, "stall_timeout_s": 60}
     assert freeze(frail, frail_application, seconds=15, seed=72, **patient) == 0
@@ -149,11 +181,15 @@ def test_a_broker_frozen_for_15_s_is_waited_out(frail: SessionBroker, frail_appl
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [5, 30, 60])
-def test_a_broker_frozen_for_a_minute_costs_nothing(frail: SessionBroker, frail_application: MakeApplication, seconds: int) -> None:
+def test_a_broker_frozen_for_a_minute_costs_nothing(
+    frail: SessionBroker, frail_application: MakeApplication, seconds: int
+) -> None:
     freeze(frail, frail_application, seconds=seconds, seed=73)
 
 
-def test_sigterm_without_a_broker_ends_a_worker_in_time(frail: SessionBroker, frail_application: MakeApplication) -> None:
+def test_sigterm_without_a_broker_ends_a_worker_in_time(
+    frail: SessionBroker, frail_application: MakeApplication
+) -> None:
     times = {"commit_timeout_s": 3, "rebalance_timeout_s": 5}
     app = frail_application(**times)
     load = app.load(rate=1_000, seed=74)

@@ -1,4 +1,6 @@
-"""The disk under the stores is full: the worker ends and says why, harms nothing, and goes on where it was once there is room."""
+"""The disk under the stores is full: the worker ends and says why, harms nothing, and goes on where it was
+once there is room.
+"""
 
 from __future__ import annotations
 
@@ -17,13 +19,17 @@ SIZE_MB = 64
 
 
 class Disk:
-    """A small disk that can be filled and freed: a tmpfs where we may mount one, else a limit on how large a file may grow."""
+    """A small disk that can be filled and freed: a tmpfs where we may mount one, else a limit on how large
+    a file may grow.
+    """
 
     def __init__(self, folder: Path) -> None:
         self.folder, self._filler, self._full = folder, folder / "filler", False
         folder.mkdir(parents=True)
         command = ["mount", "-t", "tmpfs", "-o", f"size={SIZE_MB}m", "tmpfs", str(folder)]
-        self.mounted = os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+        self.mounted = (
+            os.geteuid() == 0 and subprocess.run(command, capture_output=True, check=False).returncode == 0
+        )
 
     def fill(self) -> None:
         self._full = True
@@ -57,7 +63,9 @@ def small_disk(folder: Path) -> Iterator[Disk]:
         disk.close()
 
 
-def test_a_full_disk_ends_the_worker_with_a_clear_message_and_costs_nothing(application: MakeApplication) -> None:
+def test_a_full_disk_ends_the_worker_with_a_clear_message_and_costs_nothing(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2, instance_id="only")
     worker = app.worker()
     with small_disk(worker.data) as disk:
@@ -68,7 +76,9 @@ def test_a_full_disk_ends_the_worker_with_a_clear_message_and_costs_nothing(appl
         disk.confine(worker)
         code = worker.wait_exit(60)
         assert code > 0
-        assert worker.said("leaving: cannot write the store .*; nothing is lost .*free the disk and restart"), worker.tail()
+        assert worker.said(
+            "leaving: cannot write the store .*; nothing is lost .*free the disk and restart"
+        ), worker.tail()
         if disk.mounted:
             code = worker.start().wait_exit(60)
             assert code > 0, "there is still no room"

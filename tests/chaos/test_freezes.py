@@ -1,4 +1,7 @@
-"""A worker frozen at the worst moments: just given its assignment, or in the middle of a commit. Thawed, it is no owner and comes back."""
+"""A worker frozen at the worst moments: just given its assignment, or in the middle of a commit.
+
+Thawed, it is no owner and comes back.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +42,12 @@ class Victim:
         wait_for("the victim to freeze", self._frozen, TAKEOVER_DEADLINE_S, self.worker.tail)
 
     def _frozen(self) -> bool:
-        state = Path(f"/proc/{self.worker.process.pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
+        state = (
+            Path(f"/proc/{self.worker.process.pid}/stat")
+            .read_text(encoding="utf-8")
+            .rpartition(")")[2]
+            .split()[0]
+        )
         return state == "T"
 
     def thaw(self) -> None:
@@ -50,24 +58,41 @@ def positions(workers: list[Worker]) -> dict[tuple[str, int], int]:
     return {place: at for worker in workers for place, at in worker.applied().items()}
 
 
-def wait_taken_over(app: Application, held: Iterable[tuple[str, int]], heirs: list[Worker]) -> dict[tuple[str, int], int]:
-    """Return where *heirs* are once they have all that was *held*, and have gone on from what a worker frozen now can have."""
+def wait_taken_over(
+    app: Application, held: Iterable[tuple[str, int]], heirs: list[Worker]
+) -> dict[tuple[str, int], int]:
+    """Return where *heirs* are once they have all that was *held*, and have gone on from what a worker
+    frozen now can have.
+    """
     with TopicLog(app.settings, app.source) as log:
         ends = log.ends(log.partitions())
 
     def gone_on() -> dict[tuple[str, int], int]:
         now = positions(heirs)
-        return now if all(now.get((name, partition), -1) > ends[partition] for name, partition in held) else {}
+        return (
+            now if all(now.get((name, partition), -1) > ends[partition] for name, partition in held) else {}
+        )
 
-    return wait_for("others to take over and go on", gone_on, TAKEOVER_DEADLINE_S, lambda: "\n".join(heir.tail() for heir in heirs))
+    return wait_for(
+        "others to take over and go on",
+        gone_on,
+        TAKEOVER_DEADLINE_S,
+        lambda: "\n".join(heir.tail() for heir in heirs),
+    )
 
 
-def stale_answers(victim: Worker, reached: Mapping[tuple[str, int], int], held: Iterable[tuple[str, int]]) -> list[str]:
-    """Ask the thawed *victim* without pause until it is ready again; return what it answers as an owner that is older than *reached*."""
+def stale_answers(
+    victim: Worker, reached: Mapping[tuple[str, int], int], held: Iterable[tuple[str, int]]
+) -> list[str]:
+    """Ask the thawed *victim* without pause until it is ready again; return what it answers as an owner
+    that is older than *reached*.
+    """
     stale, thawed_s = [], time.monotonic()
     while time.monotonic() - thawed_s < LOOK_S or not victim.ready:
         assert victim.running, f"the victim ended\n{victim.tail()}"
-        assert time.monotonic() - thawed_s < REJOIN_DEADLINE_S, f"the victim does not come back\n{victim.tail()}"
+        assert time.monotonic() - thawed_s < REJOIN_DEADLINE_S, (
+            f"the victim does not come back\n{victim.tail()}"
+        )
         for name, partition in held:
             status, body = victim.ask(f"/tables/{name}/{partition}/rows/any")
             if status == 200 and json.loads(body)["as_of_offset"] < reached[name, partition]:
@@ -77,11 +102,18 @@ def stale_answers(victim: Worker, reached: Mapping[tuple[str, int], int], held: 
 
 def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path, times: int) -> None:
     app = application(partitions=4)
-    load = app.load(rate=300, seed=51)  # slow enough to last for fifty freezes: a load ends at a million records
+    load = app.load(
+        rate=300, seed=51
+    )  # slow enough to last for fifty freezes: a load ends at a million records
     victim = Victim(app, folder)
     victim.start().wait_ready()
     heir, third = app.worker().start(), app.worker()
-    wait_for("both at work", lambda: all(each.ready and each.applied() for each in (victim.worker, heir)), 60, app.tails)
+    wait_for(
+        "both at work",
+        lambda: all(each.ready and each.applied() for each in (victim.worker, heir)),
+        60,
+        app.tails,
+    )
     for _ in range(times):
         held = list(victim.worker.applied())
         assert held, "the victim owns nothing"
@@ -97,8 +129,12 @@ def freeze_between_sync_and_adoption(application: MakeApplication, folder: Path,
         finally:
             victim.thaw()
         stale = stale_answers(victim.worker, reached, held)
-        assert not stale, f"{len(stale)} answers as the owner of before: {stale[0]} … {stale[-1]}\n{victim.worker.tail()}"
-        wait_for("all at work", lambda: all(each.ready and each.applied() for each in app.live), 60, app.tails)
+        assert not stale, (
+            f"{len(stale)} answers as the owner of before: {stale[0]} … {stale[-1]}\n{victim.worker.tail()}"
+        )
+        wait_for(
+            "all at work", lambda: all(each.ready and each.applied() for each in app.live), 60, app.tails
+        )
     prove(app, load.stop())
 
 
@@ -110,28 +146,44 @@ def test_a_worker_frozen_between_its_assignment_and_its_adoption_does_not_answer
 
 @pytest.mark.slow
 @pytest.mark.timeout(3_600)
-def test_fifty_freezes_between_assignment_and_adoption_give_no_stale_answer(application: MakeApplication, tmp_path: Path) -> None:
+def test_fifty_freezes_between_assignment_and_adoption_give_no_stale_answer(
+    application: MakeApplication, tmp_path: Path
+) -> None:
     freeze_between_sync_and_adoption(application, tmp_path, 50)
 
 
-def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(application: MakeApplication, tmp_path: Path) -> None:
+def test_a_worker_thawed_in_a_commit_after_all_its_deadlines_rejoins(
+    application: MakeApplication, tmp_path: Path
+) -> None:
     app = application(partitions=2, commit_timeout_s=3, stall_timeout_s=5)
     load = app.load(rate=500, seed=52)
     victim, heir = Victim(app, tmp_path), app.worker()
     victim.start().wait_ready()
     heir.start()
-    wait_for("both at work", lambda: all(each.ready and each.applied() for each in (victim.worker, heir)), 60, app.tails)
+    wait_for(
+        "both at work",
+        lambda: all(each.ready and each.applied() for each in (victim.worker, heir)),
+        60,
+        app.tails,
+    )
     held, process = list(victim.worker.applied()), victim.worker.process
     victim.will_freeze("committing")
     victim.wait_frozen()
     frozen_s = time.monotonic()
     try:
         reached = wait_taken_over(app, held, [heir])
-        wait_for("a freeze longer than any deadline of the victim's", lambda: time.monotonic() - frozen_s > 12, 30)
+        wait_for(
+            "a freeze longer than any deadline of the victim's", lambda: time.monotonic() - frozen_s > 12, 30
+        )
     finally:
         victim.thaw()
     assert not stale_answers(victim.worker, reached, held)
-    wait_for("both at work again", lambda: all(each.ready and each.applied() for each in (victim.worker, heir)), 60, app.tails)
+    wait_for(
+        "both at work again",
+        lambda: all(each.ready and each.applied() for each in (victim.worker, heir)),
+        60,
+        app.tails,
+    )
     assert victim.worker.process is process, "it went on, it was not started anew"
     assert not victim.worker.said("is the broker reachable"), victim.worker.tail()
     prove(app, load.stop())

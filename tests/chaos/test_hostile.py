@@ -1,4 +1,6 @@
-"""A producer that means harm writes to every topic it may, beside kills and changes of workers: nothing is lost or doubled, nobody stops."""
+"""A producer that means harm writes to every topic it may, beside kills and changes of workers: nothing is
+lost or doubled, nobody stops.
+"""
 
 from __future__ import annotations
 
@@ -28,14 +30,22 @@ from tests.support.proof import prove, read_topic
 PARTITIONS = 4
 MIB = 1 << 20
 LIMIT_GROWTH_BYTES = 424 * MIB
-"""What docs/operating.md, "Memory", allows beside an idle worker and its stores (tests/chaos/test_bombs.py)."""
+"""What docs/operating.md, "Memory", allows beside an idle worker and its stores
+(tests/chaos/test_bombs.py).
+"""
 NOTE = "holdfast-processor"
 
 
 @contextmanager
 def harm(app: Application, seed: int, rounds: int) -> Iterator[subprocess.Popen[bytes]]:
     """Run the hostile producer beside what is done within; it must have written something and ended well."""
-    arguments = [app.broker.bootstrap, app.name, app.source, app.out, *map(str, (app.partitions, seed, rounds))]
+    arguments = [
+        app.broker.bootstrap,
+        app.name,
+        app.source,
+        app.out,
+        *map(str, (app.partitions, seed, rounds)),
+    ]
     process = subprocess.Popen(
         [
             sys.executable,
@@ -70,7 +80,10 @@ def all_decided(app: Application) -> bool:
     admin = AdminClient(app.broker.client_config())
     places = {TopicPartition(app.source, number): OffsetSpec.latest() for number in range(app.partitions)}  # type: ignore[no-untyped-call]
     ends = [
-        {place.partition: found.result(10).offset for place, found in admin.list_offsets(places, isolation_level=level).items()}
+        {
+            place.partition: found.result(10).offset
+            for place, found in admin.list_offsets(places, isolation_level=level).items()
+        }
         for level in (IsolationLevel.READ_COMMITTED, IsolationLevel.READ_UNCOMMITTED)
     ]
     return ends[0] == ends[1]
@@ -82,10 +95,16 @@ def prove_beside_harm(app: Application, acked: int) -> None:
     assert idle_or_more < 130 * MIB + LIMIT_GROWTH_BYTES, f"a worker took {idle_or_more >> 20} MiB"
     counts = app.processors[0]
     with BlockingTableClient(app.settings, [counts]) as tables:
-        assert tables.get(counts, "k1", partition=1, timeout_s=30).value is not None, "forged workers hide the true one"
+        assert tables.get(counts, "k1", partition=1, timeout_s=30).value is not None, (
+            "forged workers hide the true one"
+        )
     wait_for("the hostile producer's transactions to be over", lambda: all_decided(app), 120, app.tails)
     source = [message for messages in read_topic(app.broker, app.source).values() for message in messages]
-    loaded = [message for message in source if message.key() is not None and HOSTILE not in dict(message.headers() or ())]
+    loaded = [
+        message
+        for message in source
+        if message.key() is not None and HOSTILE not in dict(message.headers() or ())
+    ]
     assert len(loaded) == acked, "the load is not in the source as it was written"
     assert len(source) > acked
     prove(app, noted=NOTE, deadline_s=120)
@@ -110,9 +129,13 @@ def test_a_hostile_producer_changes_no_count_and_stops_nobody(application: MakeA
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("seed", [92, 93])
-def test_a_hostile_producer_beside_kills_and_freezes_with_bombs_to_be_skipped(application: MakeApplication, seed: int) -> None:
+def test_a_hostile_producer_beside_kills_and_freezes_with_bombs_to_be_skipped(
+    application: MakeApplication, seed: int
+) -> None:
     chance = random.Random(seed)
-    app = application(partitions=PARTITIONS, standbys=1, unpacked_batch_bytes=BOMB_BYTES // 2, unreadable="quarantine")
+    app = application(
+        partitions=PARTITIONS, standbys=1, unpacked_batch_bytes=BOMB_BYTES // 2, unreadable="quarantine"
+    )
     fleet = [app.worker().start() for _ in range(3)]
     load = app.load(rate=1_000, seed=seed)
     wait_settled(app)

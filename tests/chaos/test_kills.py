@@ -1,4 +1,6 @@
-"""SIGKILL at every step of a batch's path and of taking over, with and without the local state: counts stay exact."""
+"""SIGKILL at every step of a batch's path and of taking over, with and without the local state: counts
+stay exact.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,9 @@ DEATH_DEADLINE_S = 60.0
 
 
 def die_at_each(make: MakeApplication, orders: list[tuple[str, int, bool]], *, seed: int) -> None:
-    """Run one worker under load again and again; each time it dies at a point, then perhaps loses its data; prove the result."""
+    """Run one worker under load again and again; each time it dies at a point, then perhaps loses its
+    data; prove the result.
+    """
     # A static member, so that each restart has its partitions back at once.
     app = make(partitions=2, instance_id="only")
     worker = app.worker()
@@ -31,12 +35,20 @@ def die_at_each(make: MakeApplication, orders: list[tuple[str, int, bool]], *, s
     acked = load.stop()
     worker.start()
     proof = prove(app, acked)
-    assert sum(each.marker.applied + 1 for each in proof.outcomes.values()) > 2_000, "the load was too small to show anything"
+    assert sum(each.marker.applied + 1 for each in proof.outcomes.values()) > 2_000, (
+        "the load was too small to show anything"
+    )
 
 
 def visits(point: str, chance: random.Random) -> int:
     """Return at which visit to die: batches are many, takings over one for each table and partition."""
-    return chance.randint(1, 4) if point in ("fenced", "activated") else 1 if point == "restoring" else chance.randint(1, 40)
+    return (
+        chance.randint(1, 4)
+        if point in ("fenced", "activated")
+        else 1
+        if point == "restoring"
+        else chance.randint(1, 40)
+    )
 
 
 def test_sigkill_at_every_step_leaves_counts_exact(application: MakeApplication) -> None:
@@ -52,7 +64,9 @@ def test_sigkill_and_loss_of_the_local_state_leave_counts_exact(application: Mak
 
 @pytest.mark.slow
 @pytest.mark.parametrize("seed", range(5))
-def test_sigkill_at_every_step_in_any_order_with_and_without_local_state(application: MakeApplication, seed: int) -> None:
+def test_sigkill_at_every_step_in_any_order_with_and_without_local_state(
+    application: MakeApplication, seed: int
+) -> None:
     chance = random.Random(seed)
     orders = [(point, visits(point, chance), wiped) for point in FAULTS for wiped in (False, True)]
     chance.shuffle(orders)
@@ -62,7 +76,9 @@ def test_sigkill_at_every_step_in_any_order_with_and_without_local_state(applica
 
 
 def kill_at_random(make: MakeApplication, *, kills: int, seed: int, workers: int) -> None:
-    """Kill one of *workers* again and again at moments of no meaning, each third time with its local state; prove the result."""
+    """Kill one of *workers* again and again at moments of no meaning, each third time with its local
+    state; prove the result.
+    """
     chance = random.Random(seed)
     app = make(partitions=4, standbys=workers - 1)
     load = app.load(rate=2_000, seed=seed)
@@ -82,5 +98,7 @@ def kill_at_random(make: MakeApplication, *, kills: int, seed: int, workers: int
 @pytest.mark.slow
 @pytest.mark.parametrize("workers", [1, 2])
 @pytest.mark.parametrize("seed", [31, 32, 33])
-def test_many_random_sigkills_under_load_leave_counts_exact(application: MakeApplication, seed: int, workers: int) -> None:
+def test_many_random_sigkills_under_load_leave_counts_exact(
+    application: MakeApplication, seed: int, workers: int
+) -> None:
     kill_at_random(application, kills=10, seed=seed, workers=workers)

@@ -1,4 +1,6 @@
-"""A transaction on a changelog that nobody ends any more, as brokers leave it that lost its end: no state is restored without it."""
+"""A transaction on a changelog that nobody ends any more, as brokers leave it that lost its end: no state
+is restored without it.
+"""
 
 from __future__ import annotations
 
@@ -14,14 +16,18 @@ from tests.support.strangers import open_transaction
 
 
 @pytest.mark.parametrize("wiped", [True, False], ids=["wiped", "warm"])
-def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_whole_state(application: MakeApplication, wiped: bool) -> None:
+def test_a_worker_does_not_take_what_lies_before_an_open_transaction_for_the_whole_state(
+    application: MakeApplication, wiped: bool
+) -> None:
     app, worker = worked(application, commit_timeout_s=6, stall_timeout_s=6)
     if wiped:
         worker.wipe()
     with open_transaction(app.broker.config, f"{app.name}-counts.v1-changelog", app.partitions):
         worker.start()
         assert worker.wait_exit(60) > 0
-        assert worker.said(r"counts\.v1-changelog partition \d ends at \d+, but from \d+ on a transaction is open"), worker.tail()
+        assert worker.said(
+            r"counts\.v1-changelog partition \d ends at \d+, but from \d+ on a transaction is open"
+        ), worker.tail()
         assert worker.said("A transaction that never ends"), worker.tail()
     worker.start()
     prove(app, RECORDS)

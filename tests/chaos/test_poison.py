@@ -1,4 +1,6 @@
-"""Records that no worker can fold: set aside once, with coordinates and reason, while their neighbours are folded."""
+"""Records that no worker can fold: set aside once, with coordinates and reason, while their neighbours are
+folded.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +47,9 @@ def quarantined(proof: Proof) -> dict[tuple[str, int], QuarantinedRecord]:
     return {(each.processor, each.offset): each for each in records if each is not None}
 
 
-def test_each_kind_of_poison_is_set_aside_once_and_its_neighbours_are_folded(application: MakeApplication) -> None:
+def test_each_kind_of_poison_is_set_aside_once_and_its_neighbours_are_folded(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2)
     poison = {
         b"\xffnot text": ("decode", "UnicodeDecodeError"),
@@ -64,7 +68,13 @@ def test_each_kind_of_poison_is_set_aside_once_and_its_neighbours_are_folded(app
     found = quarantined(proof)
     for at, (value, (stage, error)) in enumerate(poison.items()):
         record = found["counts", first + 2 * at]
-        assert (record.stage, record.error, record.topic, record.partition, record.key) == (stage, error, app.source, 0, b"k1")
+        assert (record.stage, record.error, record.topic, record.partition, record.key) == (
+            stage,
+            error,
+            app.source,
+            0,
+            b"k1",
+        )
         assert record.value == value
         assert record.truncated_bytes is None
         assert record.reason
@@ -75,7 +85,9 @@ def test_each_kind_of_poison_is_set_aside_once_and_its_neighbours_are_folded(app
     assert worker.said(rf"record quarantined: {app.source}/0/{first} at decode: UnicodeDecodeError")
 
 
-def test_what_is_too_large_for_the_quarantine_is_there_by_its_coordinates(application: MakeApplication) -> None:
+def test_what_is_too_large_for_the_quarantine_is_there_by_its_coordinates(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=1)
     Admin(app.settings).apply([AlterConfig(topic=app.source, config=ROOMY)])
     huge = write(app, b"\xff" * (6 * MIB))
@@ -108,7 +120,9 @@ def test_a_small_quarantine_topic_gets_what_fits(application: MakeApplication) -
     assert (found["counts", heads].truncated_bytes, found["counts", heads].headers) == (1_000, ())
 
 
-def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(application: MakeApplication) -> None:
+def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=1)
     changelog = app.processors[0].changelog(app.settings.app)
     for topic in (app.out, changelog):
@@ -116,7 +130,9 @@ def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(a
     worker = app.worker().start()
     assert worker.wait_exit(60) > 0
     for topic in (app.out, changelog):
-        assert worker.said(rf"topic {topic} max.message.bytes is 20000, .*--add-config max.message.bytes=1048588"), worker.tail()
+        assert worker.said(
+            rf"topic {topic} max.message.bytes is 20000, .*--add-config max.message.bytes=1048588"
+        ), worker.tail()
     write(app, b"shout s1 50000", b"grow g1 50000")
     for topic in (app.out, changelog):
         Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "1048588"})])
@@ -124,7 +140,9 @@ def test_a_worker_does_not_start_on_topics_that_could_refuse_what_a_fold_makes(a
     prove(app)
 
 
-def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_is_set_right(application: MakeApplication) -> None:
+def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_is_set_right(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=1)
     worker = app.worker().start()
     wait_for("the worker is ready", lambda: worker.ready, DEADLINE_S, app.tails)
@@ -132,7 +150,9 @@ def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_i
     for topic, record in {app.out: b"shout s1 50000", changelog: b"grow g1 50000"}.items():
         Admin(app.settings).apply([AlterConfig(topic=topic, config={"max.message.bytes": "20000"})])
         write(app, record)
-        said = rf"stands still: topic {topic} refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"
+        said = (
+            rf"stands still: topic {topic} refused a record: MSG_SIZE_TOO_LARGE.*raise its max.message.bytes"
+        )
         wait_for("the worker says so", lambda said=said: worker.said(said), DEADLINE_S, app.tails)  # type: ignore[misc]
         wait_for("it is not ready", lambda: not worker.ready, DEADLINE_S, app.tails)
         assert worker.running
@@ -142,13 +162,20 @@ def test_a_topic_that_refuses_while_a_worker_runs_holds_its_partition_until_it_i
     prove(app)
 
 
-def test_a_topic_that_is_deleted_while_a_worker_runs_holds_who_emits_to_it_until_it_is_made_again(application: MakeApplication) -> None:
+def test_a_topic_that_is_deleted_while_a_worker_runs_holds_who_emits_to_it_until_it_is_made_again(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=1)
     worker = app.worker().start()
     wait_for("the worker is ready", lambda: worker.ready, DEADLINE_S, app.tails)
     app.broker.delete_topics([app.out])
     write(app, b"shout s1 10")
-    wait_for("the worker says so", lambda: worker.said(rf"stands still: topic {app.out} refused a record: "), DEADLINE_S, app.tails)
+    wait_for(
+        "the worker says so",
+        lambda: worker.said(rf"stands still: topic {app.out} refused a record: "),
+        DEADLINE_S,
+        app.tails,
+    )
     assert worker.running
     create_topics(app.settings, app.processors, partitions=1)
     wait_for("it is ready again", lambda: worker.ready, DEADLINE_S, app.tails)

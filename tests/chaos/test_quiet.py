@@ -1,4 +1,6 @@
-"""A healthy worker is quiet: whatever looks at the clock an hour after the start finds nothing to say, with records coming in and without."""
+"""A healthy worker is quiet: whatever looks at the clock an hour after the start finds nothing to say,
+with records coming in and without.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ def an_hour_later(app: Application, instance: str) -> Worker:
 
 
 def loud(worker: Worker) -> list[str]:
-    """Return what it said at WARNING or above since it is healthy: a broker just started is asked more than once."""
+    """Return what it said at WARNING or above since it is healthy: a broker just started is asked more
+    than once.
+    """
     lines = worker.said("")
     healthy = next(at for at, line in enumerate(lines) if LOOKED in line)
     return [line for line in lines[healthy:] if re.search(LOUD, line)]
@@ -43,7 +47,9 @@ def test_an_idle_worker_says_nothing_in_an_hour(application: MakeApplication) ->
     assert loud(worker) == []
 
 
-def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(application: MakeApplication) -> None:
+def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2)
     worker = an_hour_later(app, "trickle")
     until_s, looked, written = time.monotonic() + 60, 0, 1
@@ -52,5 +58,7 @@ def test_a_worker_that_folds_a_record_now_and_then_says_nothing_in_an_hour(appli
         if (now := len(worker.said(LOOKED))) > looked or written == 1:
             looked, written = now, written + 1
             write(app)
-    wait_for("all of it to be folded", lambda: worker.applied().get(("counts", 0)) == written - 1, 30, worker.tail)
+    wait_for(
+        "all of it to be folded", lambda: worker.applied().get(("counts", 0)) == written - 1, 30, worker.tail
+    )
     assert loud(worker) == []

@@ -61,7 +61,11 @@ def take_turns(make: MakeApplication, sizes: list[int], *, seed: int, standbys: 
 
 
 def kept_ever(app: Application) -> bool:
-    found = [re.search(GENERATION, line) for worker in app.workers for line in worker.log.read_text(errors="replace").splitlines()]
+    found = [
+        re.search(GENERATION, line)
+        for worker in app.workers
+        for line in worker.log.read_text(errors="replace").splitlines()
+    ]
     return any(each is not None and each[2] != "[]" and each[3] != "[]" for each in found)
 
 
@@ -72,19 +76,25 @@ def test_workers_come_and_go_and_nothing_is_lost_or_doubled(application: MakeApp
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("standbys", [0, 1])
-def test_twenty_changes_of_workers_lose_and_double_nothing(application: MakeApplication, standbys: int) -> None:
+def test_twenty_changes_of_workers_lose_and_double_nothing(
+    application: MakeApplication, standbys: int
+) -> None:
     app = take_turns(application, [1, 2, 3, 2] * 5, seed=62 + standbys, standbys=standbys)
     assert kept_ever(app), "no worker ever kept a partition open while it took over another"
 
 
-def test_partitions_that_stay_are_kept_open_and_only_the_others_are_restored(application: MakeApplication) -> None:
+def test_partitions_that_stay_are_kept_open_and_only_the_others_are_restored(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=4)
     load = app.load(rate=1_000, seed=63)
     first = app.worker().start().wait_ready()
     second = app.worker().start()
     wait_settled(app)
     line = first.said(GENERATION)[-1]
-    assert re.search(r"kept \[\('counts', \d\), \('counts', \d\), \('tally', \d\), \('tally', \d\)\], restored \[\]", line), line
+    assert re.search(
+        r"kept \[\('counts', \d\), \('counts', \d\), \('tally', \d\), \('tally', \d\)\], restored \[\]", line
+    ), line
     second.stop()
     wait_settled(app)
     kept = re.search(GENERATION, first.said(GENERATION)[-1])
@@ -139,7 +149,9 @@ def test_a_static_member_that_returns_within_its_session_moves_nothing(applicati
     prove(app, load.stop())
 
 
-def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(application: MakeApplication) -> None:
+def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=4, session_timeout_s=20, request_timeout_s=22)
     load = app.load(rate=1_000, seed=67)
     stays, returns = app.worker(instance_id="stays").start(), app.worker(instance_id="returns").start()
@@ -164,7 +176,9 @@ def test_a_static_member_may_return_under_another_url_and_keeps_its_partitions(a
     prove(app, load.stop())
 
 
-def test_a_worker_whose_part_in_the_group_dies_ends_at_once_and_says_why(application: MakeApplication) -> None:
+def test_a_worker_whose_part_in_the_group_dies_ends_at_once_and_says_why(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=1)
     worker = app.worker().start(CHAOS_ASSIGNOR="fails")
     assert worker.wait_exit(40) > 0

@@ -1,4 +1,7 @@
-"""Stores that rot: a row changed behind the worker's back, bytes flipped on disk. What is served is compared, found and rebuilt."""
+"""Stores that rot: a row changed behind the worker's back, bytes flipped on disk.
+
+What is served is compared, found and rebuilt.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +85,9 @@ def verified(app: Application, processor: Processor[Any, Any]) -> StoreVerdict:
         return verify_store(processor, app.settings, inspector, LOCAL)
 
 
-def test_a_row_changed_in_the_store_is_served_and_only_the_three_together_find_it(application: MakeApplication) -> None:
+def test_a_row_changed_in_the_store_is_served_and_only_the_three_together_find_it(
+    application: MakeApplication,
+) -> None:
     app, worker = worked(application)
     counts = app.processors[0]
     key = changed_row(worker.data / counts.table / "1")
@@ -102,11 +107,18 @@ def test_a_row_changed_in_the_store_is_served_and_only_the_three_together_find_i
     assert f"row '{key}' differs in the store: store" in verdict.partitions[1].explain()
 
 
-def test_a_fleet_that_folds_on_is_equal_in_all_three_wherever_each_store_is(application: MakeApplication) -> None:
+def test_a_fleet_that_folds_on_is_equal_in_all_three_wherever_each_store_is(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2)
     worker = app.worker().start()
     load = app.load(rate=1_000, seed=62)
-    wait_for("rows everywhere", lambda: [at > 200 for at in worker.applied().values()] == [True] * 4, 60, worker.tail)
+    wait_for(
+        "rows everywhere",
+        lambda: [at > 200 for at in worker.applied().values()] == [True] * 4,
+        60,
+        worker.tail,
+    )
     for processor in app.processors:
         verdict = verified(app, processor)
         assert verdict.equal, [each.explain() for each in verdict.partitions]
@@ -125,15 +137,22 @@ def test_a_store_left_by_a_kill_and_damaged_is_rebuilt_and_never_served(applicat
     path = worker.data / app.processors[0].table / "0"
     flip_a_block(path)
     worker.start().wait_ready()
-    said = worker.said(rf"store {path} set aside as 0\.rotten-1 and rebuilt: it was not closed in good order and is damaged: .*checksum")
+    said = worker.said(
+        rf"store {path} set aside as 0\.rotten-1 and rebuilt: it was not closed in good order and is damaged: .*checksum"
+    )
     assert len(said) == 1, worker.tail()
     assert len(worker.said("set aside")) == 1, "the others were left by the same kill and are sound"
     assert path.with_name("0.rotten-1").is_dir()
     prove(app)
 
 
-def test_a_block_that_goes_bad_under_a_worker_is_found_when_it_is_folded_into(application: MakeApplication) -> None:
-    """The worker was closed in good order, so nothing was read at its start. It goes on with the other partitions, and with this one."""
+def test_a_block_that_goes_bad_under_a_worker_is_found_when_it_is_folded_into(
+    application: MakeApplication,
+) -> None:
+    """The worker was closed in good order, so nothing was read at its start.
+
+    It goes on with the other partitions, and with this one.
+    """
     app, worker = worked(application)
     worker.start().wait_ready()
     add_cold_rows(app)
@@ -150,7 +169,9 @@ def test_a_block_that_goes_bad_under_a_worker_is_found_when_it_is_folded_into(ap
     prove(app)
 
 
-def test_a_query_that_meets_a_bad_block_gets_no_answer_until_the_store_is_rebuilt(application: MakeApplication) -> None:
+def test_a_query_that_meets_a_bad_block_gets_no_answer_until_the_store_is_rebuilt(
+    application: MakeApplication,
+) -> None:
     app, worker = worked(application)
     counts = app.processors[0]
     worker.start().wait_ready()
@@ -178,20 +199,29 @@ def test_the_store_knows_its_notes(application: MakeApplication) -> None:
     assert row_key("k")[:1] == b"\x02"
 
 
-def test_the_background_check_finds_a_changed_row_by_itself_and_rebuilds_the_store(application: MakeApplication) -> None:
+def test_the_background_check_finds_a_changed_row_by_itself_and_rebuilds_the_store(
+    application: MakeApplication,
+) -> None:
     app, worker = worked(application, store_check_interval_s=1)
     counts = app.processors[0]
     path = worker.data / counts.table / "1"
     key = changed_row(path)
     worker.start().wait_ready()
-    said = worker.wait_said(r"store rotten: counts partition 1 as of offset \d+: row '.*' is not that of its changelog", 90)
+    said = worker.wait_said(
+        r"store rotten: counts partition 1 as of offset \d+: row '.*' is not that of its changelog", 90
+    )
     assert repr(key) in said
     worker.wait_said(rf"store {path} set aside as 1\.rotten-1", 60)
     wait_for("ready again", lambda: worker.ready, 60, worker.tail)
     assert sum(worker.metric("holdfast_rotten_stores_total").values()) == 1
     load = app.load(rate=500, seed=64)
     checked = sum(worker.metric("holdfast_store_checks_total").values())
-    wait_for("more checks", lambda: sum(worker.metric("holdfast_store_checks_total").values()) > checked + 6, 120, worker.tail)
+    wait_for(
+        "more checks",
+        lambda: sum(worker.metric("holdfast_store_checks_total").values()) > checked + 6,
+        120,
+        worker.tail,
+    )
     assert len(worker.said("store rotten")) == 1, "sound stores are not found rotten while rows change"
     total = RECORDS + load.stop()
     verdict = verified(app, counts)

@@ -1,4 +1,6 @@
-"""Past a batch that nobody can unpack: by setting or by an operator's word, once, noted, and the same for every table and every restart."""
+"""Past a batch that nobody can unpack: by setting or by an operator's word, once, noted, and the same for
+every table and every restart.
+"""
 
 from __future__ import annotations
 
@@ -65,7 +67,9 @@ def told(shop: Application) -> list[Message]:
 
     def messages() -> Iterator[Message]:
         consumer = Consumer(
-            shop.broker.client_config(**{"group.id": "none", "enable.partition.eof": True, "isolation.level": "read_committed"})
+            shop.broker.client_config(
+                **{"group.id": "none", "enable.partition.eof": True, "isolation.level": "read_committed"}
+            )
         )
         consumer.assign([TopicPartition(shop.settings.skips_topic, 0, 0)])
         while (message := consumer.poll(30)) is not None and message.error() is None:
@@ -81,7 +85,9 @@ def until(shop: Application, worker: Worker, offset: int) -> None:
 
 
 @pytest.mark.parametrize("transactional", [False, True])
-def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(application: MakeApplication, transactional: bool) -> None:
+def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(
+    application: MakeApplication, transactional: bool
+) -> None:
     shop = application(partitions=1, unreadable="quarantine", **SMALL)
     log = Log(shop, **({"transactional.id": shop.name} if transactional else {}))
     worker = shop.worker().start()
@@ -93,13 +99,19 @@ def test_by_setting_a_worker_goes_past_it_at_once_and_every_other_obeys(applicat
     _, last = log.add("seen")
     until(shop, worker, last)
     bad.append(log.add("hidden", HIDDEN))  # at the end of the log
-    wait_for("the last to be skipped", lambda: len(worker.said("are skipped and noted")) == 4, 60, worker.tail)
+    wait_for(
+        "the last to be skipped", lambda: len(worker.said("are skipped and noted")) == 4, 60, worker.tail
+    )
     assert rows(shop, "seen", "hidden") == [2, 0]
     wait_for("it to be ready", lambda: worker.ready, 30, worker.tail)
-    wait_for("no lag", lambda: set(worker.metric("kafka_consumergroup_lag").values()) == {0.0}, 30, worker.tail)
+    wait_for(
+        "no lag", lambda: set(worker.metric("kafka_consumergroup_lag").values()) == {0.0}, 30, worker.tail
+    )
     assert sum(worker.metric("holdfast_skipped_batches_total").values()) == 4
     assert worker.metric("holdfast_unreadable_batches") == {f'partition="0",topic="{shop.source}"': 0.0}
-    assert [(each.first, each.last, each.made) for each in read_skips(shop.settings).all()] == [(*each, True) for each in bad]
+    assert [(each.first, each.last, each.made) for each in read_skips(shop.settings).all()] == [
+        (*each, True) for each in bad
+    ]
     assert len(told(shop)) == 4, "each is written once"
     names = sorted(each.name for each in shop.processors)
     assert sorted((each.offset, each.processor, each.error) for each in noted(shop)) == [
@@ -151,7 +163,11 @@ def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: 
     log, flood = Log(shop), 40
     worker = shop.worker().start().wait_ready()
     log.add("seen")
-    producer = Producer(shop.broker.client_config(**{"compression.type": "zstd", "message.max.bytes": 64 * MIB, "linger.ms": 0}))
+    producer = Producer(
+        shop.broker.client_config(
+            **{"compression.type": "zstd", "message.max.bytes": 64 * MIB, "linger.ms": 0}
+        )
+    )
     for _ in range(flood):
         producer.produce(shop.source, bytes(4 * MIB), partition=0)
         assert producer.flush(60) == 0
@@ -163,11 +179,15 @@ def test_a_flood_of_them_is_skipped_quickly_and_stops_at_the_limit(application: 
     assert (status, "quarantine_limit is 30" in told_why) == (503, True)
     producer.produce(shop.source, b"add beside 1", partition=1)
     assert producer.flush(30) == 0
-    wait_for("the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 0, 30, worker.tail)
+    wait_for(
+        "the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 0, 30, worker.tail
+    )
     worker.stop()
 
 
-def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made(application: MakeApplication) -> None:
+def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made(
+    application: MakeApplication,
+) -> None:
     shop = application(partitions=2, unreadable="quarantine", **SMALL)
     log = Log(shop)
     log.add("seen")
@@ -180,7 +200,9 @@ def test_without_the_topic_of_skips_a_worker_stands_and_says_so_until_it_is_made
     producer = Producer(shop.broker.client_config())
     producer.produce(shop.source, b"add beside 1", partition=1)
     assert producer.flush(30) == 0
-    wait_for("the other partition to be folded", lambda: worker.applied().get(("counts", 1)) == 0, 30, worker.tail)
+    wait_for(
+        "the other partition to be folded", lambda: worker.applied().get(("counts", 1)) == 0, 30, worker.tail
+    )
     create_topics(shop.settings, shop.processors)
     until(shop, worker, last)
     assert rows(shop, "seen", "hidden") == [2, 0]
@@ -204,7 +226,9 @@ def test_what_a_table_has_folded_is_not_skipped_for_another(application: MakeApp
     unable.stop()
 
 
-def test_workers_killed_at_any_time_skip_each_batch_once_and_lose_nothing(application: MakeApplication) -> None:
+def test_workers_killed_at_any_time_skip_each_batch_once_and_lose_nothing(
+    application: MakeApplication,
+) -> None:
     shop = application(partitions=1, unreadable="quarantine", **SMALL)
     log, workers = Log(shop), [shop.worker(), shop.worker()]
     bad, seen = [], 0

@@ -46,18 +46,32 @@ def test_a_worker_makes_the_skip_that_was_asked_for_and_goes_on(application: Mak
         assert (plan.batch.first, plan.batch.last, plan.batch.error) == (first, last, error)
         skipping.ask(plan, by="ada@desk")
         wait_for("the skip to be made", partial(is_made, skipping, last), 60, worker.tail)
-    wait_for("all to be folded", lambda: worker.applied() == {(each.name, 0): 8 for each in shop.processors}, 60, worker.tail)
+    wait_for(
+        "all to be folded",
+        lambda: worker.applied() == {(each.name, 0): 8 for each in shop.processors},
+        60,
+        worker.tail,
+    )
     wait_for("it to be ready", lambda: worker.ready, 60, worker.tail)
     with BlockingTableClient(shop.settings, [counts]) as tables:
         row = tables.get(counts, "seen", partition=0).value
     assert row is not None
     assert row.total == 2 + 4
-    assert [(each.first, each.last, each.made, each.by.startswith("ada@desk by http")) for each in skipping.skips().all()] == [
+    assert [
+        (each.first, each.last, each.made, each.by.startswith("ada@desk by http"))
+        for each in skipping.skips().all()
+    ] == [
         (2, 3, True, True),
         (4, 4, True, True),
     ], "what the worker made counts, and no wish for it any more"
-    noted = [each for each in Quarantine(shop.settings).records(lambda each: each.processor == counts.name) if each.batch is not None]
-    assert [(each.offset, each.batch and each.batch.last, each.batch and each.batch.codec) for each in noted] == [
+    noted = [
+        each
+        for each in Quarantine(shop.settings).records(lambda each: each.processor == counts.name)
+        if each.batch is not None
+    ]
+    assert [
+        (each.offset, each.batch and each.batch.last, each.batch and each.batch.codec) for each in noted
+    ] == [
         (2, 3, "none"),
         (4, 4, "zstd"),
     ]

@@ -1,4 +1,6 @@
-"""Restores that take long, topics where nothing happens, folds that never return, and a polite stop in the middle of it all."""
+"""Restores that take long, topics where nothing happens, folds that never return, and a polite stop in the
+middle of it all.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ HASTY = {"HOLDFAST_COMMIT_TIMEOUT_S": str(STALL_S), "HOLDFAST_STALL_TIMEOUT_S": 
 
 
 def wiped_after_work(make: MakeApplication, restore_s: float) -> tuple[Application, Worker, str]:
-    """Return an application with a full changelog, a worker that has lost its stores, and the pause that makes its restore last."""
+    """Return an application with a full changelog, a worker that has lost its stores, and the pause that
+    makes its restore last.
+    """
     app = make(partitions=2, instance_id="only")
     worker = app.worker().start()
     app.load(rate=3_000, limit=RECORDS, seed=55).wait()  # slowly, so that there are many transactions
@@ -30,7 +34,9 @@ def wiped_after_work(make: MakeApplication, restore_s: float) -> tuple[Applicati
     return app, worker, f"{restore_s * 1000 / (longest / SMALL_STEP_RECORDS):.0f}"
 
 
-def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(application: MakeApplication) -> None:
+def test_a_long_restore_can_be_ended_at_any_time_and_is_not_taken_for_stuck(
+    application: MakeApplication,
+) -> None:
     app, worker, pause_ms = wiped_after_work(application, 4 * STALL_S)
     worker.start(CHAOS_RESTORE_PAUSE_MS=pause_ms, **HASTY)
     wait_for("the restore to begin", lambda: "restoring" in worker.ask("/health/ready")[1], 30, worker.tail)
@@ -76,14 +82,20 @@ def test_a_slow_fold_with_much_in_hand_is_not_taken_for_stuck(application: MakeA
         producer.produce(app.source, b"sleep %s %d" % (b"k" * 40, fold_ms), partition=0)
     assert producer.flush(30) == 0
     room = {"HOLDFAST_FETCH_BYTES": "131072", "HOLDFAST_INFLIGHT_BYTES": "131072"}
-    patience = {"HOLDFAST_COMMIT_TIMEOUT_S": str(stall_s), "HOLDFAST_STALL_TIMEOUT_S": str(stall_s), "CHAOS_MAX_POLL_S": str(stall_s)}
+    patience = {
+        "HOLDFAST_COMMIT_TIMEOUT_S": str(stall_s),
+        "HOLDFAST_STALL_TIMEOUT_S": str(stall_s),
+        "CHAOS_MAX_POLL_S": str(stall_s),
+    }
     worker = app.worker().start(**room, **patience)
     app.wait_applied({0: records - 1}, 60)
     assert len(worker.said(r"Joined group")) == 1, "it left the group"
 
 
 @pytest.mark.slow
-def test_a_worker_frozen_for_longer_than_it_may_stall_comes_back_or_ends(application: MakeApplication) -> None:
+def test_a_worker_frozen_for_longer_than_it_may_stall_comes_back_or_ends(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2)
     load = app.load(rate=1_000, seed=57)
     worker = app.worker().start(**HASTY).wait_ready()
@@ -92,7 +104,9 @@ def test_a_worker_frozen_for_longer_than_it_may_stall_comes_back_or_ends(applica
         stopped_s = time.monotonic()
         wait_for("a long freeze", lambda stopped_s=stopped_s: time.monotonic() - stopped_s > 15, 20)  # type: ignore[misc]
         worker.signal(signal.SIGCONT)
-        wait_for("the worker to be back, or gone", lambda: worker.ready or not worker.running, 60, worker.tail)
+        wait_for(
+            "the worker to be back, or gone", lambda: worker.ready or not worker.running, 60, worker.tail
+        )
         assert worker.said("the event loop has stood still") == [], "it was the process that stood still"
         if not worker.running:
             assert worker.process.returncode > 0, worker.tail()

@@ -1,4 +1,6 @@
-"""Sources of every shape: empty, cut by retention, written in transactions; two processors of one source; processors of several."""
+"""Sources of every shape: empty, cut by retention, written in transactions; two processors of one source;
+processors of several.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def test_a_worker_on_an_empty_topic_is_ready_and_folds_the_first_record(applicat
     assert prove(app).source[0][-1].offset() == 0
 
 
-def test_a_fresh_worker_on_a_topic_whose_beginning_is_gone_folds_what_is_left(application: MakeApplication) -> None:
+def test_a_fresh_worker_on_a_topic_whose_beginning_is_gone_folds_what_is_left(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2)
     app.load(rate=10_000, limit=4_000, seed=81).wait()
     cut(app, 700)
@@ -44,7 +48,9 @@ def test_a_fresh_worker_on_a_topic_whose_beginning_is_gone_folds_what_is_left(ap
     assert (proof.source[1][0].offset() or 0) == 0
 
 
-def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(application: MakeApplication) -> None:
+def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2, instance_id="only")
     worker = app.worker().start()
     app.load(rate=10_000, limit=2_000, seed=82).wait()
@@ -54,10 +60,14 @@ def test_a_worker_whose_next_records_are_gone_stops_and_says_what_is_lost(applic
     cut(app, end + 20)
     code = worker.start().wait_exit(60)
     assert code > 0
-    assert worker.said(rf"leaving: {app.source} partition 0: offset {end} is not in the log any more"), worker.tail()
+    assert worker.said(rf"leaving: {app.source} partition 0: offset {end} is not in the log any more"), (
+        worker.tail()
+    )
 
 
-def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(application: MakeApplication) -> None:
+def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=1, instance_id="only")
     worker = app.worker().start()
     write(app, *[b"add k1 1"] * 50)
@@ -71,10 +81,16 @@ def test_a_worker_at_the_very_end_of_a_log_that_retention_has_emptied_goes_on(ap
 
 
 def test_transactional_producers_are_folded_exactly(application: MakeApplication) -> None:
-    """Control records leave holes in the offsets, aborted records must not be folded, and a log may end in either."""
+    """Control records leave holes in the offsets, aborted records must not be folded, and a log may end in
+    either.
+    """
     app = application(partitions=2, instance_id="only")
     worker = app.worker().start()
-    producer = Producer(app.broker.client_config(**{"transactional.id": f"{app.name}-writer", "transaction.timeout.ms": 20_000}))
+    producer = Producer(
+        app.broker.client_config(
+            **{"transactional.id": f"{app.name}-writer", "transaction.timeout.ms": 20_000}
+        )
+    )
     producer.init_transactions(30)
     kept = 0
     for at in range(TRANSACTIONS):
@@ -99,15 +115,20 @@ def test_transactional_producers_are_folded_exactly(application: MakeApplication
     app.wait_applied(before, 60)
     producer.abort_transaction(30)
     proof = prove(app, kept + 1)
-    assert [each.offset() for each in proof.source[0]] != list(range(len(proof.source[0]))), "the log is dense, so it shows nothing"
+    assert [each.offset() for each in proof.source[0]] != list(range(len(proof.source[0]))), (
+        "the log is dense, so it shows nothing"
+    )
 
 
-def test_two_processors_of_one_source_each_fold_all_of_it_from_positions_of_their_own(application: MakeApplication) -> None:
+def test_two_processors_of_one_source_each_fold_all_of_it_from_positions_of_their_own(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=2, instance_id="only")
     worker = app.worker().start()
     app.load(rate=10_000, limit=3_000, seed=83).wait()
     prove(app)
-    # One of them loses everything and starts over while the other stays: records that only one needs reach both.
+    # One of them loses everything and starts over while the other stays: records that only one needs reach
+    # both.
     app.remake_topic(app.processors[1].changelog(app.settings.app))
     worker.start()
     more = app.load(rate=1_000, limit=2_000, seed=84)

@@ -16,11 +16,15 @@ def test_a_worker_without_trouble_folds_everything_exactly_once(application: Mak
     proof = prove(app, acked)
     assert sum(len(each.emits) for each in proof.outcomes.values()) > 500
     assert sum(len(each.refused) for each in proof.outcomes.values()) > 5
-    assert any(key[:1] == b"\x01" for each in proof.outcomes.values() for key in each.state), "no timer is pending"
+    assert any(key[:1] == b"\x01" for each in proof.outcomes.values() for key in each.state), (
+        "no timer is pending"
+    )
     # The position is in the state; offsets are committed all the same, for the tools that show lag.
     group = Consumer(app.broker.client_config(**{"group.id": app.name}))
     try:
-        committed = group.committed([TopicPartition(app.source, number) for number in proof.source], timeout=30)
+        committed = group.committed(
+            [TopicPartition(app.source, number) for number in proof.source], timeout=30
+        )
     finally:
         group.close()
     assert {each.partition: each.offset - 1 for each in committed} == last_offsets(proof.source)

@@ -1,4 +1,6 @@
-"""Local state that does not fit is set aside and rebuilt from the changelog; the result is exact whatever was found on disk."""
+"""Local state that does not fit is set aside and rebuilt from the changelog; the result is exact whatever
+was found on disk.
+"""
 
 from __future__ import annotations
 
@@ -95,7 +97,11 @@ UNFIT: dict[str, tuple[Callable[[Path], None], str]] = {
 def test_every_kind_of_unfit_store_is_set_aside_and_rebuilt(application: MakeApplication) -> None:
     app, worker = worked(application)
     kinds = list(UNFIT.items())
-    paths = [worker.data / each.table / str(partition) for each in app.processors for partition in range(app.partitions)]
+    paths = [
+        worker.data / each.table / str(partition)
+        for each in app.processors
+        for partition in range(app.partitions)
+    ]
     for start in range(0, len(kinds), len(paths)):
         spoilt = list(zip(paths, kinds[start : start + len(paths)], strict=True))
         for path, (_, (spoil, _)) in spoilt:
@@ -130,7 +136,9 @@ def test_a_changelog_deleted_and_made_again_is_rebuilt_from_the_source(applicati
     prove(app, from_source=True)
 
 
-def test_a_changelog_made_again_under_a_running_worker_is_never_taken_for_the_state(application: MakeApplication) -> None:
+def test_a_changelog_made_again_under_a_running_worker_is_never_taken_for_the_state(
+    application: MakeApplication,
+) -> None:
     app, worker = worked(application)
     worker.start().wait_ready()
     changelog = app.processors[0].changelog(app.settings.app)
@@ -152,7 +160,9 @@ def test_a_changelog_made_again_under_a_running_worker_is_never_taken_for_the_st
 def test_a_store_away_for_longer_than_tombstones_are_kept_is_rebuilt(application: MakeApplication) -> None:
     app, worker = worked(application)
     topics = [each.changelog(app.settings.app) for each in app.processors]
-    Admin(app.settings).apply([AlterConfig(topic=topic, config={"delete.retention.ms": "1000"}) for topic in topics])
+    Admin(app.settings).apply(
+        [AlterConfig(topic=topic, config={"delete.retention.ms": "1000"}) for topic in topics]
+    )
     worker.start().wait_ready()
     worker.stop()
     stopped_s = time.monotonic()
@@ -166,7 +176,12 @@ def test_a_store_away_for_longer_than_tombstones_are_kept_is_rebuilt(application
 def test_tombstones_missed_by_a_store_do_not_bring_rows_back(application: MakeApplication) -> None:
     """Let the broker compact deletions away while a store is not there to see them."""
     app, worker = worked(application)
-    eager = {"delete.retention.ms": "100", "min.cleanable.dirty.ratio": "0.01", "segment.ms": "500", "max.compaction.lag.ms": "500"}
+    eager = {
+        "delete.retention.ms": "100",
+        "min.cleanable.dirty.ratio": "0.01",
+        "segment.ms": "500",
+        "max.compaction.lag.ms": "500",
+    }
     topics = [each.changelog(app.settings.app) for each in app.processors]
     Admin(app.settings).apply([AlterConfig(topic=topic, config=eager) for topic in topics])
     other = app.worker("w2", instance_id="other").start().wait_ready()

@@ -1,5 +1,5 @@
-"""Something else than a worker writes to a changelog: workers end and say how to go on, the command shows what it is, and both ways on end in an
-equal table."""
+"""Something else than a worker writes to a changelog: workers end and say how to go on, the command shows
+what it is, and both ways on end in an equal table."""
 
 from __future__ import annotations
 
@@ -50,7 +50,9 @@ def holdfast(app: Application, *arguments: str, code: int = 0) -> str:
 
 
 def execute(app: Application, *arguments: str) -> str:
-    """Run the command with --execute as soon as no worker is in the group any more: one that died is in it for a session."""
+    """Run the command with --execute as soon as no worker is in the group any more: one that died is in it
+    for a session.
+    """
 
     def done() -> str | None:
         ran = run(app, *arguments, "--execute")
@@ -86,7 +88,9 @@ def a_transaction(app: Application, producer: Producer, changelog: str, state: d
 
 
 def spoilt(app: Application, plant: Plant) -> tuple[Worker, str, str]:
-    """Return a worker that has stopped, the name of its first table, and the changelog of that into which *plant* wrote."""
+    """Return a worker that has stopped, the name of its first table, and the changelog of that into which
+    *plant* wrote.
+    """
     worker = app.worker().start()
     app.load(rate=5_000, limit=RECORDS, seed=51).wait()
     prove(app, RECORDS)
@@ -103,9 +107,12 @@ def document(text: str) -> Any:
 
 
 @pytest.mark.parametrize(
-    ("plant", "wiped"), [(rows_for_nobody, False), (rows_for_nobody, True), (a_position, True), (a_transaction, False)]
+    ("plant", "wiped"),
+    [(rows_for_nobody, False), (rows_for_nobody, True), (a_position, True), (a_transaction, False)],
 )
-def test_the_table_goes_on_from_its_last_good_state(application: MakeApplication, plant: Plant, wiped: bool) -> None:
+def test_the_table_goes_on_from_its_last_good_state(
+    application: MakeApplication, plant: Plant, wiped: bool
+) -> None:
     app = application(partitions=2, instance_id="only")
     worker, name, _ = spoilt(app, plant)
     if wiped:
@@ -117,7 +124,10 @@ def test_the_table_goes_on_from_its_last_good_state(application: MakeApplication
     shown = document(holdfast(app, "tables", "repair", name, "-o", "json", code=1))
     assert shown["strays"]
     assert {each["partition"] for each in shown["strays"]} == {0}
-    assert [each["how"] for each in shown["partitions"]] == ["restored from the changelog", "nothing to repair"]
+    assert [each["how"] for each in shown["partitions"]] == [
+        "restored from the changelog",
+        "nothing to repair",
+    ]
     done = document(execute(app, "tables", "repair", name, "-o", "json"))
     assert done["strays"] == shown["strays"]
     assert "a worker has written over them" in holdfast(app, "tables", "repair", name)
@@ -156,10 +166,14 @@ def test_nothing_is_repaired_while_workers_run(application: MakeApplication) -> 
 
 
 def test_an_owner_that_was_not_in_the_group_is_fenced(application: MakeApplication) -> None:
-    """The group's members are asked first, and the broker has the last word: the repair raises the writer's epoch."""
+    """The group's members are asked first, and the broker has the last word: the repair raises the
+    writer's epoch.
+    """
     app = application(partitions=1, instance_id="only")
     _, name, _ = spoilt(app, rows_for_nobody)
-    owner = Producer(app.broker.client_config(**{"transactional.id": app.processors[0].transactional_id(app.name, 0)}))
+    owner = Producer(
+        app.broker.client_config(**{"transactional.id": app.processors[0].transactional_id(app.name, 0)})
+    )
     owner.init_transactions(30)
     owner.begin_transaction()
     owner.produce(app.processors[0].changelog(app.name), b"late", row_key("late"), 0)

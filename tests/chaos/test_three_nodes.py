@@ -1,4 +1,6 @@
-"""Three brokers, one of them killed under load: leaders, coordinators and transactions move, workers go on, counts stay exact."""
+"""Three brokers, one of them killed under load: leaders, coordinators and transactions move, workers go
+on, counts stay exact.
+"""
 
 from __future__ import annotations
 
@@ -23,10 +25,14 @@ def three(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)
 
 
-def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(three: SessionBroker, tmp_path: Path) -> None:
+def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(
+    three: SessionBroker, tmp_path: Path
+) -> None:
     cluster = three.cluster
     assert cluster is not None
-    with running(Application(three, tmp_path, partitions=6, replication_factor=3, commit_timeout_s=30)) as app:
+    with running(
+        Application(three, tmp_path, partitions=6, replication_factor=3, commit_timeout_s=30)
+    ) as app:
         app.create_topics({"min.insync.replicas": "2"})
         fleet = [app.worker().start(), app.worker().start()]
         wait_for("both at work", lambda: all(worker.ready for worker in fleet), 60, app.tails)
@@ -38,10 +44,14 @@ def test_a_broker_of_three_dies_under_load_and_nothing_is_lost_or_doubled(three:
             def moved(before: dict[tuple[str, int], int] = before) -> bool:
                 for worker in fleet:
                     if not worker.running:
-                        assert worker.process.returncode > 0, f"{worker.name} ended in silence\n{worker.tail()}"
+                        assert worker.process.returncode > 0, (
+                            f"{worker.name} ended in silence\n{worker.tail()}"
+                        )
                         worker.start()
                 now = {place: at for worker in fleet for place, at in worker.applied().items()}
-                return len(now) == 2 * app.partitions and all(at > before.get(place, -1) for place, at in now.items())
+                return len(now) == 2 * app.partitions and all(
+                    at > before.get(place, -1) for place, at in now.items()
+                )
 
             wait_for(f"every partition to move on without node {node}", moved, 120, app.tails)
             cluster.restart(node)

@@ -12,7 +12,9 @@ from tests.kafka.test_bombs import BOMB_BYTES, send
 from tests.support.harness import wait_for
 
 
-def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(application: MakeApplication) -> None:
+def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(
+    application: MakeApplication,
+) -> None:
     shop = application(partitions=2)
     counts = shop.processors[0]
     producer = Producer(shop.broker.client_config())
@@ -28,14 +30,18 @@ def test_a_bomb_makes_its_worker_unready_and_stops_nothing_but_its_partition(app
     worker.wait_said("partition 0 stands before offset 1, which cannot be read", 60)
     for number in range(3):
         add(1, f"beside-{number}")
-    wait_for("the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 2, 30, worker.tail)
+    wait_for(
+        "the other partition to go on", lambda: worker.applied().get(("counts", 1)) == 2, 30, worker.tail
+    )
     status, told = worker.ask("/health/ready")
     assert (status, json.loads(told)["cause"].partition(":")[0]) == (
         503,
         f"{shop.source} partition 0 stands before offset 1, which cannot be read",
     )
     standing = worker.metric("holdfast_unreadable_batches")
-    assert standing == {f'partition="{number}",topic="{shop.source}"': float(number == 0) for number in (0, 1)}
+    assert standing == {
+        f'partition="{number}",topic="{shop.source}"': float(number == 0) for number in (0, 1)
+    }
     assert worker.applied()["counts", 0] == 0
     with BlockingTableClient(shop.settings, [counts]) as tables:
         assert tables.get(counts, "before", partition=0).value is not None, "what stands still still answers"

@@ -1,4 +1,6 @@
-"""An owner frozen for longer than its session, another at work in its place: the old one's writes are refused and it knows its place."""
+"""An owner frozen for longer than its session, another at work in its place: the old one's writes are
+refused and it knows its place.
+"""
 
 from __future__ import annotations
 
@@ -20,19 +22,33 @@ LOOK_S = 3.0
 
 
 def freeze_and_thaw(app: Application, victim: Worker, heir: Worker) -> None:
-    """Stop *victim* until *heir* has all its partitions and has gone on from there, then let it run again and see what it says."""
+    """Stop *victim* until *heir* has all its partitions and has gone on from there, then let it run again
+    and see what it says.
+    """
     held = victim.applied()
     assert held, "the victim owns nothing"
     victim.signal(signal.SIGSTOP)
     try:
-        wait_for("takeover", lambda: held.keys() <= heir.applied().keys() and heir.ready, TAKEOVER_DEADLINE_S, heir.tail)
-        wait_for("progress", lambda: all(heir.applied().get(place, -1) > at + 50 for place, at in held.items()), 30, heir.tail)
+        wait_for(
+            "takeover",
+            lambda: held.keys() <= heir.applied().keys() and heir.ready,
+            TAKEOVER_DEADLINE_S,
+            heir.tail,
+        )
+        wait_for(
+            "progress",
+            lambda: all(heir.applied().get(place, -1) > at + 50 for place, at in held.items()),
+            30,
+            heir.tail,
+        )
         reached = heir.applied()
     finally:
         victim.signal(signal.SIGCONT)
     stale, thawed_s = [], time.monotonic()
     while time.monotonic() - thawed_s < LOOK_S or (victim.running and not victim.ready):
-        assert time.monotonic() - thawed_s < REJOIN_DEADLINE_S, f"the zombie neither ends nor comes back\n{victim.tail()}"
+        assert time.monotonic() - thawed_s < REJOIN_DEADLINE_S, (
+            f"the zombie neither ends nor comes back\n{victim.tail()}"
+        )
         for name, partition in held:
             status, body = victim.ask(f"/tables/{name}/{partition}/rows/any")
             if status == 200 and json.loads(body)["as_of_offset"] < reached[name, partition]:
@@ -44,7 +60,12 @@ def test_a_frozen_owner_is_fenced_and_rejoins_clean(application: MakeApplication
     app = application(partitions=4)
     load = app.load(rate=2_000, seed=41)
     first, second = app.worker().start().wait_ready(), app.worker().start()
-    wait_for("both own partitions", lambda: first.ready and second.ready and first.applied() and second.applied(), 60, app.tails)
+    wait_for(
+        "both own partitions",
+        lambda: first.ready and second.ready and first.applied() and second.applied(),
+        60,
+        app.tails,
+    )
     freeze_and_thaw(app, first, second)
     acked = load.stop()
     if not first.running:
@@ -55,8 +76,12 @@ def test_a_frozen_owner_is_fenced_and_rejoins_clean(application: MakeApplication
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", [42, 43])
-def test_freezes_of_any_length_at_any_moment_leave_counts_exact(application: MakeApplication, seed: int) -> None:
-    """Shorter and longer than a session, one or both at once, in the middle of batches, joins, fences and restores."""
+def test_freezes_of_any_length_at_any_moment_leave_counts_exact(
+    application: MakeApplication, seed: int
+) -> None:
+    """Shorter and longer than a session, one or both at once, in the middle of batches, joins, fences and
+    restores.
+    """
     chance = random.Random(seed)
     app = application(partitions=4, standbys=1)
     load = app.load(rate=1_500, seed=seed)
@@ -81,7 +106,9 @@ def test_freezes_of_any_length_at_any_moment_leave_counts_exact(application: Mak
 
 
 @pytest.mark.slow
-def test_a_stranger_with_the_same_transactional_id_is_not_fought_for_ever(application: MakeApplication) -> None:
+def test_a_stranger_with_the_same_transactional_id_is_not_fought_for_ever(
+    application: MakeApplication,
+) -> None:
     app = application(partitions=1)
     load = app.load(rate=500, seed=44)
     worker = app.worker().start().wait_ready()

@@ -1,7 +1,10 @@
-"""The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, and faults when told to have some.
+"""The worker under test: `python -P -m tests.chaos.worker worker`. An ordinary application, and faults when
+told to have some.
 
-`CHAOS_SOURCE` and `CHAOS_OUT` name its topics. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it comes to POINT for the Nth
-time; `CHAOS_FREEZE` names a file in which the test orders a freeze; `CHAOS_HOURS` lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments; `CHAOS_RESTORE_PAUSE_MS` makes restores slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is read.
+`CHAOS_SOURCE` and `CHAOS_OUT` name its topics. `CHAOS_FAULT=POINT:N` ends the process by SIGKILL when it
+comes to POINT for the Nth time; `CHAOS_FREEZE` names a file in which the test orders a freeze; `CHAOS_HOURS`
+lets hours pass for Faust; `CHAOS_ASSIGNOR` has it refuse assignments; `CHAOS_RESTORE_PAUSE_MS` makes restores
+slow; `CHAOS_MAX_POLL_S` is how long aiokafka may think nothing is read.
 """
 
 from __future__ import annotations
@@ -11,7 +14,15 @@ from pathlib import Path
 
 from holdfast.agents.app import create_app
 from tests.chaos.counting import processors
-from tests.chaos.faults import Doom, fail_to_assign, freeze_when, let_hours_pass, plant, slow_down, write_in_pieces
+from tests.chaos.faults import (
+    Doom,
+    fail_to_assign,
+    freeze_when,
+    let_hours_pass,
+    plant,
+    slow_down,
+    write_in_pieces,
+)
 
 if __name__ == "__main__":
     write_in_pieces()

@@ -82,7 +82,12 @@ def test_a_list_a_function_and_the_default_name_are_found(shop: Path) -> None:
 
 
 def test_the_topics_of_ordinary_agents_are_known_too(shop: Path) -> None:
-    assert load_application("shop_agents", Settings()).read_topics == ["letters", "mails", "orders", "returned"]
+    assert load_application("shop_agents", Settings()).read_topics == [
+        "letters",
+        "mails",
+        "orders",
+        "returned",
+    ]
     assert load_application("shop:both", Settings()).read_topics == ["orders", "returned"]
 
 
@@ -97,7 +102,11 @@ def test_an_app_brings_its_processors_and_its_settings_where_nothing_else_was_sa
     assert [processor.name for processor in application.processors] == ["totals", "returns"]
     assert application.settings.app == "shop"
     assert application.settings.web_port == 7000
-    assert dict(application.settings.kafka) == {"bootstrap.servers": "127.0.0.1:9092", "client.id": "flag", "debug": "broker"}
+    assert dict(application.settings.kafka) == {
+        "bootstrap.servers": "127.0.0.1:9092",
+        "client.id": "flag",
+        "debug": "broker",
+    }
 
 
 def test_without_a_name_it_is_the_built_in_application() -> None:
@@ -118,7 +127,9 @@ def test_without_a_name_it_is_the_built_in_application() -> None:
         ("shop_bare", ["neither `app` nor `processors`"]),
     ],
 )
-def test_what_is_not_an_application_is_refused_with_what_was_found(shop: Path, spec: str, parts: list[str]) -> None:
+def test_what_is_not_an_application_is_refused_with_what_was_found(
+    shop: Path, spec: str, parts: list[str]
+) -> None:
     with pytest.raises(ConfigError) as refused:
         load_application(spec, Settings())
     for part in parts:
@@ -126,7 +137,9 @@ def test_what_is_not_an_application_is_refused_with_what_was_found(shop: Path, s
 
 
 def test_a_package_that_the_users_module_needs_is_not_blamed_on_the_option(shop: Path) -> None:
-    with pytest.raises(ConfigError, match=r"shop_broken\.py:1: ModuleNotFoundError: No module named 'surely_not_installed'"):
+    with pytest.raises(
+        ConfigError, match=r"shop_broken\.py:1: ModuleNotFoundError: No module named 'surely_not_installed'"
+    ):
         load_application("shop_broken", Settings())
 
 

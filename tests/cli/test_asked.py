@@ -11,7 +11,8 @@ import pytest
 
 from holdfast.cli.asked import StopRequest
 
-# A handler that waits for a lock is a process that no exception ends, so each attempt is made in one of its own.
+# A handler that waits for a lock is a process that no exception ends, so each attempt is made in one of its
+# own.
 WAITS = """
 import random, signal
 from holdfast.cli.asked import Asked
@@ -27,7 +28,9 @@ print("ended")
 
 
 def test_a_signal_in_the_middle_of_a_wait_ends_it() -> None:
-    done = subprocess.run([sys.executable, "-P", "-c", WAITS], capture_output=True, text=True, timeout=60, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", WAITS], capture_output=True, text=True, timeout=60, check=False
+    )
     assert (done.stdout, done.stderr) == ("ended\n", "")
 
 

@@ -1,4 +1,6 @@
-"""`holdfast producers transactions`, `holdfast groups committed` and `explain` of the broker's own logs, against what clients did."""
+"""`holdfast producers transactions`, `holdfast groups committed` and `explain` of the broker's own logs,
+against what clients did.
+"""
 
 from __future__ import annotations
 
@@ -39,11 +41,16 @@ def producer(broker: SessionBroker, name: str) -> Producer:
     return made
 
 
-def test_transactions_of_every_application_are_told_with_how_they_ended(broker: SessionBroker, fresh_topic: FreshTopic, run: Run) -> None:
+def test_transactions_of_every_application_are_told_with_how_they_ended(
+    broker: SessionBroker, fresh_topic: FreshTopic, run: Run
+) -> None:
     topic, name = fresh_topic("events", partitions=5), f"shop-{uuid.uuid4().hex[:8]}"
 
     def of_state(state: str) -> Any:
-        return [each["transactional_id"] for each in run("producers", "transactions", "--id", name, "--state", state)]
+        return [
+            each["transactional_id"]
+            for each in run("producers", "transactions", "--id", name, "--state", state)
+        ]
 
     first = producer(broker, f"{name}-0")
     for partitions in ((0, 3), (1,)):
@@ -56,14 +63,26 @@ def test_transactions_of_every_application_are_told_with_how_they_ended(broker: 
     zombie.produce(topic, b"y", partition=4)
     zombie.flush(DEADLINE_S)
     (open_one,) = run("producers", "transactions", "--id", f"{name}-1")
-    assert (open_one["state"], open_one["partitions"], open_one["timeout_ms"]) == ("ongoing", [f"{topic}-4"], 60_000)
+    assert (open_one["state"], open_one["partitions"], open_one["timeout_ms"]) == (
+        "ongoing",
+        [f"{topic}-4"],
+        60_000,
+    )
     assert of_state("ongoing") == [f"{name}-1"]
     second = producer(broker, f"{name}-1")  # fences and aborts it
     with pytest.raises(KafkaException):
         zombie.commit_transaction(DEADLINE_S)
-    wait_for("two that ended", lambda: of_state("complete-commit") == [f"{name}-0"] and of_state("ongoing") == [], DEADLINE_S)
+    wait_for(
+        "two that ended",
+        lambda: of_state("complete-commit") == [f"{name}-0"] and of_state("ongoing") == [],
+        DEADLINE_S,
+    )
     told = {each["transactional_id"]: each for each in run("producers", "transactions", "--id", name)}
-    assert (told[f"{name}-0"]["committed"], told[f"{name}-0"]["aborted"], told[f"{name}-0"]["jumps"]) == (2, 0, 0)
+    assert (told[f"{name}-0"]["committed"], told[f"{name}-0"]["aborted"], told[f"{name}-0"]["jumps"]) == (
+        2,
+        0,
+        0,
+    )
     assert told[f"{name}-1"]["aborted"] == 1
     assert told[f"{name}-1"]["fenced"] >= 1
     assert told[f"{name}-1"]["producer_id"] == open_one["producer_id"]
@@ -71,15 +90,23 @@ def test_transactions_of_every_application_are_told_with_how_they_ended(broker: 
     del first, second, zombie
 
 
-def test_what_a_group_has_committed_is_told_and_explained(broker: SessionBroker, fresh_topic: FreshTopic, run: Run) -> None:
+def test_what_a_group_has_committed_is_told_and_explained(
+    broker: SessionBroker, fresh_topic: FreshTopic, run: Run
+) -> None:
     topic, group = fresh_topic("events", partitions=2), f"group/{uuid.uuid4().hex[:8]}"
     consumer = Consumer(broker.client_config(**{"group.id": group, "enable.auto.commit": False}))
     consumer.subscribe([topic])
     wait_for("an assignment", lambda: consumer.poll(0.1) or consumer.assignment(), DEADLINE_S)
     for offset in (3, 5):
-        consumer.commit(offsets=[TopicPartition(topic, 0, offset, f"note {offset}"), TopicPartition(topic, 1, 1)], asynchronous=False)
+        consumer.commit(
+            offsets=[TopicPartition(topic, 0, offset, f"note {offset}"), TopicPartition(topic, 1, 1)],
+            asynchronous=False,
+        )
     found = run("groups", "committed", "--group", group)
-    assert [(each["topic"], each["partition"], each["offset"], each["commits"], each["metadata"]) for each in found] == [
+    assert [
+        (each["topic"], each["partition"], each["offset"], each["commits"], each["metadata"])
+        for each in found
+    ] == [
         (topic, 0, 5, 2, "note 5"),
         (topic, 1, 1, 2, None),
     ]
@@ -95,7 +122,11 @@ def last_of(broker: SessionBroker, group: str, run: Run) -> Any:
     """Return what `explain` says of the last record of the group's partition of `__consumer_offsets`."""
     reader = Consumer(broker.client_config(**{"group.id": "reader", "enable.auto.commit": False}))
     try:
-        partitions = len(reader.list_topics("__consumer_offsets", timeout=DEADLINE_S).topics["__consumer_offsets"].partitions)
+        partitions = len(
+            reader.list_topics("__consumer_offsets", timeout=DEADLINE_S)
+            .topics["__consumer_offsets"]
+            .partitions
+        )
         place = coordinator_partition(group, partitions)
         _, end = reader.get_watermark_offsets(TopicPartition("__consumer_offsets", place), timeout=DEADLINE_S)
     finally:

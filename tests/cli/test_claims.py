@@ -1,4 +1,6 @@
-"""`holdfast claims`: found by the workers topic of a real broker, asked over HTTP, told in the columns of kafka-consumer-groups."""
+"""`holdfast claims`: found by the workers topic of a real broker, asked over HTTP, told in the columns of
+kafka-consumer-groups.
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,17 @@ PARTITIONS = 4
 
 
 class Fleet:
-    """A worker in a thread, announced on the workers topic of its own application, that holds the claims a test puts."""
+    """A worker in a thread, announced on the workers topic of its own application, that holds the claims a
+    test puts.
+    """
 
     def __init__(self, broker: SessionBroker) -> None:
         self.broker = broker
         self.settings = Settings(
-            app=f"claims-{uuid.uuid4().hex[:8]}", web_port=free_ports(1)[0], kafka={"bootstrap.servers": broker.bootstrap}, web_token="t"
+            app=f"claims-{uuid.uuid4().hex[:8]}",
+            web_port=free_ports(1)[0],
+            kafka={"bootstrap.servers": broker.bootstrap},
+            web_token="t",
         )
         self.now_s = system_clock.now_ms() // 1000
         self._processor = rationalizer.processors(self.settings)[0]
@@ -48,11 +55,15 @@ class Fleet:
     def __enter__(self) -> Self:
         self._thread.start()
         self.worker: MemoryWorker = self._run(self._open())
-        self.broker.create_topic(self.settings.workers_topic, config={"cleanup.policy": "compact"}, exact=True)
+        self.broker.create_topic(
+            self.settings.workers_topic, config={"cleanup.policy": "compact"}, exact=True
+        )
         self.announce()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._run(self.worker.__aexit__(kind, error, traceback))
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join(DEADLINE_S)
@@ -67,14 +78,24 @@ class Fleet:
 
     def announce(self) -> None:
         producer = Producer(self.broker.client_config())
-        producer.produce(self.settings.workers_topic, key=self.worker.url, value=encode_json(self.worker.claims()))
+        producer.produce(
+            self.settings.workers_topic, key=self.worker.url, value=encode_json(self.worker.claims())
+        )
         assert producer.flush(DEADLINE_S) == 0
 
     def claim(self, group: str, topic: str, partition: int, *, age_s: int = 0, **changes: Any) -> None:
         """Put a claim of client "worker-7", instance "3c5a0f1e", with a heartbeat *age_s* ago."""
-        claim = Claim("worker-7", "3c5a0f1e", 2, self.now_s - age_s, None, 40, None, self.now_s - age_s, ("0badcafe",))
+        claim = Claim(
+            "worker-7", "3c5a0f1e", 2, self.now_s - age_s, None, 40, None, self.now_s - age_s, ("0badcafe",)
+        )
         claim = msgspec.structs.replace(claim, **changes)
-        self.worker.put(self._processor, coordination_partition(topic, PARTITIONS), claim_key(group, topic, partition), claim, offset=1_000)
+        self.worker.put(
+            self._processor,
+            coordination_partition(topic, PARTITIONS),
+            claim_key(group, topic, partition),
+            claim,
+            offset=1_000,
+        )
 
     def pause(self, group: str, partition: int, *, for_s: int) -> None:
         pause = Pause(self.now_s + for_s, self.now_s, "admin", "1")
@@ -91,13 +112,22 @@ def fleet(broker: SessionBroker) -> Iterator[Fleet]:
 
 
 @pytest.fixture
-def run(fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    fleet: Fleet, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def command(*arguments: str) -> tuple[int, str, str]:
         told = fleet.settings
-        given = ["--set", f"app={told.app}", "--set", f"web_token={told.web_token}", "--bootstrap", told.bootstrap_servers]
+        given = [
+            "--set",
+            f"app={told.app}",
+            "--set",
+            f"web_token={told.web_token}",
+            "--bootstrap",
+            told.bootstrap_servers,
+        ]
         with pytest.raises(SystemExit) as left:
             main(["claims", *arguments, *given])
         captured = capsys.readouterr()
@@ -142,13 +172,47 @@ def test_claims_are_listed_in_the_columns_of_kafka_consumer_groups(
     lines = [line.split() for line in out.splitlines()]
     assert code == 0
     assert lines[0] == [
-        *("GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "CLIENT-ID"),
+        *(
+            "GROUP",
+            "TOPIC",
+            "PARTITION",
+            "CURRENT-OFFSET",
+            "LOG-END-OFFSET",
+            "LAG",
+            "CONSUMER-ID",
+            "HOST",
+            "CLIENT-ID",
+        ),
         *("STATUS", "OWNER-INSTANCE", "HEARTBEAT-AGE"),
     ]
     assert lines[1] == ["other", "no-such-topic", "9", "40", "-", "-", "-", "-", "-", "released", "-", "-"]
-    assert lines[2][:11] == ["shop", topic, "0", "40", "50", "10", "worker-7-3c5a0f1e", "-", "worker-7", "fresh", "3c5a0f1e"]
+    assert lines[2][:11] == [
+        "shop",
+        topic,
+        "0",
+        "40",
+        "50",
+        "10",
+        "worker-7-3c5a0f1e",
+        "-",
+        "worker-7",
+        "fresh",
+        "3c5a0f1e",
+    ]
     assert 3 <= int(lines[2][11].removesuffix("s")) < 60
-    assert lines[3][:11] == ["shop", topic, "1", "-", "0", "-", "worker-7-3c5a0f1e", "-", "worker-7", "unknown", "3c5a0f1e"]
+    assert lines[3][:11] == [
+        "shop",
+        topic,
+        "1",
+        "-",
+        "0",
+        "-",
+        "worker-7-3c5a0f1e",
+        "-",
+        "worker-7",
+        "unknown",
+        "3c5a0f1e",
+    ]
 
 
 def test_the_json_form_keeps_its_names_and_tells_how_far_each_answer_is_true(fleet: Fleet, run: Run) -> None:
@@ -158,7 +222,12 @@ def test_the_json_form_keeps_its_names_and_tells_how_far_each_answer_is_true(fle
     idle, claim = sorted(json.loads(out), key=lambda record: str(record["group"]))
     assert code == 0
     assert list(claim) == list(idle) == list(command.FIELDS)
-    assert (claim["status"], claim["owner_epoch"], claim["as_of_offset"], claim["role"]) == ("stale", 2, 1_000, "active")
+    assert (claim["status"], claim["owner_epoch"], claim["as_of_offset"], claim["role"]) == (
+        "stale",
+        2,
+        1_000,
+        "active",
+    )
     assert claim["coordination_partition"] == coordination_partition("orders", PARTITIONS)
     assert (idle["status"], idle["topic"], idle["paused_until_s"]) == ("paused", None, fleet.now_s + 600)
 
@@ -197,13 +266,25 @@ def test_a_paused_group_is_shown_as_paused_until_its_time(fleet: Fleet, run: Run
 
 def test_one_claim_is_shown_with_all_that_is_known(fleet: Fleet, run: Run) -> None:
     anomaly = Anomaly(3, AnomalyKind.FOREIGN_HEARTBEAT, 77, "intruder", "2")
-    fleet.claim("shop", "orders", 3, age_s=10, proposed_offset=60, frame_time_s=fleet.now_s - 3, anomaly=anomaly)
+    fleet.claim(
+        "shop", "orders", 3, age_s=10, proposed_offset=60, frame_time_s=fleet.now_s - 3, anomaly=anomaly
+    )
     fleet.pause("shop", coordination_partition("orders", PARTITIONS), for_s=600)
     code, out, _ = run("show", "shop", "orders", "3", "-o", "json")
     shown = json.loads(out)
     assert code == 0
-    assert (shown["owner_epoch"], shown["fenced_instances"], shown["proposed_offset"], shown["clock_skew_s"]) == (2, ["0badcafe"], 60, 7)
-    assert shown["last_anomaly"] == {"kind": "foreign-heartbeat", "at_s": 77, "client_id": "intruder", "instance_id": "2"}
+    assert (
+        shown["owner_epoch"],
+        shown["fenced_instances"],
+        shown["proposed_offset"],
+        shown["clock_skew_s"],
+    ) == (2, ["0badcafe"], 60, 7)
+    assert shown["last_anomaly"] == {
+        "kind": "foreign-heartbeat",
+        "at_s": 77,
+        "client_id": "intruder",
+        "instance_id": "2",
+    }
     assert shown["paused_until_s"] == fleet.now_s + 600
     code, out, _ = run("show", "shop", "orders", "3")
     assert code == 0
@@ -219,12 +300,23 @@ def test_a_claim_nobody_ever_held_is_told_as_that(run: Run) -> None:
     assert (code, "'/'" in err) == (2, True)
 
 
-def test_watching_tells_what_changed_and_not_each_heartbeat(fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_watching_tells_what_changed_and_not_each_heartbeat(
+    fleet: Fleet, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
     steps: Iterator[Callable[[], None]] = iter(
         [
             lambda: fleet.claim("shop", "orders", 0, age_s=1, current_offset=41),  # a heartbeat: no news
             lambda: fleet.claim("shop", "orders", 0, client_id="worker-8", instance_id="9", epoch=3),
-            lambda: fleet.claim("shop", "orders", 0, client_id="worker-8", instance_id="9", epoch=3, heartbeat_at_s=None, released_at_s=9),
+            lambda: fleet.claim(
+                "shop",
+                "orders",
+                0,
+                client_id="worker-8",
+                instance_id="9",
+                epoch=3,
+                heartbeat_at_s=None,
+                released_at_s=9,
+            ),
         ]
     )
     fleet.claim("shop", "orders", 0)

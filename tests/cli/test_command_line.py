@@ -1,4 +1,6 @@
-"""The `holdfast` command as a person meets it: help, exit codes, one line per error, the same options everywhere."""
+"""The `holdfast` command as a person meets it: help, exit codes, one line per error, the same options
+everywhere.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,9 @@ DEADLINE_S = 60
 
 
 def holdfast(*arguments: str, folder: Path, **env: str) -> subprocess.CompletedProcess[str]:
-    clean = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "KAFKA_"))}
+    clean = {
+        name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "KAFKA_"))
+    }
     return subprocess.run(
         [sys.executable, "-P", "-m", "holdfast.cli", *arguments],
         cwd=folder,
@@ -56,7 +60,14 @@ def test_what_needs_no_cluster_imports_nothing_heavy(arguments: list[str], tmp_p
         "heavy = {'aiohttp', 'aiokafka', 'confluent_kafka', 'faust', 'pandas', 'pyarrow', 'pyspark', 'rich', 'rocksdict', 'sqlalchemy', 'asyncio'}\n"
         "print('IMPORTED', sorted(heavy & sys.modules.keys()))\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", code], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=tmp_path,
+        capture_output=True,
+        text=True,
+        timeout=DEADLINE_S,
+        check=False,
+    )
     assert done.stdout.endswith("IMPORTED []\n"), done.stdout + done.stderr
 
 
@@ -69,7 +80,12 @@ def test_the_version_is_the_packages(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "env", "toml", "parts"),
     [
-        (["config"], {"HOLDFAST_WEB_PROT": "1"}, "", ["environment HOLDFAST_WEB_PROT", "did you mean HOLDFAST_WEB_PORT"]),
+        (
+            ["config"],
+            {"HOLDFAST_WEB_PROT": "1"},
+            "",
+            ["environment HOLDFAST_WEB_PROT", "did you mean HOLDFAST_WEB_PORT"],
+        ),
         (["config"], {}, "[holdfast]\nweb_prot = 1", ["holdfast.toml", "web_prot"]),
         (["config", "--set", "web_prot=1"], {}, "", ["flag web_prot"]),
         (["config", "--set", "nonsense"], {}, "", ["write NAME=VALUE"]),
@@ -77,9 +93,21 @@ def test_the_version_is_the_packages(tmp_path: Path) -> None:
         (["config"], {"HOLDFAST_CONFIG": "absent.toml"}, "", ["absent.toml", "No such file"]),
         (["config", "--set", "web_bind=0.0.0.0"], {}, "", ["web_bind (flag)", "set web_token"]),
         (["config", "--set", "kafka.group.id=x"], {}, "", ["group.id", "`app`"]),
-        (["config", "--check", "--set", "kafka.debug=everything"], {}, "", ["refused by librdkafka", "everything"]),
         (
-            ["config", "--check", "--set", "kafka.security.protocol=SSL", "--set", "kafka.ssl.ca.location=absent.pem"],
+            ["config", "--check", "--set", "kafka.debug=everything"],
+            {},
+            "",
+            ["refused by librdkafka", "everything"],
+        ),
+        (
+            [
+                "config",
+                "--check",
+                "--set",
+                "kafka.security.protocol=SSL",
+                "--set",
+                "kafka.ssl.ca.location=absent.pem",
+            ],
             {},
             "",
             ["ssl.ca.location"],
@@ -100,7 +128,9 @@ def test_a_configuration_error_is_one_line_on_stderr_and_exit_code_2(
         assert part in line
 
 
-@pytest.mark.parametrize("arguments", [["confg"], ["config", "--nonsense"], ["config", "--output", "yaml"], ["topics", "creat"]])
+@pytest.mark.parametrize(
+    "arguments", [["confg"], ["config", "--nonsense"], ["config", "--output", "yaml"], ["topics", "creat"]]
+)
 def test_a_usage_error_is_exit_code_2(arguments: list[str], tmp_path: Path) -> None:
     done = holdfast(*arguments, folder=tmp_path)
     assert done.returncode == 2
@@ -109,11 +139,28 @@ def test_a_usage_error_is_exit_code_2(arguments: list[str], tmp_path: Path) -> N
 
 
 def test_a_failed_operation_is_exit_code_1_and_says_what_to_check(tmp_path: Path) -> None:
-    (tmp_path / "shop.py").write_text("processors = __import__('holdfast.agents.services.rationalizer', fromlist=['x']).processors\n")
-    done = holdfast("topics", "list", "-A", "shop", "--bootstrap", "127.0.0.1:1", "--set", "request_timeout_s=10", folder=tmp_path)
+    (tmp_path / "shop.py").write_text(
+        "processors = __import__('holdfast.agents.services.rationalizer', fromlist=['x']).processors\n"
+    )
+    done = holdfast(
+        "topics",
+        "list",
+        "-A",
+        "shop",
+        "--bootstrap",
+        "127.0.0.1:1",
+        "--set",
+        "request_timeout_s=10",
+        folder=tmp_path,
+    )
     assert done.returncode == 1
     (line,) = done.stderr.splitlines()
-    for part in ("no Kafka broker at 127.0.0.1:1", "Connection refused", "bootstrap.servers", "holdfast dev up"):
+    for part in (
+        "no Kafka broker at 127.0.0.1:1",
+        "Connection refused",
+        "bootstrap.servers",
+        "holdfast dev up",
+    ):
         assert part in line
 
 
@@ -127,7 +174,9 @@ def test_a_trace_is_shown_only_with_v(tmp_path: Path) -> None:
 
 
 def test_config_prints_value_and_origin_with_secrets_masked(tmp_path: Path) -> None:
-    (tmp_path / "holdfast.toml").write_text("[holdfast]\nstandbys = 2\nweb_token = 'hunter2'\n[kafka]\nclient.id = 'me'")
+    (tmp_path / "holdfast.toml").write_text(
+        "[holdfast]\nstandbys = 2\nweb_token = 'hunter2'\n[kafka]\nclient.id = 'me'"
+    )
     done = holdfast("config", "--set", "web_port=7000", folder=tmp_path, HOLDFAST_APP="shop")
     assert done.returncode == 0
     assert "hunter2" not in done.stdout
@@ -147,21 +196,30 @@ def test_json_is_stable_and_whole(tmp_path: Path) -> None:
     assert [*rows[0]] == ["name", "value", "origin", "doc"]
     by_name = {row["name"]: row["value"] for row in rows}
     assert (by_name["web_port"], by_name["compat_view"], by_name["instance_id"]) == (6066, False, None)
-    assert holdfast("config", "--output", "json", folder=tmp_path).stdout == done.stdout, "options may stand behind the command too"
+    assert holdfast("config", "--output", "json", folder=tmp_path).stdout == done.stdout, (
+        "options may stand behind the command too"
+    )
 
 
 def test_config_check_lets_every_client_read_the_properties(tmp_path: Path) -> None:
     done = holdfast("config", "--check", "--set", "kafka.compression.type=zstd", folder=tmp_path)
-    assert (done.returncode, done.stderr) == (0, "settings and Kafka properties are accepted by every client\n")
+    assert (done.returncode, done.stderr) == (
+        0,
+        "settings and Kafka properties are accepted by every client\n",
+    )
 
 
 def test_a_reader_that_leaves_early_is_not_a_bug_of_ours(tmp_path: Path) -> None:
     command = f"{sys.executable} -P -m holdfast.cli config | true"
-    done = subprocess.run(["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False)
+    done = subprocess.run(
+        ["bash", "-c", command], cwd=tmp_path, capture_output=True, text=True, timeout=DEADLINE_S, check=False
+    )
     assert "Traceback" not in done.stderr
 
 
-def test_a_missing_extra_is_named_with_its_installation(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_missing_extra_is_named_with_its_installation(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def absent(name: str) -> object:
         raise ModuleNotFoundError("No module named 'pyspark'", name="pyspark.sql")
 
@@ -169,7 +227,10 @@ def test_a_missing_extra_is_named_with_its_installation(monkeypatch: pytest.Monk
     with pytest.raises(SystemExit) as done:
         main(["topics"])
     assert done.value.code == 2
-    assert capsys.readouterr().err == "holdfast: this command needs pyspark.sql, which is not installed: pip install 'holdfast[spark]'\n"
+    assert (
+        capsys.readouterr().err
+        == "holdfast: this command needs pyspark.sql, which is not installed: pip install 'holdfast[spark]'\n"
+    )
 
 
 def test_a_module_of_our_own_that_is_missing_is_a_bug_and_not_hidden(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,7 +242,9 @@ def test_a_module_of_our_own_that_is_missing_is_a_bug_and_not_hidden(monkeypatch
         main(["topics"])
 
 
-def test_a_message_of_several_lines_becomes_one(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_message_of_several_lines_becomes_one(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     def fails(name: str) -> object:
         raise BrokerError("first\n   second")
 

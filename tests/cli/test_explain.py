@@ -1,4 +1,6 @@
-"""`holdfast explain` on a real broker's segment and offsets: idempotent and transactional producers, markers, aborts, compression."""
+"""`holdfast explain` on a real broker's segment and offsets: idempotent and transactional producers,
+markers, aborts, compression.
+"""
 
 from __future__ import annotations
 
@@ -33,8 +35,9 @@ from tests.support.harness import wait_for_ends
 
 DEADLINE_S = 30.0
 LINGER_MS = 10_000
-"""What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that the client knows, that is: what
-still waits to be told its partition when a flush begins is sent as it comes."""
+"""What is flushed together is one batch, however slow the machine is: a flush ends the wait. Of a topic that
+the client knows, that is: what still waits to be told its partition when a flush begins is sent as it
+comes."""
 
 Run = Callable[..., tuple[int, str, str]]
 
@@ -71,9 +74,13 @@ def producer_to(broker: SessionBroker, topic: str, **config: Any) -> Producer:
     return producer
 
 
-def transact(broker: SessionBroker, topic: str, name: str, values: list[bytes], *, commit: bool | None) -> Producer:
+def transact(
+    broker: SessionBroker, topic: str, name: str, values: list[bytes], *, commit: bool | None
+) -> Producer:
     """Write a transaction and end it, or with None leave it open."""
-    producer = producer_to(broker, topic, **{"transactional.id": f"{topic}-{name}", "transaction.timeout.ms": 600_000})
+    producer = producer_to(
+        broker, topic, **{"transactional.id": f"{topic}-{name}", "transaction.timeout.ms": 600_000}
+    )
     producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     for value in values:
@@ -90,7 +97,9 @@ def transact(broker: SessionBroker, topic: str, name: str, values: list[bytes], 
 
 @pytest.fixture(scope="module")
 def written(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Written]:
-    """Give a partition of: plain records, a committed and an aborted transaction, packed records, and a transaction still open."""
+    """Give a partition of: plain records, a committed and an aborted transaction, packed records, and a
+    transaction still open.
+    """
     topic = broker.create_topic("explained")
     try:
         stamped: list[tuple[str, str | bytes | None]] = list(stamp_headers(Stamp("billing", 3, 17)))
@@ -113,7 +122,9 @@ def written(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def segment_of(broker: SessionBroker, topic: str, folders: pytest.TempPathFactory) -> Path:
-    """Return the partition's own segment file, or what its leader gives of it when the broker's files are elsewhere."""
+    """Return the partition's own segment file, or what its leader gives of it when the broker's files are
+    elsewhere.
+    """
     if broker.cluster is not None:
         (path,) = broker.cluster.folder.rglob(f"{topic}-0/*.log")
         return Path(path)
@@ -133,7 +144,9 @@ def explained(run: Run, *arguments: str) -> Any:
     return json.loads(out)
 
 
-def test_a_real_segment_shows_producers_sequences_transactions_and_markers(written: Written, run: Run) -> None:
+def test_a_real_segment_shows_producers_sequences_transactions_and_markers(
+    written: Written, run: Run
+) -> None:
     found = explained(run, "--segment", str(written.segment), "--records")
     assert all(tuple(each) == (*FIELDS, "content") for each in found)
     assert [each["kind"] for each in found] == [
@@ -143,10 +156,23 @@ def test_a_real_segment_shows_producers_sequences_transactions_and_markers(writt
     plain, good, commit, bad, abort, *packed, still_open = found
     assert [each["value"] for each in plain["content"]] == ["first", "second"]
     assert plain["content"][0]["stamp"] == {"producer": "billing", "epoch": 3, "sequence": 17}
-    assert (plain["sequence"], plain["last_sequence"], plain["epoch"], plain["producer_id"] >= 0) == (0, 1, 0, True)
-    assert (good["transaction"], good["records"], good["producer_id"]) == (f"committed at {commit['offset']}", 3, commit["producer_id"])
+    assert (plain["sequence"], plain["last_sequence"], plain["epoch"], plain["producer_id"] >= 0) == (
+        0,
+        1,
+        0,
+        True,
+    )
+    assert (good["transaction"], good["records"], good["producer_id"]) == (
+        f"committed at {commit['offset']}",
+        3,
+        commit["producer_id"],
+    )
     assert (bad["transaction"], abort["producer_id"]) == (f"aborted at {abort['offset']}", bad["producer_id"])
-    assert (commit["sequence"], commit["coordinator_epoch"] is not None, commit["transaction"]) == (None, True, None)
+    assert (commit["sequence"], commit["coordinator_epoch"] is not None, commit["transaction"]) == (
+        None,
+        True,
+        None,
+    )
     assert [each["compression"] for each in packed] == ["gzip", "snappy", "lz4", "zstd"]
     assert [each["content"][3]["value"][:4] for each in packed] == ["gzip", "snap", "lz4l", "zstd"]
     assert still_open["transaction"] == "open"
@@ -204,8 +230,12 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
                 ),
             )
     log = log_of(rows)
-    assert log.first_undecided == seen[-1].header.base_offset, "the open transaction holds committed readers back"
-    assert [row.first_offset for _, row in rows.scan("a/")] == [6], "one aborted transaction, from its first record"
+    assert log.first_undecided == seen[-1].header.base_offset, (
+        "the open transaction holds committed readers back"
+    )
+    assert [row.first_offset for _, row in rows.scan("a/")] == [6], (
+        "one aborted transaction, from its first record"
+    )
 
     async def stable() -> int:
         async with RawLog(written.settings) as raw:
@@ -217,19 +247,40 @@ def test_the_fold_of_a_real_log_holds_what_the_broker_holds(written: Written) ->
     assert (entry.last_sequence, entry.epoch) == (1, 0)
 
 
-def test_an_offset_is_explained_with_its_batch_its_record_and_what_committed_readers_make_of_it(written: Written, run: Run) -> None:
+def test_an_offset_is_explained_with_its_batch_its_record_and_what_committed_readers_make_of_it(
+    written: Written, run: Run
+) -> None:
     def ask(offset: int) -> Any:
         return explained(run, written.topic, "0", str(offset), "--bootstrap", written.broker.bootstrap)
 
     first = ask(0)
-    assert (first["record"]["value"], first["record"]["stamp"]["sequence"], first["committed_readers"]) == ("first", 17, "see it")
+    assert (first["record"]["value"], first["record"]["stamp"]["sequence"], first["committed_readers"]) == (
+        "first",
+        17,
+        "see it",
+    )
     good = ask(3)
-    assert (good["record"]["value"], good["record"]["sequence"], good["batch"]["transaction"]) == ("c2", 1, "committed at 5")
-    assert (ask(5)["batch"]["kind"], ask(5)["record"], ask(5)["committed_readers"]) == ("commit", None, "pass over it")
+    assert (good["record"]["value"], good["record"]["sequence"], good["batch"]["transaction"]) == (
+        "c2",
+        1,
+        "committed at 5",
+    )
+    assert (ask(5)["batch"]["kind"], ask(5)["record"], ask(5)["committed_readers"]) == (
+        "commit",
+        None,
+        "pass over it",
+    )
     bad = ask(7)
-    assert (bad["record"]["value"], bad["batch"]["transaction"], bad["committed_readers"]) == ("x2", "aborted at 8", "never see it")
+    assert (bad["record"]["value"], bad["batch"]["transaction"], bad["committed_readers"]) == (
+        "x2",
+        "aborted at 8",
+        "never see it",
+    )
     still_open = ask(bad["high_watermark"] - 1)
-    assert (still_open["batch"]["transaction"], still_open["committed_readers"]) == ("open", "wait for an open transaction")
+    assert (still_open["batch"]["transaction"], still_open["committed_readers"]) == (
+        "open",
+        "wait for an open transaction",
+    )
     assert still_open["last_stable_offset"] == still_open["asked"]
     code, out, _ = run(written.topic, "0", "3", "--bootstrap", written.broker.bootstrap)
     shown = dict(line.split(None, 1) for line in out.splitlines()[1:])
@@ -279,24 +330,53 @@ def test_a_bomb_is_explained_by_its_header(broker: SessionBroker, run: Run, code
     assert f"{topic} partition 0: offset 1 cannot be read" in err
     assert f"more than {64 * MIB} bytes" in err
     assert len(err.splitlines()) == 1
-    assert (found["unreadable"]["first"], found["unreadable"]["last"], found["unreadable"]["error"]) == (1, 1, "TooLargeError")
+    assert (found["unreadable"]["first"], found["unreadable"]["last"], found["unreadable"]["error"]) == (
+        1,
+        1,
+        "TooLargeError",
+    )
     batch = found["batch"]
-    assert (batch["kind"], batch["offset"], batch["last_offset"], batch["records"], batch["compression"]) == ("unreadable", 1, 1, 1, codec)
-    assert (batch["transactional"], batch["control"], batch["time"] is None, batch["base_time"] is None) == (False, False, False, False)
+    assert (batch["kind"], batch["offset"], batch["last_offset"], batch["records"], batch["compression"]) == (
+        "unreadable",
+        1,
+        1,
+        1,
+        codec,
+    )
+    assert (batch["transactional"], batch["control"], batch["time"] is None, batch["base_time"] is None) == (
+        False,
+        False,
+        False,
+        False,
+    )
     assert 0 < batch["bytes"] < 20 * MIB
     assert (found["record"], found["committed_readers"]) == (None, "cannot read it")
     code, out, _ = run(topic, "0", "1", "--bootstrap", broker.bootstrap)
     shown = dict(line.split(None, 1) for line in out.splitlines()[1:])
-    assert (code, shown["batch.kind"], shown["batch.compression"], shown["unreadable.error"]) == (1, "unreadable", codec, "TooLargeError")
+    assert (code, shown["batch.kind"], shown["batch.compression"], shown["unreadable.error"]) == (
+        1,
+        "unreadable",
+        codec,
+        "TooLargeError",
+    )
     assert explained(run, topic, "0", "0", "--bootstrap", broker.bootstrap)["record"]["value"] == "before"
 
 
 @pytest.mark.parametrize(
     ("change", "checksum", "error", "last"),
-    [(spoil, False, "ChecksumError", 4), (lie, True, "LengthError", 4), (break_header, True, "CompressionError", 4)],
+    [
+        (spoil, False, "ChecksumError", 4),
+        (lie, True, "LengthError", 4),
+        (break_header, True, "CompressionError", 4),
+    ],
 )
 def test_a_damaged_batch_is_explained_by_what_its_header_claims(
-    broker: SessionBroker, run: Run, change: Callable[[bytearray], None], checksum: bool, error: str, last: int
+    broker: SessionBroker,
+    run: Run,
+    change: Callable[[bytearray], None],
+    checksum: bool,
+    error: str,
+    last: int,
 ) -> None:
     topic = broker.create_topic("damaged")
     for values in ([b"0", b"1"], [b"2", b"3", b"4"], [b"5"]):
@@ -306,16 +386,33 @@ def test_a_damaged_batch_is_explained_by_what_its_header_claims(
         code, out, err = run(topic, "0", str(asked), "--bootstrap", broker.bootstrap, "-o", "json")
         found = json.loads(out)
         assert (code, "cannot be read" in err) == (1, True), err
-        assert (found["unreadable"]["error"], found["unreadable"]["last"], found["record"]) == (error, last, None)
-        assert (found["batch"]["offset"], found["batch"]["last_offset"], found["batch"]["records"]) == (2, 4, 3)
+        assert (found["unreadable"]["error"], found["unreadable"]["last"], found["record"]) == (
+            error,
+            last,
+            None,
+        )
+        assert (found["batch"]["offset"], found["batch"]["last_offset"], found["batch"]["records"]) == (
+            2,
+            4,
+            3,
+        )
         assert found["batch"]["compression"] == ("unknown (7)" if change is break_header else "none")
     for readable, value in ((1, "1"), (5, "5")):
-        assert explained(run, topic, "0", str(readable), "--bootstrap", broker.bootstrap)["record"]["value"] == value
+        assert (
+            explained(run, topic, "0", str(readable), "--bootstrap", broker.bootstrap)["record"]["value"]
+            == value
+        )
 
 
-def test_how_a_transaction_ended_is_found_behind_a_batch_that_cannot_be_read(broker: SessionBroker, run: Run) -> None:
+def test_how_a_transaction_ended_is_found_behind_a_batch_that_cannot_be_read(
+    broker: SessionBroker, run: Run
+) -> None:
     topic = bombs_topic(broker)
-    producer = producer_to(broker, topic, **{"transactional.id": topic, "compression.type": "zstd", "message.max.bytes": 1_000_000_000})
+    producer = producer_to(
+        broker,
+        topic,
+        **{"transactional.id": topic, "compression.type": "zstd", "message.max.bytes": 1_000_000_000},
+    )
     producer.init_transactions(DEADLINE_S)
     producer.begin_transaction()
     for value in (b"good", bytes(BOMB_BYTES)):
@@ -346,7 +443,18 @@ print(code, (resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10) - before,
 def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker) -> None:
     topic = bombs_topic(broker)
     send(broker, topic, "gzip", [bytes(900_000_000)])
-    command = [sys.executable, "-P", "-c", MEASURED, "explain", topic, "0", "0", "--bootstrap", broker.bootstrap]
+    command = [
+        sys.executable,
+        "-P",
+        "-c",
+        MEASURED,
+        "explain",
+        topic,
+        "0",
+        "0",
+        "--bootstrap",
+        broker.bootstrap,
+    ]
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
     code, grown_mib = (int(each) for each in done.stderr.splitlines()[-1].split())
     assert code == 1, done.stderr
@@ -355,7 +463,11 @@ def test_memory_stays_within_a_bound_whatever_is_explained(broker: SessionBroker
 
 def test_a_batch_of_many_small_records_is_never_held_whole() -> None:
     small = [Record(offset_delta=each) for each in range(200_000)]
-    data = memoryview(encode_batch(RecordBatch(attributes=Compression.ZSTD, last_offset_delta=199_999, records=tuple(small))))
+    data = memoryview(
+        encode_batch(
+            RecordBatch(attributes=Compression.ZSTD, last_offset_delta=199_999, records=tuple(small))
+        )
+    )
     del small
     tracemalloc.start()
     try:
@@ -377,7 +489,9 @@ def write(path: Path, *parts: RecordBatch | bytes) -> str:
 
 
 def batch(offset: int, **more: Any) -> RecordBatch:
-    return RecordBatch(base_offset=offset, max_timestamp_ms=0, base_timestamp_ms=0, records=(Record(value=b"v"),), **more)
+    return RecordBatch(
+        base_offset=offset, max_timestamp_ms=0, base_timestamp_ms=0, records=(Record(value=b"v"),), **more
+    )
 
 
 def test_a_broken_batch_is_told_with_its_byte_and_those_around_it_are_shown(tmp_path: Path, run: Run) -> None:
@@ -389,12 +503,18 @@ def test_a_broken_batch_is_told_with_its_byte_and_those_around_it_are_shown(tmp_
     assert [line.split()[-2] for line in out.splitlines()[1:]] == ["data", "unreadable", "data"]
     assert f"at byte {len(spoiled) + 17}: checksum" in err
     code, out, _ = run("--segment", path, "--records", "-o", "json")
-    assert [(each["error"] is None, len(each["content"])) for each in json.loads(out)] == [(True, 1), (False, 0), (True, 1)]
+    assert [(each["error"] is None, len(each["content"])) for each in json.loads(out)] == [
+        (True, 1),
+        (False, 0),
+        (True, 1),
+    ]
     broken = bytearray(encode_batch(batch(1)))
     broken[8:12] = b"\xff" * 4
     path = write(tmp_path / "header.log", batch(0), bytes(broken), batch(2))
     code, out, err = run("--segment", path)
-    assert (code, [line.split()[0] for line in out.splitlines()]) == (1, ["OFFSET", "0"]), "nobody knows where the next one begins"
+    assert (code, [line.split()[0] for line in out.splitlines()]) == (1, ["OFFSET", "0"]), (
+        "nobody knows where the next one begins"
+    )
     assert "a batch of length -1" in err
     path = write(tmp_path / "cut.log", batch(0), encode_batch(batch(1))[:30])
     code, out, err = run("--segment", path)
@@ -411,9 +531,26 @@ def test_zeros_that_a_broker_has_allocated_ahead_end_a_segment(tmp_path: Path, r
 
 def test_markers_end_the_transactions_of_their_own_producer_only() -> None:
     ends = Transactions()
-    for offset, pid, kind in ((5, 1, ControlType.ABORT), (7, 2, ControlType.COMMIT), (9, 1, ControlType.COMMIT)):
-        ends.add(marker_batch(kind, producer_id=pid, producer_epoch=0, coordinator_epoch=0, base_offset=offset, timestamp_ms=0))
-    assert [ends.outcome(batch(at, producer_id=1)) for at in (0, 6, 10)] == [("aborted", 5), ("committed", 9), ("open", None)]
+    for offset, pid, kind in (
+        (5, 1, ControlType.ABORT),
+        (7, 2, ControlType.COMMIT),
+        (9, 1, ControlType.COMMIT),
+    ):
+        ends.add(
+            marker_batch(
+                kind,
+                producer_id=pid,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                base_offset=offset,
+                timestamp_ms=0,
+            )
+        )
+    assert [ends.outcome(batch(at, producer_id=1)) for at in (0, 6, 10)] == [
+        ("aborted", 5),
+        ("committed", 9),
+        ("open", None),
+    ]
     assert ends.outcome(batch(0, producer_id=2)) == ("committed", 7)
 
 

@@ -30,7 +30,9 @@ def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:
 
 
 @pytest.fixture
-def run(desk: GroupDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    desk: GroupDesk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -83,14 +85,24 @@ def test_groups_are_listed_with_their_type_and_state(desk: GroupDesk, run: Run) 
     }
 
 
-def test_lanes_are_described_under_their_partition_and_a_group_without_them_has_no_column_for_them(desk: GroupDesk, run: Run) -> None:
+def test_lanes_are_described_under_their_partition_and_a_group_without_them_has_no_column_for_them(
+    desk: GroupDesk, run: Run
+) -> None:
     topic, plain = desk.topic(partitions=1), desk.topic("clicks", partitions=1)
     for lane, offset in enumerate((30, 45)):
         desk.hold(f"m{lane}/i", lane_topic(topic, lane, 2), {0: offset})
     desk.hold("m/i", plain, {0: 1}, group="other")
     code, out, _ = run("describe", "shop")
     assert code == 0
-    assert lines(out)[0][:7] == ["GROUP", "TOPIC", "PARTITION", "LANE", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG"]
+    assert lines(out)[0][:7] == [
+        "GROUP",
+        "TOPIC",
+        "PARTITION",
+        "LANE",
+        "CURRENT-OFFSET",
+        "LOG-END-OFFSET",
+        "LAG",
+    ]
     assert [line[1:8] for line in lines(out)[1:]] == [
         [topic, "0", "all-of-2", "30", "50", "20", "-"],
         [topic, "0", "0-of-2", "30", "50", "-", "m0-i"],
@@ -103,26 +115,56 @@ def test_a_group_is_described_in_the_columns_of_kafka_consumer_groups(desk: Grou
     topic = desk.topic()
     group = ledger(desk, topic)
     desk.hold("worker-7/i7", topic, {0: 40})
-    head = ["GROUP", "TOPIC", "PARTITION", "CURRENT-OFFSET", "LOG-END-OFFSET", "LAG", "CONSUMER-ID", "HOST", "CLIENT-ID"]
+    head = [
+        "GROUP",
+        "TOPIC",
+        "PARTITION",
+        "CURRENT-OFFSET",
+        "LOG-END-OFFSET",
+        "LAG",
+        "CONSUMER-ID",
+        "HOST",
+        "CLIENT-ID",
+    ]
     for name, row in (
         ("shop", ["shop", topic, "0", "40", "50", "10", "worker-7-i7", "-", "worker-7"]),
         (group, [group, topic, "0", "20", "50", "30", "-", "-", "-"]),
     ):
         code, out, _ = run("describe", name)
         assert (code, lines(out)) == (0, [head, row])
-    assert lines(run("describe", "shop", "--detail")[1])[0] == [*head, "STATUS", "OWNER-EPOCH", "HEARTBEAT-AGE-S"]
+    assert lines(run("describe", "shop", "--detail")[1])[0] == [
+        *head,
+        "STATUS",
+        "OWNER-EPOCH",
+        "HEARTBEAT-AGE-S",
+    ]
     assert lines(run("describe", "shop", "--members", "--detail")[1]) == [
         ["GROUP", "CONSUMER-ID", "HOST", "CLIENT-ID", "#PARTITIONS", "OBEYS-PAUSE", "ASSIGNMENT"],
         ["shop", "worker-7-i7", "-", "worker-7", "1", "true", f"{topic}(0)"],
     ]
     told = lines(run("describe", group, "--state")[1])
-    assert told[0] == ["GROUP", "TYPE", "COORDINATOR", "ASSIGNMENT-STRATEGY", "STATE", "#MEMBERS", "PAUSED-UNTIL", "RESETS"]
+    assert told[0] == [
+        "GROUP",
+        "TYPE",
+        "COORDINATOR",
+        "ASSIGNMENT-STRATEGY",
+        "STATE",
+        "#MEMBERS",
+        "PAUSED-UNTIL",
+        "RESETS",
+    ]
     assert told[1][:2] == [group, "consumer"]
     (member,) = json.loads(run("describe", "shop", "--members", "-o", "json")[1])
     assert member["assignment"] == {topic: [0]}
     (position,) = json.loads(run("describe", "shop", "-o", "json")[1])
     assert position["status"] == "fresh"
-    assert [*position] == [*(name.lower().replace("-", "_") for name in head), "status", "owner_epoch", "heartbeat_age_s", "lane"]
+    assert [*position] == [
+        *(name.lower().replace("-", "_") for name in head),
+        "status",
+        "owner_epoch",
+        "heartbeat_age_s",
+        "lane",
+    ]
     assert run("describe", "absent")[0] == 1
     assert run("describe", "shop", "--members", "--state")[0] == 2
 
@@ -139,7 +181,10 @@ def test_a_group_is_paused_and_resumed_and_refused_with_names(desk: GroupDesk, r
     assert (code, lines(out)) == (0, [["GROUP", "STATE", "FREED-PARTITIONS"], ["shop", "resumed", "0"]])
     assert run("pause", "shop", "--for", "soon")[0] == 2
     desk.hold("go-1/g1", topic, {1: 5}, capable=False)
-    for arguments in (("pause", "shop", "--for", "1m"), ("reset-offsets", "shop", "--to-earliest", "--execute")):
+    for arguments in (
+        ("pause", "shop", "--for", "1m"),
+        ("reset-offsets", "shop", "--to-earliest", "--execute"),
+    ):
         code, _, err = run(*arguments)
         assert code == 1
         assert f"go-1-g1 (shop: {topic}/1)" in err
@@ -156,7 +201,12 @@ def test_a_reset_shows_what_it_would_do_and_does_it_when_told_to(desk: GroupDesk
     assert desk.offsets() == {(topic, 0): 40, (topic, 1): 41}
     code, out, err = run("reset-offsets", "shop", "--to-earliest", "--topic", f"{topic}:1", "--execute")
     assert (code, lines(out)) == (0, moves)
-    assert [line for line in err.splitlines() if "/" not in line] == ["paused", "claimed", "decided", "resumed"]
+    assert [line for line in err.splitlines() if "/" not in line] == [
+        "paused",
+        "claimed",
+        "decided",
+        "resumed",
+    ]
     assert desk.offsets() == {(topic, 0): 40, (topic, 1): 0}
     for options, offsets in (
         (["--shift-by", "-3"], [37, 0]),
@@ -167,7 +217,12 @@ def test_a_reset_shows_what_it_would_do_and_does_it_when_told_to(desk: GroupDesk
     ):
         code, out, _ = run("reset-offsets", "shop", *options, "-o", "json")
         assert (code, [move["new_offset"] for move in json.loads(out)]) == (0, offsets), options
-    for wrong in ([], ["--to-earliest", "--to-latest"], ["--to-datetime", "now"], ["--to-earliest", "--topic", ":1"]):
+    for wrong in (
+        [],
+        ["--to-earliest", "--to-latest"],
+        ["--to-datetime", "now"],
+        ["--to-earliest", "--topic", ":1"],
+    ):
         assert run("reset-offsets", "shop", *wrong)[0] == 2, wrong
     assert run("reset-offsets", "shop", "--to-earliest", "--topic", "absent")[0] == 1
 
@@ -176,11 +231,16 @@ def test_a_consumer_group_is_reset_by_the_same_command(desk: GroupDesk, run: Run
     topic = desk.topic()
     group = ledger(desk, topic)
     code, out, _ = run("reset-offsets", group, "--shift-by", "-5", "--execute", "-o", "json")
-    assert (code, json.loads(out)) == (0, [{"group": group, "topic": topic, "partition": 0, "current_offset": 20, "new_offset": 15}])
+    assert (code, json.loads(out)) == (
+        0,
+        [{"group": group, "topic": topic, "partition": 0, "current_offset": 20, "new_offset": 15}],
+    )
     assert json.loads(run("describe", group, "-o", "json")[1])[0]["current_offset"] == 15
 
 
-def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_log(desk: GroupDesk, run: Run) -> None:
+def test_a_group_that_has_read_all_records_has_no_lag_though_markers_close_the_log(
+    desk: GroupDesk, run: Run
+) -> None:
     topic, end = desk.topic("emitted", partitions=1, records=50), 50
     group = f"agents-{topic}"
     producer = Producer(desk.broker.client_config(**{"transactional.id": topic}))

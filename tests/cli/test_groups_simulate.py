@@ -35,7 +35,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 def test_a_member_that_joins_takes_one_partition_and_two_rounds_of_the_cooperative_assignor(run: Run) -> None:
     """G2, the article's picture: t-0 and t-1 keep running, t-2 changes its member in the second round."""
-    code, out, err = run("--topic", "t:3", "--member", "consumer1", "--member", "consumer2", "--join", "consumer3")
+    code, out, err = run(
+        "--topic", "t:3", "--member", "consumer1", "--member", "consumer2", "--join", "consumer3"
+    )
     assert code == 0
     assert [line.split() for line in out.splitlines()] == [
         ["MEMBER", "TOPICS", "BEFORE", "AFTER", "KEPT", "GIVEN-UP", "GAINED", "ASSIGNMENT"],
@@ -47,7 +49,11 @@ def test_a_member_that_joins_takes_one_partition_and_two_rounds_of_the_cooperati
 
 
 def test_a_file_and_flags_make_one_membership_and_json_tells_all(run: Run, tmp_path: Path) -> None:
-    membership = {"topics": {"orders": 4}, "members": [{"id": "a"}, {"id": "b", "topics": ["orders"]}], "assignor": "range"}
+    membership = {
+        "topics": {"orders": 4},
+        "members": [{"id": "a"}, {"id": "b", "topics": ["orders"]}],
+        "assignor": "range",
+    }
     (tmp_path / "group.json").write_text(json.dumps(membership))
     code, out, _ = run("group.json", "--leave", "b", "--grow", "orders:5", "--output", "json")
     found: dict[str, Any] = json.loads(out)
@@ -97,7 +103,9 @@ def test_a_membership_in_toml_may_say_who_owns_what(run: Run, tmp_path: Path) ->
         (("odd.json",), "unknown field"),
     ],
 )
-def test_what_cannot_be_simulated_is_said_with_what_to_do(run: Run, tmp_path: Path, arguments: tuple[str, ...], text: str) -> None:
+def test_what_cannot_be_simulated_is_said_with_what_to_do(
+    run: Run, tmp_path: Path, arguments: tuple[str, ...], text: str
+) -> None:
     (tmp_path / "bad.toml").write_text("topics = [")
     (tmp_path / "odd.json").write_text('{"members": [{"id": "a", "colour": 1}]}')
     code, out, err = run(*arguments)
@@ -113,7 +121,10 @@ def test_rounds_are_those_of_the_recorded_groups() -> None:
             Subscriber(
                 member_id=each["id"],
                 topics=tuple(each["topics"]),
-                owned=tuple(TopicPartition(text.rpartition("-")[0], int(text.rpartition("-")[2])) for text in each["owned"]),
+                owned=tuple(
+                    TopicPartition(text.rpartition("-")[0], int(text.rpartition("-")[2]))
+                    for text in each["owned"]
+                ),
                 generation=each["generation"],
             )
             for each in case["members"]

@@ -1,4 +1,6 @@
-"""`holdfast producers hanging`: on a broker whose log files have lost markers, as an only one can leave them when it dies."""
+"""`holdfast producers hanging`: on a broker whose log files have lost markers, as an only one can leave
+them when it dies.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ PARTITIONS = 3
 @pytest.fixture(scope="module")
 @part("broker")
 def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
-    """Give a broker that these tests may do anything to, and that lets late batches into transactions, as Kafka before 3.6 did."""
+    """Give a broker that these tests may do anything to, and that lets late batches into transactions, as
+    Kafka before 3.6 did.
+    """
     properties = {"transaction.partition.verification.enable": "false"}
     with Cluster(tmp_path_factory.mktemp("frail"), properties=properties, short_lived=True) as cluster:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)
@@ -47,7 +51,19 @@ class Desk:
     def run(self, topic: str, *more: str) -> tuple[int, list[dict[str, Any]], str]:
         """Return the exit code, the records and what is told beside them."""
         with pytest.raises(SystemExit) as left:
-            main(["--bootstrap", self._broker.bootstrap, "producers", "hanging", "--topic", topic, "-o", "json", *more])
+            main(
+                [
+                    "--bootstrap",
+                    self._broker.bootstrap,
+                    "producers",
+                    "hanging",
+                    "--topic",
+                    topic,
+                    "-o",
+                    "json",
+                    *more,
+                ]
+            )
         out, said = self._capsys.readouterr()
         assert isinstance(left.value.code, int)
         return left.value.code, json.loads(out), said
@@ -61,7 +77,10 @@ class Desk:
 
     def seen(self, topic: str) -> dict[int, list[bytes | None]]:
         """Return what a reader of committed records gets of each partition, to where it has to wait."""
-        return {number: [message.value() for message in found] for number, found in read_topic(self._broker, topic).items()}
+        return {
+            number: [message.value() for message in found]
+            for number, found in read_topic(self._broker, topic).items()
+        }
 
 
 @pytest.fixture
@@ -89,7 +108,9 @@ def everywhere(*values: bytes) -> dict[int, list[bytes]]:
 
 
 @pytest.mark.parametrize("commit", [True, False], ids=["commit", "abort"])
-def test_a_transaction_without_its_markers_is_ended_as_was_decided(frail: SessionBroker, desk: Desk, commit: bool) -> None:
+def test_a_transaction_without_its_markers_is_ended_as_was_decided(
+    frail: SessionBroker, desk: Desk, commit: bool
+) -> None:
     topic, name = frail.create_topic("orders", partitions=PARTITIONS), f"shop-{uuid.uuid4().hex[:8]}"
     made = producer(frail, name)
     transaction(made, topic, b"first", commit=True)
@@ -99,7 +120,10 @@ def test_a_transaction_without_its_markers_is_ended_as_was_decided(frail: Sessio
     code, found, said = desk.run(topic)
     assert code == 1
     assert "--end" in said
-    assert [(each["partition"], each["offset"], each["transactional_id"]) for each in found] == [(1, 2, name), (2, 2, name)]
+    assert [(each["partition"], each["offset"], each["transactional_id"]) for each in found] == [
+        (1, 2, name),
+        (2, 2, name),
+    ]
     assert {each["decided"] for each in found} == {"commit" if commit else "abort"}
     assert desk.seen(topic)[1] == [b"first"]
     again = producer(frail, name)  # fenced, and none the wiser: the coordinator says that all of it has ended
@@ -120,14 +144,19 @@ def test_what_is_under_way_does_not_hang(frail: SessionBroker, desk: Desk) -> No
     assert desk.seen(topic) == everywhere()
 
 
-def test_what_came_after_its_transaction_was_committed_is_left_to_people(frail: SessionBroker, desk: Desk) -> None:
+def test_what_came_after_its_transaction_was_committed_is_left_to_people(
+    frail: SessionBroker, desk: Desk
+) -> None:
     topic, name = frail.create_topic("orders", partitions=PARTITIONS), f"shop-{uuid.uuid4().hex[:8]}"
     transaction(producer(frail, name), topic, b"first", commit=True)
     wait_for_ends(Settings(kafka=frail.client_config()), topic)
     _, _, written = next(iter(batches(log_file(frail, topic, 1).read_bytes())))
     stray(frail, topic, name, written)
     code, found, said = desk.run(topic, "--end")
-    assert (code, [(each["partition"], each["offset"], each["decided"]) for each in found]) == (1, [(1, 2, None)])
+    assert (code, [(each["partition"], each["offset"], each["decided"]) for each in found]) == (
+        1,
+        [(1, 2, None)],
+    )
     assert "kafka-transactions.sh abort" in said
     assert desk.run(topic)[:2] == (1, found)
 
@@ -147,7 +176,10 @@ def stray(broker: SessionBroker, topic: str, transactional_id: str, after: Recor
     async def send() -> Any:
         async with RawLog(Settings(kafka=dict(broker.config))) as raw:
             request = ProduceRequest(
-                transactional_id=transactional_id, required_acks=-1, timeout=10_000, topics=[(topic, [(1, encode_batch(late))])]
+                transactional_id=transactional_id,
+                required_acks=-1,
+                timeout=10_000,
+                topics=[(topic, [(1, encode_batch(late))])],
             )
             return await raw._client.send(await raw._leader(topic, 1), request)
 
@@ -159,7 +191,9 @@ def test_an_unknown_topic_is_told(desk: Desk) -> None:
     assert "topic nowhere does not exist" in desk.refused("nowhere")
 
 
-def test_markers_that_end_nothing_are_noticed(frail: SessionBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_markers_that_end_nothing_are_noticed(
+    frail: SessionBroker, desk: Desk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     topic = frail.create_topic("orders", partitions=PARTITIONS)
     transaction(producer(frail, uuid.uuid4().hex), topic, b"first", commit=True)
     lose_markers(frail, topic, 1, 2)
@@ -174,7 +208,9 @@ def test_markers_that_end_nothing_are_noticed(frail: SessionBroker, desk: Desk, 
     assert desk.seen(topic) == everywhere(b"first")
 
 
-def end(broker: SessionBroker, topic: str, epoch: int, versions: dict[int, tuple[int, int]] | None = None) -> str:
+def end(
+    broker: SessionBroker, topic: str, epoch: int, versions: dict[int, tuple[int, int]] | None = None
+) -> str:
     """Try to end a transaction in partition 0, and return why that could not be."""
 
     async def run() -> None:
@@ -182,9 +218,14 @@ def end(broker: SessionBroker, topic: str, epoch: int, versions: dict[int, tuple
             await raw.fetch(topic, 0, 0)
             if versions is not None:
                 for connection in raw._client._conns.values():
-                    connection._versions = {**{key: span for key, span in connection._versions.items() if key != 27}, **versions}
+                    connection._versions = {
+                        **{key: span for key, span in connection._versions.items() if key != 27},
+                        **versions,
+                    }
             _, _, written = next(iter(batches((await raw.fetch(topic, 0, 0)).data)))
-            await raw.end_transaction(topic, 0, producer_id=written.producer_id, epoch=epoch, commit=True, coordinator_epoch=0)
+            await raw.end_transaction(
+                topic, 0, producer_id=written.producer_id, epoch=epoch, commit=True, coordinator_epoch=0
+            )
 
     with pytest.raises(BrokerError) as told:
         asyncio.run(run())
@@ -200,7 +241,9 @@ def test_a_leader_that_refuses_is_quoted(frail: SessionBroker) -> None:
 
 
 @pytest.mark.parametrize("versions", [{}, {27: (0, 0)}], ids=["without the request", "with an older one"])
-def test_a_broker_too_old_to_end_transactions_is_named(frail: SessionBroker, versions: dict[int, tuple[int, int]]) -> None:
+def test_a_broker_too_old_to_end_transactions_is_named(
+    frail: SessionBroker, versions: dict[int, tuple[int, int]]
+) -> None:
     topic = frail.create_topic("orders", partitions=PARTITIONS)
     transaction(producer(frail, uuid.uuid4().hex), topic, b"x", commit=True)
     assert "this needs Kafka 2.8 or newer" in end(frail, topic, epoch=0, versions=versions)

@@ -1,4 +1,6 @@
-"""What nobody means to type: every command says one line, or the usage, and never shows a library's traceback."""
+"""What nobody means to type: every command says one line, or the usage, and never shows a library's
+traceback.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,11 @@ ENDLESS = "9" * 5_000
 @pytest.mark.parametrize(
     ("module", "text", "says"),
     [
-        ("lacks", "import missing_package", "lacks.py:1: ModuleNotFoundError: No module named 'missing_package'"),
+        (
+            "lacks",
+            "import missing_package",
+            "lacks.py:1: ModuleNotFoundError: No module named 'missing_package'",
+        ),
         ("open", "x = (", "SyntaxError: '(' was never closed (open.py, line 1)"),
         ("zero", "\n1/0", "zero.py:2: ZeroDivisionError"),
         ("worse:make", "def make(settings):\n    raise ValueError('no')", "worse.py:2: ValueError: no"),
@@ -66,8 +72,13 @@ def test_numbers_and_names_that_cannot_be_are_refused_as_usage(arguments: list[s
     assert "Traceback" not in done.stderr
 
 
-@pytest.mark.parametrize("command", [["replay", "claims"], ["verify", "claims"], ["audit", "outbox", "--outbox", "o"], ["groups", "list"]])
-def test_a_broker_that_is_not_there_is_one_line_and_not_librdkafkas_too(command: list[str], tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    "command",
+    [["replay", "claims"], ["verify", "claims"], ["audit", "outbox", "--outbox", "o"], ["groups", "list"]],
+)
+def test_a_broker_that_is_not_there_is_one_line_and_not_librdkafkas_too(
+    command: list[str], tmp_path: Path
+) -> None:
     done = holdfast(*NOWHERE, *command, folder=tmp_path)
     (line,) = done.stderr.splitlines()
     assert done.returncode == 1
@@ -75,9 +86,12 @@ def test_a_broker_that_is_not_there_is_one_line_and_not_librdkafkas_too(command:
 
 
 @pytest.mark.parametrize(
-    ("ending", "code"), [("| true; exit ${PIPESTATUS[0]}", (0, 1)), (">&-", (0,)), (">/dev/full", (1,)), ("2>&-", (0,))]
+    ("ending", "code"),
+    [("| true; exit ${PIPESTATUS[0]}", (0, 1)), (">&-", (0,)), (">/dev/full", (1,)), ("2>&-", (0,))],
 )
-def test_a_reader_that_is_gone_and_a_full_disk_are_no_traceback(ending: str, code: tuple[int, ...], tmp_path: Path) -> None:
+def test_a_reader_that_is_gone_and_a_full_disk_are_no_traceback(
+    ending: str, code: tuple[int, ...], tmp_path: Path
+) -> None:
     done = subprocess.run(
         ["bash", "-c", f'"{sys.executable}" -P -m holdfast.cli config {ending}'],
         cwd=tmp_path,
@@ -91,7 +105,17 @@ def test_a_reader_that_is_gone_and_a_full_disk_are_no_traceback(ending: str, cod
 
 
 def test_ctrl_c_ends_a_command_that_waits_without_a_traceback(tmp_path: Path) -> None:
-    waiting = ["-v", "--bootstrap", "127.0.0.1:1", "--set", "request_timeout_s=300", "--set", "kafka.log_level=7", "groups", "list"]
+    waiting = [
+        "-v",
+        "--bootstrap",
+        "127.0.0.1:1",
+        "--set",
+        "request_timeout_s=300",
+        "--set",
+        "kafka.log_level=7",
+        "groups",
+        "list",
+    ]
     with (tmp_path / "said").open("w+") as said:
         process = subprocess.Popen(
             [sys.executable, "-P", "-m", "holdfast.cli", *waiting, "-v"],
@@ -102,7 +126,11 @@ def test_ctrl_c_ends_a_command_that_waits_without_a_traceback(tmp_path: Path) ->
             preexec_fn=partial(signal.signal, signal.SIGINT, signal.SIG_DFL),  # noqa: PLW1509  takes no lock
         )
         try:
-            wait_for("it to look for the broker", lambda: "Connection refused" in (tmp_path / "said").read_text() or None, DEADLINE_S)
+            wait_for(
+                "it to look for the broker",
+                lambda: "Connection refused" in (tmp_path / "said").read_text() or None,
+                DEADLINE_S,
+            )
             os.kill(process.pid, signal.SIGINT)
             assert process.wait(DEADLINE_S) == 130, (tmp_path / "said").read_text()
         finally:

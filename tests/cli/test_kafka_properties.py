@@ -11,7 +11,17 @@ import pytest
 from confluent_kafka import Consumer, KafkaException, Producer
 
 from holdfast.errors import ConfigError
-from holdfast.kafka_properties import ALIASES, ALLOWED, CONSUMER, CONTROLLED, PRODUCER, SHARED, UNSUPPORTED, check_name, env_names
+from holdfast.kafka_properties import (
+    ALIASES,
+    ALLOWED,
+    CONSUMER,
+    CONTROLLED,
+    PRODUCER,
+    SHARED,
+    UNSUPPORTED,
+    check_name,
+    env_names,
+)
 
 NOT_TEXT = {
     "opaque",
@@ -44,7 +54,10 @@ def librdkafka() -> ctypes.CDLL:
 
 def library_names() -> Iterator[str]:
     library = librdkafka()
-    for new, dump in (("rd_kafka_conf_new", "rd_kafka_conf_dump"), ("rd_kafka_topic_conf_new", "rd_kafka_topic_conf_dump")):
+    for new, dump in (
+        ("rd_kafka_conf_new", "rd_kafka_conf_dump"),
+        ("rd_kafka_topic_conf_new", "rd_kafka_topic_conf_dump"),
+    ):
         create, show = getattr(library, new), getattr(library, dump)
         create.restype, show.restype = ctypes.c_void_p, ctypes.POINTER(ctypes.c_char_p)
         count = ctypes.c_size_t()
@@ -53,7 +66,11 @@ def library_names() -> Iterator[str]:
 
 
 def test_every_property_of_the_installed_librdkafka_is_either_allowed_or_refused_with_a_reason() -> None:
-    dumped = {name for name in library_names() if not name.startswith("test.mock") and not name.endswith("_cb")} - NOT_TEXT - HIDDEN
+    dumped = (
+        {name for name in library_names() if not name.startswith("test.mock") and not name.endswith("_cb")}
+        - NOT_TEXT
+        - HIDDEN
+    )
     assert len(dumped) > 90
     unknown = []
     for name in sorted(dumped):
@@ -71,7 +88,9 @@ def accepted(library: ctypes.CDLL, name: str) -> bool:
     reason = ctypes.create_string_buffer(512)
     conf = ctypes.c_void_p(library.rd_kafka_conf_new())
     try:
-        return bool(library.rd_kafka_conf_set(conf, name.encode(), b"1", reason, 512) != -2)  # -2: RD_KAFKA_CONF_UNKNOWN
+        return bool(
+            library.rd_kafka_conf_set(conf, name.encode(), b"1", reason, 512) != -2
+        )  # -2: RD_KAFKA_CONF_UNKNOWN
     finally:
         library.rd_kafka_conf_destroy(conf)
 

@@ -22,7 +22,9 @@ Run = Callable[..., tuple[int, str, str]]
 @pytest.fixture
 def outbox(tmp_path: Path) -> FreshOutbox:
     """Name an outbox that nobody has made yet."""
-    return FreshOutbox(url=f"sqlite:///{tmp_path / 'shop.db'}", table="outbox", layout=layout_named("holdfast"))
+    return FreshOutbox(
+        url=f"sqlite:///{tmp_path / 'shop.db'}", table="outbox", layout=layout_named("holdfast")
+    )
 
 
 @pytest.fixture
@@ -40,7 +42,9 @@ def run(outbox: FreshOutbox, monkeypatch: pytest.MonkeyPatch, capsys: pytest.Cap
 
 def write(outbox: FreshOutbox, *keys: str) -> None:
     with Session(outbox.engine()) as session, session.begin():
-        outbox.writer().write_many(session, [OutboxRecord(topic="orders", key=key, value="v") for key in keys])
+        outbox.writer().write_many(
+            session, [OutboxRecord(topic="orders", key=key, value="v") for key in keys]
+        )
 
 
 def set_aside(outbox: FreshOutbox, count: int) -> None:
@@ -53,7 +57,11 @@ def test_an_outbox_is_made_checked_and_removed(run: Run) -> None:
     code, _, said = run("check")
     assert (code, "has 4 problem(s)" in said) == (1, True)
     code, _, said = run("status")
-    assert (code, "table outbox is missing" in said, "`holdfast outbox init --layout holdfast" in said) == (1, True, True)
+    assert (code, "table outbox is missing" in said, "`holdfast outbox init --layout holdfast" in said) == (
+        1,
+        True,
+        True,
+    )
     assert run("init") == (0, "", "the outbox outbox is ready (layout holdfast)\n")
     assert run("init")[0] == 0
     assert run("check") == (0, "", "the outbox outbox is as the layout holdfast must be\n")
@@ -83,7 +91,16 @@ def test_the_status_shows_what_waits_fails_was_set_aside_and_who_leads(run: Run,
         "leaders": {"0": {"leader": "host_1", "epoch": 1}},
     }
     heads, line = run("status")[1].splitlines()
-    assert heads.split() == ["TABLE", "LAYOUT", "WAITING", "OLDEST-ID", "OLDEST-AGE-MS", "FAILING", "QUARANTINED", "LEADERS"]
+    assert heads.split() == [
+        "TABLE",
+        "LAYOUT",
+        "WAITING",
+        "OLDEST-ID",
+        "OLDEST-AGE-MS",
+        "FAILING",
+        "QUARANTINED",
+        "LEADERS",
+    ]
     assert line.endswith("0: host_1 (epoch 1)")
 
 
@@ -100,7 +117,9 @@ def test_rows_set_aside_are_listed_put_back_and_discarded(run: Run, outbox: Fres
     assert json.loads(run("quarantine", "retry", "1", "-o", "json")[1]) == [{"action": "put back", "rows": 1}]
     assert "not set aside: 1" in run("quarantine", "retry", "1", "2")[2]
     assert run("quarantine", "discard", "2")[2] == "nothing was deleted; add --execute to delete them\n"
-    assert json.loads(run("quarantine", "discard", "2", "--execute", "-o", "json")[1]) == [{"action": "discarded", "rows": 1}]
+    assert json.loads(run("quarantine", "discard", "2", "--execute", "-o", "json")[1]) == [
+        {"action": "discarded", "rows": 1}
+    ]
     assert json.loads(run("quarantine", "retry", "--all", "-o", "json")[1])[0]["rows"] == 1
     with outbox.rows() as rows:
         assert [row.key for row in rows.take(9)] == [b"a", b"c"]
@@ -117,7 +136,9 @@ def test_rows_set_aside_are_listed_put_back_and_discarded(run: Run, outbox: Fres
         (["status", "--database", "nonsense"], "is no database URL"),
     ],
 )
-def test_a_command_line_that_is_wrong_says_what_is_and_exits_with_2(run: Run, arguments: list[str], said: str) -> None:
+def test_a_command_line_that_is_wrong_says_what_is_and_exits_with_2(
+    run: Run, arguments: list[str], said: str
+) -> None:
     run("init")
     code, _, told = run(*arguments)
     assert (code, said in told) == (2, True), told
@@ -131,17 +152,30 @@ def test_no_database_is_a_setting_that_is_missing(run: Run, monkeypatch: pytest.
 
 @pytest.mark.parametrize("place", ["file", "set"])
 def test_the_database_of_the_settings_is_that_of_every_command(
-    outbox: FreshOutbox, place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    outbox: FreshOutbox,
+    place: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
 ) -> None:
-    """`harvest` heeded the file and `--set`; the others heeded the environment alone. What is set wins over the environment."""
+    """`harvest` heeded the file and `--set`; the others heeded the environment alone.
+
+    What is set wins over the environment.
+    """
     monkeypatch.chdir(tmp_path)
     said = {"outbox_database": outbox.url, "outbox_table": "messages", "outbox_layout": "goharvest"}
     if place == "file":
         monkeypatch.delenv("HOLDFAST_OUTBOX_DATABASE", raising=False)
-        (tmp_path / "holdfast.toml").write_text("[holdfast]\n" + "".join(f'{name} = "{value}"\n' for name, value in said.items()))
+        (tmp_path / "holdfast.toml").write_text(
+            "[holdfast]\n" + "".join(f'{name} = "{value}"\n' for name, value in said.items())
+        )
     else:
         monkeypatch.setenv("HOLDFAST_OUTBOX_DATABASE", "sqlite:////nowhere/else.db")
-    given = [each for name, value in said.items() for each in ("--set", f"{name}={value}")] if place == "set" else []
+    given = (
+        [each for name, value in said.items() for each in ("--set", f"{name}={value}")]
+        if place == "set"
+        else []
+    )
     for arguments, told in (
         (["init"], "the outbox messages is ready (layout goharvest)"),
         (["check"], "the outbox messages is as the layout goharvest must be"),
@@ -157,7 +191,9 @@ def test_the_database_of_the_settings_is_that_of_every_command(
 
 @pytest.mark.parametrize("layout", ["holdfast", "goharvest", "debezium"])
 def test_the_statements_are_printed_for_who_runs_them_himself(run: Run, layout: str) -> None:
-    code, told, _ = run("init", "--sql", "--dialect", "postgresql", "--layout", layout, "--table", "shop.outbox")
+    code, told, _ = run(
+        "init", "--sql", "--dialect", "postgresql", "--layout", layout, "--table", "shop.outbox"
+    )
     assert (code, "CREATE TABLE" in told, "shop.outbox_quarantine" in told) == (0, True, True)
     assert "DROP TABLE outbox_lease" in run("init", "--sql", "--remove", "--layout", layout)[1]
     assert run("check")[0] == 1  # nothing was made

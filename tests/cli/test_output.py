@@ -14,7 +14,13 @@ import pytest
 from holdfast.cli.output import Output, OutputRow, show
 
 RECORDS: list[OutputRow] = [
-    {"topic": "orders", "partition_count": 12, "leader": None, "configs": {"cleanup.policy": "compact"}, "note": "long " * 60},
+    {
+        "topic": "orders",
+        "partition_count": 12,
+        "leader": None,
+        "configs": {"cleanup.policy": "compact"},
+        "note": "long " * 60,
+    },
     {"topic": "[bold]x[/bold]", "partition_count": 3, "leader": 1, "configs": {}, "note": ""},
 ]
 
@@ -50,7 +56,11 @@ def test_a_terminal_gets_the_same_cells_with_brackets_untouched(tmp_path: Path) 
     code = "from holdfast.cli.output import *; show([{'topic': '[bold]x[/bold]', 'n': 1}], ('topic', 'n'), Output.TABLE)"
     try:
         done = subprocess.run(
-            [sys.executable, "-P", "-c", code], stdout=follower, env=os.environ | {"TERM": "xterm"}, timeout=60, check=False
+            [sys.executable, "-P", "-c", code],
+            stdout=follower,
+            env=os.environ | {"TERM": "xterm"},
+            timeout=60,
+            check=False,
         )
         assert done.returncode == 0
         seen = os.read(leader, 65_536).decode()

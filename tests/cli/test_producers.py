@@ -1,4 +1,6 @@
-"""`holdfast producers`, the metrics of the books and the alert rules, asked of tables in memory behind a real web port."""
+"""`holdfast producers`, the metrics of the books and the alert rules, asked of tables in memory behind a
+real web port.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,16 @@ from holdfast.clock import ManualClock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import encode_json
 from holdfast.core.outbox.progress import Reached, reached_key
-from holdfast.core.producers.ledger import TOTALS_KEY, Book, Faults, Hole, Judgement, LedgerTrouble, Totals, book_key
+from holdfast.core.producers.ledger import (
+    TOTALS_KEY,
+    Book,
+    Faults,
+    Hole,
+    Judgement,
+    LedgerTrouble,
+    Totals,
+    book_key,
+)
 from holdfast.core.producers.registry import Registration, name_key, route
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
@@ -96,12 +107,22 @@ def fill(worker: MemoryWorker) -> None:
     worker.put(tables["books-orders"], 1, TOTALS_KEY, Totals(2, 0, 1, 2, 4, 1, 3, 0, 4), offset=900)
     worker.put(tables["clean-raw"], 0, book_key("importer"), GOOD, offset=10)
     held = Registration(65_536, 5, "host-7", AT_MS, AT_MS - 5_000, "r", 1)
-    worker.put(tables["producers"], route(name_key("billing"), PARTITIONS) or 0, name_key("billing"), held, offset=3)
-    worker.put(tables["progress-outbox_progress"], 0, reached_key("billing", "orders", 1), Reached(5, 20, 9, AT_MS), offset=9)
+    worker.put(
+        tables["producers"], route(name_key("billing"), PARTITIONS) or 0, name_key("billing"), held, offset=3
+    )
+    worker.put(
+        tables["progress-outbox_progress"],
+        0,
+        reached_key("billing", "orders", 1),
+        Reached(5, 20, 9, AT_MS),
+        offset=9,
+    )
 
 
 @pytest.fixture
-def run(worker: MemoryWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    worker: MemoryWorker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
@@ -128,12 +149,31 @@ def test_producers_are_listed_with_what_is_wrong_with_each(run: Run) -> None:
         ["billing-2", "orders", "1"],
         ["importer", "raw", "0"],
     ]
-    assert lines[2][3:] == ["5", "20", "18", "4", "2", "1", "3", "4", "1", "2023-11-14T22:13:20Z", "zombie", "at", "650"]
+    assert lines[2][3:] == [
+        "5",
+        "20",
+        "18",
+        "4",
+        "2",
+        "1",
+        "3",
+        "4",
+        "1",
+        "2023-11-14T22:13:20Z",
+        "zombie",
+        "at",
+        "650",
+    ]
     assert "orders: 6 records without a stamp" in err
     code, out, _ = run("list", "--trouble", "--topic", "orders", "-o", "json")
     (record,) = json.loads(out)
     assert (code, tuple(record)) == (0, BOOK_FIELDS)
-    assert (record["missing"], record["holes"], record["trouble"]["kind"], record["as_of_offset"]) == (4, [[4, 4], [7, 9]], "zombie", 900)
+    assert (record["missing"], record["holes"], record["trouble"]["kind"], record["as_of_offset"]) == (
+        4,
+        [[4, 4], [7, 9]],
+        "zombie",
+        900,
+    )
     assert "no producer is in trouble" in run("list", "--trouble", "--topic", "raw")[2]
 
 
@@ -141,9 +181,18 @@ def test_one_producer_is_shown_with_its_registration_its_books_and_its_outbox(ru
     code, out, _ = run("show", "billing", "-o", "json")
     shown = json.loads(out)
     assert code == 0
-    assert (shown["registration"]["epoch"], shown["registration"]["instance"], shown["registration"]["fenced"]) == (5, "host-7", 1)
-    assert [(each["topic"], each["partition"]) for each in shown["books"]] == [("orders", 0), ("orders", 1)], "billing-2 is another"
-    assert shown["outbox"] == [{"topic": "orders", "partition": 1, "epoch": 5, "last_sequence": 20, "zombies": 0, "backward": 0}]
+    assert (
+        shown["registration"]["epoch"],
+        shown["registration"]["instance"],
+        shown["registration"]["fenced"],
+    ) == (5, "host-7", 1)
+    assert [(each["topic"], each["partition"]) for each in shown["books"]] == [
+        ("orders", 0),
+        ("orders", 1),
+    ], "billing-2 is another"
+    assert shown["outbox"] == [
+        {"topic": "orders", "partition": 1, "epoch": 5, "last_sequence": 20, "zombies": 0, "backward": 0}
+    ]
     code, out, err = run("show", "billing")
     assert (code, "host-7" in out, "misses 4, 7-9" in err) == (0, True, True)
     code, _, err = run("show", "nobody")
@@ -175,7 +224,9 @@ def families(worker: MemoryWorker) -> dict[str, Any]:
 
 def in_memory(**more: Any) -> MemoryWorker:
     settings = settings_of(**more)
-    return MemoryWorker(settings, processors(settings), partitions=PARTITIONS, clock=ManualClock(now_ms=AT_MS))
+    return MemoryWorker(
+        settings, processors(settings), partitions=PARTITIONS, clock=ManualClock(now_ms=AT_MS)
+    )
 
 
 def test_the_sums_of_the_books_are_metrics_by_topic_and_partition() -> None:
@@ -186,21 +237,29 @@ def test_the_sums_of_the_books_are_metrics_by_topic_and_partition() -> None:
         (sample,) = [
             each
             for each in found[f"holdfast_{name}"].samples
-            if each.labels == {"table": "books-orders", "topic": "orders", "partition": "1"} and not each.name.endswith("_created")
+            if each.labels == {"table": "books-orders", "topic": "orders", "partition": "1"}
+            and not each.name.endswith("_created")
         ]
         assert sample.value == getattr(Totals(2, 0, 1, 2, 4, 1, 3, 0, 4), attribute), name
-    names = {label for family in found.values() for sample in family.samples for label in sample.labels.values()}
+    names = {
+        label for family in found.values() for sample in family.samples for label in sample.labels.values()
+    }
     assert not names & {"billing", "billing-2", "importer"}, "no label is a producer's name"
 
 
 def test_a_worker_without_books_has_no_such_metrics() -> None:
-    assert not [name for name in families(in_memory(books="", dedupe="")) if name.startswith("holdfast_producer")]
+    assert not [
+        name for name in families(in_memory(books="", dedupe="")) if name.startswith("holdfast_producer")
+    ]
 
 
 def table(page: str, name: str) -> list[list[str]]:
     found = re.search(rf"^<!-- {name} -->\n(.*?)^<!-- end -->", page, re.MULTILINE | re.DOTALL)
     assert found is not None
-    return [[cell.strip(" `") for cell in line.strip().strip("|").split("|")] for line in found[1].splitlines()[2:]]
+    return [
+        [cell.strip(" `") for cell in line.strip().strip("|").split("|")]
+        for line in found[1].splitlines()[2:]
+    ]
 
 
 def test_the_page_lists_the_metrics_of_the_books() -> None:
@@ -213,16 +272,25 @@ def harvested_metrics() -> set[str]:
     """Return the names that a harvester's page tells, without their beginning, as Prometheus shows them."""
     page = HarvesterPage(Harvester(HarvestSettings(database="sqlite:///never-opened.db")))
     kinds = {metric.name: metric.type for metric in page.collect()}
-    return {name.removeprefix("holdfast_outbox_") + ("_total" if kind == "counter" else "") for name, kind in kinds.items()}
+    return {
+        name.removeprefix("holdfast_outbox_") + ("_total" if kind == "counter" else "")
+        for name, kind in kinds.items()
+    }
 
 
 def test_every_metric_of_the_alert_rules_is_one_that_a_worker_tells() -> None:
     operating = re.findall(r"^\| `(\w+)` \| (\w+) \|", (DOCS / "operating.md").read_text(), re.MULTILINE)
-    known = {name for name, _ in operating} | {f"{name}_sum" for name, kind in operating if kind == "histogram"}
+    known = {name for name, _ in operating} | {
+        f"{name}_sum" for name, kind in operating if kind == "histogram"
+    }
     known |= {row[0] for row in table((DOCS / "producers.md").read_text(), "producer-metrics")}
     known |= {f"holdfast_outbox_{name}" for name in harvested_metrics()}
     rules = (DOCS / "alerts.yml").read_text()
-    named = set(re.findall(r"\b((?:holdfast|kafka)_\w+)", "\n".join(re.findall(r"^ +expr: (.*)$", rules, re.MULTILINE))))
+    named = set(
+        re.findall(
+            r"\b((?:holdfast|kafka)_\w+)", "\n".join(re.findall(r"^ +expr: (.*)$", rules, re.MULTILINE))
+        )
+    )
     assert named - known == set()
     assert len(named) >= 13
     assert len(re.findall(r"- alert:", rules)) == len(re.findall(r"^ +expr: ", rules, re.MULTILINE))

@@ -1,4 +1,6 @@
-"""`holdfast quarantine` on a real broker: records set aside as a worker does it, listed, shown and tried again."""
+"""`holdfast quarantine` on a real broker: records set aside as a worker does it, listed, shown and tried
+again.
+"""
 
 from __future__ import annotations
 
@@ -43,13 +45,21 @@ processors = [Processor(name=name, source={source!r}, decode=bytes, fold=fold, r
 
 
 class Shop:
-    """An application of its own: topics on the broker, a module for `-A`, and a worker's hand for setting records aside."""
+    """An application of its own: topics on the broker, a module for `-A`, and a worker's hand for setting
+    records aside.
+    """
 
     def __init__(self, broker: SessionBroker, folder: Path, names: tuple[str, ...] = ("totals",)) -> None:
-        self.broker, self.app, self.module = broker, f"shop-{uuid.uuid4().hex[:8]}", f"shop_{uuid.uuid4().hex[:8]}"
+        self.broker, self.app, self.module = (
+            broker,
+            f"shop-{uuid.uuid4().hex[:8]}",
+            f"shop_{uuid.uuid4().hex[:8]}",
+        )
         self.source = broker.create_topic("orders", partitions=3)
         self.quarantine = f"{self.app}-quarantine"
-        broker.create_topic(self.quarantine, partitions=2, config={"max.message.bytes": "4000000"}, exact=True)
+        broker.create_topic(
+            self.quarantine, partitions=2, config={"max.message.bytes": "4000000"}, exact=True
+        )
         (folder / f"{self.module}.py").write_text(SHOP.format(source=self.source, names=names))
         self._producer = Producer(broker.client_config(**{"transactional.id": f"{self.app}.totals.0"}))
         self._producer.init_transactions(DEADLINE_S)
@@ -82,9 +92,13 @@ class Shop:
         refused = Refused(offset=offset, stage=stage, error="DecodeError", reason=reason)
         records = Records()
         take(records, [self.read(partition, offset)])
-        record = quarantine_record(self.quarantine, processor, (self.source, partition), refused, records.at(offset), copy_bytes)
+        record = quarantine_record(
+            self.quarantine, processor, (self.source, partition), refused, records.at(offset), copy_bytes
+        )
         self._producer.begin_transaction()
-        self._producer.produce(self.quarantine, key=record.key, value=record.value, headers=list(record.headers))
+        self._producer.produce(
+            self.quarantine, key=record.key, value=record.value, headers=list(record.headers)
+        )
         if abort:
             self._producer.flush(DEADLINE_S)
             self._producer.abort_transaction(DEADLINE_S)
@@ -95,10 +109,25 @@ class Shop:
 
     def set_batch_aside(self, first: int, last: int, processor: str = "totals") -> str:
         """Note a batch of partition 0 that was skipped, as the worker does."""
-        found = Unreadable(self.source, 0, first, last, "the records unpack to more", "TooLargeError", "zstd", 6_439, -1, 17, 3, 1_000)
+        found = Unreadable(
+            self.source,
+            0,
+            first,
+            last,
+            "the records unpack to more",
+            "TooLargeError",
+            "zstd",
+            6_439,
+            -1,
+            17,
+            3,
+            1_000,
+        )
         record = trace(self.quarantine, processor, found)
         self._producer.begin_transaction()
-        self._producer.produce(self.quarantine, key=record.key, value=record.value, headers=list(record.headers))
+        self._producer.produce(
+            self.quarantine, key=record.key, value=record.value, headers=list(record.headers)
+        )
         self._producer.commit_transaction(DEADLINE_S)
         wait_for_ends(Settings(kafka=self.broker.client_config()), self.quarantine)
         return f"{self.source}/0/{first}/{processor}"
@@ -118,7 +147,9 @@ class Shop:
     def end(self, partition: int) -> int:
         consumer = Consumer(self.broker.client_config(**{"group.id": self.app}))
         try:
-            return consumer.get_watermark_offsets(TopicPartition(self.source, partition), timeout=DEADLINE_S)[1]
+            return consumer.get_watermark_offsets(TopicPartition(self.source, partition), timeout=DEADLINE_S)[
+                1
+            ]
         finally:
             consumer.close()
 
@@ -127,13 +158,26 @@ Run = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture
-def run(broker: SessionBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    broker: SessionBroker, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def command(shop: Shop, *arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
-            main(["quarantine", *arguments, "-A", shop.module, "--set", f"app={shop.app}", "--bootstrap", broker.bootstrap])
+            main(
+                [
+                    "quarantine",
+                    *arguments,
+                    "-A",
+                    shop.module,
+                    "--set",
+                    f"app={shop.app}",
+                    "--bootstrap",
+                    broker.bootstrap,
+                ]
+            )
         told = capsys.readouterr()
         return int(left.value.code or 0), told.out, told.err
 
@@ -204,7 +248,11 @@ def test_one_record_is_shown_whole(shop: Shop, run: Run) -> None:
         assert code == 0
         assert base64.b64decode(record["value_base64"]) == b"\x00\x01bad"
         assert (record["key"], record["stage"], record["partition"]) == ("ada", "fold", 1)
-        assert record["headers"] == [["trace", "abc"], ["empty", None], ["holdfast-topic", "the record's own"]]
+        assert record["headers"] == [
+            ["trace", "abc"],
+            ["empty", None],
+            ["holdfast-topic", "the record's own"],
+        ]
     code, out, _ = run(shop, "show", coordinates)
     assert code == 0
     assert "0x0001626164" in out
@@ -277,7 +325,9 @@ def test_a_value_that_is_nowhere_any_more_is_told(shop: Shop, run: Run, broker: 
     assert "no longer has offset 0" in err
 
 
-def test_another_record_is_never_taken_for_the_one_that_compaction_removed(shop: Shop, broker: SessionBroker) -> None:
+def test_another_record_is_never_taken_for_the_one_that_compaction_removed(
+    shop: Shop, broker: SessionBroker
+) -> None:
     shop.set_aside(2, shop.send(2, b"x" * 1_000), copy_bytes=0)
     neighbour = shop.read(2, shop.send(2, b"a neighbour"))
 
@@ -298,7 +348,11 @@ def test_a_record_that_a_neighbour_has_taken_is_not_sent_to_it_twice(shared_shop
     code, out, _ = run(shop, "retry", "--all", "--execute", "-o", "json")
     done = {each["coordinates"]: each for each in json.loads(out)}
     assert code == 0
-    assert (done[alone]["action"], "maxima took it already" in done[alone]["why"], shop.end(0)) == ("kept", True, 1)
+    assert (done[alone]["action"], "maxima took it already" in done[alone]["why"], shop.end(0)) == (
+        "kept",
+        True,
+        1,
+    )
     assert [done[each]["copy"] for each in both] == [f"{shop.source}/1/1"] * 2
     assert shop.end(1) == 2, "refused by both, sent once"
     run(shop, "retry", alone, "--execute", "--shared")
@@ -310,10 +364,19 @@ def test_a_skipped_batch_is_listed_and_shown_as_one(shop: Shop, run: Run) -> Non
     (record,) = listed(run, shop)
     assert (record["coordinates"], record["offset"], record["last"], record["stage"]) == (name, 5, 9, "fetch")
     assert record["batch"] == {"codec": "zstd", "size_bytes": 6_439, "records": None, "producer": "17/3"}
-    assert (record["size_bytes"], record["key"], record["truncated"], record["appended_at_ms"]) == (6_439, None, False, 1_000)
+    assert (record["size_bytes"], record["key"], record["truncated"], record["appended_at_ms"]) == (
+        6_439,
+        None,
+        False,
+        1_000,
+    )
     code, out, _ = run(shop, "list")
     lines = [line.split() for line in out.splitlines()]
-    assert (code, lines[0][:4], lines[1][:4]) == (0, ["COORDINATES", "LAST", "STAGE", "ERROR"], [name, "9", "fetch", "TooLargeError"])
+    assert (code, lines[0][:4], lines[1][:4]) == (
+        0,
+        ["COORDINATES", "LAST", "STAGE", "ERROR"],
+        [name, "9", "fetch", "TooLargeError"],
+    )
     code, out, _ = run(shop, "show", name)
     shown = dict(line.split(None, 1) for line in out.splitlines()[1:])
     assert code == 0
@@ -326,7 +389,10 @@ def test_a_skipped_batch_is_not_sent_again(shop: Shop, run: Run) -> None:
     for arguments in ((name,), (name, good), (name, "--again", "--shared")):
         code, out, err = run(shop, "retry", *arguments, "--execute")
         assert (code, out, len(err.splitlines())) == (1, "", 1), err
-        assert f"{name}: a batch that cannot be read (zstd, 6439 bytes) was skipped; there is nothing to send again" in err
+        assert (
+            f"{name}: a batch that cannot be read (zstd, 6439 bytes) was skipped; there is nothing to send again"
+            in err
+        )
     code, out, _ = run(shop, "retry", "--all", "--execute", "-o", "json")
     done = {each["coordinates"]: each for each in json.loads(out)}
     assert (code, done[name]["action"], done[good]["action"]) == (0, "kept", "sent")
@@ -350,7 +416,9 @@ def test_what_to_retry_must_be_said(shop: Shop, run: Run, arguments: tuple[str, 
     assert (code, "--all" in err) == (2, True)
 
 
-def test_an_application_without_a_quarantine_topic_is_told_where_to_look(shop: Shop, run: Run, broker: SessionBroker) -> None:
+def test_an_application_without_a_quarantine_topic_is_told_where_to_look(
+    shop: Shop, run: Run, broker: SessionBroker
+) -> None:
     broker.delete_topics([shop.quarantine])
     code, _, err = run(shop, "list", "--timeout", "5")
     assert (code, "does not exist" in err) == (1, True)

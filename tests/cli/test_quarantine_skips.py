@@ -1,4 +1,6 @@
-"""`holdfast quarantine skip | skips` on a real broker: what cannot be read is asked to be skipped, and what can be read is not."""
+"""`holdfast quarantine skip | skips` on a real broker: what cannot be read is asked to be skipped, and
+what can be read is not.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,11 @@ class Shop:
     """An application that reads one topic, with its skips."""
 
     def __init__(self, broker: SessionBroker, folder: Path) -> None:
-        self.broker, self.app, self.module = broker, f"shop-{uuid.uuid4().hex[:8]}", f"shop_{uuid.uuid4().hex[:8]}"
+        self.broker, self.app, self.module = (
+            broker,
+            f"shop-{uuid.uuid4().hex[:8]}",
+            f"shop_{uuid.uuid4().hex[:8]}",
+        )
         self.source = bombs_topic(broker)
         self.settings = Settings(app=self.app, kafka=broker.client_config())
         broker.create_topic(self.settings.skips_topic, config={"cleanup.policy": "compact"}, exact=True)
@@ -68,13 +74,30 @@ def shop(broker: SessionBroker, tmp_path: Path) -> Iterator[Shop]:
 
 
 @pytest.fixture
-def run(broker: SessionBroker, shop: Shop, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Run:
+def run(
+    broker: SessionBroker,
+    shop: Shop,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> Run:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path])
 
     def command(*arguments: str) -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as left:
-            main(["quarantine", *arguments, "-A", shop.module, "--set", f"app={shop.app}", "--bootstrap", broker.bootstrap])
+            main(
+                [
+                    "quarantine",
+                    *arguments,
+                    "-A",
+                    shop.module,
+                    "--set",
+                    f"app={shop.app}",
+                    "--bootstrap",
+                    broker.bootstrap,
+                ]
+            )
         told = capsys.readouterr()
         return int(left.value.code or 0), told.out, told.err
 
@@ -103,8 +126,18 @@ def test_bombs_are_shown_and_only_with_execute_asked_to_be_skipped(shop: Shop, r
         send(shop.broker, shop.source, codec, [bytes(BOMB_BYTES)])
     for offset, codec in enumerate(CODECS, 1):
         shown = skip_of(run, shop, offset)
-        assert (shown["first"], shown["last"], shown["codec"], shown["error"]) == (offset, offset, codec, "TooLargeError")
-        assert (shown["records"], shown["records_before"], shown["action"], shown["by"]) == (1, 0, "would ask", None)
+        assert (shown["first"], shown["last"], shown["codec"], shown["error"]) == (
+            offset,
+            offset,
+            codec,
+            "TooLargeError",
+        )
+        assert (shown["records"], shown["records_before"], shown["action"], shown["by"]) == (
+            1,
+            0,
+            "would ask",
+            None,
+        )
         assert shop.skips() == []
     code, out, err = run("skip", shop.source, "0", "1")
     assert (code, "add --execute" in err, f"more than {64 * MIB} bytes" in out) == (0, True, True)
@@ -112,7 +145,9 @@ def test_bombs_are_shown_and_only_with_execute_asked_to_be_skipped(shop: Shop, r
         asked = skip_of(run, shop, offset, "--execute")
         assert (asked["action"], "@" in asked["by"]) == ("asked", True)
     found = shop.skips()
-    assert [(each.first, each.last, each.made, each.error) for each in found] == [(n, n, False, "TooLargeError") for n in range(1, 5)]
+    assert [(each.first, each.last, each.made, each.error) for each in found] == [
+        (n, n, False, "TooLargeError") for n in range(1, 5)
+    ]
     assert all(each.by and each.at_ms > 0 and each.place == (shop.source, 0) for each in found)
     code, _, err = run("skip", shop.source, "0", "1", "--execute")
     assert code == 0, "whoever asks again is not refused"
@@ -126,7 +161,9 @@ def test_what_can_be_read_is_not_skipped(shop: Shop, run: Run) -> None:
     assert "offset 1 can be read: its batch, 0 to 2, holds 3 records" in refused(run, shop, 1)
     send(shop.broker, shop.source, "zstd", [bytes(2 * MIB)])
     assert "unpacked_batch_bytes=67108864" in refused(run, shop, 3)
-    assert skip_of(run, shop, 3, "--set", "unpacked_batch_bytes=1MiB")["first"] == 3, "a limit that the workers have too"
+    assert skip_of(run, shop, 3, "--set", "unpacked_batch_bytes=1MiB")["first"] == 3, (
+        "a limit that the workers have too"
+    )
 
 
 def test_offsets_that_are_not_there_and_topics_of_others_are_refused(shop: Shop, run: Run) -> None:
@@ -136,14 +173,18 @@ def test_offsets_that_are_not_there_and_topics_of_others_are_refused(shop: Shop,
     admin, place = AdminClient(shop.broker.client_config()), TopicPartition(shop.source, 0, 1)
     admin.delete_records([place])[place].result(DEADLINE_S)
     assert "offset 0 is not in the log" in refused(run, shop, 0)
-    assert f"orders is no source of application {shop.app}, which reads {shop.source}" in refused(run, shop, 0, topic="orders")
+    assert f"orders is no source of application {shop.app}, which reads {shop.source}" in refused(
+        run, shop, 0, topic="orders"
+    )
     code, _, err = run("skip", shop.source, "9", "0")
     assert (code, "has no partition 9" in err) == (1, True)
 
 
 def test_what_no_consumer_is_given_is_not_skipped(shop: Shop, run: Run) -> None:
     producer = Producer(
-        shop.broker.client_config(**{"transactional.id": shop.app, "compression.type": "zstd", "message.max.bytes": 1_000_000_000})
+        shop.broker.client_config(
+            **{"transactional.id": shop.app, "compression.type": "zstd", "message.max.bytes": 1_000_000_000}
+        )
     )
     producer.init_transactions(DEADLINE_S)
     for commit in (False, True):
@@ -162,7 +203,8 @@ def test_what_no_consumer_is_given_is_not_skipped(shop: Shop, run: Run) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "checksum", "error"), [(spoil, False, "ChecksumError"), (lie, True, "LengthError"), (break_header, True, "CompressionError")]
+    ("change", "checksum", "error"),
+    [(spoil, False, "ChecksumError"), (lie, True, "LengthError"), (break_header, True, "CompressionError")],
 )
 def test_a_damaged_batch_is_asked_to_be_skipped_whole(
     shop: Shop, run: Run, change: Callable[[bytearray], None], checksum: bool, error: str
@@ -183,7 +225,9 @@ def test_records_before_the_corrupt_one_of_a_batch_are_not_skipped(shop: Shop, r
         batch[61 + 1 + batch[61] // 2] = 0x7E
 
     damage(shop.broker, shop.source, 0, lie_in_the_second, checksum=True)
-    assert "offset 0 can be read, as 1 records of its batch can; what cannot begins at 1" in refused(run, shop, 0)
+    assert "offset 0 can be read, as 1 records of its batch can; what cannot begins at 1" in refused(
+        run, shop, 0
+    )
     asked = skip_of(run, shop, 1, "--execute")
     assert (asked["first"], asked["last"], asked["records_before"]) == (1, 2, 1)
 
@@ -192,8 +236,20 @@ def test_a_skip_that_was_made_is_not_asked_for_again(shop: Shop, run: Run) -> No
     send(shop.broker, shop.source, "zstd", [bytes(BOMB_BYTES)])
     skip_of(run, shop, 0, "--execute")
     (asked,) = shop.skips()
-    shop.note(Skip(topic=shop.source, partition=0, first=0, last=0, made=True, by="http://worker-1:6066", at_ms=1_700_000_000_000))
-    assert "offsets 0 to 0 were skipped already, at 2023-11-14T22:13:20Z by http://worker-1:6066" in refused(run, shop, 0)
+    shop.note(
+        Skip(
+            topic=shop.source,
+            partition=0,
+            first=0,
+            last=0,
+            made=True,
+            by="http://worker-1:6066",
+            at_ms=1_700_000_000_000,
+        )
+    )
+    assert "offsets 0 to 0 were skipped already, at 2023-11-14T22:13:20Z by http://worker-1:6066" in refused(
+        run, shop, 0
+    )
     shop.note(asked)
     assert shop.skips()[0].made, "what was made stays made"
 
@@ -201,14 +257,27 @@ def test_a_skip_that_was_made_is_not_asked_for_again(shop: Shop, run: Run) -> No
 def test_skips_are_listed(shop: Shop, run: Run) -> None:
     code, out, err = run("skips")
     assert (code, len(out.splitlines()), "nothing is skipped" in err) == (0, 1, True)
-    made = Skip(topic=shop.source, partition=0, first=5, last=7, made=True, error="TooLargeError", reason="x" * 200, by="w", at_ms=1_000)
+    made = Skip(
+        topic=shop.source,
+        partition=0,
+        first=5,
+        last=7,
+        made=True,
+        error="TooLargeError",
+        reason="x" * 200,
+        by="w",
+        at_ms=1_000,
+    )
     wish = Skip(topic=shop.source, partition=1, first=9, last=9, made=False, by="ada@desk", at_ms=2_000)
     for each in (wish, made):
         shop.note(each)
     code, out, _ = run("skips", "-o", "json")
     found = json.loads(out)
     assert code == 0
-    assert [(each["partition"], each["first"], each["last"], each["state"]) for each in found] == [(0, 5, 7, "made"), (1, 9, 9, "asked")]
+    assert [(each["partition"], each["first"], each["last"], each["state"]) for each in found] == [
+        (0, 5, 7, "made"),
+        (1, 9, 9, "asked"),
+    ]
     assert (found[0]["reason"], found[0]["error"], found[0]["at_ms"]) == ("x" * 200, "TooLargeError", 1_000)
     code, out, _ = run("skips")
     lines = [line.split() for line in out.splitlines()]

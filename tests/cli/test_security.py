@@ -25,8 +25,11 @@ DEADLINE_S = 10.0
 
 
 @contextmanager
-def tls_server(certificate: str = "server", *, asks_for_certificate: bool = False, seen: queue.Queue[str] | None = None) -> Iterator[int]:
-    """Serve TLS on a free port; each connection that completes its handshake is answered with the client's common name or '-'.
+def tls_server(
+    certificate: str = "server", *, asks_for_certificate: bool = False, seen: queue.Queue[str] | None = None
+) -> Iterator[int]:
+    """Serve TLS on a free port; each connection that completes its handshake is answered with the client's
+    common name or '-'.
 
     With *seen* it is not answered, and the name and the first bytes that the client sends go there.
     """
@@ -46,7 +49,9 @@ def tls_server(certificate: str = "server", *, asks_for_certificate: bool = Fals
             raw.settimeout(DEADLINE_S)
             try:
                 with context.wrap_socket(raw, server_side=True) as connection:
-                    names = re.findall(r"'commonName', '([^']*)'", str((connection.getpeercert() or {}).get("subject")))
+                    names = re.findall(
+                        r"'commonName', '([^']*)'", str((connection.getpeercert() or {}).get("subject"))
+                    )
                     if seen is None:
                         connection.sendall((names[0] if names else "-").encode())
                     elif first := connection.recv(100):
@@ -67,10 +72,14 @@ def tls_server(certificate: str = "server", *, asks_for_certificate: bool = Fals
 
 def greeting(port: int, **properties: str) -> str:
     context = Settings(
-        kafka={"security.protocol": "SSL"} | {name.replace("_", "."): value for name, value in properties.items()}
+        kafka={"security.protocol": "SSL"}
+        | {name.replace("_", "."): value for name, value in properties.items()}
     ).ssl_context()
     assert context is not None
-    with socket.create_connection(("127.0.0.1", port), DEADLINE_S) as raw, context.wrap_socket(raw, server_hostname="localhost") as tls:
+    with (
+        socket.create_connection(("127.0.0.1", port), DEADLINE_S) as raw,
+        context.wrap_socket(raw, server_hostname="localhost") as tls,
+    ):
         return tls.recv(100).decode()
 
 
@@ -79,7 +88,10 @@ CA = str(TLS / "ca.pem")
 
 def test_plaintext_has_no_context() -> None:
     assert Settings().ssl_context() is None
-    assert Settings(kafka={"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"}).ssl_context() is None
+    assert (
+        Settings(kafka={"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"}).ssl_context()
+        is None
+    )
 
 
 def test_the_named_authority_is_trusted_given_as_file_folder_or_text(tmp_path: Path) -> None:
@@ -91,7 +103,13 @@ def test_the_named_authority_is_trusted_given_as_file_folder_or_text(tmp_path: P
 def test_a_folder_of_authorities_is_read_by_their_hashes(tmp_path: Path) -> None:
     import subprocess
 
-    hashed = subprocess.run(["openssl", "x509", "-in", CA, "-noout", "-hash"], capture_output=True, text=True, check=True, timeout=30)
+    hashed = subprocess.run(
+        ["openssl", "x509", "-in", CA, "-noout", "-hash"],
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=30,
+    )
     (tmp_path / f"{hashed.stdout.strip()}.0").write_text((TLS / "ca.pem").read_text())
     with tls_server() as port:
         assert greeting(port, ssl_ca_location=str(tmp_path)) == "-"
@@ -113,7 +131,9 @@ def test_the_host_name_is_checked_unless_told_otherwise() -> None:
 
 def test_a_wrong_authority_is_refused_even_without_host_name_check() -> None:
     with tls_server("misnamed") as port, pytest.raises(ssl.SSLCertVerificationError):
-        greeting(port, ssl_ca_location=str(TLS / "stranger.pem"), ssl_endpoint_identification_algorithm="none")
+        greeting(
+            port, ssl_ca_location=str(TLS / "stranger.pem"), ssl_endpoint_identification_algorithm="none"
+        )
 
 
 def test_verification_can_be_switched_off_altogether() -> None:
@@ -129,13 +149,19 @@ def test_a_revoked_certificate_is_refused() -> None:
 @pytest.mark.parametrize(
     "identity",
     [
-        {"ssl_certificate_location": str(TLS / "client.pem"), "ssl_key_location": str(TLS / "client-key.pem")},
+        {
+            "ssl_certificate_location": str(TLS / "client.pem"),
+            "ssl_key_location": str(TLS / "client-key.pem"),
+        },
         {
             "ssl_certificate_location": str(TLS / "client.pem"),
             "ssl_key_location": str(TLS / "client-key-encrypted.pem"),
             "ssl_key_password": "open-sesame",
         },
-        {"ssl_certificate_pem": (TLS / "client.pem").read_text(), "ssl_key_pem": (TLS / "client-key.pem").read_text()},
+        {
+            "ssl_certificate_pem": (TLS / "client.pem").read_text(),
+            "ssl_key_pem": (TLS / "client-key.pem").read_text(),
+        },
     ],
     ids=["files", "encrypted key", "text"],
 )
@@ -198,14 +224,22 @@ def test_a_server_that_asks_for_a_certificate_refuses_a_client_without() -> None
         ({"ssl.cipher.suites": "rot13"}, ["ssl.cipher.suites", "rot13"]),
         ({"ssl.certificate.location": CA}, ["ssl.key.location is missing"]),
         ({"ssl.key.location": CA}, ["ssl.certificate.location is missing"]),
-        ({"ssl.certificate.location": CA, "ssl.key.location": str(TLS / "client-key.pem")}, ["ssl.key.location", "MISMATCH"]),
         (
-            {"ssl.certificate.location": str(TLS / "client.pem"), "ssl.key.location": str(TLS / "client-key-encrypted.pem")},
+            {"ssl.certificate.location": CA, "ssl.key.location": str(TLS / "client-key.pem")},
+            ["ssl.key.location", "MISMATCH"],
+        ),
+        (
+            {
+                "ssl.certificate.location": str(TLS / "client.pem"),
+                "ssl.key.location": str(TLS / "client-key-encrypted.pem"),
+            },
             ["ssl.key.location"],
         ),
     ],
 )
-def test_a_file_that_cannot_be_used_is_a_configuration_error_that_names_the_property(properties: dict[str, str], parts: list[str]) -> None:
+def test_a_file_that_cannot_be_used_is_a_configuration_error_that_names_the_property(
+    properties: dict[str, str], parts: list[str]
+) -> None:
     settings = Settings(kafka={"security.protocol": "SSL"} | properties)
     with pytest.raises(ConfigError) as refused:
         settings.ssl_context()
@@ -236,7 +270,13 @@ def test_sasl_is_given_as_plain_data() -> None:
 
 
 def test_oidc_extensions_must_be_pairs() -> None:
-    names = {"method": "oidc", "token.endpoint.url": "https://localhost/token", "client.id": "a", "client.secret": "b", "extensions": "x"}
+    names = {
+        "method": "oidc",
+        "token.endpoint.url": "https://localhost/token",
+        "client.id": "a",
+        "client.secret": "b",
+        "extensions": "x",
+    }
     kafka = {f"sasl.oauthbearer.{name}": value for name, value in names.items()}
     settings = Settings(kafka=kafka | {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"})
     with pytest.raises(ConfigError, match="name=value"):

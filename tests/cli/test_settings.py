@@ -17,7 +17,11 @@ SOURCES = ("default", "file", "environment", "flag")
 
 
 def load(
-    *, flags: Mapping[str, object] | None = None, env: Mapping[str, str] | None = None, toml: str | None = None, folder: Path | None = None
+    *,
+    flags: Mapping[str, object] | None = None,
+    env: Mapping[str, str] | None = None,
+    toml: str | None = None,
+    folder: Path | None = None,
 ) -> Settings:
     file = None
     if toml is not None:
@@ -32,7 +36,9 @@ def test_each_source_wins_over_all_the_weaker_ones(strongest: str, tmp_path: Pat
     given = SOURCES[1 : SOURCES.index(strongest) + 1]
     settings = load(
         flags={"web_port": "7003", "kafka.client.id": "flag"} if "flag" in given else {"web_port": None},
-        env={"HOLDFAST_WEB_PORT": "7002", "HOLDFAST_KAFKA__CLIENT_ID": "environment"} if "environment" in given else {},
+        env={"HOLDFAST_WEB_PORT": "7002", "HOLDFAST_KAFKA__CLIENT_ID": "environment"}
+        if "environment" in given
+        else {},
         toml='[holdfast]\nweb_port = 7001\n[kafka]\n"client.id" = "file"\n' if "file" in given else None,
         folder=tmp_path,
     )
@@ -67,7 +73,11 @@ def test_plain_kafka_bootstrap_servers_is_read_and_is_the_weaker_of_the_two_vari
 def test_unquoted_dotted_names_in_toml_are_the_same_properties(tmp_path: Path) -> None:
     toml = "[kafka]\nbootstrap.servers = 'a:1'\nsocket.keepalive.enable = true\nsocket.timeout.ms = 5000"
     settings = load(toml=toml, folder=tmp_path)
-    assert dict(settings.kafka) == {"bootstrap.servers": "a:1", "socket.keepalive.enable": "true", "socket.timeout.ms": "5000"}
+    assert dict(settings.kafka) == {
+        "bootstrap.servers": "a:1",
+        "socket.keepalive.enable": "true",
+        "socket.timeout.ms": "5000",
+    }
 
 
 def test_text_is_read_as_the_type_of_the_setting() -> None:
@@ -92,11 +102,31 @@ def test_text_is_read_as_the_type_of_the_setting() -> None:
 @pytest.mark.parametrize(
     ("env", "toml", "flags", "parts"),
     [
-        ({"HOLDFAST_WEB_PROT": "1"}, "", {}, ["environment HOLDFAST_WEB_PROT", "did you mean", "HOLDFAST_WEB_PORT"]),
-        ({"HOLDFAST_KAFKA__BOOTSTRAP_SERVER": "a:1"}, "", {}, ["HOLDFAST_KAFKA__BOOTSTRAP_SERVER", "HOLDFAST_KAFKA__BOOTSTRAP_SERVERS"]),
+        (
+            {"HOLDFAST_WEB_PROT": "1"},
+            "",
+            {},
+            ["environment HOLDFAST_WEB_PROT", "did you mean", "HOLDFAST_WEB_PORT"],
+        ),
+        (
+            {"HOLDFAST_KAFKA__BOOTSTRAP_SERVER": "a:1"},
+            "",
+            {},
+            ["HOLDFAST_KAFKA__BOOTSTRAP_SERVER", "HOLDFAST_KAFKA__BOOTSTRAP_SERVERS"],
+        ),
         ({"HOLDFAST_WEB_TOKN_FILE": "/x"}, "", {}, ["HOLDFAST_WEB_TOKN_FILE"]),
-        ({}, "[holdfast]\nweb_prot = 1", {}, ["holdfast.toml", "unknown setting web_prot", "did you mean web_port"]),
-        ({}, "[kafka]\n'bootstrap.server' = 'a:1'", {}, ["holdfast.toml [kafka]", "bootstrap.server;", "did you mean bootstrap.servers"]),
+        (
+            {},
+            "[holdfast]\nweb_prot = 1",
+            {},
+            ["holdfast.toml", "unknown setting web_prot", "did you mean web_port"],
+        ),
+        (
+            {},
+            "[kafka]\n'bootstrap.server' = 'a:1'",
+            {},
+            ["holdfast.toml [kafka]", "bootstrap.server;", "did you mean bootstrap.servers"],
+        ),
         ({}, "[kafak]\n'x' = 1", {}, ["holdfast.toml", "kafak", "did you mean kafka"]),
         ({}, "web_port = 1", {}, ["holdfast.toml", "web_port", "[holdfast]"]),
         ({}, "kafka = 1", {}, ["kafka must be a table"]),
@@ -170,7 +200,10 @@ def test_a_secret_file_that_cannot_be_read_or_is_empty_or_doubled_is_refused(tmp
     for env, part in (
         ({"HOLDFAST_WEB_TOKEN_FILE": str(missing)}, "cannot read"),
         ({"HOLDFAST_WEB_TOKEN_FILE": str(empty)}, "is empty"),
-        ({"HOLDFAST_WEB_TOKEN_FILE": str(empty), "HOLDFAST_WEB_TOKEN": "x"}, "HOLDFAST_WEB_TOKEN is set as well"),
+        (
+            {"HOLDFAST_WEB_TOKEN_FILE": str(empty), "HOLDFAST_WEB_TOKEN": "x"},
+            "HOLDFAST_WEB_TOKEN is set as well",
+        ),
     ):
         with pytest.raises(ConfigError, match="HOLDFAST_WEB_TOKEN_FILE") as refused:
             load(env=env)
@@ -190,7 +223,14 @@ SECRETS = {
 def test_secrets_are_never_printed() -> None:
     settings = Settings(web_token="hunter2", kafka=SECRETS)
     rows = settings.describe()
-    for text in (repr(settings), str(settings), repr(settings.kafka), str({"kafka": settings.kafka}), repr(rows), repr(settings.sasl())):
+    for text in (
+        repr(settings),
+        str(settings),
+        repr(settings.kafka),
+        str({"kafka": settings.kafka}),
+        repr(rows),
+        repr(settings.sasl()),
+    ):
         assert "hunter2" not in text
     masked = [row.name for row in rows if row.value == "********"]
     assert masked == ["web_token", "kafka.sasl.password", "kafka.ssl.key.password", "kafka.ssl.key.pem"]
@@ -200,7 +240,9 @@ def test_secrets_are_never_printed() -> None:
 
 
 def test_the_check_for_secrets_can_fail() -> None:
-    assert "ada" in repr(Settings(kafka=SECRETS)), "a value that is not secret is printed, so a leak would be seen"
+    assert "ada" in repr(Settings(kafka=SECRETS)), (
+        "a value that is not secret is printed, so a leak would be seen"
+    )
 
 
 @pytest.mark.parametrize(
@@ -241,13 +283,25 @@ def test_the_check_for_secrets_can_fail() -> None:
         ({"web_url": "ftp://example.org"}, "web_url"),
         ({"kafka": {"sasl.username": "ada"}}, "security.protocol is PLAINTEXT"),
         ({"kafka": {"ssl.ca.location": "ca.pem"}}, "security.protocol is PLAINTEXT"),
-        ({"kafka": {"ssl.ca.location": "c", "security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI"}}, "ssl.ca.location is set"),
+        (
+            {
+                "kafka": {
+                    "ssl.ca.location": "c",
+                    "security.protocol": "SASL_PLAINTEXT",
+                    "sasl.mechanism": "GSSAPI",
+                }
+            },
+            "ssl.ca.location is set",
+        ),
         ({"kafka": {"security.protocol": "SASL_SSL"}}, "sasl.mechanism is missing"),
         (
             {"kafka": {"security.protocol": "SASL_SSL", "sasl.mechanism": "PLAIN", "sasl.username": "a"}},
             "needs the Kafka property sasl.password",
         ),
-        ({"kafka": {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}}, "sasl.oauthbearer.method"),
+        (
+            {"kafka": {"security.protocol": "SASL_SSL", "sasl.mechanism": "OAUTHBEARER"}},
+            "sasl.oauthbearer.method",
+        ),
     ],
 )
 def test_what_cannot_work_is_refused_on_construction(changes: dict[str, object], part: str) -> None:
@@ -266,12 +320,17 @@ def test_a_refusal_says_where_the_value_came_from() -> None:
 
 
 def test_everything_at_the_edge_of_its_range_is_accepted() -> None:
-    ordered = {"heartbeat_interval_s", *(f"{name}_timeout_s" for name in ("session", "commit", "stall", "rebalance", "request"))}
+    ordered = {
+        "heartbeat_interval_s",
+        *(f"{name}_timeout_s" for name in ("session", "commit", "stall", "rebalance", "request")),
+    }
     room: dict[str, object] = {"inflight_bytes": 16 << 30}
     for declared in fields(Settings):
         if declared.metadata.get("low") is None or declared.name in ordered:
             continue
-        lowest = max(declared.metadata["low"], Settings().fetch_bytes if declared.name == "inflight_bytes" else 0)
+        lowest = max(
+            declared.metadata["low"], Settings().fetch_bytes if declared.name == "inflight_bytes" else 0
+        )
         for value in (lowest, declared.metadata["high"]):
             settings = Settings(**(room | {declared.name: value}))  # type: ignore[arg-type]
             assert getattr(settings, declared.name) == value
@@ -280,7 +339,9 @@ def test_everything_at_the_edge_of_its_range_is_accepted() -> None:
 def test_a_worker_that_others_can_reach_needs_a_token_or_mutual_tls() -> None:
     assert Settings(web_bind="0.0.0.0", web_token="t").web_token == "t"
     cert, key = Path("c"), Path("k")
-    assert Settings(web_bind="0.0.0.0", web_tls_ca=Path("a"), web_tls_cert=cert, web_tls_key=key).web_tls_ca == Path("a")
+    assert Settings(
+        web_bind="0.0.0.0", web_tls_ca=Path("a"), web_tls_cert=cert, web_tls_key=key
+    ).web_tls_ca == Path("a")
     with pytest.raises(ConfigError, match="set web_token"):
         Settings(web_bind="0.0.0.0", web_tls_cert=cert, web_tls_key=key)
 
@@ -321,12 +382,17 @@ def test_derived_names_follow_the_application() -> None:
 
 
 def test_each_kind_of_client_gets_the_properties_it_knows() -> None:
-    settings = Settings(app="shop", kafka={"compression.type": "zstd", "fetch.min.bytes": "10", "socket.timeout.ms": "900"})
+    settings = Settings(
+        app="shop", kafka={"compression.type": "zstd", "fetch.min.bytes": "10", "socket.timeout.ms": "900"}
+    )
     common = {"bootstrap.servers": "127.0.0.1:9092", "client.id": "shop", "socket.timeout.ms": "900"}
     assert settings.client() == common
     assert settings.producer() == common | {"compression.type": "zstd"}
     assert settings.consumer(**{"group.id": "g"}) == common | {"fetch.min.bytes": "10", "group.id": "g"}
-    assert settings.client(**{"transactional.id": "t"}) == common | {"compression.type": "zstd", "transactional.id": "t"}
+    assert settings.client(**{"transactional.id": "t"}) == common | {
+        "compression.type": "zstd",
+        "transactional.id": "t",
+    }
     assert settings.client(**{"group.id": "g"}) == settings.consumer(**{"group.id": "g"})
     assert settings.client(**{"client.id": "me", "metadata.broker.list": "b:1"})["bootstrap.servers"] == "b:1"
 
@@ -349,7 +415,9 @@ def test_a_file_that_was_named_must_exist_and_parse(tmp_path: Path) -> None:
         load_settings(flags={}, env={}, file=tmp_path / "latin.toml")
 
 
-def test_a_process_reads_its_own_environment_and_folder(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_a_process_reads_its_own_environment_and_folder(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     (tmp_path / "holdfast.toml").write_text("[holdfast]\nstandbys = 2")
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("HOLDFAST_CONFIG", raising=False)
@@ -359,13 +427,21 @@ def test_a_process_reads_its_own_environment_and_folder(monkeypatch: pytest.Monk
 
 
 def test_variables_of_the_development_broker_and_the_tests_are_not_settings() -> None:
-    env = {"HOLDFAST_CONFIG": "x", "HOLDFAST_DEV_DIR": "x", "HOLDFAST_TEST_SEED": "1", "HOLDFAST_BENCH_N": "1", "HOLDFAST_DEMO_KEEP": "1"}
+    env = {
+        "HOLDFAST_CONFIG": "x",
+        "HOLDFAST_DEV_DIR": "x",
+        "HOLDFAST_TEST_SEED": "1",
+        "HOLDFAST_BENCH_N": "1",
+        "HOLDFAST_DEMO_KEEP": "1",
+    }
     assert load(env=env | {"HOLDFAST_CACHE": "x", "HOLDFAST_MAVEN_REPOSITORY": "x"}) == Settings()
     assert load(env={"HOLDFAST_CACHE_ROWS": "7"}).cache_rows == 7
 
 
 def test_every_setting_is_described() -> None:
     rows = {row.name: row for row in Settings().describe()}
-    assert rows.keys() == {declared.name for declared in fields(Settings)} - {"kafka", "origins"} | {"kafka.bootstrap.servers"}
+    assert rows.keys() == {declared.name for declared in fields(Settings)} - {"kafka", "origins"} | {
+        "kafka.bootstrap.servers"
+    }
     assert all(row.doc and row.origin == "default" for row in rows.values())
     assert rows["instance_id"].value is None

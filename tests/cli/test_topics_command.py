@@ -50,7 +50,9 @@ class Shop:
         (folder / "holdfast.toml").write_text(f"[holdfast]\napp = '{self.app}'\n[kafka]\n{kafka}")
 
     def run(self, *arguments: str) -> subprocess.CompletedProcess[str]:
-        clean = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "KAFKA_"))}
+        clean = {
+            name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "KAFKA_"))
+        }
         return subprocess.run(
             [sys.executable, "-P", "-m", "holdfast.cli", "topics", *arguments],
             cwd=self._folder,
@@ -127,11 +129,20 @@ def test_list_shows_what_there_is_and_what_is_missing(shop: Shop) -> None:
     rows = {row["role"]: row for row in shop.json("list")}
     assert rows["changelog"]["topic"] == f"{shop.app}-totals.v1-changelog"
     assert rows["changelog"]["configs"]["cleanup.policy"] == "compact"
-    assert [*rows["changelog"]] == ["topic", "role", "exists", "partition_count", "replication_factor", "configs"]
+    assert [*rows["changelog"]] == [
+        "topic",
+        "role",
+        "exists",
+        "partition_count",
+        "replication_factor",
+        "configs",
+    ]
     table = shop.run("list", "-A", "shop").stdout.splitlines()
     assert table[0].split() == ["TOPIC", "ROLE", "PARTITION-COUNT", "REPLICATION-FACTOR", "CONFIGS"]
     for role in ("workers", "skips"):
-        assert [line.split()[1:4] for line in table[1:] if line.startswith(f"{shop.app}-{role}")] == [[role, "1", "1"]]
+        assert [line.split()[1:4] for line in table[1:] if line.startswith(f"{shop.app}-{role}")] == [
+            [role, "1", "1"]
+        ]
 
 
 def test_list_all_shows_the_topics_of_others_too(make_shop: MakeShop) -> None:
@@ -148,16 +159,30 @@ def test_describe_shows_each_partition_with_kafkas_columns(shop: Shop) -> None:
     shop.run("create", "-A", "shop", "--partitions", "2")
     done = shop.run("describe", "-A", "shop", f"{shop.app}-orders")
     lines = done.stdout.splitlines()
-    assert lines[0].split() == ["TOPIC", "PARTITION", "LEADER", "REPLICAS", "ISR", "LOG-START-OFFSET", "LOG-END-OFFSET"]
-    assert [line.split() for line in lines[1:]] == [[f"{shop.app}-orders", str(partition), "1", "1", "1", "0", "0"] for partition in (0, 1)]
-    assert len(shop.json("describe")) == 2 + 2 + 2 + 2 + 1 + 1, "without names, every topic of the application"
+    assert lines[0].split() == [
+        "TOPIC",
+        "PARTITION",
+        "LEADER",
+        "REPLICAS",
+        "ISR",
+        "LOG-START-OFFSET",
+        "LOG-END-OFFSET",
+    ]
+    assert [line.split() for line in lines[1:]] == [
+        [f"{shop.app}-orders", str(partition), "1", "1", "1", "0", "0"] for partition in (0, 1)
+    ]
+    assert len(shop.json("describe")) == 2 + 2 + 2 + 2 + 1 + 1, (
+        "without names, every topic of the application"
+    )
     absent = shop.run("describe", "-A", "shop", "absent")
     assert (absent.returncode, absent.stdout) == (1, "")
     assert "topic absent does not exist" in absent.stderr
 
 
 def test_check_tells_errors_from_warnings_by_the_exit_code(shop: Shop, broker: SessionBroker) -> None:
-    broker.create_topic(f"{shop.app}-orders", partitions=2, config={"message.timestamp.type": "CreateTime"}, exact=True)
+    broker.create_topic(
+        f"{shop.app}-orders", partitions=2, config={"message.timestamp.type": "CreateTime"}, exact=True
+    )
     created = shop.run("create", "-A", "shop")
     assert created.returncode == 0
     assert "warning: topic" in created.stderr
@@ -175,7 +200,9 @@ def test_check_tells_errors_from_warnings_by_the_exit_code(shop: Shop, broker: S
 
 
 def test_create_fails_when_what_exists_does_not_fit(shop: Shop, broker: SessionBroker) -> None:
-    broker.create_topic(f"{shop.app}-totals.v1-changelog", partitions=3, config={"cleanup.policy": "compact"}, exact=True)
+    broker.create_topic(
+        f"{shop.app}-totals.v1-changelog", partitions=3, config={"cleanup.policy": "compact"}, exact=True
+    )
     done = shop.run("create", "-A", "shop", "--partitions", "2")
     assert done.returncode == 1
     assert "has 3 partitions but its source" in done.stderr

@@ -1,6 +1,8 @@
-"""The logs by which holdfast's clients speak to each other, on topics that were made before brokers were asked to refuse bombs.
+"""The logs by which holdfast's clients speak to each other, on topics that were made before brokers were
+asked to refuse bombs.
 
-In the middle and at the end of each lies what librdkafka cannot read. Without the skipper each of these tests stands still there.
+In the middle and at the end of each lies what librdkafka cannot read. Without the skipper each of these tests
+stands still there.
 """
 
 from __future__ import annotations
@@ -40,17 +42,27 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
 
 
 @scenario
-async def test_claim_members_go_on_and_a_newcomer_joins_beyond_hostile_batches(broker: SessionBroker, ground: Ground) -> None:
+async def test_claim_members_go_on_and_a_newcomer_joins_beyond_hostile_batches(
+    broker: SessionBroker, ground: Ground
+) -> None:
     async with ground.consumer("a-1") as a, ground.consumer("b-1") as b:
         await until("all is claimed", lambda: a.load + b.load == 4)
         out: list[tuple[float, ClaimedMessage]] = []
         draining = [asyncio.create_task(drain(each, out)) for each in (a, b)]
         await asyncio.to_thread(send_hostile, broker, ground.coordination)
         ground.fill(10)
-        await until("both pass them", lambda: min(each.counters()["skipped_batches"] for each in (a, b)) == 3, WITHIN_S)
+        await until(
+            "both pass them",
+            lambda: min(each.counters()["skipped_batches"] for each in (a, b)) == 3,
+            WITHIN_S,
+        )
         await asyncio.sleep(2 * 3.0)  # a claim is over after twice the heartbeat interval
         ground.fill(10, start=10)
-        await until("both deliver", lambda: _places(out) == {(at, offset) for at in range(4) for offset in range(20)}, WITHIN_S)
+        await until(
+            "both deliver",
+            lambda: _places(out) == {(at, offset) for at in range(4) for offset in range(20)},
+            WITHIN_S,
+        )
         assert a.load + b.load == 4
         assert len(out) == 80, "nothing was delivered twice"
         async with ground.consumer("c-1") as c:
@@ -64,7 +76,9 @@ async def test_claim_members_go_on_and_a_newcomer_joins_beyond_hostile_batches(b
                 task.cancel()
 
 
-def test_an_administrator_sees_all_groups_beyond_hostile_batches(broker: SessionBroker, ground: Ground) -> None:
+def test_an_administrator_sees_all_groups_beyond_hostile_batches(
+    broker: SessionBroker, ground: Ground
+) -> None:
     ground.pause(600)
     send_hostile(broker, ground.coordination)
     with GroupView(ground.settings, timeout_s=20) as view:
@@ -81,7 +95,11 @@ def test_a_groups_talk_is_read_beyond_hostile_batches(broker: SessionBroker, fre
     send_hostile(broker, topic)
     send(broker, topic, [b"after"])
     send_hostile(broker, topic)
-    log, heard, turns = GroupLog(_settings(broker), topic, "billing", timeout_s=10.0, unsent_s=5.0), list[bytes | None](), 0
+    log, heard, turns = (
+        GroupLog(_settings(broker), topic, "billing", timeout_s=10.0, unsent_s=5.0),
+        list[bytes | None](),
+        0,
+    )
     log.open(0)
     try:
         while not (log.caught_up and heard[-1:] == [b"after"]):
@@ -99,7 +117,9 @@ def test_a_groups_talk_is_read_beyond_hostile_batches(broker: SessionBroker, fre
 
 
 @scenario
-async def test_ranges_are_shared_beyond_hostile_batches(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+async def test_ranges_are_shared_beyond_hostile_batches(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     field = Field(broker, fresh_topic)
     for partition in range(2):
         await asyncio.to_thread(send_hostile, broker, field.ranges, partition=partition)
@@ -117,9 +137,14 @@ async def test_ranges_are_shared_beyond_hostile_batches(broker: SessionBroker, f
     assert sorted(seen) == list(range(20))
 
 
-def test_decisions_about_resets_are_read_beyond_hostile_batches(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_decisions_about_resets_are_read_beyond_hostile_batches(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("resets", config=ROOM | LOG_APPEND)
-    log, ids = ResetLog(_settings(broker), topic=topic, timeout_s=20), [uuid.uuid4().hex[:8] for _ in range(2)]
+    log, ids = (
+        ResetLog(_settings(broker), topic=topic, timeout_s=20),
+        [uuid.uuid4().hex[:8] for _ in range(2)],
+    )
     for reset_id in ids:
         decision = ResetAbort(reset_id=reset_id, group="shop", client="c", at_s=1, reason="no")
         send_hostile(broker, topic)
@@ -164,24 +189,37 @@ def test_the_quarantine_is_listed_beyond_hostile_batches(broker: SessionBroker) 
                 "reason": "r",
                 "at-ms": 1,
             }
-            headers: list[tuple[str, str | bytes | None]] = [(f"holdfast-{name}", str(value).encode()) for name, value in notes.items()]
+            headers: list[tuple[str, str | bytes | None]] = [
+                (f"holdfast-{name}", str(value).encode()) for name, value in notes.items()
+            ]
             producer.produce(topic, b"v", b"orders/0/%d/p" % offset, headers=headers)
             assert producer.flush(30) == 0
             send_hostile(broker, topic)
-        assert [each.offset for each in Quarantine(settings, timeout_s=20).records(lambda _: True)] == [0, 1, 2]
+        assert [each.offset for each in Quarantine(settings, timeout_s=20).records(lambda _: True)] == [
+            0,
+            1,
+            2,
+        ]
     finally:
         broker.delete_topics([topic])
 
 
 def test_a_name_is_given_out_beyond_hostile_batches(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """The answers are followed from their end; a registry that never answers is enough to see that reading goes on."""
+    """The answers are followed from their end; a registry that never answers is enough to see that reading
+    goes on.
+    """
     commands = fresh_topic("producers")
     answers = broker.create_topic(f"{commands}.answers", config=ROOM, exact=True)
     settings = Settings(kafka={"bootstrap.servers": broker.bootstrap}, producers_topic=commands)
     with NameHolder(settings, "till-1", timeout_s=30) as name:
         name._open()
         send_hostile(broker, answers)
-        send(broker, answers, [encode_answer(RegistryAnswer(request="r", name="till-1", epoch=7))], key=b"till-1")
+        send(
+            broker,
+            answers,
+            [encode_answer(RegistryAnswer(request="r", name="till-1", epoch=7))],
+            key=b"till-1",
+        )
         turns = 0
         while (found := name._poll(0.1)) is None:
             turns += 1
@@ -205,7 +243,9 @@ async def test_a_claim_consumer_tells_of_a_batch_it_cannot_read_and_other_partit
         draining = asyncio.create_task(drain(a, out))
         await until("it is told", lambda: _errors(caplog), WITHIN_S)
         ground.fill(2, partition=0, start=2)
-        await until("others go on", lambda: _places(out) == {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)}, WITHIN_S)
+        await until(
+            "others go on", lambda: _places(out) == {(0, 0), (0, 1), (0, 2), (0, 3), (1, 0)}, WITHIN_S
+        )
         await asyncio.sleep(3.0)
         (told,) = _errors(caplog)
         for part in (
@@ -249,7 +289,11 @@ def _places(out: list[tuple[float, ClaimedMessage]]) -> set[tuple[int, int]]:
 
 
 def _errors(caplog: pytest.LogCaptureFixture) -> list[str]:
-    return [record.getMessage() for record in caplog.records if record.levelno >= logging.ERROR and record.name.startswith("holdfast")]
+    return [
+        record.getMessage()
+        for record in caplog.records
+        if record.levelno >= logging.ERROR and record.name.startswith("holdfast")
+    ]
 
 
 def _settings(broker: SessionBroker) -> Settings:

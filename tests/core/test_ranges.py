@@ -85,7 +85,13 @@ def test_nobody_gets_further_ahead_than_the_limit() -> None:
 
 
 @pytest.mark.parametrize(
-    "wish", [Take(5, 9, "a", "i"), Take(0, 0, "a", "i"), Take(0, LIMIT_BLOCK_MESSAGES + 1, "a", "i"), Keep(0, 1, "i", 1)]
+    "wish",
+    [
+        Take(5, 9, "a", "i"),
+        Take(0, 0, "a", "i"),
+        Take(0, LIMIT_BLOCK_MESSAGES + 1, "a", "i"),
+        Keep(0, 1, "i", 1),
+    ],
 )
 def test_what_does_not_follow_does_not_count(wish: Take | Keep) -> None:
     assert not Log().write(wish, 0)
@@ -113,7 +119,9 @@ STEPS = st.lists(st.tuples(st.integers(0, 3), st.sampled_from(KINDS), st.integer
 
 
 class Model:
-    """Four members that die, linger and repeat themselves; what each message went through, and what may never be."""
+    """Four members that die, linger and repeat themselves; what each message went through, and what may
+    never be.
+    """
 
     def __init__(self, low: int, fold: Fold = fold_range) -> None:
         self.low, self.end, self.now_ms, self.log = low, low + 40, 0, Log(low, fold)
@@ -135,7 +143,15 @@ class Model:
         assert len(row.blocks) <= LIMIT_AHEAD
 
     def take(self, member: int) -> None:
-        wish = next_take(self.log.ranges, f"m{member}", f"i{member}", now_ms=self.now_ms, lease_ms=LEASE_MS, size=5, ahead_of=self.end)
+        wish = next_take(
+            self.log.ranges,
+            f"m{member}",
+            f"i{member}",
+            now_ms=self.now_ms,
+            lease_ms=LEASE_MS,
+            size=5,
+            ahead_of=self.end,
+        )
         if wish is not None and self.log.write(wish, self.now_ms):
             block = self.log.ranges.block(wish.start)
             assert block is not None
@@ -243,18 +259,29 @@ def faulty(change: Callable[[Block, Wish], Block]) -> Fold:
     [
         pytest.param(
             lambda block, wish: (
-                msgspec.structs.replace(block, deliveries=block.deliveries + 1, given=block.end) if isinstance(wish, Take) else block
+                msgspec.structs.replace(block, deliveries=block.deliveries + 1, given=block.end)
+                if isinstance(wish, Take)
+                else block
             ),
             id="taking counts as a delivery",
         ),
         pytest.param(
-            lambda block, wish: msgspec.structs.replace(block, given=wish.given) if isinstance(wish, Keep) and wish.given >= 0 else block,
+            lambda block, wish: (
+                msgspec.structs.replace(block, given=wish.given)
+                if isinstance(wish, Keep) and wish.given >= 0
+                else block
+            ),
             id="the last delivery decides what is put aside",
         ),
     ],
 )
 def test_the_model_finds_dead_letters_that_were_not_handed_out(fault: Callable[[Block, Wish], Block]) -> None:
-    steps = [step for _ in range(3) for count in (2, 5) for step in ((0, "take", 1), (0, "hand", count), (0, "die", 1), (0, "wait", 6))]
+    steps = [
+        step
+        for _ in range(3)
+        for count in (2, 5)
+        for step in ((0, "take", 1), (0, "hand", count), (0, "die", 1), (0, "wait", 6))
+    ]
     Model(0).run(steps)
     with pytest.raises(AssertionError, match="nobody was given so often"):
         Model(0, faulty(fault)).run(steps)
@@ -281,7 +308,9 @@ def test_deliveries_count_hand_outs_that_got_nowhere_and_no_takes() -> None:
 
 
 class Shared:
-    """One log with the wishes of several rows, and its fold by whoever reads it from the beginning; *settles* as the fold's last rule."""
+    """One log with the wishes of several rows, and its fold by whoever reads it from the beginning;
+    *settles* as the fold's last rule.
+    """
 
     def __init__(self, *, settles: bool = True) -> None:
         self.records: list[tuple[str, Wish, int]] = []
@@ -295,7 +324,9 @@ class Shared:
     def _fold(self, rows: dict[str, RangeRow | None], horizon: Horizon, offset: int) -> None:
         key, wish, at_ms = self.records[offset]
         previous = horizon.note(key, wish, offset, at_ms)
-        rows[key] = fold_range(rows.get(key), wish, offset, at_ms, LEASE_MS, previous if self._settles else -1)
+        rows[key] = fold_range(
+            rows.get(key), wish, offset, at_ms, LEASE_MS, previous if self._settles else -1
+        )
 
     def read_from(self, begin: int) -> dict[str, RangeRow | None]:
         """Return the rows of a reader that finds the log to begin there."""
@@ -307,7 +338,9 @@ class Shared:
 
 
 def busy_log(seed: int, shared: Shared, records: int = 120) -> None:
-    """Write wishes of three groups: takes and keeps, some of which do not count, and bases, some of which come too late to count."""
+    """Write wishes of three groups: takes and keeps, some of which do not count, and bases, some of which
+    come too late to count.
+    """
     draws, late = random.Random(seed), list[tuple[str, Wish]]()
     for at_ms in range(0, records * 50, 50):
         key = draws.choice("abc")
@@ -329,11 +362,15 @@ def busy_log(seed: int, shared: Shared, records: int = 120) -> None:
         else:
             block = draws.choice(blocks)
             epoch = block.epoch - (draws.random() < 0.2)
-            shared.write(key, Keep(block.start, epoch, block.instance, draws.randint(block.progress, block.end)), at_ms)
+            shared.write(
+                key, Keep(block.start, epoch, block.instance, draws.randint(block.progress, block.end)), at_ms
+            )
 
 
 def test_who_reads_what_is_left_of_a_log_has_the_same_rows() -> None:
-    """Whatever is deleted, and whenever: of every row there is a Base left that counts for everybody, or all of it."""
+    """Whatever is deleted, and whenever: of every row there is a Base left that counts for everybody, or
+    all of it.
+    """
     deleted = 0
     for seed in range(300):
         shared = Shared()
@@ -370,8 +407,12 @@ def test_a_row_that_nobody_has_touched_for_a_month_does_not_hold_the_log_and_goe
     shared.write("old", Take(0, 10, "a", "i"), 0)
     later_ms = FORGOTTEN_AFTER_MS + 1
     shared.write("new", Take(0, 10, "a", "i"), later_ms)
-    assert shared.horizon.begin(4, later_ms) == 0, "the new row is needed from its beginning, and that lies before the old one's end"
-    shared.write("new", Base(3, Ranges(0, shared.rows["new"].row.blocks if shared.rows["new"] else ())), later_ms)
+    assert shared.horizon.begin(4, later_ms) == 0, (
+        "the new row is needed from its beginning, and that lies before the old one's end"
+    )
+    shared.write(
+        "new", Base(3, Ranges(0, shared.rows["new"].row.blocks if shared.rows["new"] else ())), later_ms
+    )
     assert shared.horizon.begin(5, later_ms) == 4
     assert shared.read_from(4) == {"new": shared.rows["new"]}
     assert shared.horizon.begin(5, FORGOTTEN_AFTER_MS) == 0, "a moment earlier it was not forgotten"

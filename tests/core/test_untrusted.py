@@ -1,4 +1,6 @@
-"""Text that is not UTF-8 and nesting without end, where each was found to end a reader by an error that nobody catches."""
+"""Text that is not UTF-8 and nesting without end, where each was found to end a reader by an error that
+nobody catches.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,9 @@ ERRORS = (HoldfastError, msgspec.DecodeError)
         query_wire.decode_keys_json,
     ],
 )
-def test_a_record_that_msgspec_cannot_name_is_refused_as_any_other(decode: Callable[[bytes], Any], data: bytes) -> None:
+def test_a_record_that_msgspec_cannot_name_is_refused_as_any_other(
+    decode: Callable[[bytes], Any], data: bytes
+) -> None:
     with pytest.raises(ERRORS):
         decode(data)
 

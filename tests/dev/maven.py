@@ -25,7 +25,14 @@ class Repository:
         self.fetched: Counter[str] = Counter()
         self.address = ""
 
-    def publish(self, coordinate: str, content: bytes, *, needs: tuple[str, ...] = (), needs_in_tests: tuple[str, ...] = ()) -> str:
+    def publish(
+        self,
+        coordinate: str,
+        content: bytes,
+        *,
+        needs: tuple[str, ...] = (),
+        needs_in_tests: tuple[str, ...] = (),
+    ) -> str:
         """Publish a jar and return the line that pins it."""
         group, artifact, version = coordinate.split(":")
         place = self.folder / group.replace(".", "/") / artifact / version

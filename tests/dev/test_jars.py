@@ -1,4 +1,6 @@
-"""Jars by checksum, from a real Maven repository on loopback through the real Ivy: once per user, never unverified."""
+"""Jars by checksum, from a real Maven repository on loopback through the real Ivy: once per user, never
+unverified.
+"""
 
 from __future__ import annotations
 
@@ -53,13 +55,21 @@ def unreachable() -> str:
 def test_jars_are_fetched_once_and_then_need_neither_network_nor_java(
     repository: Repository, cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    pins = [repository.publish("org.one:alpha:1.0", b"alpha"), repository.publish("org.two:beta_2.13:2.0", b"beta")]
+    pins = [
+        repository.publish("org.one:alpha:1.0", b"alpha"),
+        repository.publish("org.two:beta_2.13:2.0", b"beta"),
+    ]
     said: list[str] = []
     path = lock(tmp_path, *pins)
     paths = jars.resolve(path, progress=said.append)
-    assert [(each.name, each.read_bytes()) for each in paths] == [("alpha-1.0.jar", b"alpha"), ("beta_2.13-2.0.jar", b"beta")]
+    assert [(each.name, each.read_bytes()) for each in paths] == [
+        ("alpha-1.0.jar", b"alpha"),
+        ("beta_2.13-2.0.jar", b"beta"),
+    ]
     assert len(said) == 1
-    assert [each.name for each in (cache / "some-1").iterdir() if each.suffix != ".jar"] == [], "nothing temporary is left"
+    assert [each.name for each in (cache / "some-1").iterdir() if each.suffix != ".jar"] == [], (
+        "nothing temporary is left"
+    )
     monkeypatch.setenv("HOLDFAST_MAVEN_REPOSITORY", unreachable())
     monkeypatch.setenv("PATH", "")
     monkeypatch.delenv("JAVA_HOME", raising=False)
@@ -70,15 +80,24 @@ def test_jars_are_fetched_once_and_then_need_neither_network_nor_java(
 def test_a_jar_with_other_bytes_than_the_lock_file_says_is_refused_and_not_kept(
     repository: Repository, cache: Path, tmp_path: Path
 ) -> None:
-    pins = [repository.publish("org.one:alpha:1.0", b"alpha"), repository.publish("org.two:beta:2.0", b"beta")]
+    pins = [
+        repository.publish("org.one:alpha:1.0", b"alpha"),
+        repository.publish("org.two:beta:2.0", b"beta"),
+    ]
     repository.publish("org.two:beta:2.0", b"a parasite")
     with pytest.raises(JarChecksumError, match=r"org\.two:beta:2\.0: SHA-256 is .* the lock file says"):
         jars.resolve(lock(tmp_path, *pins))
     assert list((cache / "some-1").iterdir()) == [], "not even the good one, for they belong together"
 
 
-def test_a_damaged_file_in_the_cache_is_fetched_again(repository: Repository, cache: Path, tmp_path: Path) -> None:
-    path = lock(tmp_path, repository.publish("org.one:alpha:1.0", b"alpha"), repository.publish("org.two:beta:2.0", b"beta"))
+def test_a_damaged_file_in_the_cache_is_fetched_again(
+    repository: Repository, cache: Path, tmp_path: Path
+) -> None:
+    path = lock(
+        tmp_path,
+        repository.publish("org.one:alpha:1.0", b"alpha"),
+        repository.publish("org.two:beta:2.0", b"beta"),
+    )
     alpha, _ = jars.resolve(path)
     alpha.write_bytes(b"alp")
     assert jars.resolve(path)[0].read_bytes() == b"alpha"
@@ -88,7 +107,10 @@ def test_a_damaged_file_in_the_cache_is_fetched_again(repository: Repository, ca
 def test_two_processes_at_once_fetch_once(repository: Repository, cache: Path, tmp_path: Path) -> None:
     path = lock(tmp_path, repository.publish("org.one:alpha:1.0", b"alpha" * 200_000))
     code = f"import sys; from pathlib import Path; from holdfast import jars; print(jars.resolve(Path({str(path)!r}), progress=print)[-1])"
-    both = [subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    both = [
+        subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, text=True)
+        for _ in range(2)
+    ]
     outputs = [each.communicate(timeout=DEADLINE_S)[0] for each in both]
     assert [each.returncode for each in both] == [0, 0]
     assert all(output.splitlines()[-1] == str(cache / "some-1/alpha-1.0.jar") for output in outputs)
@@ -96,7 +118,9 @@ def test_two_processes_at_once_fetch_once(repository: Repository, cache: Path, t
     assert repository.fetched["alpha-1.0.jar"] == 1
 
 
-def test_waiting_for_another_process_has_a_deadline(repository: Repository, cache: Path, tmp_path: Path) -> None:
+def test_waiting_for_another_process_has_a_deadline(
+    repository: Repository, cache: Path, tmp_path: Path
+) -> None:
     path = lock(tmp_path, repository.publish("org.one:alpha:1.0", b"alpha"))
     cache.mkdir()
     with (cache / "some-1.lock").open("a") as held:
@@ -105,7 +129,9 @@ def test_waiting_for_another_process_has_a_deadline(repository: Repository, cach
             jars.resolve(path, deadline_s=0.2)
 
 
-def test_an_empty_cache_without_a_network_says_so(cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_empty_cache_without_a_network_says_so(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setenv("HOLDFAST_MAVEN_REPOSITORY", unreachable())
     with pytest.raises(JarError, match=r"Server access error .*A network is needed once") as caught:
         jars.resolve(lock(tmp_path, f"{'0' * 64} org.one:alpha:1.0 alpha-1.0.jar"))
@@ -133,9 +159,16 @@ def test_without_java_the_error_says_what_to_install(
 
 @pytest.mark.parametrize(
     ("says", "accepted"),
-    [('openjdk version "11.0.2"', False), ('java version "1.8.0_392"', False), ('openjdk version "17.0.1"', True), ("no", False)],
+    [
+        ('openjdk version "11.0.2"', False),
+        ('java version "1.8.0_392"', False),
+        ('openjdk version "17.0.1"', True),
+        ("no", False),
+    ],
 )
-def test_java_must_be_17_or_newer(says: str, accepted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_java_must_be_17_or_newer(
+    says: str, accepted: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     java = tmp_path / "bin" / "java"
     java.parent.mkdir()
     java.write_text(f"#!/bin/sh\necho '{says}' >&2\n")
@@ -181,7 +214,9 @@ def test_a_new_lock_file_pins_what_the_roots_need_and_not_what_their_tests_need(
     repository: Repository, cache: Path, tmp_path: Path
 ) -> None:
     beta = repository.publish("org.two:beta:2.0", b"beta")
-    alpha = repository.publish("org.one:alpha:1.0", b"alpha", needs=("org.two:beta:2.0",), needs_in_tests=("org.no:gamma:3.0",))
+    alpha = repository.publish(
+        "org.one:alpha:1.0", b"alpha", needs=("org.two:beta:2.0",), needs_in_tests=("org.no:gamma:3.0",)
+    )
     path = tmp_path / "new.lock"
     made = jars.write_lock(path, ["org.one:alpha:1.0"], name="new-1")
     assert jars.read_lock(path) == made

@@ -49,7 +49,9 @@ def test_a_recycled_pid_is_never_signalled(sleeper: subprocess.Popen[bytes]) -> 
     processes.kill(sleeper.pid, someone_else)
     processes.end(sleeper.pid, someone_else, grace_s=1)
     assert sleeper.poll() is None
-    assert processes.send(sleeper.pid, birth(sleeper.pid), signal.SIGKILL), "the same call with the right identity does end it"
+    assert processes.send(sleeper.pid, birth(sleeper.pid), signal.SIGKILL), (
+        "the same call with the right identity does end it"
+    )
     assert sleeper.wait(DEADLINE_S) == -signal.SIGKILL
 
 
@@ -75,7 +77,9 @@ def test_a_paused_process_hears_sigterm(sleeper: subprocess.Popen[bytes]) -> Non
 @pytest.mark.parametrize("leashed", [True, False])
 def test_a_leashed_program_ends_with_its_owner_and_another_does_not(leashed: bool) -> None:
     program = [sys.executable, "-c", "import signal; print('up', flush=True); signal.pause()"]
-    leading = f"[{sys.executable!r}, '-I', '-S', {parent_death.__file__!r}, str(os.getpid())]" if leashed else "[]"
+    leading = (
+        f"[{sys.executable!r}, '-I', '-S', {parent_death.__file__!r}, str(os.getpid())]" if leashed else "[]"
+    )
     code = f"import os, subprocess, signal; print(subprocess.Popen({leading} + {program!r}).pid, flush=True); signal.pause()"
     with subprocess.Popen([sys.executable, "-c", code], stdout=subprocess.PIPE, text=True) as owner:
         assert owner.stdout is not None
@@ -93,7 +97,10 @@ def test_a_leashed_program_ends_with_its_owner_and_another_does_not(leashed: boo
 @pytest.mark.skipif(not LINUX, reason="only Linux has a signal for the death of a parent")
 def test_a_program_whose_owner_is_gone_already_does_not_start() -> None:
     ran = subprocess.run(
-        [sys.executable, "-I", "-S", parent_death.__file__, "1", "/bin/echo", "started"], capture_output=True, text=True, check=False
+        [sys.executable, "-I", "-S", parent_death.__file__, "1", "/bin/echo", "started"],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     assert (ran.returncode, ran.stdout) == (1, "")
     assert "the owner is gone" in ran.stderr

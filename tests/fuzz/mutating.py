@@ -6,12 +6,26 @@ from hypothesis import strategies as st
 
 LIMIT_BYTES = 4_096
 _LENGTHS = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0xFFFFFFFF)
-_WORDS = (b"[" * 2_000, b"\x91" * 2_000, b'{"a":' * 1_000, b"\\ud800", b"\xff\xfe", b"9" * 400, b"1e999", b"\x00", b"/", b"%", b"null")
+_WORDS = (
+    b"[" * 2_000,
+    b"\x91" * 2_000,
+    b'{"a":' * 1_000,
+    b"\\ud800",
+    b"\xff\xfe",
+    b"9" * 400,
+    b"1e999",
+    b"\x00",
+    b"/",
+    b"%",
+    b"null",
+)
 
 
 @st.composite
 def mutated(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
-    """Draw one of *seeds* after some changes: bits flipped, cut, lengths grown, pieces taken out, doubled, or put in from another."""
+    """Draw one of *seeds* after some changes: bits flipped, cut, lengths grown, pieces taken out, doubled,
+    or put in from another.
+    """
     data = bytearray(draw(st.sampled_from(seeds)))
     for _ in range(draw(st.integers(0, 4))):
         at = draw(st.integers(0, max(0, len(data) - 1)))
@@ -27,7 +41,9 @@ def mutated(draw: st.DrawFn, seeds: tuple[bytes, ...]) -> bytes:
                 data[at:at] = data[at:to] * draw(st.integers(1, 8))
             case 4:
                 size = draw(st.sampled_from((1, 2, 4, 8)))
-                data[at : at + size] = (draw(st.sampled_from(_LENGTHS)) & (1 << 8 * size) - 1).to_bytes(size, "big")
+                data[at : at + size] = (draw(st.sampled_from(_LENGTHS)) & (1 << 8 * size) - 1).to_bytes(
+                    size, "big"
+                )
             case 5:
                 other = draw(st.sampled_from(seeds))
                 begin = draw(st.integers(0, len(other)))

@@ -1,4 +1,6 @@
-"""Decoders that see whole records or whole fetches: keys, values and headers together; and the answers to inspections."""
+"""Decoders that see whole records or whole fetches: keys, values and headers together; and the answers to
+inspections.
+"""
 
 from __future__ import annotations
 
@@ -17,11 +19,41 @@ from holdfast.core.outbox import harvest, progress
 from holdfast.core.producers import audit, ledger, registry, row_digests, stamps
 from holdfast.kafka.batch_reader import BatchReader
 from holdfast.kafka.records import Records
-from tests.fuzz.targets import LIMIT_UNPACKED_BYTES, UNFIT, Target, batch_bytes, crc_right, headers_of, pair, stamped, two
+from tests.fuzz.targets import (
+    LIMIT_UNPACKED_BYTES,
+    UNFIT,
+    Target,
+    batch_bytes,
+    crc_right,
+    headers_of,
+    pair,
+    stamped,
+    two,
+)
 
 _JSON = msgspec.json.Encoder().encode
-_NOTES: Final = ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated", "last", "codec")
-_TERMS: dict[str, Any] = {"table": "totals", "version": 1, "partition": 0, "role": "active", "as_of_offset": 5, "stream_ms": 7}
+_NOTES: Final = (
+    "processor",
+    "topic",
+    "partition",
+    "offset",
+    "stage",
+    "error",
+    "reason",
+    "at-ms",
+    "key",
+    "truncated",
+    "last",
+    "codec",
+)
+_TERMS: dict[str, Any] = {
+    "table": "totals",
+    "version": 1,
+    "partition": 0,
+    "role": "active",
+    "as_of_offset": 5,
+    "stream_ms": 7,
+}
 _STAMP = ((0, b"orders-0"), (1, b"7"), (2, b"1041"))
 _DIGEST = row_digests.RowDigests(b"orders-0", b"7").header(b"1041", 1, 12, b"k", b"v", [])
 
@@ -73,7 +105,11 @@ def _audited(key: bytes, rest: bytes) -> Any:
 
 def _columns(data: bytes) -> int:
     """Read as a worker does, with a batch of above the piece unpacked apart."""
-    reader, records, bound = BatchReader(memoryview(crc_right(data)), [(9, 3)], 5, limit_bytes=LIMIT_UNPACKED_BYTES), Records(), 0
+    reader, records, bound = (
+        BatchReader(memoryview(crc_right(data)), [(9, 3)], 5, limit_bytes=LIMIT_UNPACKED_BYTES),
+        Records(),
+        0,
+    )
     while not reader.done:
         if reader.packed is not None:
             reader.unpacked(reader.unpack())
@@ -88,12 +124,20 @@ WHOLE_RECORDS: tuple[Target, ...] = (
     Target(
         name="quarantine",
         decode=_quarantined,
-        seeds=(_notes(), _notes(truncated=b"5000000"), _notes(offset=b"9" * 200, partition=b"-1"), _notes(key=b"k" * 200)),
+        seeds=(
+            _notes(),
+            _notes(truncated=b"5000000"),
+            _notes(offset=b"9" * 200, partition=b"-1"),
+            _notes(key=b"k" * 200),
+        ),
     ),
     Target(
         name="digests of rows",
         decode=_examined,
-        seeds=(stamped(*_STAMP, (4, _DIGEST)), stamped(*_STAMP, (4, b"6f0c2d9a51be7703/9999999999/9999999999"))),
+        seeds=(
+            stamped(*_STAMP, (4, _DIGEST)),
+            stamped(*_STAMP, (4, b"6f0c2d9a51be7703/9999999999/9999999999")),
+        ),
     ),
     Target(
         name="audited rows",
@@ -108,19 +152,33 @@ WHOLE_RECORDS: tuple[Target, ...] = (
     Target(
         name="outbox books",
         decode=two(lambda key, value: progress.decode(key, value, 3)),
-        seeds=(pair(harvest.sequences_key("o", "t"), _JSON(harvest.SequencesProgress(harvest.VERSION, "o", 7, "t", [(0, 5)]))),),
+        seeds=(
+            pair(
+                harvest.sequences_key("o", "t"),
+                _JSON(harvest.SequencesProgress(harvest.VERSION, "o", 7, "t", [(0, 5)])),
+            ),
+        ),
     ),
     Target(
         name="group members",
         decode=lambda data: membership.decode_heard(data, 3),
-        seeds=(announcements.encode(announcements.Beat("g", "m-1", 7)), announcements.encode(announcements.Leave("g", "m-1"))),
+        seeds=(
+            announcements.encode(announcements.Beat("g", "m-1", 7)),
+            announcements.encode(announcements.Leave("g", "m-1")),
+        ),
     ),
     Target(
         name="skips",
         decode=two(skips.decode_skip),
         seeds=(
-            pair(b"orders/0/7", skips.encode_skip(skips.Skip(topic="orders", partition=0, first=5, last=7, made=True))),
-            pair(b"orders/0/9", skips.encode_skip(skips.Skip(topic="orders", partition=0, first=0, last=1 << 62, made=True))),
+            pair(
+                b"orders/0/7",
+                skips.encode_skip(skips.Skip(topic="orders", partition=0, first=5, last=7, made=True)),
+            ),
+            pair(
+                b"orders/0/9",
+                skips.encode_skip(skips.Skip(topic="orders", partition=0, first=0, last=1 << 62, made=True)),
+            ),
         ),
     ),
     Target(
@@ -137,7 +195,10 @@ WHOLE_RECORDS: tuple[Target, ...] = (
     Target(
         name="fetches, as columns",
         decode=_columns,
-        seeds=tuple(batch_bytes(kind) + batch_bytes(attributes=0x10) + batch_bytes(attributes=0x30) for kind in Compression),
+        seeds=tuple(
+            batch_bytes(kind) + batch_bytes(attributes=0x10) + batch_bytes(attributes=0x30)
+            for kind in Compression
+        ),
         unpacks=True,
     ),
     Target(
@@ -152,14 +213,24 @@ ANSWERS: tuple[Target, ...] = (
         name="answers of the registry",
         decode=registry.decode_answer,
         errors=UNFIT,
-        seeds=(registry.encode_answer(registry.RegistryAnswer(request="r", name="billing", producer_id=3, epoch=1)),),
+        seeds=(
+            registry.encode_answer(
+                registry.RegistryAnswer(request="r", name="billing", producer_id=3, epoch=1)
+            ),
+        ),
         encode=registry.encode_answer,
     ),
     Target(
         name="replies: inspection",
         decode=query_wire.decode_inspect_reply,
         errors=UNFIT,
-        seeds=(query_wire.encode(query_wire.InspectReply(**_TERMS, inspection="i", changelog_next=9, digest="ab", rows=3, timers=1)),),
+        seeds=(
+            query_wire.encode(
+                query_wire.InspectReply(
+                    **_TERMS, inspection="i", changelog_next=9, digest="ab", rows=3, timers=1
+                )
+            ),
+        ),
         encode=query_wire.encode,
     ),
     Target(
@@ -184,7 +255,10 @@ ANSWERS: tuple[Target, ...] = (
         encode=query_wire.encode,
     ),
     Target(
-        name="questions: inspection in JSON", decode=query_wire.decode_inspect_json, errors=UNFIT, seeds=(_JSON(query_wire.Inspect("i")),)
+        name="questions: inspection in JSON",
+        decode=query_wire.decode_inspect_json,
+        errors=UNFIT,
+        seeds=(_JSON(query_wire.Inspect("i")),),
     ),
     Target(
         name="questions: stored rows",

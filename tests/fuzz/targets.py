@@ -1,4 +1,6 @@
-"""Every decoder that reads bytes from outside: valid bytes to begin with, the errors it may raise, and, where it has one, its inverse."""
+"""Every decoder that reads bytes from outside: valid bytes to begin with, the errors it may raise, and,
+where it has one, its inverse.
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,16 @@ from holdfast.core import ranges
 from holdfast.core.broker_logs.folds import decode_group, decode_transaction
 from holdfast.core.claims import frames, resets
 from holdfast.core.engine import query_wire
-from holdfast.core.engine.codec import Marker, RowCodec, decode_due, decode_marker, encode_due, encode_marker, row_key, text_key
+from holdfast.core.engine.codec import (
+    Marker,
+    RowCodec,
+    decode_due,
+    decode_marker,
+    encode_due,
+    encode_marker,
+    row_key,
+    text_key,
+)
 from holdfast.core.engine.strays import Audit
 from holdfast.core.groups import announcements
 from holdfast.core.groups.announcements import Announce, Leave, Summary, partitions_of
@@ -39,7 +50,10 @@ _JSON = msgspec.json.Encoder().encode
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Target:
-    """One decoder. What it returns is compared after `encode` and another `decode`, where there is such an inverse."""
+    """One decoder.
+
+    What it returns is compared after `encode` and another `decode`, where there is such an inverse.
+    """
 
     name: str
     decode: Callable[[bytes], Any]
@@ -59,7 +73,9 @@ class Total(msgspec.Struct, frozen=True):
 
 
 def two(decode: Callable[[bytes, bytes], Any]) -> Callable[[bytes], Any]:
-    """Return a decoder of key and value, which stand one behind the other with the length of the key before them."""
+    """Return a decoder of key and value, which stand one behind the other with the length of the key
+    before them.
+    """
 
     def both(data: bytes) -> Any:
         size = int.from_bytes(data[:2], "big")
@@ -73,7 +89,9 @@ def pair(key: bytes, value: bytes) -> bytes:
 
 
 def batch_bytes(kind: Compression = Compression.NONE, *, attributes: int = 0) -> bytes:
-    records = tuple(Record(at, b"key%d" % at, b"value" * at, (("name", b"x"), ("none", None))) for at in range(3))
+    records = tuple(
+        Record(at, b"key%d" % at, b"value" * at, (("name", b"x"), ("none", None))) for at in range(3)
+    )
     return encode_batch(
         RecordBatch(
             base_offset=7,
@@ -122,7 +140,9 @@ def _strays(data: bytes) -> Any:
 
 def _progress(key: bytes, value: bytes) -> Any:
     found = harvest.decode_progress(key, value)
-    if isinstance(found, harvest.RowsProgress) and sum(map(abs, found.rows)) < 10_000:  # it has a limit of its own, of a million rows
+    if (
+        isinstance(found, harvest.RowsProgress) and sum(map(abs, found.rows)) < 10_000
+    ):  # it has a limit of its own, of a million rows
         return harvest.unpack_ids(found.rows)
     return found
 
@@ -134,8 +154,17 @@ def _announced(value: bytes) -> Any:
     return found
 
 
-_ANNOUNCE = Announce("g", "m-1", "c", None, ("orders",), None, (("orders", 6),), (("orders", (0, 1, 2)),), 4, ("range",), 6_000)
-_TABLE: dict[str, Any] = {"table": "totals", "version": 1, "partition": 0, "role": "active", "as_of_offset": 5, "stream_ms": 7}
+_ANNOUNCE = Announce(
+    "g", "m-1", "c", None, ("orders",), None, (("orders", 6),), (("orders", (0, 1, 2)),), 4, ("range",), 6_000
+)
+_TABLE: dict[str, Any] = {
+    "table": "totals",
+    "version": 1,
+    "partition": 0,
+    "role": "active",
+    "as_of_offset": 5,
+    "stream_ms": 7,
+}
 _ROWS = query_wire.RowsReply(**_TABLE, values=[b"x", None])
 _PAGE = query_wire.PageReply(**_TABLE, rows=[("a", b"x")], after=None)
 _REFUSAL = msgspec.convert({"error": "moved", "message": "restoring"}, query_wire.Refusal)
@@ -155,7 +184,12 @@ _TRANSACTION = (
     + struct.pack(">qq", 2_000, 1_000)
 )
 _FLEXIBLE = (
-    struct.pack(">hqhib", 1, 1005, 3, 60_000, 1) + b"\x02\x02t\x03" + struct.pack(">ii", 0, 7) + b"\0" + struct.pack(">qq", 2, 1) + b"\0"
+    struct.pack(">hqhib", 1, 1005, 3, 60_000, 1)
+    + b"\x02\x02t\x03"
+    + struct.pack(">ii", 0, 7)
+    + b"\0"
+    + struct.pack(">qq", 2, 1)
+    + b"\0"
 )
 _OFFSET_KEY = struct.pack(">hh", 1, 1) + b"g" + struct.pack(">h", 1) + b"t" + struct.pack(">i", 0)
 _OFFSET = struct.pack(">hqih", 3, 41, 0, 0) + struct.pack(">q", 5)
@@ -192,8 +226,14 @@ TARGETS: tuple[Target, ...] = (
         name="resets",
         decode=resets.decode_decision,
         seeds=(
-            resets.encode_decision(resets.ResetCommit(reset_id="5e", group="g", client="admin", at_s=7, offsets={"orders": ((0, 40, 0),)})),
-            resets.encode_decision(resets.ResetAbort(reset_id="5e", group="g", client="c", at_s=1, reason="silent")),
+            resets.encode_decision(
+                resets.ResetCommit(
+                    reset_id="5e", group="g", client="admin", at_s=7, offsets={"orders": ((0, 40, 0),)}
+                )
+            ),
+            resets.encode_decision(
+                resets.ResetAbort(reset_id="5e", group="g", client="c", at_s=1, reason="silent")
+            ),
         ),
         encode=resets.encode_decision,
     ),
@@ -203,7 +243,9 @@ TARGETS: tuple[Target, ...] = (
         seeds=(
             ranges.encode_wish(ranges.Take(0, 10, "a", "i")),
             ranges.encode_wish(ranges.Keep(0, 1, "i", 5, False, 7)),
-            ranges.encode_wish(ranges.Base(3, ranges.Ranges(0, (ranges.Block(0, 10, 2, "a", "i", 1, 1, 4, 99),)))),
+            ranges.encode_wish(
+                ranges.Base(3, ranges.Ranges(0, (ranges.Block(0, 10, 2, "a", "i", 1, 1, 4, 99),)))
+            ),
         ),
         encode=lambda wish: b"" if wish is None else ranges.encode_wish(wish),
     ),
@@ -211,7 +253,10 @@ TARGETS: tuple[Target, ...] = (
         name="outbox commands",
         decode=commands.read_command,
         errors=UNFIT,
-        seeds=(_JSON(commands.Command(id="c-1", verb=commands.Verb.PAUSE, at_ms=5)), b'{"id":"c-1","verb":"pause","x":[[[]]]}'),
+        seeds=(
+            _JSON(commands.Command(id="c-1", verb=commands.Verb.PAUSE, at_ms=5)),
+            b'{"id":"c-1","verb":"pause","x":[[[]]]}',
+        ),
     ),
     Target(
         name="outbox answers",
@@ -237,16 +282,28 @@ TARGETS: tuple[Target, ...] = (
         name="outbox progress",
         decode=two(_progress),
         seeds=(
-            pair(harvest.rows_key("orders-3"), _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [10, 3, 7, 1]))),
-            pair(harvest.sequences_key("o", "t"), _JSON(harvest.SequencesProgress(harvest.VERSION, "o", 7, "t", [(0, 5)]))),
-            pair(harvest.rows_key("orders-3"), _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [1, 10**12]))),
+            pair(
+                harvest.rows_key("orders-3"),
+                _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [10, 3, 7, 1])),
+            ),
+            pair(
+                harvest.sequences_key("o", "t"),
+                _JSON(harvest.SequencesProgress(harvest.VERSION, "o", 7, "t", [(0, 5)])),
+            ),
+            pair(
+                harvest.rows_key("orders-3"),
+                _JSON(harvest.RowsProgress(harvest.VERSION, "orders-3", 7, [1, 10**12])),
+            ),
         ),
     ),
     Target(name="leaders of an outbox", decode=LeaderRecord.decode, seeds=(b"7%a%n%1%3%", b"7%a%n%1%4%120")),
     Target(
         name="registry commands",
         decode=lambda data: registry.decode(data, 0),
-        seeds=(_JSON(registry.Register(name="billing", request="r-1")), b'{"type":"register","name":"\\ud800","request":"r"}'),
+        seeds=(
+            _JSON(registry.Register(name="billing", request="r-1")),
+            b'{"type":"register","name":"\\ud800","request":"r"}',
+        ),
     ),
     Target(
         name="producer stamps",
@@ -256,9 +313,17 @@ TARGETS: tuple[Target, ...] = (
     Target(
         name="producer books",
         decode=lambda data: ledger.decode(headers_of(data), 3),
-        seeds=(stamped((0, b"billing"), (1, b"7"), (2, b"1041")), stamped((4, b"d"), (0, b"b"), (1, b"7"), (2, b"1"))),
+        seeds=(
+            stamped((0, b"billing"), (1, b"7"), (2, b"1041")),
+            stamped((4, b"d"), (0, b"b"), (1, b"7"), (2, b"1")),
+        ),
     ),
-    Target(name="position markers", decode=decode_marker, seeds=(encode_marker(Marker(41, 99, 1)),), encode=encode_marker),
+    Target(
+        name="position markers",
+        decode=decode_marker,
+        seeds=(encode_marker(Marker(41, 99, 1)),),
+        encode=encode_marker,
+    ),
     Target(name="timers", decode=decode_due, seeds=(encode_due(1_700_000_000_000),), encode=encode_due),
     Target(name="row keys", decode=text_key, seeds=(row_key("a key"),), encode=row_key),
     Target(
@@ -280,10 +345,18 @@ TARGETS: tuple[Target, ...] = (
         errors=UNFIT,
     ),
     Target(
-        name="replies: rows", decode=query_wire.decode_rows_reply, seeds=(query_wire.encode(_ROWS),), errors=UNFIT, encode=query_wire.encode
+        name="replies: rows",
+        decode=query_wire.decode_rows_reply,
+        seeds=(query_wire.encode(_ROWS),),
+        errors=UNFIT,
+        encode=query_wire.encode,
     ),
     Target(
-        name="replies: page", decode=query_wire.decode_page_reply, seeds=(query_wire.encode(_PAGE),), errors=UNFIT, encode=query_wire.encode
+        name="replies: page",
+        decode=query_wire.decode_page_reply,
+        seeds=(query_wire.encode(_PAGE),),
+        errors=UNFIT,
+        encode=query_wire.encode,
     ),
     Target(
         name="replies: refusal",
@@ -299,8 +372,18 @@ TARGETS: tuple[Target, ...] = (
         errors=UNFIT,
         encode=query_wire.encode,
     ),
-    Target(name="questions: keys in JSON", decode=query_wire.decode_keys_json, seeds=(_JSON(query_wire.Keys(["a"])),), errors=UNFIT),
-    Target(name="questions: page in JSON", decode=query_wire.decode_page_json, seeds=(_JSON(query_wire.Page()),), errors=UNFIT),
+    Target(
+        name="questions: keys in JSON",
+        decode=query_wire.decode_keys_json,
+        seeds=(_JSON(query_wire.Keys(["a"])),),
+        errors=UNFIT,
+    ),
+    Target(
+        name="questions: page in JSON",
+        decode=query_wire.decode_page_json,
+        seeds=(_JSON(query_wire.Page()),),
+        errors=UNFIT,
+    ),
     Target(
         name="record batches",
         decode=lambda data: decode_batch(data, limit_bytes=LIMIT_UNPACKED_BYTES),
@@ -316,26 +399,58 @@ TARGETS: tuple[Target, ...] = (
     *(
         Target(
             name=f"{kind.name.lower()} of records",
-            decode=lambda data, kind=kind: compression.decompress(kind, data, limit_bytes=LIMIT_UNPACKED_BYTES),  # type: ignore[misc]
+            decode=lambda data, kind=kind: compression.decompress(
+                kind, data, limit_bytes=LIMIT_UNPACKED_BYTES
+            ),  # type: ignore[misc]
             seeds=(compression.compress(kind, b"record " * 50), compression.compress(kind, bytes(8 << 20))),
             unpacks=True,
         )
         for kind in Compression
         if kind is not Compression.NONE
     ),
-    Target(name="__transaction_state", decode=two(decode_transaction), seeds=(pair(_ID, _TRANSACTION), pair(_ID, _FLEXIBLE))),
-    Target(name="__consumer_offsets", decode=two(decode_group), seeds=(pair(_OFFSET_KEY, _OFFSET), pair(_GROUP_KEY, _GROUP))),
+    Target(
+        name="__transaction_state",
+        decode=two(decode_transaction),
+        seeds=(pair(_ID, _TRANSACTION), pair(_ID, _FLEXIBLE)),
+    ),
+    Target(
+        name="__consumer_offsets",
+        decode=two(decode_group),
+        seeds=(pair(_OFFSET_KEY, _OFFSET), pair(_GROUP_KEY, _GROUP)),
+    ),
     Target(
         name="requests of producers",
         decode=decode_request,
         seeds=(struct.pack(">ihhih", 16, 22, 0, 1, -1) + struct.pack(">hi", -1, 60_000),),
     ),
-    Target(name="answers: producer id", decode=decode_init_producer_id_response, seeds=(struct.pack(">iiihqh", 20, 1, 0, 0, 5, 0),)),
-    Target(name="answers: produce", decode=decode_produce_response, seeds=(struct.pack(">iii", 12, 1, 0) + bytes(4),)),
+    Target(
+        name="answers: producer id",
+        decode=decode_init_producer_id_response,
+        seeds=(struct.pack(">iiihqh", 20, 1, 0, 0, 5, 0),),
+    ),
+    Target(
+        name="answers: produce",
+        decode=decode_produce_response,
+        seeds=(struct.pack(">iii", 12, 1, 0) + bytes(4),),
+    ),
     Target(name="answers: versions", decode=transactions.transaction_version, seeds=(_ANSWER_VERSIONS,)),
     Target(name="answers: added", decode=transactions.added, seeds=(_TOPIC_ANSWER,)),
     Target(name="answers: appended", decode=transactions.produced, seeds=(_TOPIC_ANSWER,)),
-    Target(name="answers: fetched", decode=fetches.fetched, seeds=(bytes(11) + b"\x02\x02t\x02" + bytes(40) + b"\0\0\0",)),
+    Target(
+        name="answers: fetched",
+        decode=fetches.fetched,
+        seeds=(bytes(11) + b"\x02\x02t\x02" + bytes(40) + b"\0\0\0",),
+    ),
 )
 
-__all__ = ["LIMIT_UNPACKED_BYTES", "TARGETS", "Target", "batch_bytes", "crc_right", "headers_of", "pair", "stamped", "two"]
+__all__ = [
+    "LIMIT_UNPACKED_BYTES",
+    "TARGETS",
+    "Target",
+    "batch_bytes",
+    "crc_right",
+    "headers_of",
+    "pair",
+    "stamped",
+    "two",
+]

@@ -1,7 +1,8 @@
-"""Whatever bytes come from outside, a decoder returns or raises one of its own errors, soon, with memory that the bytes explain, and reads what it
-writes.
+"""Whatever bytes come from outside, a decoder returns or raises one of its own errors, soon, with memory that
+the bytes explain, and reads what it writes.
 
-`make test` looks at a few; `make fuzz SEED=7 BUDGET=20000` at as many as you like for each decoder. The same seed gives the same inputs.
+`make test` looks at a few; `make fuzz SEED=7 BUDGET=20000` at as many as you like for each decoder. The same
+seed gives the same inputs.
 """
 
 from __future__ import annotations
@@ -22,7 +23,9 @@ SEED = int(os.environ.get("HOLDFAST_FUZZ_SEED", "1"))
 LIMIT_BASE_BYTES = 2 << 20
 """What a decoder may use whatever it is given: tables made once, an error and its traceback."""
 LIMIT_FACTOR = 300
-"""How many bytes of Python objects a byte of input may become: an empty list takes 56 and a place of 8 for one byte of MessagePack."""
+"""How many bytes of Python objects a byte of input may become: an empty list takes 56 and a place of 8 for
+one byte of MessagePack.
+"""
 LIMIT_CPU_S = 1.0
 
 
@@ -40,7 +43,9 @@ def judge(target: Target, data: bytes) -> None:
     finally:
         spent_s, used = time.thread_time() - began_s, tracemalloc.get_traced_memory()[1]
         tracemalloc.stop()
-    allowed = LIMIT_BASE_BYTES + LIMIT_FACTOR * len(data) + (40 * LIMIT_UNPACKED_BYTES if target.unpacks else 0)
+    allowed = (
+        LIMIT_BASE_BYTES + LIMIT_FACTOR * len(data) + (40 * LIMIT_UNPACKED_BYTES if target.unpacks else 0)
+    )
     assert used <= allowed, f"{target.name}: {used} bytes for {len(data)} of input, {data[:200]!r}"
     assert spent_s <= LIMIT_CPU_S, f"{target.name}: {spent_s:.2f} s for {data[:200]!r}"
     if good and target.encode is not None:
@@ -85,7 +90,8 @@ def _never_ends(data: bytes) -> None:
 
 
 @pytest.mark.parametrize(
-    ("decode", "said"), [(_forgets_its_errors, "ValueError"), (_believes_lengths, "of input"), (_never_ends, " s for ")]
+    ("decode", "said"),
+    [(_forgets_its_errors, "ValueError"), (_believes_lengths, "of input"), (_never_ends, " s for ")],
 )
 def test_a_decoder_that_is_wrong_is_found(decode: object, said: str) -> None:
     wrong = Target(name="wrong", decode=decode, seeds=(b"\x00\x00\x00\x01/",))  # type: ignore[arg-type]

@@ -1,4 +1,6 @@
-"""Reading fetched bytes: the same columns whatever the cut, what transactions hide stays hidden, and what is hostile costs no more than a limit."""
+"""Reading fetched bytes: the same columns whatever the cut, what transactions hide stays hidden, and what
+is hostile costs no more than a limit.
+"""
 
 from __future__ import annotations
 
@@ -43,22 +45,36 @@ def read(
     skips: OffsetRanges = (),
 ) -> tuple[list[Row], BatchReader]:
     """Return all rows that a consumer sees of *data*, and the reader at its end."""
-    reader, records = BatchReader(memoryview(data), aborted, position, limit_bytes=limit_bytes, skips=skips), Records()
+    reader, records = (
+        BatchReader(memoryview(data), aborted, position, limit_bytes=limit_bytes, skips=skips),
+        Records(),
+    )
     while not reader.done:
         before = len(records)
         reader.take(records, limit)
         assert len(records) - before <= limit
         if reader.packed is not None:
             reader.unpacked(reader.unpack())
-    return list(zip(records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True)), reader
+    return list(
+        zip(records.offsets, records.times_ms, records.keys, records.values, records.headers, strict=True)
+    ), reader
 
 
 def rows_of(batch: RecordBatch) -> list[Row]:
-    return [(batch.base_offset + each.offset_delta, batch.timestamp_ms(each), each.key, each.value, each.headers) for each in batch.records]
+    return [
+        (batch.base_offset + each.offset_delta, batch.timestamp_ms(each), each.key, each.value, each.headers)
+        for each in batch.records
+    ]
 
 
 def batch_of(
-    count: int, *, base: int = 0, attributes: int = 0, value: bytes | None = b"v", producer: int = -1, last: int = 0
+    count: int,
+    *,
+    base: int = 0,
+    attributes: int = 0,
+    value: bytes | None = b"v",
+    producer: int = -1,
+    last: int = 0,
 ) -> RecordBatch:
     return RecordBatch(
         base_offset=base,
@@ -72,7 +88,9 @@ def batch_of(
 
 
 def random_log(seed: int) -> tuple[bytes, list[tuple[int, int]], list[Row], int]:
-    """Return a log's bytes, its aborted transactions, what a consumer sees of it, and its end; a marker ends each transaction."""
+    """Return a log's bytes, its aborted transactions, what a consumer sees of it, and its end; a marker
+    ends each transaction.
+    """
     rng = random.Random(seed)
     out, aborted, rows, base = bytearray(), list[tuple[int, int]](), list[Row](), rng.randrange(100)
     begun: dict[int, tuple[int, list[Row]]] = {}
@@ -86,7 +104,14 @@ def random_log(seed: int) -> tuple[bytes, list[tuple[int, int]], list[Row], int]
             first, hidden = begun.pop(producer)
             commit = rng.random() < 0.5
             kind = ControlType.COMMIT if commit else ControlType.ABORT
-            marker = marker_batch(kind, producer_id=producer, producer_epoch=0, coordinator_epoch=1, base_offset=base, timestamp_ms=9)
+            marker = marker_batch(
+                kind,
+                producer_id=producer,
+                producer_epoch=0,
+                coordinator_epoch=1,
+                base_offset=base,
+                timestamp_ms=9,
+            )
             out += encode_batch(marker)
             base += 1
             if commit:
@@ -95,10 +120,14 @@ def random_log(seed: int) -> tuple[bytes, list[tuple[int, int]], list[Row], int]
                 aborted.append((producer, first))
             continue
         last = rng.randrange(40)
-        kept = sorted(rng.sample(range(last + 1), rng.randrange(last + 2)))  # compaction leaves gaps, or nothing
+        kept = sorted(
+            rng.sample(range(last + 1), rng.randrange(last + 2))
+        )  # compaction leaves gaps, or nothing
         batch = RecordBatch(
             base_offset=base,
-            attributes=rng.choice(list(Compression)) | rng.choice([0, LOG_APPEND_TIME_BIT]) | (TRANSACTIONAL_BIT if producer >= 0 else 0),
+            attributes=rng.choice(list(Compression))
+            | rng.choice([0, LOG_APPEND_TIME_BIT])
+            | (TRANSACTIONAL_BIT if producer >= 0 else 0),
             last_offset_delta=last,
             base_timestamp_ms=rng.choice([-1, 1_700_000_000_000]),
             max_timestamp_ms=1_700_000_000_500,
@@ -121,10 +150,19 @@ def random_log(seed: int) -> tuple[bytes, list[tuple[int, int]], list[Row], int]
             rows += rows_of(batch)
         else:
             begun.setdefault(producer, (batch.base_offset, []))[1].extend(rows_of(batch))
-    for producer in sorted(begun):  # read_committed ends at the last stable offset: nothing stays open before it
+    for producer in sorted(
+        begun
+    ):  # read_committed ends at the last stable offset: nothing stays open before it
         first, hidden = begun.pop(producer)
         out += encode_batch(
-            marker_batch(ControlType.COMMIT, producer_id=producer, producer_epoch=0, coordinator_epoch=1, base_offset=base, timestamp_ms=9)
+            marker_batch(
+                ControlType.COMMIT,
+                producer_id=producer,
+                producer_epoch=0,
+                coordinator_epoch=1,
+                base_offset=base,
+                timestamp_ms=9,
+            )
         )
         base += 1
         rows += hidden
@@ -152,7 +190,9 @@ def test_an_aborted_transaction_is_seen_only_by_a_reader_that_is_not_told_of_it(
 
 
 @pytest.mark.parametrize("codec", CODECS)
-def test_a_batch_that_unpacks_to_more_than_the_limit_is_unreadable_and_costs_no_more_than_the_limit(codec: Compression) -> None:
+def test_a_batch_that_unpacks_to_more_than_the_limit_is_unreadable_and_costs_no_more_than_the_limit(
+    codec: Compression,
+) -> None:
     good = encode_batch(batch_of(3))
     bomb = encode_batch(batch_of(1, base=3, attributes=codec, value=bytes(BOMB_BYTES)))
     reader, records = BatchReader(memoryview(good + bomb), (), 0, limit_bytes=8 * MIB), Records()
@@ -168,8 +208,19 @@ def test_a_batch_that_unpacks_to_more_than_the_limit_is_unreadable_and_costs_no_
     assert peak < 4 * 8 * MIB + 3 * len(bomb)
     assert list(records.offsets) == [0, 1, 2]
     found = reader.unreadable("events", 4, refused.value)
-    assert (found.topic, found.partition, found.first, found.last, found.records_count) == ("events", 4, 3, 3, 1)
-    assert (found.codec, found.size_bytes, found.at_ms, found.error) == (codec.name.lower(), len(bomb), 2_000, "TooLargeError")
+    assert (found.topic, found.partition, found.first, found.last, found.records_count) == (
+        "events",
+        4,
+        3,
+        3,
+        1,
+    )
+    assert (found.codec, found.size_bytes, found.at_ms, found.error) == (
+        codec.name.lower(),
+        len(bomb),
+        2_000,
+        "TooLargeError",
+    )
 
 
 def test_a_position_within_an_unreadable_batch_is_where_it_begins() -> None:
@@ -219,9 +270,21 @@ def test_records_that_lie_in_a_sound_batch_are_unreadable(records: bytes, count:
 
 
 CORRUPT = {
-    "a record that lies": (b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in range(6)) + bytes([12, 0, 0, 12, 0x7E, 1, 0]), 7, 6),
-    "an offset that falls": (b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in (0, 1, 2, 3, 4, 5, 2, 3, 7)), 9, 6),
-    "bytes behind the last": (b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in range(7)) + b"\x00", 7, 6),
+    "a record that lies": (
+        b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in range(6)) + bytes([12, 0, 0, 12, 0x7E, 1, 0]),
+        7,
+        6,
+    ),
+    "an offset that falls": (
+        b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in (0, 1, 2, 3, 4, 5, 2, 3, 7)),
+        9,
+        6,
+    ),
+    "bytes behind the last": (
+        b"".join(bytes([12, 0, 0, 2 * at, 1, 1, 0]) for at in range(7)) + b"\x00",
+        7,
+        6,
+    ),
 }
 
 
@@ -261,7 +324,9 @@ def test_a_damaged_batch_ends_before_the_next_whatever_its_header_says() -> None
 
 @pytest.mark.parametrize("is_checked", [False, True])
 @pytest.mark.parametrize("last", [5, 9, 1 << 30])
-def test_a_header_that_claims_offsets_of_the_next_batch_costs_nothing_but_its_own(last: int, is_checked: bool) -> None:
+def test_a_header_that_claims_offsets_of_the_next_batch_costs_nothing_but_its_own(
+    last: int, is_checked: bool
+) -> None:
     damaged, following = bytearray(encode_batch(batch_of(5, base=10))), encode_batch(batch_of(5, base=15))
     damaged[61] = 0x7E  # no length of a record
     struct.pack_into(">i", damaged, 23, last)
@@ -319,7 +384,17 @@ def test_an_old_format_is_told_by_its_name(magic: int) -> None:
 
 @pytest.mark.parametrize("codec", [Compression.NONE, Compression.ZSTD])
 def test_a_large_batch_is_taken_apart_in_pieces_and_nothing_is_lost(codec: Compression) -> None:
-    sizes = [0, 5, 3 * PIECE_BYTES, 7, PIECE_BYTES // 2, PIECE_BYTES // 2, PIECE_BYTES // 2, *([100] * 5_000), 2 * PIECE_BYTES]
+    sizes = [
+        0,
+        5,
+        3 * PIECE_BYTES,
+        7,
+        PIECE_BYTES // 2,
+        PIECE_BYTES // 2,
+        PIECE_BYTES // 2,
+        *([100] * 5_000),
+        2 * PIECE_BYTES,
+    ]
     records = tuple(Record(offset_delta=at, value=bytes(size)) for at, size in enumerate(sizes))
     data = encode_batch(RecordBatch(attributes=codec, last_offset_delta=len(sizes) - 1, records=records))
     found, reader = read(data)
@@ -331,7 +406,9 @@ def test_a_large_batch_is_taken_apart_in_pieces_and_nothing_is_lost(codec: Compr
 
 def test_millions_of_tiny_records_in_one_batch_are_made_a_handful_at_a_time() -> None:
     count = 100_000
-    log = lying(encode_records([Record(offset_delta=each) for each in range(count)], count - 1), count, count - 1)
+    log = lying(
+        encode_records([Record(offset_delta=each) for each in range(count)], count - 1), count, count - 1
+    )
     reader, seen, size = BatchReader(memoryview(log), (), 0, limit_bytes=64 * MIB), 0, 0
     tracemalloc.start()
     try:

@@ -1,4 +1,6 @@
-"""Hostile batches on a real broker: a partition stops before one and says so, the others go on, and memory stays within its bound."""
+"""Hostile batches on a real broker: a partition stops before one and says so, the others go on, and memory
+stays within its bound.
+"""
 
 from __future__ import annotations
 
@@ -29,13 +31,28 @@ BOMB_BYTES = 200_000_000
 LIMIT_BYTES = 64 * MIB
 
 
-def send(broker: SessionBroker, topic: str, codec: str, values: Sequence[bytes], *, partition: int = 0, linger_ms: int = 0) -> None:
+def send(
+    broker: SessionBroker,
+    topic: str,
+    codec: str,
+    values: Sequence[bytes],
+    *,
+    partition: int = 0,
+    linger_ms: int = 0,
+) -> None:
     producer = Producer(
         broker.client_config(
-            **{"compression.type": codec, "message.max.bytes": 1_000_000_000, "linger.ms": linger_ms, "queue.buffering.max.kbytes": 2 << 20}
+            **{
+                "compression.type": codec,
+                "message.max.bytes": 1_000_000_000,
+                "linger.ms": linger_ms,
+                "queue.buffering.max.kbytes": 2 << 20,
+            }
         )
     )
-    producer.list_topics(topic, timeout=DEADLINE_S)  # or the flush begins with those that have found their leader, a batch of their own
+    producer.list_topics(
+        topic, timeout=DEADLINE_S
+    )  # or the flush begins with those that have found their leader, a batch of their own
     for value in values:
         producer.produce(topic, value, partition=partition)
     assert producer.flush(DEADLINE_S) == 0
@@ -75,21 +92,32 @@ def test_a_bomb_stops_its_partition_and_no_other_until_it_is_skipped(
                 seen += await feed.fetch(0, 0.2)
             assert [value for each in seen for value in each.records.values] == [b"before"]
             found = feed.unreadable[topic, 0]
-            assert (found.first, found.last, found.codec, found.error, found.records_count) == (1, 1, codec, "TooLargeError", 1)
+            assert (found.first, found.last, found.codec, found.error, found.records_count) == (
+                1,
+                1,
+                codec,
+                "TooLargeError",
+                1,
+            )
             assert f"{LIMIT_BYTES}" in found.reason
             for _ in range(3):  # it says so once, and does not turn in circles
                 assert await feed.fetch(0, 0.2) == []
             errors = [record for record in caplog.records if record.levelno >= logging.ERROR]
             assert len(errors) == 1
             assert all(
-                part in errors[0].getMessage() for part in (topic, "partition 0", "offset 1, which cannot be read", "unpack to more than")
+                part in errors[0].getMessage()
+                for part in (topic, "partition 0", "offset 1, which cannot be read", "unpack to more than")
             )
             send(broker, topic, codec, [b"other"], partition=1)
             await until(feed, seen, 2)
             feed.skip((topic, 0), found.last)
             assert feed.unreadable == {}
             await until(feed, seen, 3)
-            assert [(each.partition, each.first, each.last) for each in seen] == [(0, 0, 0), (1, 0, 0), (0, 1, 2)]
+            assert [(each.partition, each.first, each.last) for each in seen] == [
+                (0, 0, 0),
+                (1, 0, 0),
+                (0, 1, 2),
+            ]
             assert seen[-1].records.values == [b"after"]
             assert feed.ends() == {(topic, 0): 3, (topic, 1): 1}
 
@@ -135,12 +163,17 @@ def test_memory_stays_within_its_bound_whatever_is_sent(broker: SessionBroker) -
     done = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True, cwd=ROOT)
     peak_mib, met = done.stdout.split()
     assert met == ",".join(sorted(CODECS))
-    # What docs/operating.md states: twice what is fetched ahead, one batch of a leader, and three times what a batch may unpack to.
+    # What docs/operating.md states: twice what is fetched ahead, one batch of a leader, and three times what
+    # a batch may unpack to.
     assert int(peak_mib) < 2 * 8 + 64 + 3 * 64
 
 
 def librdkafka(broker: SessionBroker, topic: str, count: int) -> Records:
-    consumer = Consumer(broker.client_config(**{"group.id": "x", "enable.auto.commit": False, "isolation.level": "read_committed"}))
+    consumer = Consumer(
+        broker.client_config(
+            **{"group.id": "x", "enable.auto.commit": False, "isolation.level": "read_committed"}
+        )
+    )
     consumer.assign([TopicPartition(topic, 0, 0)])
     messages: list[Message] = []
     while len(messages) < count:
@@ -154,11 +187,17 @@ def librdkafka(broker: SessionBroker, topic: str, count: int) -> Records:
 
 @pytest.mark.parametrize("time", ["CreateTime", "LogAppendTime"])
 def test_the_columns_are_those_that_librdkafka_gives(broker: SessionBroker, time: str) -> None:
-    """All codecs, headers, nulls, and transactions that end either way, or began before others that ended first."""
+    """All codecs, headers, nulls, and transactions that end either way, or began before others that ended
+    first.
+    """
     topic = broker.create_topic("mixed", config={"message.timestamp.type": time})
     count = 0
     producers = [
-        Producer(broker.client_config(**{"compression.type": codec, "transactional.id": f"{topic}-{codec}", "linger.ms": 5}))
+        Producer(
+            broker.client_config(
+                **{"compression.type": codec, "transactional.id": f"{topic}-{codec}", "linger.ms": 5}
+            )
+        )
         for codec in [*CODECS, "none"]
     ]
     for producer in producers:
@@ -189,7 +228,9 @@ def test_the_columns_are_those_that_librdkafka_gives(broker: SessionBroker, time
             seen: list[Fetched] = []
             await until(feed, seen, count + 1)
             for name in ("times_ms", "values", "keys", "headers"):
-                assert [each for fetched in seen for each in getattr(fetched.records, name)] == getattr(wanted, name), name
+                assert [each for fetched in seen for each in getattr(fetched.records, name)] == getattr(
+                    wanted, name
+                ), name
             assert [offset for fetched in seen for offset in fetched.records.offsets] == list(wanted.offsets)
             assert all(left.last + 1 == right.first for left, right in pairwise(seen))
 

@@ -27,18 +27,31 @@ def test_a_client_has_the_settings_servers_name_and_credentials() -> None:
         client = connect()
         assert client is not connect(), "one for each who asks"
         assert {(host, port) for host, port, _ in client.hosts} == {("one", 9092), ("two", 9093)}
-        assert (client._client_id, client._request_timeout_ms, client._security_protocol) == ("me", 7_000, "SASL_PLAINTEXT")
-        assert (client._sasl_mechanism, client._sasl_plain_username, client._sasl_plain_password) == ("SCRAM-SHA-512", "who", "secret")
+        assert (client._client_id, client._request_timeout_ms, client._security_protocol) == (
+            "me",
+            7_000,
+            "SASL_PLAINTEXT",
+        )
+        assert (client._sasl_mechanism, client._sasl_plain_username, client._sasl_plain_password) == (
+            "SCRAM-SHA-512",
+            "who",
+            "secret",
+        )
 
     asyncio.run(run())
 
 
-@pytest.mark.parametrize(("name", "number"), [(None, 0), ("none", 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4), ("LZ4", 3)])
+@pytest.mark.parametrize(
+    ("name", "number"),
+    [(None, 0), ("none", 0), ("gzip", 1), ("snappy", 2), ("lz4", 3), ("zstd", 4), ("LZ4", 3)],
+)
 def test_compression_is_kafkas_own_property(name: str | None, number: int) -> None:
     kafka = {"bootstrap.servers": "one:9092"} | ({} if name is None else {"compression.type": name})
     assert _compression(Settings(app="a", kafka=kafka)) == number
 
 
 def test_a_compression_that_nobody_knows_is_refused() -> None:
-    with pytest.raises(ConfigError, match=r"compression\.type is 'lz5': write one of none, gzip, snappy, lz4, zstd"):
+    with pytest.raises(
+        ConfigError, match=r"compression\.type is 'lz5': write one of none, gzip, snappy, lz4, zstd"
+    ):
         _compression(Settings(app="a", kafka={"bootstrap.servers": "one:9092", "compression.type": "lz5"}))

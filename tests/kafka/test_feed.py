@@ -1,4 +1,6 @@
-"""Taking records from what was fetched: a handful at a time, so that nothing on the event loop waits for all of a large fetch."""
+"""Taking records from what was fetched: a handful at a time, so that nothing on the event loop waits for
+all of a large fetch.
+"""
 
 from __future__ import annotations
 
@@ -31,11 +33,15 @@ def topic(broker: SessionBroker) -> str:
 
 
 @asynccontextmanager
-async def reading(broker: SessionBroker, topic: str, *, fetch_records: int, fetch_bytes: int = 1 << 20) -> AsyncIterator[Feed]:
+async def reading(
+    broker: SessionBroker, topic: str, *, fetch_records: int, fetch_bytes: int = 1 << 20
+) -> AsyncIterator[Feed]:
     """Yield a feed at the beginning of both partitions, whose records are fetched."""
     with ThreadPoolExecutor(2) as executor:
         connect = connector(Settings(kafka=broker.client_config()), timeout_s=DEADLINE_S)
-        feed = Feed(connect, executor, fetch_records=fetch_records, fetch_bytes=fetch_bytes, queue_bytes=64 << 20)
+        feed = Feed(
+            connect, executor, fetch_records=fetch_records, fetch_bytes=fetch_bytes, queue_bytes=64 << 20
+        )
         await feed.assign({(topic, 0): 0, (topic, 1): 0})
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -70,7 +76,9 @@ def test_a_large_fetch_lets_others_have_their_turn(broker: SessionBroker, topic:
 
 
 @pytest.mark.parametrize("fetch_records", [1, 700, HANDFUL, HANDFUL + 1])
-def test_no_fetch_is_larger_than_it_may_be_and_together_they_are_all(broker: SessionBroker, topic: str, fetch_records: int) -> None:
+def test_no_fetch_is_larger_than_it_may_be_and_together_they_are_all(
+    broker: SessionBroker, topic: str, fetch_records: int
+) -> None:
     async def run() -> None:
         async with reading(broker, topic, fetch_records=fetch_records) as feed:
             seen: dict[int, list[int]] = {0: [], 1: []}

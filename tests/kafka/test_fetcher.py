@@ -1,4 +1,7 @@
-"""Fetching from brokers whose answers are scripted: what a leader may answer, and what the feed makes of it. Requests and answers are real bytes."""
+"""Fetching from brokers whose answers are scripted: what a leader may answer, and what the feed makes of it.
+
+Requests and answers are real bytes.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,10 @@ def batch(base: int, count: int = 1) -> bytes:
 
 
 class Brokers:
-    """A client of aiokafka's and the brokers behind it: *logs* by partition, *codes* that are answered in turn before what there is."""
+    """A client of aiokafka's and the brokers behind it:
+
+    *logs* by partition, *codes* that are answered in turn before what there is.
+    """
 
     def __init__(self, *partitions: int) -> None:
         self.logs: dict[int, dict[int, bytes]] = {number: {} for number in partitions}
@@ -120,18 +126,29 @@ class Brokers:
             data = b"".join(found for base, found in sorted(log.items()) if base >= offset)
         end = max(log, default=-1) + 1
         out = bytearray(
-            _PART.pack(partition, code, *((-1, -1, -1) if code else (end, end, self.starts[partition]))) + b"\x01" + b"\0\0\0\0"
+            _PART.pack(partition, code, *((-1, -1, -1) if code else (end, end, self.starts[partition])))
+            + b"\x01"
+            + b"\0\0\0\0"
         )
         put_compact(out, self.tamper(offset, data))
         return bytes(out + b"\0")
 
 
 @asynccontextmanager
-async def feeding(brokers: Brokers, positions: dict[int, int], advised: dict[int, int] | None = None) -> AsyncIterator[Feed]:
+async def feeding(
+    brokers: Brokers, positions: dict[int, int], advised: dict[int, int] | None = None
+) -> AsyncIterator[Feed]:
     with ThreadPoolExecutor(1) as executor:
-        feed = Feed(cast(Any, brokers.connect), executor, fetch_records=1_000, fetch_bytes=1 << 20, queue_bytes=1 << 20)
+        feed = Feed(
+            cast(Any, brokers.connect),
+            executor,
+            fetch_records=1_000,
+            fetch_bytes=1 << 20,
+            queue_bytes=1 << 20,
+        )
         await feed.assign(
-            {(TOPIC, number): at for number, at in positions.items()}, {(TOPIC, number): at for number, at in (advised or {}).items()}
+            {(TOPIC, number): at for number, at in positions.items()},
+            {(TOPIC, number): at for number, at in (advised or {}).items()},
         )
         try:
             async with asyncio.timeout(DEADLINE_S):
@@ -220,7 +237,9 @@ def test_a_batch_that_stays_corrupt_stops_its_partition(what: str, caplog: pytes
             while not feed.unreadable:
                 assert await feed.fetch(0, 0.2) == []
             found = feed.unreadable[TOPIC, 0]
-            assert (found.first, found.last) == ((1, 1) if what == "garbage" else (1, 3)), "where the next begins it ends"
+            assert (found.first, found.last) == ((1, 1) if what == "garbage" else (1, 3)), (
+                "where the next begins it ends"
+            )
             for _ in range(20):  # it is not asked for again
                 await feed.fetch(0, 0.01)
             assert all(0 not in asked for _, asked in brokers.asked[-5:])
@@ -276,7 +295,9 @@ def test_a_topic_that_nobody_knows_is_an_error_after_a_while(monkeypatch: pytest
     asyncio.run(run())
 
 
-def test_brokers_that_are_away_are_told_of_once_and_found_again(monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture) -> None:
+def test_brokers_that_are_away_are_told_of_once_and_found_again(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     monkeypatch.setattr("holdfast.kafka.fetcher.STALE_CLIENT_S", 0.5)
 
     async def run() -> None:
@@ -293,7 +314,16 @@ def test_brokers_that_are_away_are_told_of_once_and_found_again(monkeypatch: pyt
             assert not feed.broker_down
 
     asyncio.run(run())
-    assert len([each for each in caplog.records if each.levelno >= logging.WARNING and "no broker answers" in each.getMessage()]) == 1
+    assert (
+        len(
+            [
+                each
+                for each in caplog.records
+                if each.levelno >= logging.WARNING and "no broker answers" in each.getMessage()
+            ]
+        )
+        == 1
+    )
 
 
 def test_answers_that_are_no_answers_do_not_end_the_fetching() -> None:
@@ -336,12 +366,20 @@ def test_nothing_of_an_older_assignment_comes_out() -> None:
 
 
 def test_a_request_and_an_answer_are_what_the_protocol_says() -> None:
-    body = fetch_request([Wanted(("a", 3), 7, 99), Wanted(("a", 4), 8, 99), Wanted(("b", 0), 9, 99)], max_wait_ms=5, max_bytes=1_000)
+    body = fetch_request(
+        [Wanted(("a", 3), 7, 99), Wanted(("a", 4), 8, 99), Wanted(("b", 0), 9, 99)],
+        max_wait_ms=5,
+        max_bytes=1_000,
+    )
     brokers = Brokers(3, 4, 0)
     brokers.logs[4] = {8: batch(8)}
     code, answers = fetched(brokers.fetch(1, body))
     assert (code, brokers.asked) == (0, [(1, {3: 7, 4: 8, 0: 9})])
-    assert [(each.place, bytes(each.records)) for each in answers] == [(("a", 3), b""), (("a", 4), batch(8)), (("b", 0), b"")]
+    assert [(each.place, bytes(each.records)) for each in answers] == [
+        (("a", 3), b""),
+        (("a", 4), batch(8)),
+        (("b", 0), b""),
+    ]
     answer = brokers.fetch(1, body)
     for size in range(len(answer)):
         with pytest.raises(WireError):

@@ -28,7 +28,9 @@ def chatter(broker: SessionBroker, topic: str) -> Iterator[list[int]]:
     def write() -> None:
         producer = Producer({**broker.config, "linger.ms": 0})
         while not stop.wait(GAP_S):
-            producer.produce(topic, b"x", partition=0, on_delivery=lambda _, message: written.append(message.offset() or 0))
+            producer.produce(
+                topic, b"x", partition=0, on_delivery=lambda _, message: written.append(message.offset() or 0)
+            )
             producer.poll(0)
         producer.flush(10)
 
@@ -42,11 +44,17 @@ def chatter(broker: SessionBroker, topic: str) -> Iterator[list[int]]:
 
 
 def settings(broker: SessionBroker, coordination: str) -> Settings:
-    return Settings(kafka={name: str(value) for name, value in broker.config.items()}, coordination_topic=coordination)
+    return Settings(
+        kafka={name: str(value) for name, value in broker.config.items()}, coordination_topic=coordination
+    )
 
 
-def test_a_coordination_log_that_never_falls_silent_is_caught_up_with(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """The broker keeps answers back for 200 ms here, so none is ever without a record, and librdkafka never tells an end."""
+def test_a_coordination_log_that_never_falls_silent_is_caught_up_with(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    """The broker keeps answers back for 200 ms here, so none is ever without a record, and librdkafka
+    never tells an end.
+    """
     topic = fresh_topic("marshal", partitions=1, config=LOG_APPEND)
     log = CoordinationLog(settings(broker, topic), follow_wait_ms=200)
     with chatter(broker, topic) as written, closing(log):
@@ -63,7 +71,9 @@ def test_a_coordination_log_that_never_falls_silent_is_caught_up_with(broker: Se
         assert read >= before, "what was there when reading began has been read"
 
 
-def test_a_groups_log_that_never_falls_silent_is_caught_up_with(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_a_groups_log_that_never_falls_silent_is_caught_up_with(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("groups", partitions=1, config=LOG_APPEND)
     log = GroupLog(settings(broker, "marshal"), topic, "billing", timeout_s=10.0, unsent_s=5.0)
     with chatter(broker, topic) as written:
@@ -82,7 +92,9 @@ def test_a_groups_log_that_never_falls_silent_is_caught_up_with(broker: SessionB
             log.close(1.0)
 
 
-def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("log", partitions=1)
     producer = Producer({**broker.config})
     for _ in range(10):
@@ -102,7 +114,9 @@ def test_an_end_is_not_reached_before_the_last_record_that_was_there_is_read(bro
         assert seen == [(offset, offset == 9) for offset in range(10)]
 
 
-def test_an_end_that_the_reader_tells_counts_whatever_was_read(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_an_end_that_the_reader_tells_counts_whatever_was_read(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     """Control records close a log whose last offset nobody is handed."""
     reader = Consumer({**broker.config, "group.id": "tail"})
     with closing(reader):

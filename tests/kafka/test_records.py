@@ -1,4 +1,6 @@
-"""Messages taken apart into columns: offsets with and without gaps, every input of a processor, and a record found again."""
+"""Messages taken apart into columns: offsets with and without gaps, every input of a processor, and a
+record found again.
+"""
 
 from __future__ import annotations
 
@@ -12,7 +14,13 @@ from tests.support.columns import take
 
 def message(offset: int, headers: Headers = (), key: bytes | None = None) -> Message:
     return Message(
-        topic="s", partition=3, offset=offset, value=b"v%d" % offset, key=key, headers=list(headers) or None, timestamp=(2, 1_000 + offset)
+        topic="s",
+        partition=3,
+        offset=offset,
+        value=b"v%d" % offset,
+        key=key,
+        headers=list(headers) or None,
+        timestamp=(2, 1_000 + offset),
     )
 
 
@@ -55,6 +63,9 @@ def test_headers_and_keys_stay_with_their_records() -> None:
     records = Records()
     take(records, [message(4), message(5)])
     take(records, [message(7, headers=(("a", b"1"), ("b", None)), key=b"k"), message(8)])
-    assert records.batch(3, ("headers", "key")).columns == ([(), (), (("a", b"1"), ("b", None)), ()], [None, None, b"k", None])
+    assert records.batch(3, ("headers", "key")).columns == (
+        [(), (), (("a", b"1"), ("b", None)), ()],
+        [None, None, b"k", None],
+    )
     assert records.at(7) == FetchedRecord(b"v7", b"k", (("a", b"1"), ("b", None)), 1_007)
     assert records.at(8) == FetchedRecord(b"v8", None, (), 1_008)

@@ -22,7 +22,9 @@ def skip(first: int, *, made: bool = True) -> Skip:
 
 @pytest.fixture
 def settings(broker: SessionBroker) -> Settings:
-    return Settings(app=f"skips-{uuid.uuid4().hex[:8]}", kafka={name: str(value) for name, value in broker.config.items()})
+    return Settings(
+        app=f"skips-{uuid.uuid4().hex[:8]}", kafka={name: str(value) for name, value in broker.config.items()}
+    )
 
 
 @pytest.fixture
@@ -69,7 +71,9 @@ def test_what_is_committed_is_read_and_what_nobody_of_ours_wrote_is_ignored(
     assert len([record for record in caplog.records if "is ignored" in record.getMessage()]) == 2
 
 
-def test_a_skip_behind_an_open_transaction_is_waited_for(broker: SessionBroker, settings: Settings, topic: str) -> None:
+def test_a_skip_behind_an_open_transaction_is_waited_for(
+    broker: SessionBroker, settings: Settings, topic: str
+) -> None:
     hanging = transactional(broker)
     write(hanging, topic, skip(100))
     write(Producer(broker.client_config()), topic, skip(10))

@@ -1,4 +1,6 @@
-"""A librdkafka consumer meets batches that it cannot read: it passes those, tells of them, and passes nothing else."""
+"""A librdkafka consumer meets batches that it cannot read: it passes those, tells of them, and passes
+nothing else.
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,13 @@ class Reading:
 
 
 @contextmanager
-def reading(broker: SessionBroker, topic: str, begin: int = 0, *, stands: Callable[[Unreadable], None] | None = None) -> Iterator[Reading]:
+def reading(
+    broker: SessionBroker, topic: str, begin: int = 0, *, stands: Callable[[Unreadable], None] | None = None
+) -> Iterator[Reading]:
     settings = Settings(kafka={name: str(value) for name, value in broker.config.items()})
     config = settings.consumer(
-        **{"group.id": "reader", "auto.offset.reset": "earliest"}, **{"enable.auto.commit": False, "enable.partition.eof": True}
+        **{"group.id": "reader", "auto.offset.reset": "earliest"},
+        **{"enable.auto.commit": False, "enable.partition.eof": True},
     )
     consumer, skipper = Consumer(config), Skipper(settings, config, stands=stands)
     try:
@@ -71,7 +76,9 @@ def warnings(caplog: pytest.LogCaptureFixture) -> list[str]:
     return [record.getMessage() for record in caplog.records if record.levelno >= logging.WARNING]
 
 
-def test_a_bomb_is_passed_and_told_of_once(broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_bomb_is_passed_and_told_of_once(
+    broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = fresh_topic("own", config=ROOM)
     send(broker, topic, [b"before"])
     send_bomb(broker, topic)
@@ -80,14 +87,23 @@ def test_a_bomb_is_passed_and_told_of_once(broker: SessionBroker, fresh_topic: F
         found.until(lambda: found.end == 3)
         assert (found.values, found.offsets, found.skipper.skipped) == ([b"before", b"after"], [0, 2], 1)
     (told,) = warnings(caplog)
-    for part in (topic, "partition 0", "offset 1", "unpack to more than", "zstd", "holdfast topics create --alter"):
+    for part in (
+        topic,
+        "partition 0",
+        "offset 1",
+        "unpack to more than",
+        "zstd",
+        "holdfast topics create --alter",
+    ):
         assert part in told
 
 
 def test_a_corrupt_record_of_which_librdkafka_says_nothing_is_passed(
     broker: SessionBroker, fresh_topic: FreshTopic, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """Brokers take it whatever the topic's compression.type is; `end` is where a reader stood for ever before."""
+    """Brokers take it whatever the topic's compression.type is; `end` is where a reader stood for ever
+    before.
+    """
     topic = fresh_topic("own", config={"compression.type": "uncompressed"})
     send(broker, topic, [b"before"])
     send_raw(broker, topic, corrupt_batch())
@@ -99,7 +115,9 @@ def test_a_corrupt_record_of_which_librdkafka_says_nothing_is_passed(
     assert all(part in told for part in (topic, "partition 0", "offset 1"))
 
 
-def test_what_can_be_read_of_a_batch_is_read_and_the_rest_is_passed(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_what_can_be_read_of_a_batch_is_read_and_the_rest_is_passed(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("own", config=ROOM)
     send_raw(broker, topic, corrupt_batch(5, wrong=2))
     send(broker, topic, [b"after"])
@@ -109,7 +127,9 @@ def test_what_can_be_read_of_a_batch_is_read_and_the_rest_is_passed(broker: Sess
         assert found.offsets[-2] < 2, "the corrupt record itself is never given"
 
 
-def test_a_row_of_them_and_one_at_the_end_of_the_log_are_passed(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_a_row_of_them_and_one_at_the_end_of_the_log_are_passed(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("own", config=ROOM)
     for turn in range(3):
         send_bomb(broker, topic)
@@ -123,7 +143,9 @@ def test_a_row_of_them_and_one_at_the_end_of_the_log_are_passed(broker: SessionB
         found.until(lambda: found.offsets[-1] == 11)
 
 
-def test_all_readers_pass_the_same_wherever_they_begin(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_all_readers_pass_the_same_wherever_they_begin(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("own", config=ROOM)
     send(broker, topic, [b"a"])
     send_raw(broker, topic, corrupt_batch(4, wrong=3))
@@ -133,12 +155,22 @@ def test_all_readers_pass_the_same_wherever_they_begin(broker: SessionBroker, fr
     for begin in (0, 2, 5):
         with reading(broker, topic, begin) as found:
             found.until(lambda found=found: found.end == 8)  # type: ignore[misc]
-            seen.append({offset: value for offset, value in zip(found.offsets, found.values, strict=True) if offset >= 5})
+            seen.append(
+                {
+                    offset: value
+                    for offset, value in zip(found.offsets, found.values, strict=True)
+                    if offset >= 5
+                }
+            )
     assert seen == [{6: b"b", 7: b"c"}] * 3
 
 
-def test_a_record_that_claims_to_lie_behind_the_end_is_ignored(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """Brokers do not check the offsets within an uncompressed batch. librdkafka went on behind it, and gave the whole log anew for ever."""
+def test_a_record_that_claims_to_lie_behind_the_end_is_ignored(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    """Brokers do not check the offsets within an uncompressed batch. librdkafka went on behind it, and
+    gave the whole log anew for ever.
+    """
     topic = fresh_topic("own")
     send(broker, topic, [b"before"])
     send_raw(broker, topic, misplaced_batch(b"forged"))
@@ -149,7 +181,9 @@ def test_a_record_that_claims_to_lie_behind_the_end_is_ignored(broker: SessionBr
         assert (found.values, found.offsets, found.skipper.skipped) == ([b"before", b"after"], [0, 2], 1)
 
 
-def test_of_a_topic_of_users_nothing_is_passed_and_each_batch_is_told_of_once(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_of_a_topic_of_users_nothing_is_passed_and_each_batch_is_told_of_once(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic, told = fresh_topic("orders"), list[Unreadable]()
     send(broker, topic, [b"before"])
     send_bomb(broker, topic)
@@ -174,8 +208,13 @@ def test_nothing_is_passed_that_is_only_slow(broker: SessionBroker, fresh_topic:
         assert (found.offsets, found.skipper.skipped) == (list(range(20)), 0)
 
 
-def test_a_record_that_claims_to_lie_further_on_hides_nothing(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """Its offset lies within the log by the time it is read; librdkafka may go on behind it. Holes of compaction are true."""
+def test_a_record_that_claims_to_lie_further_on_hides_nothing(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    """Its offset lies within the log by the time it is read; librdkafka may go on behind it.
+
+    Holes of compaction are true.
+    """
     topic = fresh_topic("own")
     send(broker, topic, [b"before"])
     send_raw(broker, topic, misplaced_batch(b"forged", 10))
@@ -202,7 +241,9 @@ def test_holes_are_passed_as_what_they_are(broker: SessionBroker, fresh_topic: F
         assert (found.values, found.skipper.skipped) == ([b"a", b"b", b"c", b"d"], 0)
 
 
-def test_a_log_that_has_lost_its_beginning_is_read_from_where_it_begins(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_a_log_that_has_lost_its_beginning_is_read_from_where_it_begins(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("own")
     send(broker, topic, [b"%d" % number for number in range(10)])
     admin = AdminClient(broker.client_config())

@@ -1,4 +1,7 @@
-"""Rows in memory and shorthand for the tests of producers: `Log` is one partition with its leader, `Desk` one coordinator."""
+"""Rows in memory and shorthand for the tests of producers:
+
+`Log` is one partition with its leader, `Desk` one coordinator.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,12 @@ from holdfast.core.kafka.producer_state import (
     verification_key,
 )
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance
-from holdfast.core.kafka.transaction_state import CoordinatorCommand, CoordinatorReply, CoordinatorRow, Transaction
+from holdfast.core.kafka.transaction_state import (
+    CoordinatorCommand,
+    CoordinatorReply,
+    CoordinatorRow,
+    Transaction,
+)
 from holdfast.models import partition_leader, transaction_coordinator
 
 PID = 1005
@@ -56,7 +64,16 @@ class Log:
         verdict: AppendVerdict | None = self._rules.lead(self.rows, event)
         return verdict
 
-    def append(self, first: int, last: int | None = None, *, epoch: int = 0, pid: int = PID, at_ms: int = 0, **more: Any) -> AppendVerdict:
+    def append(
+        self,
+        first: int,
+        last: int | None = None,
+        *,
+        epoch: int = 0,
+        pid: int = PID,
+        at_ms: int = 0,
+        **more: Any,
+    ) -> AppendVerdict:
         """Append a batch at the end of the log."""
         last = first if last is None else last
         base = self.log.end_offset
@@ -76,11 +93,24 @@ class Log:
         return verdict
 
     def marker(
-        self, *, commit: bool = True, epoch: int = 0, coordinator: int = 0, pid: int = PID, at_ms: int = 0, **more: Any
+        self,
+        *,
+        commit: bool = True,
+        epoch: int = 0,
+        coordinator: int = 0,
+        pid: int = PID,
+        at_ms: int = 0,
+        **more: Any,
     ) -> AppendVerdict:
         offset = self.log.end_offset
         event = EndMarker(
-            producer_id=pid, epoch=epoch, commit=commit, coordinator_epoch=coordinator, offset=offset, timestamp_ms=at_ms, **more
+            producer_id=pid,
+            epoch=epoch,
+            commit=commit,
+            coordinator_epoch=coordinator,
+            offset=offset,
+            timestamp_ms=at_ms,
+            **more,
         )
         verdict = self.apply(event)
         assert verdict is not None
@@ -103,7 +133,10 @@ class Log:
 
 
 class Desk:
-    """One coordinator; *rules* may be a copy of the module with a fault in it. Time stands at *at_ms* until it is moved."""
+    """One coordinator; *rules* may be a copy of the module with a fault in it.
+
+    Time stands at *at_ms* until it is moved.
+    """
 
     def __init__(self, rules: ModuleType = transaction_coordinator) -> None:
         self.rows: Rows[CoordinatorRow] = empty_rows(CoordinatorRow)
@@ -127,7 +160,10 @@ class Desk:
 
 
 def known(text: str) -> Log:
-    """Return the partition that *text* tells: `epoch 3 open by coordinator 5: 0-2 3-5` or `nothing, verified from 0`."""
+    """Return the partition that *text* tells:
+
+    `epoch 3 open by coordinator 5: 0-2 3-5` or `nothing, verified from 0`.
+    """
     log = Log()
     if found := re.fullmatch(r"nothing(?:, verified from (\d+))?", text):
         if found[1]:
@@ -141,15 +177,22 @@ def known(text: str) -> Log:
         batches.append(CachedBatch(first, last, offset, offset + size - 1, 7))
         offset += size
     first_offset = 0 if found[2] else None
-    log.rows[producer_key(PID)] = ProducerEntry(int(found[1]), int(found[3] or 0), 7, first_offset, tuple(batches[-CACHED_BATCHES:]))
+    log.rows[producer_key(PID)] = ProducerEntry(
+        int(found[1]), int(found[3] or 0), 7, first_offset, tuple(batches[-CACHED_BATCHES:])
+    )
     log.rows["log"] = LogEntry(end_offset=offset)
     return log
 
 
 def arriving(text: str, offset: int) -> Append | EndMarker:
-    """Return what *text* tells: `epoch 3: 3-3 transactional verified` or `marker of epoch 2 by coordinator 0`."""
+    """Return what *text* tells:
+
+    `epoch 3: 3-3 transactional verified` or `marker of epoch 2 by coordinator 0`.
+    """
     if found := re.fullmatch(r"marker of epoch (\d+) by coordinator (\d+)", text):
-        return EndMarker(producer_id=PID, epoch=int(found[1]), commit=True, coordinator_epoch=int(found[2]), offset=offset)
+        return EndMarker(
+            producer_id=PID, epoch=int(found[1]), commit=True, coordinator_epoch=int(found[2]), offset=offset
+        )
     found = re.fullmatch(r"epoch (\d+): (\d+)-(\d+)( transactional)?( verified)?", text)
     assert found is not None, text
     epoch, first, last = map(int, found.groups()[:3])

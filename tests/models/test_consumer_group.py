@@ -37,7 +37,9 @@ class Broker:
     def __init__(self, partitions: int = 3) -> None:
         self.group, self.counts, self.at_ms = ModernGroup(), {"t": partitions}, 0
 
-    def beat(self, member_id: str, epoch: int, owned: Iterable[int] | None = None, **more: object) -> HeartbeatReply:
+    def beat(
+        self, member_id: str, epoch: int, owned: Iterable[int] | None = None, **more: object
+    ) -> HeartbeatReply:
         topics = ("t",) if epoch == 0 else None
         said = ModernHeartbeat(
             member_id=member_id,
@@ -67,7 +69,9 @@ def test_a_newcomer_waits_until_the_owner_has_given_up_what_it_is_to_get() -> No
     assert broker.beat("c1", 1, (0, 1, 2)) == HeartbeatReply(GroupCode.NONE, 1, parts(0, 1))
     assert broker.state("c1") is MemberState.UNREVOKED_PARTITIONS
     assert broker.beat("c2", 2, ()) == HeartbeatReply(GroupCode.NONE, 2, NOTHING)
-    assert broker.beat("c1", 1) == HeartbeatReply(GroupCode.NONE, 1, parts(0, 1)), "a heartbeat that says nothing acknowledges nothing"
+    assert broker.beat("c1", 1) == HeartbeatReply(GroupCode.NONE, 1, parts(0, 1)), (
+        "a heartbeat that says nothing acknowledges nothing"
+    )
     assert broker.where() is ModernState.RECONCILING
     assert broker.beat("c1", 1, (0, 1)) == HeartbeatReply(GroupCode.NONE, 2, parts(0, 1))
     assert broker.beat("c2", 2, ()) == HeartbeatReply(GroupCode.NONE, 2, parts(2))
@@ -83,7 +87,9 @@ def test_a_newcomer_waits_until_the_owner_has_given_up_what_it_is_to_get() -> No
         (None, GroupCode.FENCED_MEMBER_EPOCH),
     ],
 )
-def test_the_epoch_before_is_accepted_from_who_holds_no_more_than_its_part(owned: tuple[int, ...] | None, code: GroupCode) -> None:
+def test_the_epoch_before_is_accepted_from_who_holds_no_more_than_its_part(
+    owned: tuple[int, ...] | None, code: GroupCode
+) -> None:
     """G5: an epoch that is one behind with more than the part owned is fenced."""
     broker = Broker()
     broker.beat("c1", 0)
@@ -188,7 +194,8 @@ def violations(seed: int, steps: int) -> list[str]:
             else:  # fenced: it drops what it holds and joins again
                 known.pop(name, None)
     if known and (
-        broker.group.state is not ModernState.STABLE or frozenset().union(*(held for _, held in known.values())) != parts(*range(7))
+        broker.group.state is not ModernState.STABLE
+        or frozenset().union(*(held for _, held in known.values())) != parts(*range(7))
     ):
         found.append("not settled")
     return found

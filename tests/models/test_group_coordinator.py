@@ -42,7 +42,13 @@ class Group:
         self.asked += 1
         return self.asked
 
-    def join(self, member_id: str = "", new_id: str = "", protocols: tuple[tuple[str, bytes], ...] = RANGE, **more: object) -> int:
+    def join(
+        self,
+        member_id: str = "",
+        new_id: str = "",
+        protocols: tuple[tuple[str, bytes], ...] = RANGE,
+        **more: object,
+    ) -> int:
         number = self.number()
         given = {"requires_id": False, **more}
         self.ask(JoinGroup(request=number, member_id=member_id, new_id=new_id, protocols=protocols, **given))  # type: ignore[arg-type]
@@ -57,13 +63,19 @@ class Group:
     def beat(self, member_id: str, generation: int | None = None, instance_id: str | None = None) -> Code:
         number = self.number()
         generation = self.value.generation if generation is None else generation
-        reply = self.ask(HeartbeatRequest(request=number, member_id=member_id, generation=generation, instance_id=instance_id))
+        reply = self.ask(
+            HeartbeatRequest(
+                request=number, member_id=member_id, generation=generation, instance_id=instance_id
+            )
+        )
         assert reply is not None
         return reply.code
 
     def commit(self, member_id: str = "", generation: int = -1, instance_id: str | None = None) -> Code:
         number = self.number()
-        reply = self.ask(OffsetCommit(request=number, member_id=member_id, generation=generation, instance_id=instance_id))
+        reply = self.ask(
+            OffsetCommit(request=number, member_id=member_id, generation=generation, instance_id=instance_id)
+        )
         assert reply is not None
         return reply.code
 
@@ -81,7 +93,10 @@ class Group:
         """Sync everybody of a completing group; each gets its own name."""
         leader = self.value.leader
         for each in [*(name for name in self.ids() if name != leader), leader]:
-            self.sync(each, assignments=tuple((name, name.encode()) for name in self.ids()) if each == leader else ())
+            self.sync(
+                each,
+                assignments=tuple((name, name.encode()) for name in self.ids()) if each == leader else (),
+            )
 
 
 def stable(*names: str, instances: dict[str, str] | None = None, **more: object) -> Group:
@@ -98,7 +113,9 @@ def test_a_group_is_formed_by_joins_and_the_leader_s_assignment() -> None:
     group = Group()
     first, second = group.join(new_id="a"), group.join(new_id="b", protocols=(("range", b"other"),))
     group.wait(6_000)
-    assert group.answers[first] == GroupReply(first, Code.NONE, "a", 1, "range", "a", (("a", b"r"), ("b", b"other")))
+    assert group.answers[first] == GroupReply(
+        first, Code.NONE, "a", 1, "range", "a", (("a", b"r"), ("b", b"other"))
+    )
     assert group.answers[second] == GroupReply(second, Code.NONE, "b", 1, "range", "a")
     waiting = group.sync("b")
     assert waiting not in group.answers
@@ -150,7 +167,10 @@ def test_heartbeats_are_answered_by_state() -> None:
 
 
 def test_commits_are_answered_by_state() -> None:
-    """G4: COMPLETING 27; generation -1 is accepted in EMPTY and refused with 25 in STABLE; other generations 22."""
+    """G4:
+
+    COMPLETING 27; generation -1 is accepted in EMPTY and refused with 25 in STABLE; other generations 22.
+    """
     group = Group()
     assert group.commit() is Code.NONE
     group.join(new_id="a")
@@ -176,7 +196,9 @@ def test_who_does_not_rejoin_in_time_is_dropped_but_static_members_stay() -> Non
 
 @pytest.mark.parametrize(("away_s", "kept"), [(44, True), (46, False)])
 def test_a_static_member_back_within_its_session_causes_no_rebalance(away_s: int, kept: bool) -> None:
-    """G3: at 44 s of 45 s the generation and the assignment are the same and the old id is fenced with 82; at 46 s there is a rebalance."""
+    """G3: at 44 s of 45 s the generation and the assignment are the same and the old id is fenced with 82;
+    at 46 s there is a rebalance.
+    """
     group = stable("b", "old", instances={"old": "i", "b": "j"}, session_ms=45_000)
     for _ in range(away_s // 2):
         group.wait(2_000)
@@ -200,7 +222,9 @@ def test_a_static_leader_that_returns_is_told_to_assign_nothing() -> None:
     assert reply.leader == "new"
 
 
-def test_a_static_member_that_returns_while_the_group_completes_rebalances_it_and_fences_the_old_sync() -> None:
+def test_a_static_member_that_returns_while_the_group_completes_rebalances_it_and_fences_the_old_sync() -> (
+    None
+):
     group = Group()
     group.join(new_id="a")
     group.join(new_id="old", instance_id="i")

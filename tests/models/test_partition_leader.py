@@ -1,4 +1,7 @@
-"""The leader's table at work: Kafka's own goldens, transactions, expiry, the wrap, and a naive model that rescans the log."""
+"""The leader's table at work:
+
+Kafka's own goldens, transactions, expiry, the wrap, and a naive model that rescans the log.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +35,12 @@ from holdfast.core.kafka.producer_state import (
 )
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance, distance, follows
 from holdfast.models import partition_leader
-from holdfast.models.partition_leader import fold_leader, has_late_transaction, last_stable_offset, verification_of
+from holdfast.models.partition_leader import (
+    fold_leader,
+    has_late_transaction,
+    last_stable_offset,
+    verification_of,
+)
 from tests.models.leading import PID, Log, sequences
 from tests.support.places import TESTDATA
 from tests.support.proof import DictStore
@@ -49,7 +57,9 @@ def check_golden(rules: ModuleType = partition_leader) -> None:
         verdict = log.append(*each["append"])
         assert (verdict.outcome.value, verdict.error) == (each["outcome"], each.get("error", 0)), each
         if verdict.outcome is not Outcome.REFUSED:
-            assert (verdict.base_offset, verdict.last_offset) == (each["base_offset"], each["last_offset"]), each
+            assert (verdict.base_offset, verdict.last_offset) == (each["base_offset"], each["last_offset"]), (
+                each
+            )
     assert log.log.end_offset == 10
 
 
@@ -79,7 +89,10 @@ def stable_offsets(rules: ModuleType = partition_leader) -> list[tuple[int | Non
                 pid = pids[each["producer"]]
                 log.apply(VerificationBegun(producer_id=pid, epoch=5, sequence=0, at_ms=0))
                 log.rows["log"] = msgspec.structs.replace(log.log, end_offset=offset)
-                assert log.append(0, epoch=5, pid=pid, transactional=True, verified=True).outcome is Outcome.ACCEPTED
+                assert (
+                    log.append(0, epoch=5, pid=pid, transactional=True, verified=True).outcome
+                    is Outcome.ACCEPTED
+                )
             case event:
                 log.rows["log"] = msgspec.structs.replace(log.log, end_offset=offset)
                 verdict = log.marker(commit=event == "commit_marker", epoch=5, pid=pids[each["producer"]])
@@ -90,7 +103,9 @@ def stable_offsets(rules: ModuleType = partition_leader) -> list[tuple[int | Non
 
 def test_the_last_stable_offset_follows_kafkas_golden_from_events_alone() -> None:
     """I2: ProducerStateManagerTest.testFirstUnstableOffset."""
-    assert stable_offsets() == [(each["first_unstable"], each["first_undecided"]) for each in VECTORS["last_stable_offset"]]
+    assert stable_offsets() == [
+        (each["first_unstable"], each["first_undecided"]) for each in VECTORS["last_stable_offset"]
+    ]
 
 
 @pytest.mark.parametrize(
@@ -125,7 +140,9 @@ def test_a_transaction_needs_one_verification_and_leaves_none() -> None:
     log.apply(VerificationBegun(producer_id=PID, epoch=0, sequence=2, at_ms=0))
     assert verification_of(log.rows, PID) is None, "an open transaction has nothing left to verify"
     log.marker()
-    assert log.append(2, transactional=True).error is Code.INVALID_TXN_STATE, "the next transaction is verified anew"
+    assert log.append(2, transactional=True).error is Code.INVALID_TXN_STATE, (
+        "the next transaction is verified anew"
+    )
 
 
 def test_the_lowest_sequence_that_asked_is_the_first_that_may_write() -> None:
@@ -183,7 +200,9 @@ def test_the_coordinators_own_writes_have_epochs_and_no_sequences() -> None:
     assert log.append(-1, epoch=2, **own).error is Code.INVALID_TXN_STATE
     log.apply(VerificationBegun(producer_id=PID, epoch=2, sequence=-1, at_ms=0))
     assert log.append(-1, epoch=2, verified=True, **own).outcome is Outcome.ACCEPTED
-    assert log.append(-1, epoch=2, **own).outcome is Outcome.ACCEPTED, "no duplicate: it has no sequences to compare"
+    assert log.append(-1, epoch=2, **own).outcome is Outcome.ACCEPTED, (
+        "no duplicate: it has no sequences to compare"
+    )
     assert log.append(-1, epoch=1, verified=True, **own).error is not Code.NONE
 
 
@@ -254,7 +273,9 @@ def test_the_arithmetic_of_sequences_is_modulo_2_to_the_31(sequence: int, by: in
 
 
 class Rescan:
-    """Idempotent producers as the rules say them, worked out from all batches ever accepted, anew for each one."""
+    """Idempotent producers as the rules say them, worked out from all batches ever accepted, anew for each
+    one.
+    """
 
     def __init__(self) -> None:
         self.accepted: list[Append] = []
@@ -264,12 +285,18 @@ class Rescan:
         epoch = max((each.epoch for each in mine), default=-1)
         recent = [each for each in mine if each.epoch == epoch][-CACHED_BATCHES:]
         for each in recent:
-            same = (each.epoch, each.first_sequence, each.last_sequence) == (batch.epoch, batch.first_sequence, batch.last_sequence)
+            same = (each.epoch, each.first_sequence, each.last_sequence) == (
+                batch.epoch,
+                batch.first_sequence,
+                batch.last_sequence,
+            )
             if same:
                 return "duplicate", 0, each.base_offset
         if batch.epoch < epoch:
             return "error", 47, -1
-        expected = None if not mine else 0 if batch.epoch > epoch else (recent[-1].last_sequence + 1) % (1 << 31)
+        expected = (
+            None if not mine else 0 if batch.epoch > epoch else (recent[-1].last_sequence + 1) % (1 << 31)
+        )
         if expected is not None and batch.first_sequence != expected:
             return "error", 45, -1
         self.accepted.append(batch)
@@ -290,10 +317,15 @@ sends = st.lists(
 
 @given(sends, st.sampled_from([0, MAX_SEQUENCE - 5]))
 @settings(max_examples=200)
-def test_the_incremental_fold_answers_as_a_rescan_of_the_log_does(steps: list[tuple[int, int, str, int]], start: int) -> None:
+def test_the_incremental_fold_answers_as_a_rescan_of_the_log_does(
+    steps: list[tuple[int, int, str, int]], start: int
+) -> None:
     log, model = Log(), Rescan()
     at = {pid: (0, start) for pid in (1, 2)}
-    sent: dict[int, list[tuple[int, int, int]]] = {1: [(0, *sequences(start, 1))], 2: [(0, *sequences(start, 1))]}
+    sent: dict[int, list[tuple[int, int, int]]] = {
+        1: [(0, *sequences(start, 1))],
+        2: [(0, *sequences(start, 1))],
+    }
     for pid, turn, kind, size in steps:
         epoch, expected = at[pid]
         epoch = max(0, epoch + turn)
@@ -315,7 +347,10 @@ def test_the_incremental_fold_answers_as_a_rescan_of_the_log_does(steps: list[tu
         )
         verdict = log.apply(batch)
         assert verdict is not None
-        assert (verdict.outcome.value, int(verdict.error), verdict.base_offset) == model.answer(batch), (batch, log.entry(pid))
+        assert (verdict.outcome.value, int(verdict.error), verdict.base_offset) == model.answer(batch), (
+            batch,
+            log.entry(pid),
+        )
         if verdict.outcome is Outcome.ACCEPTED:
             at[pid] = (epoch, advance(span[1], 1))
             sent[pid].append((epoch, *span))

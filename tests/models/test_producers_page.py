@@ -1,4 +1,6 @@
-"""docs/producers.md against the code: each row of its tables is executed, none is missing, and a changed rule is noticed."""
+"""docs/producers.md against the code: each row of its tables is executed, none is missing, and a changed
+rule is noticed.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,13 @@ import pytest
 
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.kafka import producer_state, transaction_state
-from holdfast.core.kafka.producer_state import EXPIRATION_MS, LATE_TRANSACTION_BUFFER_MS, MAX_TRANSACTION_TIMEOUT_MS, Code, Outcome
+from holdfast.core.kafka.producer_state import (
+    EXPIRATION_MS,
+    LATE_TRANSACTION_BUFFER_MS,
+    MAX_TRANSACTION_TIMEOUT_MS,
+    Code,
+    Outcome,
+)
 from holdfast.core.kafka.transaction_state import (
     ALLOWED_PREVIOUS,
     EXHAUSTED_EPOCH,
@@ -40,7 +48,9 @@ def table(name: str, page: str = PAGE) -> list[Row]:
     """Return the rows of the table marked *name* by column."""
     found = re.search(rf"^<!-- {name} -->\n(.*?)^<!-- end -->", page, re.MULTILINE | re.DOTALL)
     assert found is not None, f"the page has no table {name}"
-    head, _, *lines = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in found[1].splitlines()]
+    head, _, *lines = [
+        [cell.strip() for cell in line.strip().strip("|").split("|")] for line in found[1].splitlines()
+    ]
     return [dict(zip(head, line, strict=True)) for line in lines]
 
 
@@ -73,12 +83,24 @@ def check_leader(row: Row, rules: ModuleType = partition_leader) -> None:
                 assert (entry.batches == ()) is bool(more)
         case ["duplicate", "of", batch]:
             first, last = map(int, batch.split("-"))
-            (found,) = [each for each in entry.batches if (each.first_sequence, each.last_sequence) == (first, last)] if entry else []
+            (found,) = (
+                [each for each in entry.batches if (each.first_sequence, each.last_sequence) == (first, last)]
+                if entry
+                else []
+            )
             assert verdict.outcome is Outcome.DUPLICATE
-            assert (verdict.base_offset, verdict.last_offset, verdict.timestamp_ms) == (found.first_offset, found.last_offset, 7)
+            assert (verdict.base_offset, verdict.last_offset, verdict.timestamp_ms) == (
+                found.first_offset,
+                found.last_offset,
+                7,
+            )
             assert log.state() == before
         case [code]:
-            assert (verdict.outcome, verdict.error.name, verdict.reason != "") == (Outcome.REFUSED, code, True), row
+            assert (verdict.outcome, verdict.error.name, verdict.reason != "") == (
+                Outcome.REFUSED,
+                code,
+                True,
+            ), row
             assert log.state() == before
         case other:
             raise AssertionError(f"the page says {other}")
@@ -106,7 +128,11 @@ FAULTS = [
     (10, "(batch.first_sequence, batch.last_sequence):", "(batch.first_sequence, each.last_sequence):"),
     (3, "if client and known.epoch == batch.epoch:", "if client:"),
     (2, "and not (batch.verified and verification is not None)", "and not batch.verified"),
-    (2, "if batch.origin is not Origin.REPLICATION and unknown_transaction", "if False and unknown_transaction"),
+    (
+        2,
+        "if batch.origin is not Origin.REPLICATION and unknown_transaction",
+        "if False and unknown_transaction",
+    ),
     (2, "not (open_here and known.epoch == batch.epoch)", "not open_here"),
     (3, "if batch.epoch < known.epoch and batch.origin", "if batch.epoch < known.epoch - 1 and batch.origin"),
     (4, "first > verification.lowest_sequence", "first > verification.lowest_sequence + 1"),
@@ -119,7 +145,11 @@ FAULTS = [
     (10, "return 9 if last == NO_SEQUENCE else 10", "return 9 if last == NO_SEQUENCE else 8"),
     (11, "if open_here and not batch.transactional:", "if False:"),
     (12, "if marker.epoch < known.epoch and checked:", "if False:"),
-    (12, "marker.coordinator_epoch < known.coordinator_epoch and", "marker.coordinator_epoch <= known.coordinator_epoch and"),
+    (
+        12,
+        "marker.coordinator_epoch < known.coordinator_epoch and",
+        "marker.coordinator_epoch <= known.coordinator_epoch and",
+    ),
     (12, "marker.coordinator_epoch < known.coordinator_epoch and", "False and"),
     (13, "known.batches if marker.epoch == known.epoch else ()", "known.batches"),
     (5, "kept = known.batches if known.epoch == batch.epoch else ()", "kept = ()"),
@@ -168,7 +198,9 @@ def test_every_row_of_the_table_has_a_planted_fault() -> None:
 
 def test_the_states_are_those_of_the_page() -> None:
     rows = table("states")
-    assert [(row["State"], int(row["Number"])) for row in rows] == [(state.name, state.value) for state in TransactionState]
+    assert [(row["State"], int(row["Number"])) for row in rows] == [
+        (state.name, state.value) for state in TransactionState
+    ]
     for row in rows:
         state = TransactionState[row["State"]]
         assert {TransactionState[name] for name in row["Comes from"].split(", ")} == ALLOWED_PREVIOUS[state]
@@ -176,7 +208,11 @@ def test_the_states_are_those_of_the_page() -> None:
 
 
 ENDS = table("end-transaction")
-COLUMNS = {"Version 1, this epoch": (1, 0), "Version 2, this epoch": (2, 0), "Version 2, the epoch before": (2, -1)}
+COLUMNS = {
+    "Version 1, this epoch": (1, 0),
+    "Version 2, this epoch": (2, 0),
+    "Version 2, the epoch before": (2, -1),
+}
 
 
 def check_ends(rows: list[Row], rules: ModuleType = transaction_coordinator) -> None:
@@ -187,15 +223,25 @@ def check_ends(rows: list[Row], rules: ModuleType = transaction_coordinator) -> 
 def check_end(row: Row, column: str, rules: ModuleType = transaction_coordinator) -> None:
     version, back = COLUMNS[column]
     desk = Desk(rules)
-    before = Transaction(PID, 60_000, 500, epoch=7, last_epoch=6, state=TransactionState[row["State"]], partitions=(("t", 0),))
+    before = Transaction(
+        PID, 60_000, 500, epoch=7, last_epoch=6, state=TransactionState[row["State"]], partitions=(("t", 0),)
+    )
     desk.rows[transaction_key("pay")] = before
     command = EndTransaction(
-        transactional_id="pay", producer_id=PID, epoch=7 + back, commit=row["Asked"] == "commit", client_version=version
+        transactional_id="pay",
+        producer_id=PID,
+        epoch=7 + back,
+        commit=row["Asked"] == "commit",
+        client_version=version,
     )
     answer, after = desk.do(command), desk.row()
     if found := re.fullmatch(r"to (\w+)(, epoch \+ 1)?", row[column]):
         assert (answer.error, after.state.name) == (Code.NONE, found[1]), row
-        assert (answer.producer_id, answer.epoch, after.epoch) == (PID, 7 + bool(found[2]), 7 + bool(found[2]))
+        assert (answer.producer_id, answer.epoch, after.epoch) == (
+            PID,
+            7 + bool(found[2]),
+            7 + bool(found[2]),
+        )
         assert after.partitions == before.partitions
         return
     assert after == before
@@ -209,8 +255,14 @@ def test_each_end_of_a_transaction_is_answered_as_the_page_says(row: Row, column
 
 
 def test_the_page_tells_every_end() -> None:
-    states = [state for state in TransactionState if state not in (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)]
-    assert [(row["State"], row["Asked"]) for row in ENDS] == [(state.name, ask) for state, ask in product(states, ("commit", "abort"))]
+    states = [
+        state
+        for state in TransactionState
+        if state not in (TransactionState.DEAD, TransactionState.PREPARE_EPOCH_FENCE)
+    ]
+    assert [(row["State"], row["Asked"]) for row in ENDS] == [
+        (state.name, ask) for state, ask in product(states, ("commit", "abort"))
+    ]
 
 
 def spoiled_pages() -> Iterator[Row]:
@@ -231,7 +283,10 @@ def test_a_changed_answer_of_the_page_is_noticed() -> None:
     [
         ("if known.state is wanted[1] and again is own_epochs:", "if known.state is wanted[1]:"),
         ("or (own_epochs and known.state in PREPARED)):", "):"),
-        ("epoch=known.epoch + 1, last_epoch=known.epoch, next", "epoch=known.epoch, last_epoch=known.epoch, next"),
+        (
+            "epoch=known.epoch + 1, last_epoch=known.epoch, next",
+            "epoch=known.epoch, last_epoch=known.epoch, next",
+        ),
         ("if known.state is wanted[0]:", "if known.state in PREPARED:"),
     ],
 )
@@ -256,17 +311,26 @@ def test_rows_of_leaders_and_coordinators_are_read_as_they_were_written() -> Non
 
 def check_judgement(row: Row) -> None:
     book: ledger.Book | None = None
-    if found := re.fullmatch(r"epoch (\d+), up to (\d+)(?:, (\d+) missing)?(?:, forgotten up to (\d+))?", row["Book"]):
+    if found := re.fullmatch(
+        r"epoch (\d+), up to (\d+)(?:, (\d+) missing)?(?:, forgotten up to (\d+))?", row["Book"]
+    ):
         hole = () if found[3] is None else (ledger.Hole(int(found[3]), int(found[3])),)
         forgotten = -1 if found[4] is None else int(found[4])
-        book = ledger.Book(int(found[1]), int(found[2]), 5, 0, 6, 0, 0, ledger.Faults(holes=hole, forgotten=forgotten))
+        book = ledger.Book(
+            int(found[1]), int(found[2]), 5, 0, 6, 0, 0, ledger.Faults(holes=hole, forgotten=forgotten)
+        )
     found = re.fullmatch(r"epoch (\d+), number (\d+)(?:, first (\d+))?", row["Record"])
     assert found is not None, row
     stamp = Stamp("p", int(found[1]), int(found[2]), None if found[3] is None else int(found[3]))
     judgement = ledger.judge(book, stamp)
-    assert (judgement.value, "yes" if judgement in ledger.KEPT else "no") == (row["Judgement"], row["Goes on"]), row
+    assert (judgement.value, "yes" if judgement in ledger.KEPT else "no") == (
+        row["Judgement"],
+        row["Goes on"],
+    ), row
     after = ledger.enter(book, stamp, judgement, 6, 1)
-    assert after.epoch == (book.epoch if book is not None and judgement is ledger.Judgement.ZOMBIE else stamp.epoch)
+    assert after.epoch == (
+        book.epoch if book is not None and judgement is ledger.Judgement.ZOMBIE else stamp.epoch
+    )
 
 
 @pytest.mark.parametrize("row", table("judgements"), ids=lambda row: f"{row['Book']}: {row['Record']}")

@@ -1,4 +1,6 @@
-"""The transaction coordinator: ids and epochs, KIP-360, epochs of each transaction (KIP-890), timeouts, and random lives of producers."""
+"""The transaction coordinator: ids and epochs, KIP-360, epochs of each transaction (KIP-890), timeouts,
+and random lives of producers.
+"""
 
 from __future__ import annotations
 
@@ -39,17 +41,29 @@ S = TransactionState
 ORDERS = ("orders", 0)
 
 
-def init(desk: Desk, expected: tuple[int, int] | None = None, name: str | None = "pay", timeout_ms: int = 60_000) -> CoordinatorReply:
+def init(
+    desk: Desk, expected: tuple[int, int] | None = None, name: str | None = "pay", timeout_ms: int = 60_000
+) -> CoordinatorReply:
     return desk.do(InitProducerId(transactional_id=name, timeout_ms=timeout_ms, expected=expected))
 
 
-def add(desk: Desk, pid: int, epoch: int, *partitions: tuple[str, int], name: str = "pay", version: int = 0) -> CoordinatorReply:
+def add(
+    desk: Desk, pid: int, epoch: int, *partitions: tuple[str, int], name: str = "pay", version: int = 0
+) -> CoordinatorReply:
     found = partitions or (ORDERS,)
-    return desk.do(AddPartitions(transactional_id=name, producer_id=pid, epoch=epoch, partitions=found, client_version=version))
+    return desk.do(
+        AddPartitions(
+            transactional_id=name, producer_id=pid, epoch=epoch, partitions=found, client_version=version
+        )
+    )
 
 
 def end(desk: Desk, pid: int, epoch: int, *, commit: bool = True, version: int = 0) -> CoordinatorReply:
-    return desk.do(EndTransaction(transactional_id="pay", producer_id=pid, epoch=epoch, commit=commit, client_version=version))
+    return desk.do(
+        EndTransaction(
+            transactional_id="pay", producer_id=pid, epoch=epoch, commit=commit, client_version=version
+        )
+    )
 
 
 def written(desk: Desk) -> CoordinatorReply:
@@ -58,7 +72,9 @@ def written(desk: Desk) -> CoordinatorReply:
 
 def placed(desk: Desk, **fields: Any) -> None:
     """Put the transactional id into a state of its life."""
-    desk.rows[transaction_key("pay")] = Transaction(**{"producer_id": 9, "timeout_ms": 60_000, "updated_ms": 0, **fields})
+    desk.rows[transaction_key("pay")] = Transaction(
+        **{"producer_id": 9, "timeout_ms": 60_000, "updated_ms": 0, **fields}
+    )
 
 
 # -- ids
@@ -145,7 +161,9 @@ def test_behind_the_last_epoch_comes_the_next_id() -> None:
     placed(desk, epoch=EXHAUSTED_EPOCH)
     answer = init(desk, (9, EXHAUSTED_EPOCH))
     assert (answer.epoch, desk.row().last_epoch) == (0, EXHAUSTED_EPOCH)
-    assert init(desk, (9, EXHAUSTED_EPOCH)) == answer.__class__(producer_id=answer.producer_id, epoch=0, touched=("pay",))
+    assert init(desk, (9, EXHAUSTED_EPOCH)) == answer.__class__(
+        producer_id=answer.producer_id, epoch=0, touched=("pay",)
+    )
     assert init(desk, (9, EXHAUSTED_EPOCH - 1)).error is Code.PRODUCER_FENCED
 
 
@@ -169,7 +187,11 @@ def test_a_transaction_takes_partitions_and_keeps_when_it_began() -> None:
     desk.at_ms = 6_000
     assert add(desk, pid, 0, ("a", 2)).touched == (), "nothing new, nothing written"
     assert add(desk, pid, 0, ("c", 0)).touched == ("pay",)
-    assert (desk.row().partitions, desk.row().started_ms, desk.row().updated_ms) == ((("a", 2), ("b", 1), ("c", 0)), 5_000, 6_000)
+    assert (desk.row().partitions, desk.row().started_ms, desk.row().updated_ms) == (
+        (("a", 2), ("b", 1), ("c", 0)),
+        5_000,
+        6_000,
+    )
     end(desk, pid, 0)
     assert add(desk, pid, 0).error is Code.CONCURRENT_TRANSACTIONS
     written(desk)
@@ -184,7 +206,9 @@ def test_a_leader_is_told_whether_a_partition_was_announced() -> None:
     pid = init(desk).producer_id
 
     def ask(partition: tuple[str, int], epoch: int = 0, producer_id: int = pid) -> Code:
-        return desk.do(VerifyPartition(transactional_id="pay", producer_id=producer_id, epoch=epoch, partition=partition)).error
+        return desk.do(
+            VerifyPartition(transactional_id="pay", producer_id=producer_id, epoch=epoch, partition=partition)
+        ).error
 
     assert ask(ORDERS) is Code.TRANSACTION_ABORTABLE
     add(desk, pid, 0)
@@ -211,7 +235,10 @@ def test_while_a_transition_is_pending_everybody_is_asked_to_wait() -> None:
     desk.do(TransitionPending(transactional_id="pay", state=None))
     assert end(desk, pid, 0).error is Code.NONE
     assert desk.do(TransitionPending(transactional_id="pay", state=S.ONGOING)).error is Code.INVALID_TXN_STATE
-    assert desk.do(TransitionPending(transactional_id="who", state=None)).error is Code.INVALID_PRODUCER_ID_MAPPING
+    assert (
+        desk.do(TransitionPending(transactional_id="who", state=None)).error
+        is Code.INVALID_PRODUCER_ID_MAPPING
+    )
 
 
 def test_markers_without_an_end_are_refused() -> None:
@@ -281,7 +308,9 @@ def test_only_ids_without_a_transaction_are_forgotten(state: TransactionState) -
     desk.at_ms = TRANSACTIONAL_ID_EXPIRATION_MS - 1
     assert desk.do(ExpireIds()).touched == ()
     desk.at_ms += 1
-    assert (desk.do(ExpireIds()).touched == ("pay",)) is (state in (S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT))
+    assert (desk.do(ExpireIds()).touched == ("pay",)) is (
+        state in (S.EMPTY, S.COMPLETE_COMMIT, S.COMPLETE_ABORT)
+    )
 
 
 # -- the client's own states
@@ -289,7 +318,17 @@ def test_only_ids_without_a_transaction_are_forgotten(state: TransactionState) -
 
 def test_a_client_goes_the_ways_of_kafkas_own() -> None:
     C = ClientState
-    happy = (C.UNINITIALIZED, C.INITIALIZING, C.READY, C.IN_TRANSACTION, C.COMMITTING, C.READY, C.IN_TRANSACTION, C.ABORTING, C.READY)
+    happy = (
+        C.UNINITIALIZED,
+        C.INITIALIZING,
+        C.READY,
+        C.IN_TRANSACTION,
+        C.COMMITTING,
+        C.READY,
+        C.IN_TRANSACTION,
+        C.ABORTING,
+        C.READY,
+    )
     assert all(client_may(*step) for step in pairwise(happy))
     assert client_may(C.ABORTING, C.INITIALIZING)
     assert all(client_may(state, C.FATAL_ERROR) for state in C)
@@ -316,9 +355,21 @@ def command_of(
         case "go on":
             return InitProducerId(transactional_id=name, timeout_ms=60_000, expected=(pid, epoch))
         case "add":
-            return AddPartitions(transactional_id=name, producer_id=pid, epoch=epoch, partitions=(ORDERS,), client_version=version)
+            return AddPartitions(
+                transactional_id=name,
+                producer_id=pid,
+                epoch=epoch,
+                partitions=(ORDERS,),
+                client_version=version,
+            )
         case "commit" | "abort":
-            return EndTransaction(transactional_id=name, producer_id=pid, epoch=epoch, commit=kind == "commit", client_version=version)
+            return EndTransaction(
+                transactional_id=name,
+                producer_id=pid,
+                epoch=epoch,
+                commit=kind == "commit",
+                client_version=version,
+            )
         case "written":
             return MarkersWritten(transactional_id=name)
         case "time":

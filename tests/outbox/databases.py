@@ -22,7 +22,9 @@ LAYOUTS = ("holdfast", "goharvest", "debezium")
 
 def url_of(kind: str, request: pytest.FixtureRequest, folder: Path) -> str:
     """Return the address of one database of this kind; servers are those of the session."""
-    return f"sqlite:///{folder / 'service.db'}" if kind == "sqlite" else str(request.getfixturevalue(kind).url)
+    return (
+        f"sqlite:///{folder / 'service.db'}" if kind == "sqlite" else str(request.getfixturevalue(kind).url)
+    )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

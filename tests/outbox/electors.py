@@ -1,4 +1,5 @@
-"""Processes that take part in an election, for tests: in this process, or as one of its own that can be killed and frozen.
+"""Processes that take part in an election, for tests: in this process, or as one of its own that can be
+killed and frozen.
 
 python -P -m tests.outbox.electors BOOTSTRAP GROUP TOPIC NAME     prints a line per event
 """
@@ -32,7 +33,9 @@ class Journal:
     def of(self, what: str, role: int = 0) -> list[tuple[str, int]]:
         """Return (who, epoch) of each event of that kind."""
         with self.lock:
-            return [(who, epoch) for kind, who, of_role, epoch in self.entries if kind == what and of_role == role]
+            return [
+                (who, epoch) for kind, who, of_role, epoch in self.entries if kind == what and of_role == role
+            ]
 
 
 class Noting:
@@ -58,7 +61,14 @@ class Noting:
 
 
 def election(
-    config: dict[str, str], topic: str, name: str, handler: Noting, *, roles: int = 1, instance_id: str | None = None, interop: bool = False
+    config: dict[str, str],
+    topic: str,
+    name: str,
+    handler: Noting,
+    *,
+    roles: int = 1,
+    instance_id: str | None = None,
+    interop: bool = False,
 ) -> Election:
     settings = ElectionSettings(
         group_id=topic,

@@ -1,4 +1,6 @@
-"""Disks that are really full: a small file system of the test's own or, where none may be mounted, a limit on what a server may write."""
+"""Disks that are really full: a small file system of the test's own or, where none may be mounted, a limit
+on what a server may write.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Mounted:
 
 
 class Limited:
-    """A folder of the machine's disk, whose server may write to no file beyond its first 256 KB from some moment on."""
+    """A folder of the machine's disk, whose server may write to no file beyond its first 256 KB from some
+    moment on.
+    """
 
     said = "File too large"
 
@@ -90,7 +94,9 @@ class Limited:
 def _set_limits(pids: list[int], size: int) -> None:
     for pid in pids:
         with contextlib.suppress(ProcessLookupError):
-            resource.prlimit(pid, resource.RLIMIT_FSIZE, (size, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1]))
+            resource.prlimit(
+                pid, resource.RLIMIT_FSIZE, (size, resource.prlimit(pid, resource.RLIMIT_FSIZE)[1])
+            )
 
 
 @contextlib.contextmanager
@@ -99,7 +105,11 @@ def small_disk(*, mounted: bool = True) -> Iterator[Disk]:
     with tempfile.TemporaryDirectory(prefix="holdfast-disk-") as name:
         folder = Path(name)
         options = f"size={SIZE_MB}m,mode=755"
-        is_mounted = mounted and subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", name], check=False).returncode == 0
+        is_mounted = (
+            mounted
+            and subprocess.run(["mount", "-t", "tmpfs", "-o", options, "tmpfs", name], check=False).returncode
+            == 0
+        )
         folder.chmod(0o755)
         try:
             yield Mounted(folder) if is_mounted else Limited(folder)

@@ -1,6 +1,8 @@
-"""An outbox with rows to publish, its harvesters with and without faults, and the proof of what came out of it.
+"""An outbox with rows to publish, its harvesters with and without faults, and the proof of what came out of
+it.
 
-python -P -m tests.outbox.harvesting SPEC      harvests by itself and dies where the spec says so; with several traps, time and again
+python -P -m tests.outbox.harvesting SPEC      harvests by itself and dies where the spec says so; with
+several traps, time and again
 """
 
 from __future__ import annotations
@@ -89,14 +91,22 @@ class Rig:
 
     def fill(self, rows: int, *, keys: int = 10, size: int = 20) -> None:
         """Write *rows* more rows: their keys in turn, their numbers contiguous."""
-        records = [self.record(number, keys=keys, size=size) for number in range(self.filled, self.filled + rows)]
+        records = [
+            self.record(number, keys=keys, size=size) for number in range(self.filled, self.filled + rows)
+        ]
         self.write(records)
         self.filled += rows
 
     def record(self, number: int, *, keys: int = 10, size: int = 20, **more: Any) -> OutboxRecord:
         value = json.dumps({"number": number, "pad": "x" * size}).encode()
         return OutboxRecord(
-            **{"topic": self.topic, "key": b"key-%d" % (number % keys), "value": value, "headers": [("n", b"%d" % number)], **more}
+            **{
+                "topic": self.topic,
+                "key": b"key-%d" % (number % keys),
+                "value": value,
+                "headers": [("n", b"%d" % number)],
+                **more,
+            }
         )
 
     def write(self, records: Sequence[OutboxRecord]) -> None:
@@ -112,11 +122,15 @@ class Rig:
 
     def wait_empty(self, harvester: Harvester | None = None, deadline_s: float = DEADLINE_S) -> None:
         """Return once no row is left."""
-        wait_for("an empty table", lambda: self.left() == 0, deadline_s, lambda: str(harvester and harvester.stats))
+        wait_for(
+            "an empty table", lambda: self.left() == 0, deadline_s, lambda: str(harvester and harvester.stats)
+        )
 
     def read(self, isolation: str = "read_committed", topic: str = "") -> list[Record]:
         """Return every record of the destination topic."""
-        config = self.broker.client_config(**{"group.id": "reader", "enable.partition.eof": True, "isolation.level": isolation})
+        config = self.broker.client_config(
+            **{"group.id": "reader", "enable.partition.eof": True, "isolation.level": isolation}
+        )
         consumer = Consumer(config)
         out, topic = [], topic or self.topic
         try:
@@ -130,14 +144,22 @@ class Rig:
                     if error is not None and error.code() == KafkaError._PARTITION_EOF:
                         todo.discard(message.partition() or 0)
                     elif error is None:
-                        found = (message.partition() or 0, message.offset() or 0, message.key(), message.value(), message.headers() or [])
+                        found = (
+                            message.partition() or 0,
+                            message.offset() or 0,
+                            message.key(),
+                            message.value(),
+                            message.headers() or [],
+                        )
                         out.append(Record(*found))  # type: ignore[arg-type]
         finally:
             consumer.close()
         return out
 
     def prove(self, *, missing: Sequence[int] = ()) -> list[Record]:
-        """Check that every row but *missing* was published exactly once, its key's in order, where and numbered as they must be."""
+        """Check that every row but *missing* was published exactly once, its key's in order, where and
+        numbered as they must be.
+        """
         records = self.read()
         faults = flaws(records, set(range(self.filled)) - set(missing))
         assert not faults, "\n".join(faults[:20])
@@ -151,7 +173,9 @@ def flaws(records: Sequence[Record], wanted: set[int]) -> list[str]:
     if len(numbers) != len(set(numbers)):
         out.append(f"{len(numbers) - len(set(numbers))} duplicates")
     if set(numbers) != wanted:
-        out.append(f"lost: {sorted(wanted - set(numbers))[:10]}, unexpected: {sorted(set(numbers) - wanted)[:10]}")
+        out.append(
+            f"lost: {sorted(wanted - set(numbers))[:10]}, unexpected: {sorted(set(numbers) - wanted)[:10]}"
+        )
     last: dict[bytes | None, int] = {}
     for record in records:
         if record.key is not None and last.get(record.key, -1) >= record.number:
@@ -243,7 +267,9 @@ class TrappedRows(OutboxRows):
 
 
 class FaultyProducer(Producer):
-    """A producer that fails now and then: refuses to queue, loses what is queued, does not say how a commit ended."""
+    """A producer that fails now and then: refuses to queue, loses what is queued, does not say how a
+    commit ended.
+    """
 
     chance = random.Random(7)
     share = 0.02
@@ -277,7 +303,11 @@ class Alone:
     """Leads a shard without an election: for what happens within a term."""
 
     def __init__(
-        self, settings: HarvestSettings, clients: dict[str, Any] | None = None, make_rows: Any = open_rows, shard: int = 0
+        self,
+        settings: HarvestSettings,
+        clients: dict[str, Any] | None = None,
+        make_rows: Any = open_rows,
+        shard: int = 0,
     ) -> None:
         ensure_topics(settings)
         self.signals, self.stats = LeaderSignals(lambda: True), ShardStats(shard)
@@ -312,11 +342,18 @@ class Alone:
 
 
 def harvest_process(
-    rig: Rig, *, election: bool = False, trap: Mapping[str, Any] | None = None, traps: Sequence[Mapping[str, Any]] = (), **more: Any
+    rig: Rig,
+    *,
+    election: bool = False,
+    trap: Mapping[str, Any] | None = None,
+    traps: Sequence[Mapping[str, Any]] = (),
+    **more: Any,
 ) -> subprocess.Popen[str]:
-    """Start a harvester as a process of its own; it prints how many rows it has published, each time that changes.
+    """Start a harvester as a process of its own; it prints how many rows it has published, each time that
+    changes.
 
-    With *traps* it is one after the other, each a process that harvests until it is caught; printed is how each ended.
+    With *traps* it is one after the other, each a process that harvests until it is caught; printed is how
+    each ended.
     """
     spec = {
         "settings": {
@@ -335,11 +372,15 @@ def harvest_process(
     command = [sys.executable, "-P", "-m", "tests.outbox.harvesting", json.dumps(spec)]
     leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 def ends(process: subprocess.Popen[str]) -> list[int]:
-    """Return how each of the traps' processes ended: minus the signal, as Popen says it; each has a deadline of its own."""
+    """Return how each of the traps' processes ended: minus the signal, as Popen says it; each has a
+    deadline of its own.
+    """
     assert process.stdout is not None
     return [int(line.split()[1]) for line in process.stdout if line.startswith("ended ")]
 
@@ -348,7 +389,9 @@ def main() -> None:
     spec = json.loads(sys.argv[1])
     settings = HarvestSettings(kafka=Settings(kafka=spec["kafka"]), **spec["settings"])
     for trap in spec["traps"]:
-        if not (child := os.fork()):  # before there is any client: what has been imported need not be imported again
+        if not (
+            child := os.fork()
+        ):  # before there is any client: what has been imported need not be imported again
             signal.alarm(int(DEADLINE_S))
             harvest(settings, trap, election=spec["election"])
             os._exit(0)
@@ -374,9 +417,17 @@ def harvest(settings: HarvestSettings, trap: Mapping[str, Any], *, election: boo
     threading.Thread(target=listen, daemon=True).start()
     print("ready", flush=True)
     before = 0
-    with Harvester(settings, clients=clients, make_rows=make_rows) if election else Alone(settings, clients, make_rows) as running:
+    with (
+        Harvester(settings, clients=clients, make_rows=make_rows)
+        if election
+        else Alone(settings, clients, make_rows) as running
+    ):
         while not ended.wait(0.01):
-            published = sum(each.published for each in running.stats) if isinstance(running, Harvester) else running.published
+            published = (
+                sum(each.published for each in running.stats)
+                if isinstance(running, Harvester)
+                else running.published
+            )
             if published != before:
                 print(published, flush=True)
                 before = published

@@ -92,14 +92,25 @@ class Believer:
     def answer(self, command: Command, shard: int) -> CommandReply:
         self.said += 1
         return CommandReply(
-            id=command.id, verb=command.verb, shard=shard, leader="b", epoch=1, paused=False, published=self.said, quarantined=0
+            id=command.id,
+            verb=command.verb,
+            shard=shard,
+            leader="b",
+            epoch=1,
+            paused=False,
+            published=self.said,
+            quarantined=0,
         )
 
 
 def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: SessionBroker) -> None:
-    """A follower that is made deaf to answers repeats itself without end: the check that there is only one can fail."""
+    """A follower that is made deaf to answers repeats itself without end: the check that there is only one
+    can fail.
+    """
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
-    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=2)
+    settings = HarvestSettings(
+        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=2
+    )
     ensure_topics(settings)
     desk = Believer()
     follower = CommandLog(settings, desk, desk.obey)
@@ -123,7 +134,9 @@ def test_of_several_answers_the_first_counts_and_a_follower_gives_one(broker: Se
 
 def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
-    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
+    settings = HarvestSettings(
+        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}"
+    )
     ensure_topics(settings)
     for verb in (Verb.RESUME, Verb.FLUSH, Verb.PAUSE):
         assert tell(settings, verb, 0.2) == []
@@ -143,11 +156,16 @@ def test_who_comes_later_hears_what_still_holds_and_what_is_still_waited_for(bro
 
 def test_a_stranger_s_open_transaction_hides_neither_a_command_nor_its_answer(broker: SessionBroker) -> None:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
-    settings = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}")
+    settings = HarvestSettings(
+        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}"
+    )
     ensure_topics(settings)
     desk = Believer()
     follower = CommandLog(settings, desk, desk.obey)
-    with open_transaction(broker.config, settings.commands_topic, 1), open_transaction(broker.config, settings.answers_topic, 1):
+    with (
+        open_transaction(broker.config, settings.commands_topic, 1),
+        open_transaction(broker.config, settings.answers_topic, 1),
+    ):
         follower.open()
         try:
             assert len(tell(settings, Verb.STATUS, DEADLINE_S)) == 1

@@ -36,9 +36,19 @@ class Contest:
         self.journal = Journal()
         self.members: dict[str, Election] = {}
 
-    def join(self, name: str, *, instance_id: str | None = None, drain_s: float = 0.0, interop: bool = False) -> Election:
+    def join(
+        self, name: str, *, instance_id: str | None = None, drain_s: float = 0.0, interop: bool = False
+    ) -> Election:
         handler = Noting(self.journal, name, drain_s=drain_s)
-        member = election(dict(self.broker.config), self.topic, name, handler, roles=self.roles, instance_id=instance_id, interop=interop)
+        member = election(
+            dict(self.broker.config),
+            self.topic,
+            name,
+            handler,
+            roles=self.roles,
+            instance_id=instance_id,
+            interop=interop,
+        )
         self._stack.enter_context(member)
         self.members[name] = member
         return member
@@ -50,7 +60,9 @@ class Contest:
         return [name for name, member in self.members.items() if member.leadership(role) is not None]
 
     def wait_leader(self, role: int = 0) -> str:
-        return wait_for("a leader", lambda: self.leaders(role), DEADLINE_S, lambda: str(self.journal.entries))[0]
+        return wait_for(
+            "a leader", lambda: self.leaders(role), DEADLINE_S, lambda: str(self.journal.entries)
+        )[0]
 
     def size(self) -> int:
         """Return how many members the group has, as the broker sees it."""
@@ -60,7 +72,9 @@ class Contest:
     def spread(self) -> dict[str, int]:
         """Return how many roles each leads, once every role has a leader."""
         leaders = [self.leaders(role) for role in range(self.roles)]
-        return {name: sum(each == [name] for each in leaders) for name in self.members} if all(leaders) else {}
+        return (
+            {name: sum(each == [name] for each in leaders) for name in self.members} if all(leaders) else {}
+        )
 
 
 def process(on: Contest, name: str) -> subprocess.Popen[str]:
@@ -68,7 +82,9 @@ def process(on: Contest, name: str) -> subprocess.Popen[str]:
     command = [sys.executable, "-P", "-m", "tests.outbox.electors", on.broker.bootstrap, on.topic, name]
     leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command]
     environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    return subprocess.Popen(leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    return subprocess.Popen(
+        leashed, cwd=ROOT, env=environment, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
+    )
 
 
 @pytest.fixture
@@ -139,7 +155,9 @@ def test_a_frozen_leader_has_stopped_before_its_successor_begins(contest: Callab
 
 
 @pytest.mark.parametrize("times", [3, pytest.param(20, marks=pytest.mark.slow)])
-def test_standbys_that_come_and_go_do_not_move_the_leader(contest: Callable[..., Contest], times: int) -> None:
+def test_standbys_that_come_and_go_do_not_move_the_leader(
+    contest: Callable[..., Contest], times: int
+) -> None:
     """N3, E5, E10: neither a cooperative nor a static member costs the leader its term."""
     on = contest()
     on.join("m")
@@ -157,12 +175,16 @@ def test_standbys_that_come_and_go_do_not_move_the_leader(contest: Callable[...,
 
 
 def test_roles_are_spread_over_the_processes_and_each_has_one_leader(contest: Callable[..., Contest]) -> None:
-    """N3: a process that holds other partitions only never leads this one; what does not move keeps its term."""
+    """N3: a process that holds other partitions only never leads this one; what does not move keeps its
+    term.
+    """
     on = contest(roles=4)
     on.join("a")
     wait_for("all roles led", lambda: on.spread() == {"a": 4}, DEADLINE_S)
     on.join("b")
-    wait_for("roles shared", lambda: on.spread() == {"a": 2, "b": 2}, DEADLINE_S, lambda: str(on.journal.entries))
+    wait_for(
+        "roles shared", lambda: on.spread() == {"a": 2, "b": 2}, DEADLINE_S, lambda: str(on.journal.entries)
+    )
     assert sum(len(on.journal.of("acquired", role)) for role in range(4)) == 6
     on.leave("a")
     wait_for("all roles led again", lambda: on.spread() == {"b": 4}, DEADLINE_S)
@@ -184,7 +206,9 @@ def test_a_long_history_neither_delays_nor_elects(contest: Callable[..., Contest
     assert on.journal.of("acquired")[0][1] >= records
 
 
-def test_a_leader_drains_before_its_successor_begins_but_not_longer_than_allowed(contest: Callable[..., Contest]) -> None:
+def test_a_leader_drains_before_its_successor_begins_but_not_longer_than_allowed(
+    contest: Callable[..., Contest],
+) -> None:
     """E2: the barrier is bounded."""
     on = contest()
     on.join("slow", drain_s=60.0)
@@ -194,10 +218,16 @@ def test_a_leader_drains_before_its_successor_begins_but_not_longer_than_allowed
     on.leave("slow")
     assert on.wait_leader() == "next"
     assert time.monotonic() - began_s < TIMEOUT_S / 2 + 5
-    assert [entry[:2] for entry in on.journal.entries] == [("acquired", "slow"), ("revoked", "slow"), ("acquired", "next")]
+    assert [entry[:2] for entry in on.journal.entries] == [
+        ("acquired", "slow"),
+        ("revoked", "slow"),
+        ("acquired", "next"),
+    ]
 
 
-def test_a_leader_topic_that_does_not_fit_is_refused(contest: Callable[..., Contest], broker: SessionBroker) -> None:
+def test_a_leader_topic_that_does_not_fit_is_refused(
+    contest: Callable[..., Contest], broker: SessionBroker
+) -> None:
     on = contest(roles=2)
     on.roles = 3
     with pytest.raises(TopicError, match="has 2 partition"):
@@ -258,7 +288,11 @@ class Script:
 def scripted(polls: list[Any]) -> tuple[Election, Script, Noting]:
     script, handler = Script(polls), Noting(Journal(), "a")
     settings = ElectionSettings(group_id="g", leader_topic="t", name="a", heartbeat_timeout_s=TIMEOUT_S)
-    return Election(settings, handler, make_consumer=lambda config: script, make_producer=lambda config: script), script, handler
+    return (
+        Election(settings, handler, make_consumer=lambda config: script, make_producer=lambda config: script),
+        script,
+        handler,
+    )
 
 
 class Heard:
@@ -281,7 +315,9 @@ def test_a_passing_error_of_the_client_changes_nothing() -> None:
 
 
 def test_a_fatal_error_of_the_client_ends_the_election_and_says_so() -> None:
-    member, script, handler = scripted([Heard(KafkaError(KafkaError._FATAL, "fenced instance id", fatal=True))])
+    member, script, handler = scripted(
+        [Heard(KafkaError(KafkaError._FATAL, "fenced instance id", fatal=True))]
+    )
     member.start()
     wait_for("the end", lambda: handler.error, DEADLINE_S)
     assert isinstance(handler.error, BrokerError)

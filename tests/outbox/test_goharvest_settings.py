@@ -1,4 +1,6 @@
-"""A reaper's configuration as the reaper reads it: defaults, what follows from what, and what is refused before any input or output."""
+"""A reaper's configuration as the reaper reads it: defaults, what follows from what, and what is refused
+before any input or output.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,10 @@ FNV = json.loads((TESTDATA / "fnv1a32.json").read_text())
 
 def told(limits: ReaperLimits) -> dict[str, float]:
     """Return limits under the vectors' names."""
-    return {_camel(name) + ("_ms" if name.endswith("_ms") else ""): getattr(limits, name) for name in ReaperLimits.__dataclass_fields__}
+    return {
+        _camel(name) + ("_ms" if name.endswith("_ms") else ""): getattr(limits, name)
+        for name in ReaperLimits.__dataclass_fields__
+    }
 
 
 def given(changes: dict[str, Any]) -> dict[str, Any]:
@@ -47,7 +52,9 @@ def test_a_reapers_defaults_are_its_own() -> None:
 
 @pytest.mark.parametrize("vector", VECTORS["derivations"], ids=lambda vector: str(vector["set"]))
 def test_what_is_not_given_follows_from_what_is(vector: dict[str, dict[str, int]]) -> None:
-    """O5: a heartbeat of 40 s gives 20 s of polling and draining; a queue timeout of 15 s cuts the draining."""
+    """O5: a heartbeat of 40 s gives 20 s of polling and draining; a queue timeout of 15 s cuts the
+    draining.
+    """
     found = told(limits_of(given(vector["set"])["limits"]))
     assert {name: found[name] for name in vector["expect"]} == vector["expect"]
 
@@ -67,7 +74,14 @@ def test_every_limit_has_its_least_value(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "limits", [{"heartbeatTimeout": "soon"}, {"heartbeatTimeout": "5 s"}, {"sendConcurrency": "8"}, {"sendConcurrency": True}, {"beat": 1}]
+    "limits",
+    [
+        {"heartbeatTimeout": "soon"},
+        {"heartbeatTimeout": "5 s"},
+        {"sendConcurrency": "8"},
+        {"sendConcurrency": True},
+        {"beat": 1},
+    ],
 )
 def test_what_is_no_limit_is_named(limits: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"limits\."):
@@ -83,9 +97,19 @@ def test_the_harvester_takes_the_reapers_place() -> None:
         "limits": {"minPollInterval": "1s", "markQueryRecords": 500, "heartbeatTimeout": 3_000_000_000},
     }
     found = read(document)
-    assert (found.strategy, found.layout, found.interop, found.key_in_flight) == (Strategy.MARK, "goharvest", True, 1)
+    assert (found.strategy, found.layout, found.interop, found.key_in_flight) == (
+        Strategy.MARK,
+        "goharvest",
+        True,
+        1,
+    )
     assert (found.group_id, found.leader_topic) == ("reapers", "reapers.neli")
-    assert (found.batch_rows, found.in_flight_rows, found.heartbeat_timeout_s, found.retry_s) == (500, 1_000, 3.0, 0.5)
+    assert (found.batch_rows, found.in_flight_rows, found.heartbeat_timeout_s, found.retry_s) == (
+        500,
+        1_000,
+        3.0,
+        0.5,
+    )
     assert found.database == "postgresql+psycopg://reaper:secret@db:5432/shop?sslmode=disable"
     assert found.producer()["compression.type"] == "lz4"
     assert found.kafka.client()["bootstrap.servers"] == "kafka:9092"
@@ -95,5 +119,10 @@ def test_the_harvester_takes_the_reapers_place() -> None:
 def test_keys_go_to_a_reapers_cells_as_they_do_there(vector: dict[str, Any]) -> None:
     """O6: key-1 among 8 goes to 6, no text to 5, and with one cell everything to 0."""
     key = str(vector["key"]).encode()
-    assert [goharvest_cell(key, cells) for cells in (1, 2, 4, 8)] == [0, vector["mod2"], vector["mod4"], vector["mod8"]]
+    assert [goharvest_cell(key, cells) for cells in (1, 2, 4, 8)] == [
+        0,
+        vector["mod2"],
+        vector["mod4"],
+        vector["mod8"],
+    ]
     assert goharvest_cell(key, 1 << 32) == vector["hash"]

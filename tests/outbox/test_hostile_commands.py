@@ -1,4 +1,6 @@
-"""The topics by which harvesters of an outbox are told what to do, made before brokers were asked to refuse bombs."""
+"""The topics by which harvesters of an outbox are told what to do, made before brokers were asked to
+refuse bombs.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ DEADLINE_S = 60.0
 @pytest.fixture
 def settings(broker: SessionBroker) -> Iterator[HarvestSettings]:
     kafka = Settings(kafka={name: str(value) for name, value in broker.config.items()})
-    told = HarvestSettings(database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=1)
+    told = HarvestSettings(
+        database="sqlite:///never-opened.db", kafka=kafka, name=f"told-{uuid.uuid4().hex[:8]}", shards=1
+    )
     own = [told.commands_topic, told.answers_topic]
     for topic, policy in zip(own, ("compact", "delete"), strict=True):
         broker.create_topic(topic, config=ROOM | {"cleanup.policy": policy}, exact=True)
@@ -36,7 +40,9 @@ def settings(broker: SessionBroker) -> Iterator[HarvestSettings]:
     broker.delete_topics([*own, *made])
 
 
-def test_commands_are_heard_and_answered_beyond_hostile_batches(broker: SessionBroker, settings: HarvestSettings) -> None:
+def test_commands_are_heard_and_answered_beyond_hostile_batches(
+    broker: SessionBroker, settings: HarvestSettings
+) -> None:
     desk = Believer()
     send_hostile(broker, settings.commands_topic)
     follower = CommandLog(settings, desk, desk.obey)
@@ -53,14 +59,20 @@ def test_commands_are_heard_and_answered_beyond_hostile_batches(broker: SessionB
         follower.close(10)
 
 
-def test_a_leader_hears_itself_beyond_hostile_batches(broker: SessionBroker, settings: HarvestSettings) -> None:
-    """Without the skipper it is fenced by its own silence, for good: nobody hears a heartbeat any more, nor a claim."""
+def test_a_leader_hears_itself_beyond_hostile_batches(
+    broker: SessionBroker, settings: HarvestSettings
+) -> None:
+    """Without the skipper it is fenced by its own silence, for good: nobody hears a heartbeat any more,
+    nor a claim.
+    """
     told = replace(settings, leader_topic=broker.create_topic("neli", config=ROOM))
     journal = Journal()
     with Election(told.election(), Noting(journal, "a"), kafka=told.kafka) as member:
         wait_for("a leader", lambda: member.leadership(0) is not None, DEADLINE_S)
         send_hostile(broker, told.election().leader_topic)
-        passed = wait_for("it passes them", lambda: (member.skipper.skipped if member.skipper else 0) >= 3, DEADLINE_S)
+        passed = wait_for(
+            "it passes them", lambda: (member.skipper.skipped if member.skipper else 0) >= 3, DEADLINE_S
+        )
         assert passed
         wait_for("it leads", lambda: member.leadership(0) is not None, DEADLINE_S)
         before = len(journal.of("fenced"))

@@ -21,7 +21,10 @@ def table(name: str, page: str = PAGE) -> list[list[str]]:
     """Return the cells of the table behind the comment *name*, backticks dropped."""
     found = re.search(rf"<!-- {name} -->\n((?:\|.*\n)+)", page)
     assert found is not None, f"the page has no table {name}"
-    return [[cell.strip().replace("`", "") for cell in line.strip("|").split("|")] for line in found[1].splitlines()[2:]]
+    return [
+        [cell.strip().replace("`", "") for cell in line.strip("|").split("|")]
+        for line in found[1].splitlines()[2:]
+    ]
 
 
 @pytest.mark.parametrize("dialect", ["postgresql", "mysql", "sqlite"])
@@ -49,7 +52,10 @@ def test_the_page_says_how_debeziums_rows_are_published() -> None:
     assert "null is a tombstone" in said["payload"]
     assert (row.value, typed.value) == (b'{"a": 1}', None)
     assert said["id"] == f"header {row.headers[0][0]}"
-    assert ([name for name, _ in row.headers], [name for name, _ in typed.headers]) == (["id"], ["id", "eventType"])
+    assert ([name for name, _ in row.headers], [name for name, _ in typed.headers]) == (
+        ["id"],
+        ["id", "eventType"],
+    )
 
 
 def test_the_page_names_the_channel_and_the_tables() -> None:

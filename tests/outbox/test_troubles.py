@@ -1,4 +1,6 @@
-"""What a harvester says by itself: one line when a trouble begins and one when it is over, also without -v."""
+"""What a harvester says by itself: one line when a trouble begins and one when it is over, also without
+-v.
+"""
 
 from __future__ import annotations
 
@@ -50,17 +52,26 @@ def command(rig: Rig, folder: Path) -> Iterator[Path]:
 
 
 def lines(said: Path, part: str) -> list[str]:
-    return [line for line in said.read_text(errors="replace").splitlines() if part in line and "WARNING" in line]
+    return [
+        line for line in said.read_text(errors="replace").splitlines() if part in line and "WARNING" in line
+    ]
 
 
-def test_the_command_says_when_its_database_is_away_and_when_it_is_back(rig: Rig, postgres: Postgres, tmp_path: Path) -> None:
+def test_the_command_says_when_its_database_is_away_and_when_it_is_back(
+    rig: Rig, postgres: Postgres, tmp_path: Path
+) -> None:
     rig.fill(10)
     with command(rig, tmp_path) as said:
         rig.wait_empty(deadline_s=LONG_S)
         assert not lines(said, "outbox")
         postgres.kill()
         try:
-            wait_for("a word", lambda: lines(said, "nothing is published until this is over"), LONG_S, said.read_text)
+            wait_for(
+                "a word",
+                lambda: lines(said, "nothing is published until this is over"),
+                LONG_S,
+                said.read_text,
+            )
             wait_for("another attempt", lambda: "harvesting" in said.read_text(), LONG_S)
         finally:
             postgres.restart()
@@ -69,7 +80,9 @@ def test_the_command_says_when_its_database_is_away_and_when_it_is_back(rig: Rig
         wait_for("the end", lambda: lines(said, "the trouble is over"), LONG_S, said.read_text)
     assert len(lines(said, "nothing is published until")) == 1, said.read_text()
     assert len(lines(said, "the trouble is over")) == 1
-    assert rig.outbox.url.rpartition("/")[2] in lines(said, "nothing is published until")[0], "it names the database"
+    assert rig.outbox.url.rpartition("/")[2] in lines(said, "nothing is published until")[0], (
+        "it names the database"
+    )
 
 
 def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) -> None:
@@ -81,14 +94,20 @@ def test_the_command_says_that_its_tables_are_missing(rig: Rig, tmp_path: Path) 
     assert len(lines(said, "nothing is published until")) == 1, said.read_text()
 
 
-def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(rig: Rig, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(
+    rig: Rig, caplog: pytest.LogCaptureFixture
+) -> None:
     topic = f"{rig.topic}-later"
     rig.write([rig.record(number, topic=topic) for number in range(5)])
     with Alone(rig.settings(attempts=1000, retry_limit_s=0.2)) as leader:
         wait_for("some refusals", lambda: leader.stats.refused > 3, LONG_S)
         rig.broker.create_topic(topic, partitions=PARTITIONS, exact=True)
         rig.wait_empty()
-    told = [record.message for record in caplog.records if topic in record.message and record.levelname == "WARNING"]
+    told = [
+        record.message
+        for record in caplog.records
+        if topic in record.message and record.levelname == "WARNING"
+    ]
     assert [each.partition(": ")[2][:40] for each in told] == [
         f"rows for topic {topic} are held back: "[:40],
         f"topic {topic} can be written to again"[:40],
@@ -96,7 +115,9 @@ def test_a_topic_that_is_missing_is_told_once_and_again_when_it_is_there(rig: Ri
     rig.broker.delete_topics([topic])
 
 
-def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(caplog: pytest.LogCaptureFixture) -> None:
+def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     now_s = [0.0]
 
     class Clock:
@@ -125,9 +146,13 @@ def test_a_trouble_is_told_once_for_each_kind_and_once_when_it_is_over(caplog: p
 
 
 def test_a_row_for_a_topic_of_the_brokers_own_holds_up_no_others(rig: Rig) -> None:
-    """The broker tells of such a topic as of any other, and then refuses the whole transaction without saying which row it was."""
+    """The broker tells of such a topic as of any other, and then refuses the whole transaction without
+    saying which row it was.
+    """
     numbers = range(20)
-    rig.write([rig.record(number, topic="__consumer_offsets" if number == 7 else rig.topic) for number in numbers])
+    rig.write(
+        [rig.record(number, topic="__consumer_offsets" if number == 7 else rig.topic) for number in numbers]
+    )
     with Alone(rig.settings(attempts=2, retry_s=0.05, retry_limit_s=0.1)):
         rig.wait_empty()
     with rig.outbox.rows() as rows:

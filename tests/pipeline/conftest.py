@@ -26,7 +26,10 @@ MakeTopic = Callable[[Log], str]
 def spark(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SparkSession]:
     """Give a session that `replay`, `land` and `verify` find active and use as it is."""
     options = SparkOptions(
-        master="local[2]", quick=True, conf={"spark.sql.shuffle.partitions": "2"}, log_dir=tmp_path_factory.mktemp("spark-log")
+        master="local[2]",
+        quick=True,
+        conf={"spark.sql.shuffle.partitions": "2"},
+        log_dir=tmp_path_factory.mktemp("spark-log"),
     )
     with open_session(options) as session:
         yield session
@@ -39,15 +42,28 @@ def settings(broker: SessionBroker) -> Settings:
 
 @pytest.fixture
 def make_topic(broker: SessionBroker, fresh_topic: FreshTopic) -> MakeTopic:
-    """Give a maker of topics that hold a log, with the log's own times; offsets without gaps are Kafka's to choose."""
+    """Give a maker of topics that hold a log, with the log's own times; offsets without gaps are Kafka's
+    to choose.
+    """
 
     def make(log: Log) -> str:
-        topic = fresh_topic("pipeline", partitions=len(log), config={"message.timestamp.type": "CreateTime", "retention.ms": "-1"})
+        topic = fresh_topic(
+            "pipeline",
+            partitions=len(log),
+            config={"message.timestamp.type": "CreateTime", "retention.ms": "-1"},
+        )
         producer = Producer(broker.client_config(**{"linger.ms": 5}))
         for partition, records in log.items():
             for each in records:
                 headers = list(each.headers) or None
-                producer.produce(topic, each.value, each.key, partition, timestamp=each.at_ms, headers=headers)  # type: ignore[arg-type]
+                producer.produce(
+                    topic,
+                    each.value,
+                    each.key,
+                    partition,
+                    timestamp=each.at_ms,
+                    headers=headers,  # type: ignore[arg-type]
+                )
         assert producer.flush(30) == 0
         return topic
 

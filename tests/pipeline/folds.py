@@ -35,14 +35,24 @@ def decode(value: bytes | None, key: bytes | None, headers: Headers, offset: int
     if value is None:
         return Op("remove", (key or b"").decode(), offset, ())
     verb, name, amount = value.decode().split(" ")
-    return Op(verb, name, int(amount), tuple((content or b"none").decode() for tag, content in headers if tag == "tag"))
+    return Op(
+        verb,
+        name,
+        int(amount),
+        tuple((content or b"none").decode() for tag, content in headers if tag == "tag"),
+    )
 
 
 def fold(rows: Rows[Account], op: Op, at_ms: int) -> Iterator[Emit]:
     account = rows.get(op.key, Account())
     match op.verb:
         case "add" | "boom":
-            rows[op.key] = Account(account.total + op.amount, at_ms, account.fired, account.tags | {*op.tags, f"t{op.amount % 7}"})
+            rows[op.key] = Account(
+                account.total + op.amount,
+                at_ms,
+                account.fired,
+                account.tags | {*op.tags, f"t{op.amount % 7}"},
+            )
             if op.verb == "boom":
                 raise ValueError(f"boom {op.key} at {at_ms}")
             if op.amount > 50:
@@ -53,7 +63,9 @@ def fold(rows: Rows[Account], op: Op, at_ms: int) -> Iterator[Emit]:
         case "wake":
             rows.wake_at(op.key, at_ms + op.amount)
         case "sum":
-            rows[f"sum/{op.key}"] = Account(total=sum(row.total for _, row in rows.scan(op.key)), seen_ms=at_ms)
+            rows[f"sum/{op.key}"] = Account(
+                total=sum(row.total for _, row in rows.scan(op.key)), seen_ms=at_ms
+            )
         case "emit":
             yield Emit("not a topic", key=op.key)
         case "stray":
@@ -113,7 +125,9 @@ _values = st.one_of(
     ).map(str.encode),
     st.sampled_from([None, b"", b"\xff\xfe", b"add a", b"add a x"]),
 )
-_headers = st.lists(st.tuples(st.sampled_from(["tag", "other"]), st.sampled_from([None, b"", b"x", b"y"])), max_size=2).map(tuple)
+_headers = st.lists(
+    st.tuples(st.sampled_from(["tag", "other"]), st.sampled_from([None, b"", b"x", b"y"])), max_size=2
+).map(tuple)
 
 
 @st.composite
@@ -123,7 +137,11 @@ def records(draw: st.DrawFn, limit: int = 60) -> list[Record]:
     offset, at_ms = draw(st.integers(0, 3)), 1_700_000_000_000
     for _ in range(draw(st.integers(0, limit))):
         at_ms = max(1, at_ms + draw(st.sampled_from([0, 0, 1, 30, 200, -50])))
-        out.append(Record(offset, at_ms, draw(st.sampled_from([None, b"a", b"b", b""])), draw(_values), draw(_headers)))
+        out.append(
+            Record(
+                offset, at_ms, draw(st.sampled_from([None, b"a", b"b", b""])), draw(_values), draw(_headers)
+            )
+        )
         offset += draw(st.sampled_from([1, 1, 1, 1, 4]))
     return out
 

@@ -23,17 +23,24 @@ def record_batch(partition: int, records: Sequence[Record], unit: str = "us") ->
         "topic": pa.array(["t"] * len(records), pa.string()),
         "partition": pa.array([partition] * len(records), pa.int32()),
         "offset": pa.array([each.offset for each in records], pa.int64()),
-        "timestamp": pa.array([each.at_ms * per_ms for each in records], pa.int64()).cast(pa.timestamp(unit, "UTC")),
+        "timestamp": pa.array([each.at_ms * per_ms for each in records], pa.int64()).cast(
+            pa.timestamp(unit, "UTC")
+        ),
         "timestamp_type": pa.array([1] * len(records), pa.int32()),
         "key": pa.array([each.key for each in records], pa.binary()),
         "value": pa.array([each.value for each in records], pa.binary()),
-        "headers": pa.array([[{"key": name, "value": content} for name, content in each.headers] or None for each in records], HEADERS),
+        "headers": pa.array(
+            [[{"key": name, "value": content} for name, content in each.headers] or None for each in records],
+            HEADERS,
+        ),
     }
     return pa.RecordBatch.from_arrays(list(columns.values()), names=list(columns))
 
 
 def cut(log: Log, size: int) -> Iterator[pa.RecordBatch]:
-    """Yield the log's partitions in turn, *size* records at a time: as a task with several partitions would meet them."""
+    """Yield the log's partitions in turn, *size* records at a time: as a task with several partitions
+    would meet them.
+    """
     longest = max((len(records) for records in log.values()), default=0)
     for start in range(0, longest, size):
         for partition, records in log.items():
@@ -48,11 +55,25 @@ def ends(log: Log) -> dict[int, int]:
 
 def landed(log: Log, **more: Any) -> Landed:
     begins = dict.fromkeys(log, 0)
-    return Landed(**({"topic": "t", "topic_id": "id", "batch": "b", "start": begins, "end": ends(log), "begins": begins} | more))
+    return Landed(
+        **(
+            {
+                "topic": "t",
+                "topic_id": "id",
+                "batch": "b",
+                "start": begins,
+                "end": ends(log),
+                "begins": begins,
+            }
+            | more
+        )
+    )
 
 
 def write_bronze(lake: Path, topic: str, log: Log, *, commits: int = 2, shuffled: bool = False) -> str:
-    """Write *log* as a bronze table of several commits, as a landing would; *shuffled* mixes the rows inside files as OPTIMIZE may."""
+    """Write *log* as a bronze table of several commits, as a landing would; *shuffled* mixes the rows
+    inside files as OPTIMIZE may.
+    """
     path = bronze_path(str(lake), topic)
     for commit in range(commits):
         parts = {
@@ -60,7 +81,10 @@ def write_bronze(lake: Path, topic: str, log: Log, *, commits: int = 2, shuffled
             for partition, records in log.items()
         }
         told = landed(log, topic=topic, batch=f"b{commit}").encode()
-        batches = [record_batch(partition, records[::-1] if shuffled else records) for partition, records in parts.items()]
+        batches = [
+            record_batch(partition, records[::-1] if shuffled else records)
+            for partition, records in parts.items()
+        ]
         write_deltalake(
             Path(path).as_uri(),
             pa.Table.from_batches(batches),

@@ -1,4 +1,6 @@
-"""The audit of an outbox over real topics and bronze tables: both engines find the same, with offsets, and nothing in what is right."""
+"""The audit of an outbox over real topics and bronze tables: both engines find the same, with offsets, and
+nothing in what is right.
+"""
 
 from __future__ import annotations
 
@@ -59,13 +61,18 @@ FOUND = [
 def log_of(history: Mapping[int, Iterable[Published]]) -> Log:
     """Return a history as records; partition by partition, each with its own producer's numbers."""
     return {
-        partition: [Record(each.offset, 1_000 + each.offset, each.key, b"v", each.headers) for each in records]
+        partition: [
+            Record(each.offset, 1_000 + each.offset, each.key, b"v", each.headers) for each in records
+        ]
         for partition, records in history.items()
     }
 
 
 def told(report: AuditReport) -> list[tuple[str, int, int, int, int]]:
-    return [(str(each.kind), where.partition, each.offset, each.first, each.last) for where, each in report.findings]
+    return [
+        (str(each.kind), where.partition, each.offset, each.first, each.last)
+        for where, each in report.findings
+    ]
 
 
 def tell_progress(broker: SessionBroker, topic: str, last: Mapping[int, int], epoch: int = 5) -> str:
@@ -74,8 +81,12 @@ def tell_progress(broker: SessionBroker, topic: str, last: Mapping[int, int], ep
     books = Books(f"{outbox}-0")
     books.epoch = epoch
     producer = Producer(broker.client_config())
-    broker.create_topic(progress_topic(outbox), partitions=1, config={"cleanup.policy": "compact"}, exact=True)
-    for key, value in books.records([1], {(topic, partition): sequence for partition, sequence in last.items()}):
+    broker.create_topic(
+        progress_topic(outbox), partitions=1, config={"cleanup.policy": "compact"}, exact=True
+    )
+    for key, value in books.records(
+        [1], {(topic, partition): sequence for partition, sequence in last.items()}
+    ):
         producer.produce(progress_topic(outbox), value, key)
     assert producer.flush(30) == 0
     return outbox
@@ -87,7 +98,10 @@ def test_planted_faults_are_found_with_their_offsets_by_both_engines_in_topics_a
     topic = make_topic(log_of(PLANTED))
     land(settings, topic, str(lake))
     ways: list[tuple[ReplayEngine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
-    reports = [audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake))) for engine, source in ways]
+    reports = [
+        audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake)))
+        for engine, source in ways
+    ]
     assert [(each.engine, each.source) for each in reports] == ways
     for each in reports:
         assert told(each) == FOUND
@@ -95,26 +109,36 @@ def test_planted_faults_are_found_with_their_offsets_by_both_engines_in_topics_a
         assert each.partitions[0].is_clean
 
 
-def test_bronze_of_a_log_that_is_right_is_clean_and_shuffled_files_change_nothing(settings: Settings, lake: Path) -> None:
+def test_bronze_of_a_log_that_is_right_is_clean_and_shuffled_files_change_nothing(
+    settings: Settings, lake: Path
+) -> None:
     history = {0: RIGHT, 1: []}
     for shuffled in (False, True):
         write_bronze(lake / str(shuffled), "t", log_of(history), shuffled=shuffled)
-        options = AuditOptions(topics=("t",), rules=NUMBERED, engine="local", source="bronze", lake=str(lake / str(shuffled)))
+        options = AuditOptions(
+            topics=("t",), rules=NUMBERED, engine="local", source="bronze", lake=str(lake / str(shuffled))
+        )
         report = audit(settings, options)
         assert report.is_clean, told(report)
         assert (report.audited, report.notes) == (200, ())
 
 
-def test_topics_and_last_numbers_are_taken_from_the_leaders(settings: Settings, make_topic: MakeTopic, broker: SessionBroker) -> None:
+def test_topics_and_last_numbers_are_taken_from_the_leaders(
+    settings: Settings, make_topic: MakeTopic, broker: SessionBroker
+) -> None:
     topic = make_topic(log_of({0: [], 1: []}))
     outbox = tell_progress(broker, topic, {1: 1})
     report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local"))
-    assert [(where.topic, where.partition, each.kind, each.first, each.last) for where, each in report.findings] == [
-        (topic, 1, "lost", 0, 1)
-    ]
+    assert [
+        (where.topic, where.partition, each.kind, each.first, each.last) for where, each in report.findings
+    ] == [(topic, 1, "lost", 0, 1)]
     producer = Producer(broker.client_config())
     for sequence in range(2):
-        headers = [("holdfast-producer", f"{outbox}-0".encode()), ("holdfast-epoch", b"5"), ("holdfast-sequence", b"%d" % sequence)]
+        headers = [
+            ("holdfast-producer", f"{outbox}-0".encode()),
+            ("holdfast-epoch", b"5"),
+            ("holdfast-sequence", b"%d" % sequence),
+        ]
         producer.produce(topic, b"v", b"k", 1, headers=headers)  # type: ignore[arg-type]
     assert producer.flush(30) == 0
     report = audit(settings, AuditOptions(rules=Rules(outbox=outbox), engine="local"))
@@ -157,7 +181,15 @@ def digested(partition: int, among: int, count: int = 40) -> list[Record]:
     for at in range(count):
         key, value, mine = own[at % len(own)], b"paid %d" % at, (("trace", b"t%d" % at),)
         digest = digests.header(b"%d" % at, partition, among, key, value, mine)
-        out.append(Record(at, 1_000 + at, key, value, (*mine, (DIGEST, digest), *stamp_headers(Stamp(f"{OUTBOX}-0", 3, at)))))
+        out.append(
+            Record(
+                at,
+                1_000 + at,
+                key,
+                value,
+                (*mine, (DIGEST, digest), *stamp_headers(Stamp(f"{OUTBOX}-0", 3, at))),
+            )
+        )
     return out
 
 
@@ -176,7 +208,12 @@ def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_coun
     moved = replace(right[0][39], offset=40)
     planted = {
         0: altered(altered(right[0][:39], 5, value=b"paid 6"), 9, key=b"another"),
-        1: [*altered(altered(right[1], 7, headers=(("trace", b"other"), *right[1][7].headers[1:])), 8, value=None), moved],
+        1: [
+            *altered(
+                altered(right[1], 7, headers=(("trace", b"other"), *right[1][7].headers[1:])), 8, value=None
+            ),
+            moved,
+        ],
     }
     for history, found in (
         (right, []),
@@ -184,13 +221,28 @@ def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_coun
     ):
         topic = make_topic(history)
         land(settings, topic, str(lake))
-        ways: list[tuple[ReplayEngine, Source]] = [("local", "topic"), ("local", "bronze"), ("spark", "bronze")]
-        reports = [audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake))) for engine, source in ways]
+        ways: list[tuple[ReplayEngine, Source]] = [
+            ("local", "topic"),
+            ("local", "bronze"),
+            ("spark", "bronze"),
+        ]
+        reports = [
+            audit(settings, AuditOptions(topics=(topic,), engine=engine, source=source, lake=str(lake)))
+            for engine, source in ways
+        ]
         for report in reports:
-            changed = [(kind, partition, offset, first) for kind, partition, offset, first, _ in told(report) if kind == "changed"]
+            changed = [
+                (kind, partition, offset, first)
+                for kind, partition, offset, first, _ in told(report)
+                if kind == "changed"
+            ]
             assert changed == found
             assert report.partitions == reports[0].partitions
-        misplaced = [(where.partition, each.offset, each.reason) for where, each in reports[0].findings if each.kind == "misplaced"]
+        misplaced = [
+            (where.partition, each.offset, each.reason)
+            for where, each in reports[0].findings
+            if each.kind == "misplaced"
+        ]
         assert misplaced == ([] if history is right else [(1, 40, "it was published to partition 0")])
     older = make_topic({0: [without_digest(each) for each in right[0]], 1: right[1]})
     report = audit(settings, AuditOptions(topics=(older,), engine="local"))
@@ -198,7 +250,9 @@ def test_changed_and_moved_records_are_found_by_both_engines_and_older_ones_coun
     assert [each.undigested for each in report.partitions] == [40, 0]
 
 
-def test_records_without_a_digest_are_looked_for_in_their_keys_partition_when_asked(settings: Settings, make_topic: MakeTopic) -> None:
+def test_records_without_a_digest_are_looked_for_in_their_keys_partition_when_asked(
+    settings: Settings, make_topic: MakeTopic
+) -> None:
     records = [without_digest(each) for each in digested(0, 2)]
     topic = make_topic({0: altered(records, 3, key=next(key for key in KEYS if of_key(key, 2) == 1)), 1: []})
     assert audit(settings, AuditOptions(topics=(topic,), engine="local")).is_clean
@@ -220,9 +274,22 @@ def run(capsys: pytest.CaptureFixture[str], *arguments: str) -> tuple[int, str, 
 
 
 @pytest.mark.parametrize("planted", [False, True])
-def test_the_command_prints_what_it_found_and_exits_with_it(lake: Path, capsys: pytest.CaptureFixture[str], planted: bool) -> None:
+def test_the_command_prints_what_it_found_and_exits_with_it(
+    lake: Path, capsys: pytest.CaptureFixture[str], planted: bool
+) -> None:
     write_bronze(lake, "t", log_of(PLANTED if planted else {0: RIGHT}))
-    command = ("audit", "outbox", "--topic", "t", "--from", "bronze", "--lake", str(lake), "--engine", "local")
+    command = (
+        "audit",
+        "outbox",
+        "--topic",
+        "t",
+        "--from",
+        "bronze",
+        "--lake",
+        str(lake),
+        "--engine",
+        "local",
+    )
     code, out, err = run(capsys, *command)
     assert code == (1 if planted else 0)
     assert ("NOT as it must be" if planted else "nothing is wrong") in err
@@ -230,9 +297,10 @@ def test_the_command_prints_what_it_found_and_exits_with_it(lake: Path, capsys: 
     code, out, _ = run(capsys, *command, "-o", "json")
     document: dict[str, Any] = json.loads(out)
     assert document["clean"] is not planted
-    assert [(each["kind"], each["partition"], each["offset"], each["first"], each["last"]) for each in document["findings"]] == (
-        FOUND if planted else []
-    )
+    assert [
+        (each["kind"], each["partition"], each["offset"], each["first"], each["last"])
+        for each in document["findings"]
+    ] == (FOUND if planted else [])
 
 
 def test_what_cannot_be_audited_is_told(capsys: pytest.CaptureFixture[str]) -> None:

@@ -1,4 +1,6 @@
-"""The bookkeeper's folds over history: both engines tell the same, headers and partitions included, and it is what workers keep."""
+"""The bookkeeper's folds over history: both engines tell the same, headers and partitions included, and it
+is what workers keep.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +20,13 @@ if TYPE_CHECKING:
 NUMBERS = (0, 1, 1, 4, 3, 5, 5, 2, 6)
 LOG: Log = {
     partition: [
-        Record(at, 1_000 + at, b"k", b"v%d" % at, stamp_headers(Stamp(f"p{at % 2}", 1 + at // 6 - (at == 7), number + partition)))
+        Record(
+            at,
+            1_000 + at,
+            b"k",
+            b"v%d" % at,
+            stamp_headers(Stamp(f"p{at % 2}", 1 + at // 6 - (at == 7), number + partition)),
+        )
         for at, number in enumerate(NUMBERS)
     ]
     for partition in range(3)
@@ -30,7 +38,11 @@ def test_both_engines_keep_the_same_books_with_and_without_a_clean_topic(
 ) -> None:
     topic = make_topic(LOG)
     plain, clean = books(topic), dedupe(topic, f"{topic}-clean")
-    told = [replay(processor, settings, ReplayOptions(engine=engine)) for processor in (plain, clean) for engine in ("local", "spark")]
+    told = [
+        replay(processor, settings, ReplayOptions(engine=engine))
+        for processor in (plain, clean)
+        for engine in ("local", "spark")
+    ]
     digests = [[each.digest for each in one.partitions] for one in told]
     assert digests[0] == digests[1] == digests[2] == digests[3]
     assert [each.refused for each in told[0].partitions] == [0, 0, 0]

@@ -37,13 +37,20 @@ BUDGET = Budget.of(1 << 20, 1 << 20)
 RELAXED = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
 
 
-def replayed(batches: Iterable[pa.RecordBatch], partitions: Iterable[int], plan: FoldPlan | None = None) -> Replayed:
+def replayed(
+    batches: Iterable[pa.RecordBatch], partitions: Iterable[int], plan: FoldPlan | None = None
+) -> Replayed:
     summaries, results = gather(fold_batches(plan or FoldPlan(processor=PROCESSOR), batches), partitions)
     return Replayed(processor="accounts", version=1, engine="test", partitions=summaries, results=results)
 
 
 def batch_of(part: list[Record]) -> Batch:
-    columns: tuple[list[Any], ...] = ([r.value for r in part], [r.key for r in part], [r.headers for r in part], [r.offset for r in part])
+    columns: tuple[list[Any], ...] = (
+        [r.value for r in part],
+        [r.key for r in part],
+        [r.headers for r in part],
+        [r.offset for r in part],
+    )
     return Batch([r.offset for r in part], [r.at_ms for r in part], columns)
 
 
@@ -51,7 +58,9 @@ def live(log: Log, folder: Path, step: int) -> dict[int, tuple[str, list[Any], i
     """Fold as a worker does, RocksDB and small transactions: (digest, refused, stream time) by partition."""
     out: dict[int, tuple[str, list[Any], int]] = {}
     for partition, whole in log.items():
-        stamp = StoreStamp(app="a", processor="accounts", version=1, partition=partition, cluster_id="c", changelog_id="l")
+        stamp = StoreStamp(
+            app="a", processor="accounts", version=1, partition=partition, cluster_id="c", changelog_id="l"
+        )
         store = PartitionStore(folder / str(partition), stamp, BUDGET)
         folder_of = Folder(PROCESSOR, store, cache_rows=4)
         refused: list[Any] = []
@@ -72,9 +81,15 @@ def test_a_task_reaches_the_bytes_that_a_worker_has_in_rocksdb(log: Log, step: i
     with tempfile.TemporaryDirectory() as folder:
         want = live(log, Path(folder), step)
     got = replayed(cut(log, size), log)
-    assert {each.partition: each.digest for each in got.partitions} == {partition: each[0] for partition, each in want.items()}
-    assert {partition: got.refused(partition) for partition in log} == {partition: each[1] for partition, each in want.items()}
-    assert {each.partition: each.stream_ms for each in got.partitions} == {partition: each[2] for partition, each in want.items()}
+    assert {each.partition: each.digest for each in got.partitions} == {
+        partition: each[0] for partition, each in want.items()
+    }
+    assert {partition: got.refused(partition) for partition in log} == {
+        partition: each[1] for partition, each in want.items()
+    }
+    assert {each.partition: each.stream_ms for each in got.partitions} == {
+        partition: each[2] for partition, each in want.items()
+    }
 
 
 def test_that_comparison_fires_when_one_timestamp_is_off_by_one_ms(tmp_path: Path) -> None:
@@ -97,7 +112,10 @@ def test_where_the_batches_are_cut_changes_nothing(log: Log, one: int, other: in
 def test_the_last_transition_of_each_key_is_its_final_row(log: Log) -> None:
     plan = FoldPlan(processor=PROCESSOR, transitions=True)
     got = replayed(cut(log, 7), log, plan)
-    last = {(row["partition"], row["key"]): row["after"] for row in got.table("transitions", PROCESSOR).to_pylist()}
+    last = {
+        (row["partition"], row["key"]): row["after"]
+        for row in got.table("transitions", PROCESSOR).to_pylist()
+    }
     rows = {(row["partition"], row["key"]): row["row"] for row in got.table("rows", PROCESSOR).to_pylist()}
     assert {key: after for key, after in last.items() if after is not None} == rows
     assert got.digest == replayed(cut(log, 7), log).digest, "telling transitions must not change the state"
@@ -198,8 +216,12 @@ def test_the_local_form_takes_batches_as_they_come_from_kafka() -> None:
     assert got["kind"].to_pylist() == ["summary"], "the row was removed again"
 
 
-@given(changes=st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 3))), max_size=30))
-def test_a_dict_store_scans_in_key_order_whatever_came_and_went(changes: list[tuple[str, int | None]]) -> None:
+@given(
+    changes=st.lists(st.tuples(st.sampled_from("abc"), st.one_of(st.none(), st.integers(0, 3))), max_size=30)
+)
+def test_a_dict_store_scans_in_key_order_whatever_came_and_went(
+    changes: list[tuple[str, int | None]],
+) -> None:
     store, model = DictStore(), dict[bytes, bytes]()
     codec = RowCodec[Account](Account)
     for key, total in changes:

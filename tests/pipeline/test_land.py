@@ -63,7 +63,9 @@ def delete_before(settings: Settings, topic: str, partition: int, offset: int) -
         deleted.result(20)
 
 
-def test_every_field_of_a_record_is_kept(spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path) -> None:
+def test_every_field_of_a_record_is_kept(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
     log = {
         0: [
             Record(0, 1_700_000_000_123, b"key", b"value", (("a", b"1"), ("a", None), ("ü", b""))),
@@ -76,12 +78,23 @@ def test_every_field_of_a_record_is_kept(spark: SparkSession, settings: Settings
     report = land(settings, topic, str(lake))
     assert (report.commits, report.offsets, report.vector) == (1, 3, {0: 3, 1: 0})
     got = rows(report.path)
-    assert [(r["topic"], r["partition"], r["offset"], r["timestamp_type"]) for r in got] == [(topic, 0, at, 0) for at in range(3)]
+    assert [(r["topic"], r["partition"], r["offset"], r["timestamp_type"]) for r in got] == [
+        (topic, 0, at, 0) for at in range(3)
+    ]
     assert [(r["key"], r["value"]) for r in got] == [(b"key", b"value"), (None, None), (b"", b"")]
     assert [int(r["timestamp"].timestamp() * 1000) for r in got] == [1_700_000_000_123, 1_700_000_000_000, 5]
-    assert [[(h["key"], h["value"]) for h in r["headers"] or ()] for r in got] == [[("a", b"1"), ("a", None), ("ü", b"")], [], []]
-    files = [Path(report.path) / each for each in pa.table(DeltaTable(report.path).get_add_actions(flatten=True))["path"].to_pylist()]
-    assert {parquet.read_schema(file).field("timestamp").type for file in files} == {pa.timestamp("us", "UTC")}, "INT96 would read as ns"
+    assert [[(h["key"], h["value"]) for h in r["headers"] or ()] for r in got] == [
+        [("a", b"1"), ("a", None), ("ü", b"")],
+        [],
+        [],
+    ]
+    files = [
+        Path(report.path) / each
+        for each in pa.table(DeltaTable(report.path).get_add_actions(flatten=True))["path"].to_pylist()
+    ]
+    assert {parquet.read_schema(file).field("timestamp").type for file in files} == {
+        pa.timestamp("us", "UTC")
+    }, "INT96 would read as ns"
 
 
 def test_landing_again_adds_only_what_is_new(
@@ -111,12 +124,16 @@ def test_what_was_aborted_is_not_landed_and_what_is_open_waits(
         if verdict != "open":
             (producer.commit_transaction if verdict == "committed" else producer.abort_transaction)(30)
     report = land(settings, topic, str(lake))
-    assert [(r["offset"], r["value"]) for r in rows(report.path)] == [(at, b"committed") for at in (0, 1, 2, 8, 9, 10)]
+    assert [(r["offset"], r["value"]) for r in rows(report.path)] == [
+        (at, b"committed") for at in (0, 1, 2, 8, 9, 10)
+    ]
     assert report.vector == {0: 12}, "up to the first record of the open transaction"
     producer.abort_transaction(30)
     wait_for_ends(settings, topic)
     empty = land(settings, topic, str(lake))
-    assert (empty.commits, empty.vector) == (1, {0: 16}), "offsets without records move the vector all the same"
+    assert (empty.commits, empty.vector) == (1, {0: 16}), (
+        "offsets without records move the vector all the same"
+    )
     assert land(settings, topic, str(lake)).commits == 0
     assert len(rows(report.path)) == 6
 
@@ -134,7 +151,9 @@ def test_following_lands_what_comes_until_it_is_told_to_stop(
         else:
             stop.set()
 
-    report = land(settings, topic, str(lake), options=LandOptions(follow=True, every_s=0), stop=stop, progress=told)
+    report = land(
+        settings, topic, str(lake), options=LandOptions(follow=True, every_s=0), stop=stop, progress=told
+    )
     assert [each.end for each in seen] == [{0: 10, 1: 10}, {0: 11, 1: 10}]
     assert [each.start for each in seen] == [{}, {0: 10, 1: 10}]
     assert len(places(report.path)) == 21
@@ -156,7 +175,9 @@ def log_of(settings: Settings) -> Iterator[Any]:
         each.close()
 
 
-def two_landings(spark: SparkSession, settings: Settings, topic: str, lake: Path, log_of: Any) -> tuple[Landing, Landing]:
+def two_landings(
+    spark: SparkSession, settings: Settings, topic: str, lake: Path, log_of: Any
+) -> tuple[Landing, Landing]:
     """Return two landings that both read the same vector before either wrote."""
     path = bronze_path(str(lake), topic)
     one, other = (Landing(spark, settings, log_of(topic), path, LandOptions()) for _ in range(2))
@@ -214,7 +235,9 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
     path = land(settings, topic, str(lake)).path
     send(broker, topic, [b"by hand", b"by landing"])
     last = rows(path)[9]
-    by_hand = pa.Table.from_pylist([last | {"offset": 10, "value": b"by hand"}], schema=DeltaTable(path).to_pyarrow_table().schema)
+    by_hand = pa.Table.from_pylist(
+        [last | {"offset": 10, "value": b"by hand"}], schema=DeltaTable(path).to_pyarrow_table().schema
+    )
     write_deltalake(path, by_hand, mode="append")
     with pytest.raises(LakeError, match=r"version \d+ \(WRITE\) was not written by a landing.*--rebuild"):
         land(settings, topic, str(lake))
@@ -227,7 +250,9 @@ def test_a_lost_vector_is_refused_then_rebuilt_from_the_rows(
         land(settings, topic, str(lake), options=LandOptions(rebuild=True))
 
 
-def test_upkeep_of_the_table_does_not_lose_the_vector(spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path) -> None:
+def test_upkeep_of_the_table_does_not_lose_the_vector(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
     topic = make_topic(TEN)
     path = land(settings, topic, str(lake), options=LandOptions(max_records=11)).path
     before = rows(path)
@@ -241,7 +266,9 @@ def test_upkeep_of_the_table_does_not_lose_the_vector(spark: SparkSession, setti
 @pytest.mark.spark
 def test_a_history_cut_off_before_the_last_landing_is_refused() -> None:
     with pytest.raises(LakeError, match="reaches back to version 7 only"):
-        last_landed("t", [TableCommit(version=version, operation="OPTIMIZE", metadata=None) for version in (9, 8, 7)])
+        last_landed(
+            "t", [TableCommit(version=version, operation="OPTIMIZE", metadata=None) for version in (9, 8, 7)]
+        )
     assert last_landed("t", [TableCommit(version=0, operation="CREATE TABLE", metadata=None)]) is None
 
 
@@ -258,7 +285,10 @@ def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accep
     DeltaTable(path).restore(version - 1)
     with pytest.raises(LakeError, match="RESTORE"):
         land(settings, topic, str(lake))
-    with pytest.raises(LostRecordsError, match=r"partition 0: offsets \d+ to 9 were deleted before they were landed.*--accept-loss"):
+    with pytest.raises(
+        LostRecordsError,
+        match=r"partition 0: offsets \d+ to 9 were deleted before they were landed.*--accept-loss",
+    ):
         land(settings, topic, str(lake), options=LandOptions(rebuild=True))
     report = land(settings, topic, str(lake), options=LandOptions(rebuild=True, accept_loss=True))
     (hole,) = report.lost[0]
@@ -270,7 +300,11 @@ def test_records_deleted_before_they_were_landed_stop_it_until_the_loss_is_accep
 
 
 def test_records_deleted_while_they_are_read_are_told_from_deep_in_the_causes(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, monkeypatch: pytest.MonkeyPatch
+    spark: SparkSession,
+    settings: Settings,
+    make_topic: MakeTopic,
+    lake: Path,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     topic = make_topic(TEN)
     delete_before(settings, topic, 0, 5)
@@ -293,7 +327,9 @@ def test_a_topic_that_is_new_to_the_lake_begins_with_what_it_has(
         replay(accounts(topic), settings, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
 
 
-def test_a_topic_made_again_under_its_name_is_refused(spark: SparkSession, broker: SessionBroker, settings: Settings, lake: Path) -> None:
+def test_a_topic_made_again_under_its_name_is_refused(
+    spark: SparkSession, broker: SessionBroker, settings: Settings, lake: Path
+) -> None:
     topic = broker.create_topic("again")
     send(broker, topic, [b"x"])
     land(settings, topic, str(lake))
@@ -323,7 +359,9 @@ def test_no_such_topic_is_told_before_a_jvm_starts(settings: Settings, lake: Pat
 # -- SIGKILL
 
 
-def test_killed_landings_leave_every_record_once(broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path) -> None:
+def test_killed_landings_leave_every_record_once(
+    broker: SessionBroker, settings: Settings, fresh_topic: FreshTopic, lake: Path
+) -> None:
     topic = fresh_topic("killed", partitions=3)
     producer = Producer(broker.client_config(**{"linger.ms": 20}))
     for at in range(30_000):
@@ -331,7 +369,18 @@ def test_killed_landings_leave_every_record_once(broker: SessionBroker, settings
         if at % 5_000 == 0:
             producer.poll(0)
     assert producer.flush(60) == 0
-    command = [sys.executable, "-P", "-m", "holdfast.cli", "pipeline", "land", "--topic", topic, "--lake", str(lake)]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "holdfast.cli",
+        "pipeline",
+        "land",
+        "--topic",
+        topic,
+        "--lake",
+        str(lake),
+    ]
     command += ["--max-records", "1500", "--master", "local[2]", "--follow", "--every", "0"]
     for name, value in broker.config.items():
         command += ["--set", f"kafka.{name}={value}"]
@@ -358,12 +407,19 @@ class Follower:
 
     def __init__(self, command: list[str]) -> None:
         self.process = subprocess.Popen(
-            command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, start_new_session=True, env=QUICK
+            command,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+            start_new_session=True,
+            env=QUICK,
         )
         self._said: list[str] = []
 
     def landed_after(self, *, commit: int) -> int:
-        """Read what it says up to its *commit*-th commit from now, and return how many offsets it has landed by then."""
+        """Read what it says up to its *commit*-th commit from now, and return how many offsets it has
+        landed by then.
+        """
         assert self.process.stderr is not None
         for line in self.process.stderr:
             self._said.append(line)

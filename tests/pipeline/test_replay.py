@@ -34,7 +34,9 @@ if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
 NO_KAFKA = Settings()
-FAR = SparkOptions(master="spark://elsewhere:7077")  # what makes a replay leave the files to Spark; the active session is used
+FAR = SparkOptions(
+    master="spark://elsewhere:7077"
+)  # what makes a replay leave the files to Spark; the active session is used
 
 
 def told(got: Replayed, processor: Processor[Any, Any]) -> tuple[object, ...]:
@@ -45,22 +47,33 @@ def told(got: Replayed, processor: Processor[Any, Any]) -> tuple[object, ...]:
 
 def dense(log: Log) -> dict[int, list[Record]]:
     """Return the log with the offsets that Kafka gives."""
-    return {p: [Record(at, r.at_ms, r.key, r.value, r.headers) for at, r in enumerate(records)] for p, records in log.items()}
+    return {
+        p: [Record(at, r.at_ms, r.key, r.value, r.headers) for at, r in enumerate(records)]
+        for p, records in log.items()
+    }
 
 
 ROUNDS = hypothesis_settings(
-    max_examples=2, phases=[Phase.explicit, Phase.generate], suppress_health_check=[HealthCheck.function_scoped_fixture]
+    max_examples=2,
+    phases=[Phase.explicit, Phase.generate],
+    suppress_health_check=[HealthCheck.function_scoped_fixture],
 )
 
 
 @ROUNDS
 @given(log=logs(partitions=4, limit=150))
-def test_both_engines_tell_the_same_of_a_bronze_table(spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, log: Log) -> None:
+def test_both_engines_tell_the_same_of_a_bronze_table(
+    spark: SparkSession, tmp_path_factory: pytest.TempPathFactory, log: Log
+) -> None:
     lake = tmp_path_factory.mktemp("lake")
     write_bronze(lake, "t", log, commits=3)
     processor = accounts("t")
     local, files, far = (
-        replay(processor, NO_KAFKA, ReplayOptions(engine=engine, source="bronze", lake=str(lake), transitions=True, spark=options))  # type: ignore[arg-type]
+        replay(
+            processor,
+            NO_KAFKA,
+            ReplayOptions(engine=engine, source="bronze", lake=str(lake), transitions=True, spark=options),  # type: ignore[arg-type]
+        )
         for engine, options in (("local", SparkOptions()), ("spark", SparkOptions()), ("spark", FAR))
     )
     assert told(local, processor) == told(files, processor)
@@ -71,7 +84,11 @@ def test_both_engines_tell_the_same_of_a_bronze_table(spark: SparkSession, tmp_p
 @hypothesis_settings(parent=ROUNDS, max_examples=1)
 @given(log=logs(partitions=3, limit=150))
 def test_both_engines_tell_the_same_of_a_topic(
-    spark: SparkSession, settings: Settings, make_topic: MakeTopic, tmp_path_factory: pytest.TempPathFactory, log: Log
+    spark: SparkSession,
+    settings: Settings,
+    make_topic: MakeTopic,
+    tmp_path_factory: pytest.TempPathFactory,
+    log: Log,
 ) -> None:
     processor = accounts(make_topic(log))
     local = replay(processor, settings, ReplayOptions(engine="local", transitions=True))
@@ -80,12 +97,20 @@ def test_both_engines_tell_the_same_of_a_topic(
     lake = tmp_path_factory.mktemp("lake")
     write_bronze(lake, processor.source, dense(log))
     assert told(
-        replay(processor, NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake), transitions=True)), processor
+        replay(
+            processor,
+            NO_KAFKA,
+            ReplayOptions(engine="local", source="bronze", lake=str(lake), transitions=True),
+        ),
+        processor,
     ) == told(local, processor)
 
 
 LOG: Log = {
-    0: [Record(at, 1_000 + 10 * at, None, b"add k%d %d" % (at % 5, at % 97), (("tag", b"x"),)) for at in range(300)],
+    0: [
+        Record(at, 1_000 + 10 * at, None, b"add k%d %d" % (at % 5, at % 97), (("tag", b"x"),))
+        for at in range(300)
+    ],
     1: [Record(at, 1_000 + 10 * at, b"k", b"wake k%d 55" % (at % 3)) for at in range(200)],
 }
 
@@ -111,13 +136,17 @@ def test_spark_meets_mixed_files_refuses_them_unsorted_and_sorts(spark: SparkSes
         attempts.append(sort)
         return on_spark.fold_records(table.records(plan, extent), plan, sort=sort, partitions=2)
 
-    summaries, _ = on_spark.run(spark, plan, path, make, lambda results: gather(results.toArrow().to_batches(), extent.spans))
+    summaries, _ = on_spark.run(
+        spark, plan, path, make, lambda results: gather(results.toArrow().to_batches(), extent.spans)
+    )
     want = replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
     assert attempts == [False, True]
     assert summaries == want.partitions
 
 
-def test_a_partition_split_over_tasks_is_noticed_and_sorted(spark: SparkSession, settings: Settings, make_topic: MakeTopic) -> None:
+def test_a_partition_split_over_tasks_is_noticed_and_sorted(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic
+) -> None:
     plan = FoldPlan(processor=accounts(make_topic(LOG)))
     extent = Extent(spans={0: Span(first=0, end=300), 1: Span(first=0, end=200)})
     attempts: list[bool] = []
@@ -127,7 +156,9 @@ def test_a_partition_split_over_tasks_is_noticed_and_sorted(spark: SparkSession,
         records, _ = on_spark.topic_records(spark, settings, plan, extent, {"minPartitions": "6"})
         return on_spark.fold_records(records, plan, sort=sort, partitions=2)
 
-    summaries, _ = on_spark.run(spark, plan, "topic", make, lambda results: gather(results.toArrow().to_batches(), extent.spans))
+    summaries, _ = on_spark.run(
+        spark, plan, "topic", make, lambda results: gather(results.toArrow().to_batches(), extent.spans)
+    )
     assert attempts == [False, True]
     assert summaries == replay(plan.processor, settings, ReplayOptions(engine="local")).partitions
 
@@ -136,7 +167,9 @@ def test_a_partition_split_over_tasks_is_noticed_and_sorted(spark: SparkSession,
 def test_each_partition_gets_a_task_of_its_own(spark: SparkSession, partitions: int) -> None:
     from pyspark.sql import functions as F
 
-    records = spark.range(partitions).select(F.col("id").cast("int").alias("partition"), F.lit(0).alias("offset"))
+    records = spark.range(partitions).select(
+        F.col("id").cast("int").alias("partition"), F.lit(0).alias("offset")
+    )
     placed = on_spark.placed(records, partitions).select("partition", F.spark_partition_id()).collect()
     assert len({row[1] for row in placed}) == partitions
 
@@ -146,31 +179,53 @@ def test_each_partition_gets_a_task_of_its_own(spark: SparkSession, partitions: 
 
 @pytest.mark.parametrize(
     "until",
-    [Until(offsets={0: 123, 1: 0}), Until(offsets={1: -1}), Until(at_ms=2_005), Until(at_ms=999), Until(at_ms=9_999_999)],
+    [
+        Until(offsets={0: 123, 1: 0}),
+        Until(offsets={1: -1}),
+        Until(at_ms=2_005),
+        Until(at_ms=999),
+        Until(at_ms=9_999_999),
+    ],
     ids=["offsets", "nothing of one", "time", "before all", "after all"],
 )
-def test_until_means_the_same_everywhere(spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, until: Until) -> None:
+def test_until_means_the_same_everywhere(
+    spark: SparkSession, settings: Settings, make_topic: MakeTopic, lake: Path, until: Until
+) -> None:
     processor = accounts(make_topic(LOG))
     write_bronze(lake, processor.source, LOG)
     wanted = {
-        p: [r for r in records if (until.at_ms is None or r.at_ms <= until.at_ms) and r.offset <= until.offsets.get(p, 10_000)]
+        p: [
+            r
+            for r in records
+            if (until.at_ms is None or r.at_ms <= until.at_ms) and r.offset <= until.offsets.get(p, 10_000)
+        ]
         for p, records in LOG.items()
     }
     short = write_bronze(lake / "short", processor.source, wanted)
-    want = replay(processor, NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(Path(short).parents[1])))
+    want = replay(
+        processor, NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(Path(short).parents[1]))
+    )
     for engine, source, options in (
         ("local", "topic", SparkOptions()),
         ("spark", "topic", SparkOptions()),
         ("local", "bronze", SparkOptions()),
         ("spark", "bronze", FAR),
     ):
-        got = replay(processor, settings, ReplayOptions(engine=engine, source=source, lake=str(lake), until=until, spark=options))  # type: ignore[arg-type]
+        got = replay(
+            processor,
+            settings,
+            ReplayOptions(engine=engine, source=source, lake=str(lake), until=until, spark=options),  # type: ignore[arg-type]
+        )
         assert got.partitions == want.partitions, (engine, source)
 
 
-def test_asking_for_more_than_there_is_is_an_error(settings: Settings, make_topic: MakeTopic, lake: Path) -> None:
+def test_asking_for_more_than_there_is_is_an_error(
+    settings: Settings, make_topic: MakeTopic, lake: Path
+) -> None:
     processor = accounts(make_topic({0: LOG[0]}))
-    with pytest.raises(PipelineError, match="partition 0 ends at offset 300, so it cannot be replayed up to and with 300"):
+    with pytest.raises(
+        PipelineError, match="partition 0 ends at offset 300, so it cannot be replayed up to and with 300"
+    ):
         replay(processor, settings, ReplayOptions(engine="local", until=Until(offsets={0: 300})))
     with pytest.raises(PipelineError, match="no partition 7"):
         replay(processor, settings, ReplayOptions(engine="local", until=Until(offsets={7: 1})))
@@ -179,10 +234,15 @@ def test_asking_for_more_than_there_is_is_an_error(settings: Settings, make_topi
 # -- logs with holes
 
 
-def test_a_topic_whose_beginning_is_gone_is_refused_unless_told(settings: Settings, make_topic: MakeTopic) -> None:
+def test_a_topic_whose_beginning_is_gone_is_refused_unless_told(
+    settings: Settings, make_topic: MakeTopic
+) -> None:
     processor = accounts(make_topic({0: LOG[0]}))
     delete_before(settings, processor.source, 0, 100)
-    with pytest.raises(LostRecordsError, match=r"partition 0 begins at offset 100: earlier records were deleted.*--allow-holes"):
+    with pytest.raises(
+        LostRecordsError,
+        match=r"partition 0 begins at offset 100: earlier records were deleted.*--allow-holes",
+    ):
         replay(processor, settings, ReplayOptions(engine="local"))
     got = replay(processor, settings, ReplayOptions(engine="local", allow_holes=True))
     assert (got.records, got.applied) == (200, {0: 299})
@@ -205,17 +265,32 @@ def test_a_bronze_table_with_noted_losses_is_refused_unless_told(lake: Path) -> 
     path = write_bronze(lake, "t", LOG, commits=1)
     hole = landed(LOG, batch="b9", lost={1: [(20, 30)]}).encode()
     DeltaTable(path).alter.set_table_properties(
-        {"delta.appendOnly": "true"}, commit_properties=CommitProperties(custom_metadata={"userMetadata": hole})
+        {"delta.appendOnly": "true"},
+        commit_properties=CommitProperties(custom_metadata={"userMetadata": hole}),
     )
     with pytest.raises(LostRecordsError, match="partition 1 lacks offsets 20 to 29"):
         replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake)))
-    assert replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake), allow_holes=True)).records == 500
+    assert (
+        replay(
+            accounts("t"),
+            NO_KAFKA,
+            ReplayOptions(engine="local", source="bronze", lake=str(lake), allow_holes=True),
+        ).records
+        == 500
+    )
 
 
 @pytest.mark.parametrize("name", ["my lake", "a+b", "ключ"])
-def test_the_name_of_a_lakes_folder_may_have_spaces_signs_and_other_letters(tmp_path: Path, name: str) -> None:
+def test_the_name_of_a_lakes_folder_may_have_spaces_signs_and_other_letters(
+    tmp_path: Path, name: str
+) -> None:
     write_bronze(tmp_path / name, "t", LOG)
-    assert replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(tmp_path / name))).records == 500
+    assert (
+        replay(
+            accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(tmp_path / name))
+        ).records
+        == 500
+    )
 
 
 def test_large_values_are_read_few_at_a_time(lake: Path) -> None:
@@ -225,7 +300,10 @@ def test_large_values_are_read_few_at_a_time(lake: Path) -> None:
     big = {0: [Record(at, 1_000 + at, b"k", noise.randbytes(400_000)) for at in range(40)]}
     write_bronze(lake, "t", big, commits=1)
     files, _ = open_bronze(bronze_path(str(lake), "t"))
-    sizes = [len(batch.offsets) for batch, _ in files.batches(FoldPlan(processor=accounts("t")), 0, Span(first=0, end=40))]
+    sizes = [
+        len(batch.offsets)
+        for batch, _ in files.batches(FoldPlan(processor=accounts("t")), 0, Span(first=0, end=40))
+    ]
     assert sum(sizes) == 40
     assert max(sizes) <= 32
 
@@ -239,13 +317,17 @@ def test_no_table_is_an_error_that_says_what_to_do(lake: Path) -> None:
 
 
 @pytest.mark.parametrize("form", ["parquet", "ndjson", "delta"])
-def test_both_engines_write_the_same_tables(spark: SparkSession, lake: Path, tmp_path: Path, form: Any) -> None:
+def test_both_engines_write_the_same_tables(
+    spark: SparkSession, lake: Path, tmp_path: Path, form: Any
+) -> None:
     log = {0: [*LOG[0][:40], Record(300, 9_000, None, b"\xff")], 1: LOG[1][:20]}
     write_bronze(lake, "t", log)
     read: dict[str, dict[str, list[Any]]] = {}
     for engine in ("local", "spark"):
         out = tmp_path / engine
-        options = ReplayOptions(engine=engine, source="bronze", lake=str(lake), transitions=True, out=str(out), format=form)
+        options = ReplayOptions(
+            engine=engine, source="bronze", lake=str(lake), transitions=True, out=str(out), format=form
+        )
         got = replay(accounts("t"), NO_KAFKA, options)
         assert got.results is None
         read[engine] = {each.name: rows_of(each, form) for each in sorted(out.iterdir())}
@@ -253,7 +335,11 @@ def test_both_engines_write_the_same_tables(spark: SparkSession, lake: Path, tmp
     assert read["local"] == read["spark"]
     assert list(read["local"]) == ["refused", "rows", "summary", "timers", "transitions"]
     with pytest.raises(ConfigError, match="exists already"):
-        replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake), out=str(tmp_path / "local")))
+        replay(
+            accounts("t"),
+            NO_KAFKA,
+            ReplayOptions(engine="local", source="bronze", lake=str(lake), out=str(tmp_path / "local")),
+        )
 
 
 def rows_of(table: Path, form: str) -> list[Any]:
@@ -262,7 +348,11 @@ def rows_of(table: Path, form: str) -> list[Any]:
     from deltalake import DeltaTable
 
     if form == "ndjson":
-        rows = [json.loads(line) for file in sorted(table.glob("part-*.json")) for line in file.read_text().splitlines()]
+        rows = [
+            json.loads(line)
+            for file in sorted(table.glob("part-*.json"))
+            for line in file.read_text().splitlines()
+        ]
     elif form == "delta":
         rows = DeltaTable(str(table)).to_pyarrow_table().to_pylist()
     else:
@@ -270,7 +360,9 @@ def rows_of(table: Path, form: str) -> list[Any]:
     return sorted(rows, key=lambda row: (row["partition"], row.get("offset", 0), row.get("key", "")))
 
 
-def test_an_unfinished_write_leaves_nothing(lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unfinished_write_leaves_nothing(
+    lake: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     write_bronze(lake, "t", LOG)
 
     def fail(*_: object) -> None:
@@ -278,7 +370,11 @@ def test_an_unfinished_write_leaves_nothing(lake: Path, tmp_path: Path, monkeypa
 
     monkeypatch.setattr("holdfast.pipeline.output.present", fail)
     with pytest.raises(RuntimeError, match="disk full"):
-        replay(accounts("t"), NO_KAFKA, ReplayOptions(engine="local", source="bronze", lake=str(lake), out=str(tmp_path / "out")))
+        replay(
+            accounts("t"),
+            NO_KAFKA,
+            ReplayOptions(engine="local", source="bronze", lake=str(lake), out=str(tmp_path / "out")),
+        )
     assert [path.name for path in tmp_path.iterdir()] == ["lake"]
 
 

@@ -40,12 +40,17 @@ def test_what_the_user_sets_wins(tmp_path: Path) -> None:
     assert conf["spark.sql.parquet.outputTimestampType"] == "TIMESTAMP_MICROS"
 
 
-@pytest.mark.parametrize(("master", "cores"), [("local", 1), ("local[2]", 2), ("local[*]", os.cpu_count()), ("local[4,2]", 4), ("yarn", 2)])
+@pytest.mark.parametrize(
+    ("master", "cores"),
+    [("local", 1), ("local[2]", 2), ("local[*]", os.cpu_count()), ("local[4,2]", 4), ("yarn", 2)],
+)
 def test_cores(master: str, cores: int) -> None:
     assert cores_of(master) == cores
 
 
-def test_an_archive_is_made_once_kept_when_whole_and_replaces_older_ones(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_archive_is_made_once_kept_when_whole_and_replaces_older_ones(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     jars = spark_jars()
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
     monkeypatch.setattr("holdfast.pipeline.session.spark_jars", lambda: jars)
@@ -194,19 +199,31 @@ def spark_failure(java: Java) -> Exception:
 
 
 def test_the_innermost_message_is_told() -> None:
-    error = spark_failure(Java("a.SparkException", "Job aborted", Java("b.C", None, Java("c.IOException", "No space left on device"))))
+    error = spark_failure(
+        Java(
+            "a.SparkException",
+            "Job aborted",
+            Java("b.C", None, Java("c.IOException", "No space left on device")),
+        )
+    )
     assert str(failed(error, "t 0:5")) == "t 0:5: IOException: No space left on device"
 
 
 def test_a_workers_traceback_is_cut_to_its_last_line() -> None:
     trace = "Traceback (most recent call last):\n  File \"f.py\", line 3, in f\n    x\nModuleNotFoundError: No module named 'shop'\n"
     assert (
-        str(failed(spark_failure(Java("PythonException", trace)), "t")) == "t: PythonException: ModuleNotFoundError: No module named 'shop'"
+        str(failed(spark_failure(Java("PythonException", trace)), "t"))
+        == "t: PythonException: ModuleNotFoundError: No module named 'shop'"
     )
 
 
 def test_results_that_do_not_fit_are_told_with_their_cure() -> None:
-    error = spark_failure(Java("org.apache.spark.SparkException", "Total size ... is bigger than spark.driver.maxResultSize (1024.0 MiB)"))
+    error = spark_failure(
+        Java(
+            "org.apache.spark.SparkException",
+            "Total size ... is bigger than spark.driver.maxResultSize (1024.0 MiB)",
+        )
+    )
     assert "write it with --out" in str(failed(error, "t"))
 
 

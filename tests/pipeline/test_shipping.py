@@ -38,12 +38,27 @@ def test_the_zip_holds_every_room_and_runs_alone(tmp_path: Path) -> None:
     path = tmp_path / "holdfast.zip"
     path.write_bytes(pack())
     found = names(path.read_bytes())
-    for room, module in (("core", "folding"), ("pipeline", "folding"), ("tables", "store"), ("agents", "app"), ("outbox", "__init__")):
+    for room, module in (
+        ("core", "folding"),
+        ("pipeline", "folding"),
+        ("tables", "store"),
+        ("agents", "app"),
+        ("outbox", "__init__"),
+    ):
         assert f"holdfast/{room}/{module}.py" in found
     assert not [name for name in found if name.endswith(".pyc")]
     code = f"import sys; sys.path.insert(0, {str(path)!r}); import holdfast.pipeline.folding as f, holdfast; print(f.__file__, holdfast.__file__)"
-    ran = subprocess.run([sys.executable, "-I", "-c", code], capture_output=True, text=True, timeout=60, check=True, cwd=tmp_path)
-    assert [each.startswith(str(path)) for each in ran.stdout.split()] == [True, True], "from the zip, not from the installed package"
+    ran = subprocess.run(
+        [sys.executable, "-I", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+        cwd=tmp_path,
+    )
+    assert [each.startswith(str(path)) for each in ran.stdout.split()] == [True, True], (
+        "from the zip, not from the installed package"
+    )
 
 
 def test_equal_code_gives_equal_bytes() -> None:
@@ -142,7 +157,9 @@ def test_two_executors_run_the_users_code_from_the_zip(tmp_path: Path) -> None:
     project.mkdir()
     (project / "cluster_app.py").write_text(APP)
     (project / "cluster_rules.py").write_text(RULES)
-    log: Log = {p: [Record(at, 1_000 + at, None, b"k%d %d" % (at % 3, at)) for at in range(50)] for p in range(4)}
+    log: Log = {
+        p: [Record(at, 1_000 + at, None, b"k%d %d" % (at % 3, at)) for at in range(50)] for p in range(4)
+    }
     write_bronze(lake, "t", log)
     with clean_work_folder():
         ran = subprocess.run(
@@ -159,7 +176,10 @@ def test_two_executors_run_the_users_code_from_the_zip(tmp_path: Path) -> None:
     rows = {(row["partition"], row["key"]): json.loads(row["row"]) for row in told["rows"]}
     for p in range(4):
         for k in range(3):
-            assert rows[p, f"k{k}"] == {"total": 3 * sum(at for at in range(50) if at % 3 == k), "at_ms": 1_000 + max(range(k, 50, 3))}
+            assert rows[p, f"k{k}"] == {
+                "total": 3 * sum(at for at in range(50) if at % 3 == k),
+                "at_ms": 1_000 + max(range(k, 50, 3)),
+            }
     places = {key.removeprefix("where/") for _, key in rows if key.startswith("where/")}
     assert len(places) == 2, "two executors, each with its own copy of the zip"
     assert all("/holdfast-" in place and place.endswith(".zip/cluster_app.py") for place in places)

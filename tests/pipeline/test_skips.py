@@ -1,4 +1,6 @@
-"""What is skipped of a source is left out by every engine, from the topic and from the lake, whatever its reader could read."""
+"""What is skipped of a source is left out by every engine, from the topic and from the lake, whatever its
+reader could read.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,15 @@ class Source:
         broker.create_topic(settings.skips_topic, config={"cleanup.policy": "compact"}, exact=True)
         self.processor: Processor[Any, Any] = processors(self.topic, "nowhere")[1]
         end = 0
-        for key, count in (("a", 3), ("hidden", HIDDEN), ("a", 2), ("hidden", HIDDEN), ("hidden", HIDDEN), ("a", 1), ("hidden", HIDDEN)):
+        for key, count in (
+            ("a", 3),
+            ("hidden", HIDDEN),
+            ("a", 2),
+            ("hidden", HIDDEN),
+            ("hidden", HIDDEN),
+            ("a", 1),
+            ("hidden", HIDDEN),
+        ):
             self.add(key, count, 0)
             if key == "hidden":
                 self.hidden.append((end, end + count - 1))
@@ -70,7 +80,9 @@ def source(broker: SessionBroker, settings: Settings, request: pytest.FixtureReq
     broker.delete_topics([f"{app}-skips"])
 
 
-def test_a_batch_that_cannot_be_read_and_is_not_skipped_ends_a_replay_and_says_the_ways_on(source: Source) -> None:
+def test_a_batch_that_cannot_be_read_and_is_not_skipped_ends_a_replay_and_says_the_ways_on(
+    source: Source,
+) -> None:
     with pytest.raises(UnreadableError) as refused:
         source.replay(engine="local")
     for part in (
@@ -81,10 +93,14 @@ def test_a_batch_that_cannot_be_read_and_is_not_skipped_ends_a_replay_and_says_t
         f"skip {source.topic} 0 3",
     ):
         assert part in str(refused.value)
-    assert source.replay(engine="local", until=Until(offsets={0: 2, 1: 4})).records == 8, "before it everything is read"
+    assert source.replay(engine="local", until=Until(offsets={0: 2, 1: 4})).records == 8, (
+        "before it everything is read"
+    )
 
 
-def test_every_engine_leaves_out_the_same_from_topic_and_lake(spark: SparkSession, source: Source, lake: Path) -> None:
+def test_every_engine_leaves_out_the_same_from_topic_and_lake(
+    spark: SparkSession, source: Source, lake: Path
+) -> None:
     source.skip(*source.hidden)
     able = replace(source.settings, unpacked_batch_bytes=64 * MIB)
     want = source.replay(engine="local")
@@ -99,8 +115,12 @@ def test_every_engine_leaves_out_the_same_from_topic_and_lake(spark: SparkSessio
         assert (found.digest, found.records, found.skipped) == (want.digest, 11, 4 * HIDDEN)
     another = replace(source.settings, app=f"{source.settings.app}-b", unpacked_batch_bytes=64 * MIB)
     source.add("b", 2, 1)
-    assert land(another, source.topic, str(lake)).offsets == 2, "another application goes on where this one had come to"
-    with pytest.raises(LostRecordsError, match="lacks offsets 3 to 70002, which the application that landed them skips"):
+    assert land(another, source.topic, str(lake)).offsets == 2, (
+        "another application goes on where this one had come to"
+    )
+    with pytest.raises(
+        LostRecordsError, match="lacks offsets 3 to 70002, which the application that landed them skips"
+    ):
         source.replay(another, engine="local", source="bronze", lake=str(lake))
     own = source.replay(engine="local", source="bronze", lake=str(lake))
     assert (own.records, own.skipped) == (13, 4 * HIDDEN)

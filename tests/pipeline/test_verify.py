@@ -34,7 +34,10 @@ if TYPE_CHECKING:
 
 LOG: Log = {
     0: [Record(at, 1_000 + 10 * at, None, b"add k%d %d" % (at % 5, at % 97)) for at in range(60)],
-    1: [Record(at, 1_000 + 10 * at, b"k", b"wake k%d 5000" % (at % 3) if at % 2 else b"boom x 1") for at in range(40)],
+    1: [
+        Record(at, 1_000 + 10 * at, b"k", b"wake k%d 5000" % (at % 3) if at % 2 else b"boom x 1")
+        for at in range(40)
+    ],
 }
 LOCAL = ReplayOptions(engine="local")
 Live = tuple[Processor[Op, Account], Settings]
@@ -44,7 +47,9 @@ CODEC = RowCodec[Account](Account)
 
 @pytest.fixture
 def make_live(settings: Settings, make_topic: MakeTopic, broker: SessionBroker) -> Any:
-    """Give a maker of live tables: the log folded up to given offsets and written by the worker's own transactional writer."""
+    """Give a maker of live tables: the log folded up to given offsets and written by the worker's own
+    transactional writer.
+    """
     changelogs: list[str] = []
 
     def make(applied: dict[int, int]) -> Live:
@@ -66,7 +71,9 @@ def fold_live(processor: Processor[Op, Account], settings: Settings, partition: 
     asyncio.run(_fold_live(processor, settings, partition, last))
 
 
-async def _fold_live(processor: Processor[Op, Account], settings: Settings, partition: int, last: int) -> None:
+async def _fold_live(
+    processor: Processor[Op, Account], settings: Settings, partition: int, last: int
+) -> None:
     store = DictStore()
     folder = Folder(processor, store)
     writer = ChangelogWriter(
@@ -126,12 +133,19 @@ def test_a_table_that_nothing_was_folded_into_is_equal(make_live: MakeLive) -> N
 def test_a_planted_row_is_found_with_the_offset_that_last_changed_it(make_live: MakeLive) -> None:
     live = make_live({0: 49, 1: 10})
     wrong = Account(total=999, seen_ms=1)
-    tamper(live, 0, {row_key("k3"): CODEC.encode(wrong), row_key("k4"): CODEC.encode(wrong)}, Marker(49, 1_490, 1))
+    tamper(
+        live,
+        0,
+        {row_key("k3"): CODEC.encode(wrong), row_key("k4"): CODEC.encode(wrong)},
+        Marker(49, 1_490, 1),
+    )
     verdict = verify(*live, LOCAL)
     assert not verdict.equal
     assert [each.equal for each in verdict.partitions] == [False, True]
     kind, key, shown, replayed, changed_at = difference(verdict, 0)
-    assert (kind, key, changed_at) == ("row", "k3", 48), "the first in key order; offset 48 is the last of k3 up to 49"
+    assert (kind, key, changed_at) == ("row", "k3", 48), (
+        "the first in key order; offset 48 is the last of k3 up to 49"
+    )
     assert json.loads(str(shown)) == {"total": 999, "seen_ms": 1, "fired": 0, "tags": []}
     assert json.loads(str(replayed))["total"] == sum(at % 97 for at in range(50) if at % 5 == 3)
     assert "row 'k3' differs: live {\"total\":999" in verdict.partitions[0].explain()
@@ -161,7 +175,9 @@ def test_a_marker_at_an_offset_that_holds_no_record_is_told(make_live: MakeLive)
         verify(*live, LOCAL)
 
 
-def test_a_changelog_of_another_version_or_writer_is_refused(make_live: MakeLive, broker: SessionBroker) -> None:
+def test_a_changelog_of_another_version_or_writer_is_refused(
+    make_live: MakeLive, broker: SessionBroker
+) -> None:
     live = make_live({0: 10, 1: 10})
     tamper(live, 1, {}, Marker(10, 1_100, 2))
     with pytest.raises(ChangelogError, match="holds version 2 of accounts, the code is version 1"):
@@ -174,7 +190,9 @@ def test_a_changelog_of_another_version_or_writer_is_refused(make_live: MakeLive
         verify(*live, LOCAL)
 
 
-def test_spark_and_the_lake_give_the_same_verdict(spark: SparkSession, make_live: MakeLive, lake: Path) -> None:
+def test_spark_and_the_lake_give_the_same_verdict(
+    spark: SparkSession, make_live: MakeLive, lake: Path
+) -> None:
     processor, settings = live = make_live({0: 49, 1: 39})
     tamper(live, 0, {row_key("k3"): None}, Marker(49, 1_490, 1))
     want = verify(processor, settings, LOCAL)
@@ -182,7 +200,10 @@ def test_spark_and_the_lake_give_the_same_verdict(spark: SparkSession, make_live
     got = verify(processor, settings, ReplayOptions(engine="spark"))
     assert (got.partitions, got.engine) == (want.partitions, "spark")
     land(settings, processor.source, str(lake))
-    assert verify(processor, settings, ReplayOptions(engine="local", source="bronze", lake=str(lake))).partitions == want.partitions
+    assert (
+        verify(processor, settings, ReplayOptions(engine="local", source="bronze", lake=str(lake))).partitions
+        == want.partitions
+    )
 
 
 # -- from the command line
@@ -198,7 +219,9 @@ def options(live: Live, tmp_path: Path) -> list[str]:
     """Return the global options that name the application, as a user's module would."""
     processor, settings = live
     module = tmp_path / f"app_{processor.source.replace('-', '_')}.py"
-    module.write_text(f"from tests.pipeline.folds import accounts\nprocessors = [accounts({processor.source!r})]\n")
+    module.write_text(
+        f"from tests.pipeline.folds import accounts\nprocessors = [accounts({processor.source!r})]\n"
+    )
     kafka = [part for name, value in settings.kafka.items() for part in ("--set", f"kafka.{name}={value}")]
     return ["--set", f"app={settings.app}", *kafka, "-A", module.stem]
 
@@ -226,11 +249,29 @@ def test_replay_prints_digests_and_writes_tables(
     monkeypatch.syspath_prepend(str(tmp_path))
     application = options(live, tmp_path)
     out = tmp_path / "out"
-    arguments = ["replay", "accounts", "--engine", "local", "--until", "0:9,1:5", "--out", str(out), "--format", "ndjson", "--transitions"]
+    arguments = [
+        "replay",
+        "accounts",
+        "--engine",
+        "local",
+        "--until",
+        "0:9,1:5",
+        "--out",
+        str(out),
+        "--format",
+        "ndjson",
+        "--transitions",
+    ]
     assert run(*arguments, "--output", "json", *application) == 0
     document = json.loads(capsys.readouterr().out)
     assert [(each["applied"], each["records"]) for each in document["partitions"]] == [(9, 10), (5, 6)]
-    assert sorted(each.name for each in out.iterdir()) == ["refused", "rows", "summary", "timers", "transitions"]
+    assert sorted(each.name for each in out.iterdir()) == [
+        "refused",
+        "rows",
+        "summary",
+        "timers",
+        "transitions",
+    ]
     assert run(*arguments, *application) == 2, "the folder exists"
     assert "exists already" in capsys.readouterr().err
     assert run("replay", "accounts", "--transitions", *application) == 2

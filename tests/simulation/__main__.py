@@ -1,4 +1,7 @@
-"""Runs schedules: `make sim SEED=7 SCHEDULES=10000`. Each schedule has a seed of its own, SEED and those that follow."""
+"""Runs schedules:
+
+`make sim SEED=7 SCHEDULES=10000`. Each schedule has a seed of its own, SEED and those that follow.
+"""
 
 from __future__ import annotations
 
@@ -45,7 +48,9 @@ def run_all(seeds: range, jobs: int) -> Iterator[tuple[int, Outcome | str]]:
 def main() -> int:
     """Run what is asked for; 1 when a rule was broken."""
     parser = argparse.ArgumentParser(prog="python -m tests.simulation", description=__doc__)
-    parser.add_argument("--seed", type=int, default=int(time.time()), help="the first seed (default: the time)")
+    parser.add_argument(
+        "--seed", type=int, default=int(time.time()), help="the first seed (default: the time)"
+    )
     parser.add_argument("--schedules", type=int, default=10_000)
     parser.add_argument("--jobs", type=int, default=1)
     asked = parser.parse_args()
@@ -54,7 +59,9 @@ def main() -> int:
     kinds: Counter[str] = Counter()
     totals: Counter[str] = Counter()
     broken = 0
-    for number, (seed, outcome) in enumerate(run_all(range(asked.seed, asked.seed + asked.schedules), asked.jobs), 1):
+    for number, (seed, outcome) in enumerate(
+        run_all(range(asked.seed, asked.seed + asked.schedules), asked.jobs), 1
+    ):
         if isinstance(outcome, str):
             broken += 1
             if broken <= LIMIT_SHOWN:

@@ -46,7 +46,9 @@ class Auditor(Checks):
                 return False
         if row is None:
             return True
-        return not is_reserved(row) and not is_live(row, int(self.broker.clock_s(log)), self.broker.stale_after_s)
+        return not is_reserved(row) and not is_live(
+            row, int(self.broker.clock_s(log)), self.broker.stale_after_s
+        )
 
     def _audit_free(self, ledger: Ledger, now_s: float, paused: bool) -> None:
         """A free partition is claimed within its bound, if somebody can."""
@@ -64,10 +66,14 @@ class Auditor(Checks):
             able = [node for node in able if node.name == key.owner and key.owner_since_s <= since_s]
         if able:
             free_s = now_s - ledger.free_since_s
-            raise self.trace.fail(FREE, ledger.place, f"free for {free_s:.1f} s, and {able[0].name} does not claim it")
+            raise self.trace.fail(
+                FREE, ledger.place, f"free for {free_s:.1f} s, and {able[0].name} does not claim it"
+            )
 
     def _audit_balance(self, now_s: float) -> None:
-        """When nobody came or went and nothing was wrong for long enough, everything is claimed, and evenly."""
+        """When nobody came or went and nothing was wrong for long enough, everything is claimed, and
+        evenly.
+        """
         since_s = now_s - self.bounds.settle_s
         alive = [node for node in self.nodes.values() if node.alive and node.error is None]
         if not alive or not all(node.healthy(since_s, now_s) and not node.leaving for node in alive):
@@ -78,7 +84,9 @@ class Auditor(Checks):
         for ledger in self.ledgers.values():
             if ledger.owner not in held or self._is_free(ledger):
                 raise self.trace.fail(
-                    BALANCE, ledger.place, f"nobody of {', '.join(held)} holds it {self.bounds.settle_s:.1f} s after the last change"
+                    BALANCE,
+                    ledger.place,
+                    f"nobody of {', '.join(held)} holds it {self.bounds.settle_s:.1f} s after the last change",
                 )
             held[ledger.owner] += 1
         if max(held.values()) - min(held.values()) > 1:
@@ -87,16 +95,25 @@ class Auditor(Checks):
     def _audit_stalled(self, now_s: float) -> None:
         """Who holds a partition works on it.
 
-        To hold is to be named by the log and not to have lapsed, or to think so: an owner that has given up what the log still names it
-        for has nothing to hand out. That somebody takes what has lapsed is another check.
+        To hold is to be named by the log and not to have lapsed, or to think so: an owner that has given up
+        what the log still names it for has nothing to hand out. That somebody takes what has lapsed is
+        another check.
         """
         for ledger in self.ledgers.values():
             node = self.nodes.get(ledger.owner or "")
             since_s = now_s - self.bounds.interval_s
-            if node is None or not node.healthy(since_s, now_s) or ledger.owner_since_s > since_s or node.is_full(ledger.place):
+            if (
+                node is None
+                or not node.healthy(since_s, now_s)
+                or ledger.owner_since_s > since_s
+                or node.is_full(ledger.place)
+            ):
                 ledger.stalled = 0
                 continue
-            latest, position = self.broker.latest.get(data_place(ledger.place), 0), node.position(ledger.place)
+            latest, position = (
+                self.broker.latest.get(data_place(ledger.place), 0),
+                node.position(ledger.place),
+            )
             if position != ledger.position or not offsets_of(ledger.place, position, latest):
                 ledger.stalled, ledger.position = 0, position
                 continue
@@ -105,7 +122,9 @@ class Auditor(Checks):
                 continue
             ledger.stalled += 1
             if ledger.stalled > LIMIT_STALLED_AUDITS:
-                text = f"{node.name} holds it and hands out nothing from {position} on, there is up to {latest}"
+                text = (
+                    f"{node.name} holds it and hands out nothing from {position} on, there is up to {latest}"
+                )
                 raise self.trace.fail(STALLED, ledger.place, text)
 
     def _audit_paused(self, now_s: float) -> None:
@@ -117,13 +136,21 @@ class Auditor(Checks):
                 continue
             taken_s = ledger.owner_since_s - self.pause_since_s
             if taken_s > self.bounds.pause_s and node.was_healthy(self.pause_since_s, ledger.owner_since_s):
-                raise self.trace.fail(PAUSED, ledger.place, f"{node.name} took it {taken_s:.2f} s after the pause of its group")
+                raise self.trace.fail(
+                    PAUSED, ledger.place, f"{node.name} took it {taken_s:.2f} s after the pause of its group"
+                )
             row = self.broker.row(ledger.log, ledger.place)
             if row is not None and row.current_offset is None:
                 continue  # claimed and never begun: a release must name an offset and there is none, so it lapses, which no heartbeat puts off
             held_s = now_s - self.pause_since_s
-            if held_s > self.bounds.pause_s + self.bounds.interval_s and node.healthy(self.pause_since_s, now_s):
-                raise self.trace.fail(PAUSED, ledger.place, f"{node.name} still holds it {held_s:.2f} s after the pause of its group")
+            if held_s > self.bounds.pause_s + self.bounds.interval_s and node.healthy(
+                self.pause_since_s, now_s
+            ):
+                raise self.trace.fail(
+                    PAUSED,
+                    ledger.place,
+                    f"{node.name} still holds it {held_s:.2f} s after the pause of its group",
+                )
 
     def _audit_twins(self, now_s: float) -> None:
         """Of two processes under one client id, one works."""
@@ -135,4 +162,6 @@ class Auditor(Checks):
                 continue
             other = holders.setdefault(node.client, (node.name, ledger.owner_since_s))
             if other[0] != node.name:
-                raise self.trace.fail(TWINS, ledger.place, f"{other[0]} and {node.name} both hold claims as {node.client}")
+                raise self.trace.fail(
+                    TWINS, ledger.place, f"{other[0]} and {node.name} both hold claims as {node.client}"
+                )

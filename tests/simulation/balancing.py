@@ -1,4 +1,6 @@
-"""Members of a balanced group: a claim client that aims for its part of the group's target, and the topic the group talks on."""
+"""Members of a balanced group: a claim client that aims for its part of the group's target, and the topic
+the group talks on.
+"""
 
 from __future__ import annotations
 
@@ -101,7 +103,9 @@ class BalancedNode(Node):
 
     def _say(self, values: list[bytes]) -> None:
         for value in values:
-            self._said_s = max(self._said_s, self.wire.blocked_until_s, self.timeline.now_s) + self.broker.delay_s()
+            self._said_s = (
+                max(self._said_s, self.wire.blocked_until_s, self.timeline.now_s) + self.broker.delay_s()
+            )
             if self._said_s - self.timeline.now_s < self.balancer.settings.session_s:
                 self.timeline.at(self._said_s, self.talk.append, value)
 
@@ -117,7 +121,9 @@ class BalancedNode(Node):
         aim = self.balancer.aim(self.mono_s())
         if aim != self._aimed:
             self._aimed = aim
-            self.trace.note(WHOLE, self.name, "aims for", *sorted(f"{topic}/{partition}" for topic, partition in aim))
+            self.trace.note(
+                WHOLE, self.name, "aims for", *sorted(f"{topic}/{partition}" for topic, partition in aim)
+            )
             self.aim(TopicPartition(*target) for target in aim)
 
     def _balance(self) -> None:

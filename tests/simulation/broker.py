@@ -1,4 +1,6 @@
-"""The broker of a simulation: coordination logs with the broker's own clock, data that grows, and the way of frames to it."""
+"""The broker of a simulation: coordination logs with the broker's own clock, data that grows, and the way
+of frames to it.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ class Weather:
 
 
 class Stay(NamedTuple):
-    """Whose a claim is or last was, its how manieth owner that is, and which reset was the last to give it back."""
+    """Whose a claim is or last was, its how manieth owner that is, and which reset was the last to give it
+    back.
+    """
 
     instance_id: str
     epoch: int
@@ -61,7 +65,16 @@ class Log:
 class Broker:
     """All logs, and the data partitions."""
 
-    def __init__(self, timeline: Timeline, draws: Random, weather: Weather, *, group: str, logs: int, stale_after_s: int) -> None:
+    def __init__(
+        self,
+        timeline: Timeline,
+        draws: Random,
+        weather: Weather,
+        *,
+        group: str,
+        logs: int,
+        stale_after_s: int,
+    ) -> None:
         self.timeline, self.weather, self.group, self.stale_after_s = timeline, weather, group, stale_after_s
         self.draws = draws
         self.logs = [Log(index) for index in range(logs)]
@@ -77,7 +90,9 @@ class Broker:
         return BEGAN_S + self.timeline.now_s * self.weather.clock_rate + log.lead_s
 
     def clock_high_s(self) -> float:
-        """Return what the clock shows of a broker that no change of leaders has set back: what members have seen, they believe."""
+        """Return what the clock shows of a broker that no change of leaders has set back: what members
+        have seen, they believe.
+        """
         return BEGAN_S + self.timeline.now_s * self.weather.clock_rate
 
     def append(self, index: int, frame: Frame) -> None:
@@ -100,7 +115,9 @@ class Broker:
             if self.with_go:
                 fold_compat(cast(Rows[CompatClaim], log.compat), frame, at_ms)
             if frame.group_id == self.group:
-                checks.on_frame(log, frame, cast("Claim | None", before), cast("Claim | None", log.rows.get(key)), compat)
+                checks.on_frame(
+                    log, frame, cast("Claim | None", before), cast("Claim | None", log.rows.get(key)), compat
+                )
         for told in log.readers:
             told()
 
@@ -142,11 +159,15 @@ def key_of(place: TopicPartition, offset: int) -> int:
 
 
 class Wire:
-    """How the frames of one process come to the broker: in order for each log, late when the network is cut, some never, some twice."""
+    """How the frames of one process come to the broker: in order for each log, late when the network is
+    cut, some never, some twice.
+    """
 
     __slots__ = ("_broker", "_draws", "_last_s", "_timeline", "blocked_until_s", "fault", "told")
 
-    def __init__(self, broker: Broker, draws: Random, told: Callable[[int, bool], None], fault: Callable[[], None]) -> None:
+    def __init__(
+        self, broker: Broker, draws: Random, told: Callable[[int, bool], None], fault: Callable[[], None]
+    ) -> None:
         self._broker, self._draws, self._timeline = broker, draws, broker.timeline
         self._last_s: dict[int, float] = {}
         self.blocked_until_s = 0.0
@@ -183,7 +204,9 @@ class Wire:
             return
         broker.append(log, frame)
         if draws.random() < weather.repeat:
-            timeline.after(draws.random() * weather.repeat_within_s, self._repeat, frame, log, broker.stay(frame, log))
+            timeline.after(
+                draws.random() * weather.repeat_within_s, self._repeat, frame, log, broker.stay(frame, log)
+            )
         if not late:
             unknown = draws.random() < weather.unknown
             timeline.after(broker.delay_s(), self.told, send_id, not unknown)
@@ -191,15 +214,19 @@ class Wire:
     def _repeat(self, frame: Frame, log: int, stay: Stay) -> None:
         """Append *frame* once more, unless it would be taken for one of a later stay.
 
-        Members write by idempotent producers, which repeat nothing, so that is more than there is. The fold takes it all the same, but for
-        two frames that no reader can tell from those of the same process's present stay: a release from before it claimed anew, and a
-        heartbeat from before a reset after which it did (PROTOCOL.md#frames).
+        Members write by idempotent producers, which repeat nothing, so that is more than there is. The fold
+        takes it all the same, but for two frames that no reader can tell from those of the same process's
+        present stay: a release from before it claimed anew, and a heartbeat from before a reset after which
+        it did (PROTOCOL.md#frames).
         """
         broker = self._broker
         if broker.logs[log].down_until_s > self._timeline.now_s:
             return
         now = broker.stay(frame, log)
         anew = now.instance_id == frame.instance_id and now != stay
-        if anew and (isinstance(frame, ReleasingPartition) or (isinstance(frame, Heartbeat) and now.reset_by != stay.reset_by)):
+        if anew and (
+            isinstance(frame, ReleasingPartition)
+            or (isinstance(frame, Heartbeat) and now.reset_by != stay.reset_by)
+        ):
             return
         broker.append(log, frame)

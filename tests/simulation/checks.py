@@ -1,4 +1,7 @@
-"""What must hold at every step. Each check has a name, and a planted fault in test_planted_faults.py that shows it firing."""
+"""What must hold at every step.
+
+Each check has a name, and a planted fault in test_planted_faults.py that shows it firing.
+"""
 
 from __future__ import annotations
 
@@ -38,10 +41,28 @@ STOLEN = "stolen"
 STALLED = "stalled"
 WORKING = "at-work"
 LIMIT_STALLED_AUDITS = 10
-"""Looks in a row, two in an interval, at which an owner has something to hand out and has handed out nothing since the last."""
+"""Looks in a row, two in an interval, at which an owner has something to hand out and has handed out
+nothing since the last.
+"""
 DRIFT = 0.015
 """How far rates of clocks may be apart: members wait by their own."""
-NAMES = (OWNER, OFFSET, LOST, TWICE, REDELIVERED, ORDER, START, FREE, PAUSED, TWINS, BALANCE, RESET, STOLEN, STALLED, WORKING)
+NAMES = (
+    OWNER,
+    OFFSET,
+    LOST,
+    TWICE,
+    REDELIVERED,
+    ORDER,
+    START,
+    FREE,
+    PAUSED,
+    TWINS,
+    BALANCE,
+    RESET,
+    STOLEN,
+    STALLED,
+    WORKING,
+)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -62,9 +83,10 @@ class Bounds:
 def bounds(settings: MemberSettings, *, delay_s: float, partitions: int, skew_s: float) -> Bounds:
     """Return what the rules promise for a fleet with these settings.
 
-    A redelivery reaches back one heartbeat: at most 0.75 intervals and its way. A free partition is found out by estimates of log time
-    that lag by delays and, before anything was written, by the skew a clock may have; then it takes its turn in a claim loop that takes
-    one partition in up to 0.05 intervals, an attempt that may lose its race once, and the cooldown of whoever gave it up.
+    A redelivery reaches back one heartbeat: at most 0.75 intervals and its way. A free partition is found out
+    by estimates of log time that lag by delays and, before anything was written, by the skew a clock may
+    have; then it takes its turn in a claim loop that takes one partition in up to 0.05 intervals, an attempt
+    that may lose its race once, and the cooldown of whoever gave it up.
     """
     interval_s = settings.heartbeat_interval_s
     turn_s = 0.05 * interval_s + 6 * delay_s
@@ -84,7 +106,14 @@ def bounds(settings: MemberSettings, *, delay_s: float, partitions: int, skew_s:
 class Checks:
     """Watches everything. Raises Violation at the step that breaks a rule."""
 
-    def __init__(self, broker: Broker, trace: Trace, limits: Bounds, delivery: Delivery, places: Sequence[TopicPartition]) -> None:
+    def __init__(
+        self,
+        broker: Broker,
+        trace: Trace,
+        limits: Bounds,
+        delivery: Delivery,
+        places: Sequence[TopicPartition],
+    ) -> None:
         self.broker, self.trace, self.bounds, self.delivery = broker, trace, limits, delivery
         self.timeline = broker.timeline
         self.at_most_once = delivery is Delivery.AT_MOST_ONCE
@@ -101,14 +130,20 @@ class Checks:
             self.add(place)
 
     def add(self, place: TopicPartition) -> Ledger:
-        ledger = self.ledgers[place] = Ledger(place, coordination_partition(place.topic, len(self.broker.logs)))
+        ledger = self.ledgers[place] = Ledger(
+            place, coordination_partition(place.topic, len(self.broker.logs))
+        )
         ledger.free_since_s = self.timeline.now_s
-        ledger.high = self.highs.setdefault(data_place(place), ledger.high)  # lanes of one partition share its keys
+        ledger.high = self.highs.setdefault(
+            data_place(place), ledger.high
+        )  # lanes of one partition share its keys
         return ledger
 
     # -- the log
 
-    def on_frame(self, log: Log, frame: Frame, before: Claim | None, after: Claim | None, compat: CompatClaim | None) -> None:
+    def on_frame(
+        self, log: Log, frame: Frame, before: Claim | None, after: Claim | None, compat: CompatClaim | None
+    ) -> None:
         """A frame was appended."""
         assert not isinstance(frame, ReleaseGroup)
         place = TopicPartition(frame.topic, frame.partition)
@@ -124,7 +159,9 @@ class Checks:
             self._owner_changed(ledger, frame, owner, after, compat)
         self._offset_moved(ledger, frame, before, after)
 
-    def _owner_changed(self, ledger: Ledger, frame: Frame, owner: str | None, after: Claim, compat: CompatClaim | None) -> None:
+    def _owner_changed(
+        self, ledger: Ledger, frame: Frame, owner: str | None, after: Claim, compat: CompatClaim | None
+    ) -> None:
         now_s = self.timeline.now_s
         if ledger.owner is not None:
             ledger.ended_s[ledger.owner, ledger.epoch] = now_s
@@ -136,14 +173,21 @@ class Checks:
         ledger.owner_client = after.client_id if owner is not None else None
 
     def _check_stolen(self, ledger: Ledger, frame: Frame, owner: str, compat: CompatClaim | None) -> None:
-        """No member of ours takes what the Go library's view gives to a Go member, but for frames that cross."""
+        """No member of ours takes what the Go library's view gives to a Go member, but for frames that
+        cross.
+        """
         if compat is not None and compat.client_id in self.go_clients and owner in self.nodes:
             age_s, now_s = BEGAN_S + self.timeline.now_s - compat.last_heartbeat_s, self.timeline.now_s
             if not self.nodes[owner].healthy(now_s - self.bounds.stale_s, now_s):
                 return  # it may not have been able to see so, and gives back what it won before it hands anything out
-            if compat.last_heartbeat_s and self.bounds.crossing_s < age_s < self.bounds.stale_s - self.bounds.crossing_s:
+            if (
+                compat.last_heartbeat_s
+                and self.bounds.crossing_s < age_s < self.bounds.stale_s - self.bounds.crossing_s
+            ):
                 raise self.trace.fail(
-                    STOLEN, ledger.place, f"{owner} takes it from {compat.client_id}, whose heartbeat is {age_s:.1f} s old"
+                    STOLEN,
+                    ledger.place,
+                    f"{owner} takes it from {compat.client_id}, whose heartbeat is {age_s:.1f} s old",
                 )
 
     def _offset_moved(self, ledger: Ledger, frame: Frame, before: Claim | None, after: Claim) -> None:
@@ -156,24 +200,42 @@ class Checks:
         if new == old:
             return
         if old is not None and (new is None or new < old):
-            raise self.trace.fail(OFFSET, ledger.place, f"{frame.instance_id} moves the committed offset from {old} back to {new}")
+            raise self.trace.fail(
+                OFFSET,
+                ledger.place,
+                f"{frame.instance_id} moves the committed offset from {old} back to {new}",
+            )
         assert new is not None
         if not self.at_most_once and new > ledger.verified:
-            missing = [offset for offset in offsets_of(ledger.place, ledger.verified, new) if offset not in ledger.done]
+            missing = [
+                offset
+                for offset in offsets_of(ledger.place, ledger.verified, new)
+                if offset not in ledger.done
+            ]
             if missing and not frame.instance_id.startswith(RESET_INSTANCE):
-                raise self.trace.fail(LOST, ledger.place, f"the log says {new}, but nobody was done with {missing[:5]}")
+                raise self.trace.fail(
+                    LOST, ledger.place, f"the log says {new}, but nobody was done with {missing[:5]}"
+                )
             ledger.verified = new
 
-    def _reset_moved(self, ledger: Ledger, frame: ReleasingPartition, old: int | None, new: int | None) -> None:
+    def _reset_moved(
+        self, ledger: Ledger, frame: ReleasingPartition, old: int | None, new: int | None
+    ) -> None:
         """A reset gives a partition back: where its decision says, once."""
         key = ClaimKey(frame.group_id, *ledger.place)
         decision = self.decisions[frame.instance_id.removeprefix(RESET_INSTANCE)]
         told = decision.new_offset(key) if isinstance(decision, ResetCommit) else None
         wanted = (old or 0) if told is None else told
         if new != wanted:
-            raise self.trace.fail(RESET, ledger.place, f"{frame.instance_id} gives it back at {new}, decided is {wanted}")
+            raise self.trace.fail(
+                RESET, ledger.place, f"{frame.instance_id} gives it back at {new}, decided is {wanted}"
+            )
         if ledger.reset_by == frame.instance_id and new != old:
-            raise self.trace.fail(OFFSET, ledger.place, f"{frame.instance_id} moves the offset a second time, from {old} to {new}")
+            raise self.trace.fail(
+                OFFSET,
+                ledger.place,
+                f"{frame.instance_id} moves the offset a second time, from {old} to {new}",
+            )
         ledger.reset_by, ledger.expected = frame.instance_id, new
         if new != old:
             ledger.rewind(new)
@@ -182,7 +244,9 @@ class Checks:
         """A pause, or the end of one, was appended to one log."""
         now_s = self.timeline.now_s
         pause = log.rows.get(pause_key(frame.group_id))
-        self.trace.note(WHOLE, frame.instance_id, f"pauses log {log.index} until", frame.msg_expire_time_s - int(BEGAN_S))
+        self.trace.note(
+            WHOLE, frame.instance_id, f"pauses log {log.index} until", frame.msg_expire_time_s - int(BEGAN_S)
+        )
         if isinstance(pause, Pause):
             if self.pause_since_s is None or self.broker.clock_high_s() >= self.pause_until_s:
                 self.pause_since_s = now_s  # the last one may have ended since anybody looked
@@ -196,7 +260,11 @@ class Checks:
 
     def _pause_end_s(self, log: Log) -> float:
         pause = log.rows.get(pause_key(self.broker.group))
-        return pause.expires_at_s - DRIFT * (pause.expires_at_s - pause.at_s) if isinstance(pause, Pause) else -inf
+        return (
+            pause.expires_at_s - DRIFT * (pause.expires_at_s - pause.at_s)
+            if isinstance(pause, Pause)
+            else -inf
+        )
 
     def _resumed(self) -> None:
         self.pause_since_s = None
@@ -214,7 +282,9 @@ class Checks:
             raise self.trace.fail(START, place, f"{node.name} starts at {offset}, the log says {told}")
         if ledger.expected is not None and ledger.owner == node.name:
             if offset != ledger.expected:
-                raise self.trace.fail(RESET, place, f"{node.name} starts at {offset}, the reset said {ledger.expected}")
+                raise self.trace.fail(
+                    RESET, place, f"{node.name} starts at {offset}, the reset said {ledger.expected}"
+                )
             ledger.expected = None
 
     def on_hand_out(self, node: Node, place: TopicPartition, offsets: Sequence[int]) -> None:
@@ -239,23 +309,34 @@ class Checks:
             else:
                 handed.add(offset)
                 if high.get(key, -1) > offset:
-                    raise self.trace.fail(ORDER, place, f"{node.name} hands out {offset} first after {high[key]} of the same key")
+                    raise self.trace.fail(
+                        ORDER,
+                        place,
+                        f"{node.name} hands out {offset} first after {high[key]} of the same key",
+                    )
                 high[key] = offset
 
     def _check_owner(self, ledger: Ledger, node: Node, now_s: float) -> None:
-        # A new process of the same client takes over at once: the old one cannot know before it reads so, and its lease ends by itself.
+        # A new process of the same client takes over at once: the old one cannot know before it reads so, and
+        # its lease ends by itself.
         if ledger.owner_client == node.client and now_s - ledger.owner_since_s <= self.bounds.lease_s:
             return
-        raise self.trace.fail(OWNER, ledger.place, f"{node.name} hands out while the log names {ledger.owner or 'nobody'}")
+        raise self.trace.fail(
+            OWNER, ledger.place, f"{node.name} hands out while the log names {ledger.owner or 'nobody'}"
+        )
 
     def _check_silent(self, node: Node, place: TopicPartition, now_s: float) -> None:
         assert self.pause_since_s is not None
         since_s = self.pause_since_s
         limit_s = self.bounds.pause_s if node.healthy(since_s, now_s) else self.bounds.stale_s
         if now_s - since_s > limit_s:
-            raise self.trace.fail(PAUSED, place, f"{node.name} hands out {now_s - since_s:.2f} s after the pause of its group")
+            raise self.trace.fail(
+                PAUSED, place, f"{node.name} hands out {now_s - since_s:.2f} s after the pause of its group"
+            )
 
-    def _check_redelivery(self, ledger: Ledger, node: Node, offset: int, passed_s: float, by: str, epoch: int) -> None:
+    def _check_redelivery(
+        self, ledger: Ledger, node: Node, offset: int, passed_s: float, by: str, epoch: int
+    ) -> None:
         bound_s = self.bounds.redelivery_s
         before = self.nodes.get(by)
         still = (ledger.owner, ledger.epoch) == (by, epoch)
@@ -266,7 +347,9 @@ class Checks:
             text = f"{node.name} hands out {offset} again, which {by} was done with {ended_s - passed_s:.2f} s before it lost the claim"
             raise self.trace.fail(REDELIVERED, ledger.place, text)
 
-    def on_done(self, node: Node, place: TopicPartition, epoch: int, done: Sequence[int], begin: int, end: int) -> None:
+    def on_done(
+        self, node: Node, place: TopicPartition, epoch: int, done: Sequence[int], begin: int, end: int
+    ) -> None:
         """A user is done with messages; all from *begin* to below *end* are done by now."""
         ledger = self.ledgers[place]
         ledger.done.update(done)
@@ -276,13 +359,23 @@ class Checks:
                 ledger.passed[offset] = by
 
     def on_undelivered(self, node: Node, place: TopicPartition, begin: int, end: int) -> None:
-        """At most once: a member gives back what the log has committed for it before it has handed it out, although it had time."""
-        raise self.trace.fail(LOST, place, f"{node.name} gives it back, and {begin} to {end - 1} were committed and never handed out")
+        """At most once: a member gives back what the log has committed for it before it has handed it out,
+        although it had time.
+        """
+        raise self.trace.fail(
+            LOST,
+            place,
+            f"{node.name} gives it back, and {begin} to {end - 1} were committed and never handed out",
+        )
 
     def on_given_up_at_work(self, node: Node, place: TopicPartition, open_s: float, count: int) -> None:
-        """A member calls a partition stuck, or its handler too slow, while its user has messages of it in hand."""
+        """A member calls a partition stuck, or its handler too slow, while its user has messages of it in
+        hand.
+        """
         raise self.trace.fail(
-            WORKING, place, f"{node.name} gives it up while {count} messages are in hand, the last step {open_s:.2f} s ago"
+            WORKING,
+            place,
+            f"{node.name} gives it up while {count} messages are in hand, the last step {open_s:.2f} s ago",
         )
 
     def on_go_done(self, place: TopicPartition, done: Sequence[int]) -> None:
@@ -295,8 +388,14 @@ class Checks:
         if isinstance(error, InstanceConflictError):
             self.conflicts += 1
             since_s = self.timeline.now_s - self.bounds.twins_s
-            others = [each for each in self.nodes.values() if each.client == node.client and each is not node and each.error is None]
+            others = [
+                each
+                for each in self.nodes.values()
+                if each.client == node.client and each is not node and each.error is None
+            ]
             if not any(each.died_s >= since_s for each in others):
-                raise self.trace.fail(TWINS, WHOLE, f"{node.name} ends for another instance of {node.client}, and there is none")
+                raise self.trace.fail(
+                    TWINS, WHOLE, f"{node.name} ends for another instance of {node.client}, and there is none"
+                )
         elif not isinstance(error, ClockSkewError):
             raise self.trace.fail(TWINS, WHOLE, f"{node.name} fails: {error}")

@@ -1,7 +1,8 @@
 """A member that runs the original Go library, as its source says, faults included (PROTOCOL.md#defects).
 
-It reads the log by its own wall clock and in the compat view. It knows no lease: it hands out until it notices, and it notices by its
-own claims' health only. What it does twice is not counted; what ours do beside it is.
+It reads the log by its own wall clock and in the compat view. It knows no lease: it hands out until it
+notices, and it notices by its own claims' health only. What it does twice is not counted; what ours do beside
+it is.
 """
 
 from __future__ import annotations
@@ -10,7 +11,13 @@ from math import inf
 from random import Random
 from typing import cast
 
-from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
+from holdfast.core.claims.frames import (
+    ClaimingPartition,
+    Frame,
+    Heartbeat,
+    ReleasingPartition,
+    coordination_partition,
+)
 from holdfast.core.claims.views import CompatClaim, fold_compat, partition_claim
 from holdfast.core.engine.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
@@ -39,7 +46,16 @@ class GoMember(Process):
     """One process of the original library with one consumer: partition mode, greedy off, fast reclaim on."""
 
     def __init__(
-        self, broker: Broker, checks: Checks, trace: Trace, client: str, name: str, draws: Random, topics: dict[str, int], *, skew_s: float
+        self,
+        broker: Broker,
+        checks: Checks,
+        trace: Trace,
+        client: str,
+        name: str,
+        draws: Random,
+        topics: dict[str, int],
+        *,
+        skew_s: float,
     ) -> None:
         super().__init__(broker, checks, trace, client, name, draws, rate=1.0, skew_s=skew_s)
         self.counts = dict(topics)
@@ -59,7 +75,9 @@ class GoMember(Process):
         wall_ms = int(self.wall_s() * 1000)
         for frame, _ in records:
             fold_compat(cast("Rows[CompatClaim]", self.view), frame, wall_ms)
-            if isinstance(frame, ClaimingPartition) and self.waiting == TopicPartition(frame.topic, frame.partition):
+            if isinstance(frame, ClaimingPartition) and self.waiting == TopicPartition(
+                frame.topic, frame.partition
+            ):
                 self._race_ended(self.waiting)
 
     def caught_up(self, index: int) -> None:
@@ -68,7 +86,9 @@ class GoMember(Process):
             for topic, count in self.counts.items():
                 for partition in range(count):
                     place = TopicPartition(topic, partition)
-                    if self._owns(place):  # fast reclaim: no claim is sent, the set-up heartbeat rewrites the instance
+                    if self._owns(
+                        place
+                    ):  # fast reclaim: no claim is sent, the set-up heartbeat rewrites the instance
                         self._set_up(place)
             self._manage()
 
@@ -76,7 +96,9 @@ class GoMember(Process):
         """The library takes no notice."""
 
     def _state(self, place: TopicPartition) -> CompatClaim:
-        return partition_claim(self.view.get(f"{self.broker.group}/{place.topic}/{place.partition}"), int(self.wall_s()))
+        return partition_claim(
+            self.view.get(f"{self.broker.group}/{place.topic}/{place.partition}"), int(self.wall_s())
+        )
 
     def _owns(self, place: TopicPartition) -> bool:
         state = self._state(place)
@@ -94,7 +116,11 @@ class GoMember(Process):
     def _manage(self) -> None:
         if self.put_off(self._manage) or self.leaving:
             return
-        places = [TopicPartition(topic, partition) for topic, count in self.counts.items() for partition in range(count)]
+        places = [
+            TopicPartition(topic, partition)
+            for topic, count in self.counts.items()
+            for partition in range(count)
+        ]
         if self.waiting is None:
             begin = self.draws.randrange(len(places))
             for place in places[begin:] + places[:begin]:
@@ -142,7 +168,10 @@ class GoMember(Process):
             current=claim.current,
             latest=latest,
         )
-        if claim.health.check(sample, expired_after_s=INTERVAL_S, idle_after_s=INTERVAL_S) is ClaimVerdict.KEEP:
+        if (
+            claim.health.check(sample, expired_after_s=INTERVAL_S, idle_after_s=INTERVAL_S)
+            is ClaimVerdict.KEEP
+        ):
             self._heartbeat(claim)
             self.timeline.after(self.draws.randint(JITTER_LOW_S, JITTER_HIGH_S), self._check, claim)
         else:

@@ -54,7 +54,9 @@ class Ledger:
         self.free_since_s: float | None = 0.0
 
     def rewind(self, offset: int) -> None:
-        """The offset was set, by a reset or by what a Go member may do: what lies behind it may be handed out again."""
+        """The offset was set, by a reset or by what a Go member may do: what lies behind it may be handed
+        out again.
+        """
         self.handed = {each for each in self.handed if each < offset}
         self.done = {each for each in self.done if each < offset}
         self.passed = {each: by for each, by in self.passed.items() if each < offset}

@@ -1,4 +1,6 @@
-"""One process with a claim consumer: a `Member`, a shell that does what it says, and a user who works on what is handed out."""
+"""One process with a claim consumer: a `Member`, a shell that does what it says, and a user who works on
+what is handed out.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ class Node(Process):
         rate: float = 1.0,
         skew_s: float = 0.0,
     ) -> None:
-        super().__init__(broker, checks, trace, settings.client_id, settings.instance_id, draws, rate=rate, skew_s=skew_s)
+        super().__init__(
+            broker, checks, trace, settings.client_id, settings.instance_id, draws, rate=rate, skew_s=skew_s
+        )
         self.settings, self.habits = settings, habits
         self.counts = dict(topics)
         self.at_most_once = settings.delivery is Delivery.AT_MOST_ONCE
@@ -73,7 +77,9 @@ class Node(Process):
         return place.partition < self.counts.get(place.topic, 0) and self.healthy(since_s, until_s)
 
     def position(self, place: TopicPartition) -> int:
-        """Return the next offset to hand out; of a claim that is held and not started yet, where it would start."""
+        """Return the next offset to hand out; of a claim that is held and not started yet, where it would
+        start.
+        """
         job = self.jobs.get(place)
         if job is not None and not job.stopped:
             return job.queue[0] if job.queue else job.position
@@ -89,7 +95,9 @@ class Node(Process):
         job = self.jobs.get(place)
         if job is not None and job.stopped and job.open_offsets:
             return True  # it gives the claim up, and lets its user finish what is in hand
-        return self.member is not None and self.member.outstanding(*place) >= self.settings.maximum_outstanding
+        return (
+            self.member is not None and self.member.outstanding(*place) >= self.settings.maximum_outstanding
+        )
 
     def fail_fetch(self) -> None:
         """The broker refuses to be read at some position."""
@@ -170,7 +178,11 @@ class Node(Process):
         self._replan()
 
     def _ended(self) -> None:
-        self.trace.note(WHOLE, self.name, "has ended" if self.error is None else f"has failed: {type(self.error).__name__}")
+        self.trace.note(
+            WHOLE,
+            self.name,
+            "has ended" if self.error is None else f"has failed: {type(self.error).__name__}",
+        )
         self.die()
 
     def sent(self, send_id: int, ok: bool) -> None:
@@ -208,7 +220,9 @@ class Node(Process):
         """Hear that a topic has more partitions."""
         if self.put_off(self.grow, topic, count):
             return
-        count = self.counts[topic] = max(self.counts.get(topic, 0), count)  # news may overtake each other; what is asked next time is right
+        count = self.counts[topic] = max(
+            self.counts.get(topic, 0), count
+        )  # news may overtake each other; what is asked next time is right
         if self.member is not None:
             self._do(self.member.partitions(topic, count, self.mono_s()))
             self._replan()
@@ -232,7 +246,11 @@ class Node(Process):
                 )  # fmt: skip
                 self.wire.send(frame, action.coordination_partition, action.send_id)  # type: ignore[union-attr]
             elif kind is FetchOffsets:
-                self.timeline.after(self.broker.delay_s() * 2, self._looked, TopicPartition(action.topic, action.partition))  # type: ignore[union-attr]
+                self.timeline.after(
+                    self.broker.delay_s() * 2,
+                    self._looked,
+                    TopicPartition(action.topic, action.partition),  # type: ignore[union-attr]
+                )
             elif kind is Start:
                 self._start(action)  # type: ignore[arg-type]
             elif kind is Stop:
@@ -243,7 +261,12 @@ class Node(Process):
                     job.granted = max(job.granted, action.offset_end)  # type: ignore[union-attr]
             elif kind is CommitOffset:
                 place = TopicPartition(action.topic, action.partition)  # type: ignore[union-attr]
-                self.timeline.after(self.broker.delay_s(), self.broker.committed.__setitem__, place, action.offset)  # type: ignore[union-attr]
+                self.timeline.after(
+                    self.broker.delay_s(),
+                    self.broker.committed.__setitem__,
+                    place,
+                    action.offset,  # type: ignore[union-attr]
+                )
             elif kind is Notify:
                 self._notify(action)  # type: ignore[arg-type]
             elif kind is Fail:
@@ -252,7 +275,9 @@ class Node(Process):
                 self.checks.on_fail(self, action.error)  # type: ignore[union-attr]
 
     def _note_drain(self, place: TopicPartition) -> None:
-        """Work out until when a release that begins now waits: its deadline, or the end of its lease if that comes before."""
+        """Work out until when a release that begins now waits: its deadline, or the end of its lease if
+        that comes before.
+        """
         job = self.jobs.get(place)
         claim = None if self.member is None else self.member._claims.get(place)
         if job is None or claim is None:
@@ -260,10 +285,18 @@ class Node(Process):
         job.drains_until_s = min(self.mono_s() + self.settings.drain_within_s, claim.lease_until_s)
 
     def _check_drained(self, place: TopicPartition) -> None:
-        """At most once: what is given back has been handed out as far as the log has committed it, if there was time; a pause gives none."""
+        """At most once: what is given back has been handed out as far as the log has committed it, if
+        there was time; a pause gives none.
+        """
         job = self.jobs.get(place)
         paused = self.member is not None and self.member._paused
-        if job is not None and self.at_most_once and not paused and job.position < job.granted and self.mono_s() < job.drains_until_s:
+        if (
+            job is not None
+            and self.at_most_once
+            and not paused
+            and job.position < job.granted
+            and self.mono_s() < job.drains_until_s
+        ):
             self.checks.on_undelivered(self, place, job.position, job.granted)
 
     def _notify(self, told: Notify) -> None:
@@ -272,11 +305,17 @@ class Node(Process):
             self._check_work(TopicPartition(told.topic, told.partition), told.reason)
         if told.event not in MUTE:
             self.trace.note(
-                TopicPartition(told.topic, told.partition), self.name, told.event.value, told.reason.value if told.reason else "", told.text
+                TopicPartition(told.topic, told.partition),
+                self.name,
+                told.event.value,
+                told.reason.value if told.reason else "",
+                told.text,
             )
 
     def _check_work(self, place: TopicPartition, reason: ReleaseReason | None) -> None:
-        """Beside no Go members, who has messages in hand is not stuck, and is slow only once `handler_timeout_s` has passed."""
+        """Beside no Go members, who has messages in hand is not stuck, and is slow only once
+        `handler_timeout_s` has passed.
+        """
         job = self.jobs.get(place)
         if (
             job is None
@@ -286,7 +325,10 @@ class Node(Process):
         ):
             return
         since_s = self.mono_s() - job.worked_s
-        if reason is ReleaseReason.WEDGED or since_s < self.settings.handler_timeout_s - self.settings.heartbeat_interval_s:
+        if (
+            reason is ReleaseReason.WEDGED
+            or since_s < self.settings.handler_timeout_s - self.settings.heartbeat_interval_s
+        ):
             self.checks.on_given_up_at_work(self, place, since_s, len(job.open_offsets))
 
     def _looked(self, place: TopicPartition) -> None:

@@ -140,18 +140,32 @@ def _delivery(kind: Kind, draws: Random) -> Delivery:
 
 
 def _fleet(kind: Kind, draws: Random) -> tuple[int, dict[str, int], int]:
-    """Return how many members, which topics with how many partitions, and how many coordination partitions there are."""
+    """Return how many members, which topics with how many partitions, and how many coordination partitions
+    there are.
+    """
     match kind:
         case Kind.CROWD:
             return draws.randint(100, 250), {f"t{index}": 8 for index in range(draws.randint(1, 3))}, 2
         case Kind.LANES:
-            return draws.randint(2, 4), {topic: draws.randint(1, 2) for topic in lane_topics("orders", draws.choice((2, 3)))}, 3
+            return (
+                draws.randint(2, 4),
+                {topic: draws.randint(1, 2) for topic in lane_topics("orders", draws.choice((2, 3)))},
+                3,
+            )
         case Kind.WHOLE_TOPICS:
-            return draws.randint(2, 3), {f"t{index}": draws.randint(1, 3) for index in range(draws.randint(1, 3))}, draws.choice((1, 2))
+            return (
+                draws.randint(2, 3),
+                {f"t{index}": draws.randint(1, 3) for index in range(draws.randint(1, 3))},
+                draws.choice((1, 2)),
+            )
         case Kind.GO:
             return draws.randint(1, 2), {"t0": draws.randint(1, 3)}, 1
         case Kind.BALANCED:
-            return draws.randint(2, 4), {f"t{index}": draws.randint(2, 4) for index in range(draws.randint(1, 2))}, 1
+            return (
+                draws.randint(2, 4),
+                {f"t{index}": draws.randint(2, 4) for index in range(draws.randint(1, 2))},
+                1,
+            )
         case _:
             topics = {f"t{index}": draws.randint(1, 3) for index in range(draws.choice((1, 1, 2)))}
             return draws.randint(1, 4), topics, draws.choice((1, 1, 2))

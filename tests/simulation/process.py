@@ -20,10 +20,22 @@ MONO_S = 1000.0
 
 
 class Process:
-    """One process. All times it sees are those of its own clocks; *faults* are when it cannot be held to any bound."""
+    """One process.
+
+    All times it sees are those of its own clocks; *faults* are when it cannot be held to any bound.
+    """
 
     def __init__(
-        self, broker: Broker, checks: Checks, trace: Trace, client: str, name: str, draws: Random, *, rate: float, skew_s: float
+        self,
+        broker: Broker,
+        checks: Checks,
+        trace: Trace,
+        client: str,
+        name: str,
+        draws: Random,
+        *,
+        rate: float,
+        skew_s: float,
     ) -> None:
         self.broker, self.checks, self.trace, self.timeline = broker, checks, trace, broker.timeline
         self.client, self.name, self.draws, self.rate, self.skew_s = client, name, draws, rate, skew_s
@@ -67,7 +79,9 @@ class Process:
             return False
         if any(begin_s < until_s and end_s > since_s for begin_s, end_s in self.faults):
             return False
-        return not any(begin_s < until_s and end_s > since_s for log in self.broker.logs for begin_s, end_s in log.down)
+        return not any(
+            begin_s < until_s and end_s > since_s for log in self.broker.logs for begin_s, end_s in log.down
+        )
 
     def pause(self, for_s: float) -> None:
         """Stop the whole process, as SIGSTOP does."""

@@ -1,12 +1,28 @@
-"""Administrators that pause and reset the group, die at any step, and members that free what a dead reset holds."""
+"""Administrators that pause and reset the group, die at any step, and members that free what a dead reset
+holds.
+"""
 
 from __future__ import annotations
 
 from enum import StrEnum
 from random import Random
 
-from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup, coordination_partition
-from holdfast.core.claims.resets import Decision, Decisions, ResetAbort, ResetCommit, final_offset, held_by_reset, release
+from holdfast.core.claims.frames import (
+    ClaimingPartition,
+    Frame,
+    Heartbeat,
+    ReleaseGroup,
+    coordination_partition,
+)
+from holdfast.core.claims.resets import (
+    Decision,
+    Decisions,
+    ResetAbort,
+    ResetCommit,
+    final_offset,
+    held_by_reset,
+    release,
+)
 from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, is_live, is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.broker import Broker
@@ -33,7 +49,10 @@ class Step(StrEnum):
 
 
 class Administrator:
-    """One reset of the whole group, or with *targets* None a mere pause. Dies when it reaches *dies_at*, half through it."""
+    """One reset of the whole group, or with *targets* None a mere pause.
+
+    Dies when it reaches *dies_at*, half through it.
+    """
 
     def __init__(
         self,
@@ -49,7 +68,13 @@ class Administrator:
         moves: bool,
         dies_at: Step | None,
     ) -> None:
-        self.broker, self.checks, self.trace, self.decisions, self.draws = broker, checks, trace, decisions, draws
+        self.broker, self.checks, self.trace, self.decisions, self.draws = (
+            broker,
+            checks,
+            trace,
+            decisions,
+            draws,
+        )
         self.reset_id, self.name = reset_id, RESET_INSTANCE + reset_id
         self.interval_s, self.deadline_s, self.moves, self.dies_at = interval_s, deadline_s, moves, dies_at
         self.timeline = broker.timeline
@@ -69,7 +94,9 @@ class Administrator:
         self._last_s[log] = at_s
         self.timeline.at(at_s, self._arrive, frame, log)
         if self.draws.random() < self.broker.weather.repeat:
-            self.timeline.at(at_s + self.draws.random() * self.broker.weather.repeat_within_s, self._arrive, frame, log)
+            self.timeline.at(
+                at_s + self.draws.random() * self.broker.weather.repeat_within_s, self._arrive, frame, log
+            )
 
     def _arrive(self, frame: Frame, log: int) -> None:
         down_until_s = self.broker.logs[log].down_until_s
@@ -136,7 +163,9 @@ class Administrator:
     def _live(self, place: TopicPartition) -> bool:
         row = self._row(place)
         log = self.broker.logs[self._log(place)]
-        return row is not None and (is_reserved(row) or is_live(row, int(self.broker.clock_s(log)), self.broker.stale_after_s))
+        return row is not None and (
+            is_reserved(row) or is_live(row, int(self.broker.clock_s(log)), self.broker.stale_after_s)
+        )
 
     def _again(self) -> None:
         self.timeline.after(LOOK_INTERVALS * self.interval_s, self._go_on)
@@ -158,7 +187,9 @@ class Administrator:
             if self._dies(Step.CLAIMING):
                 return
             if not self._live(place):
-                self._send(ClaimingPartition(self._now(), self.name, "admin", *self._key(place)), self._log(place))
+                self._send(
+                    ClaimingPartition(self._now(), self.name, "admin", *self._key(place)), self._log(place)
+                )
         self._again()
 
     def _old(self, place: TopicPartition) -> int:
@@ -171,7 +202,10 @@ class Administrator:
         self.renewed_s = self.timeline.now_s
         for place in self.places:
             if self._mine(self._row(place)):
-                self._send(Heartbeat(self._now(), self.name, "admin", *self._key(place), self._old(place)), self._log(place))
+                self._send(
+                    Heartbeat(self._now(), self.name, "admin", *self._key(place), self._old(place)),
+                    self._log(place),
+                )
 
     def _do_deciding(self) -> None:
         offsets: dict[str, list[tuple[int, int, int]]] = {}
@@ -180,7 +214,9 @@ class Administrator:
             self.new[place] = self.draws.choice((0, self.draws.randint(0, latest), latest))
             offsets.setdefault(place.topic, []).append((place.partition, self._old(place), self.new[place]))
         moves = {topic: tuple(each) for topic, each in offsets.items()}
-        commit = ResetCommit(reset_id=self.reset_id, group=self.broker.group, client="admin", at_s=self._now(), offsets=moves)
+        commit = ResetCommit(
+            reset_id=self.reset_id, group=self.broker.group, client="admin", at_s=self._now(), offsets=moves
+        )
         self.timeline.after(self.broker.delay_s() * 2, self._decided, commit)
 
     def _decided(self, commit: ResetCommit) -> None:
@@ -220,7 +256,9 @@ class Administrator:
 
 
 class Settler:
-    """A member's part in resets: what one holds that fell silent is freed as its decision says, the first one in the log."""
+    """A member's part in resets: what one holds that fell silent is freed as its decision says, the first
+    one in the log.
+    """
 
     def __init__(self, node: Node, decisions: Decisions, interval_s: float) -> None:
         self.node, self.decisions, self.interval_s = node, decisions, interval_s
@@ -236,7 +274,11 @@ class Settler:
             return
         now_s = int(node.wall_s())
         stale_s = node.settings.stale_after_s
-        held = {key: row for key, row in node.member.reserved().items() if now_s - (row.heartbeat_at_s or 0) >= stale_s}
+        held = {
+            key: row
+            for key, row in node.member.reserved().items()
+            if now_s - (row.heartbeat_at_s or 0) >= stale_s
+        }
         if held:
             node.timeline.after(node.broker.delay_s() * 4, self._settle, held)
         self._wait()
@@ -249,7 +291,11 @@ class Settler:
             reset_id = held_by_reset(row)
             assert reset_id is not None
             if self.decisions[reset_id] is None:
-                self.decisions.add(ResetAbort(reset_id=reset_id, group=key.group_id, client=node.client, at_s=1, reason="silent"))
+                self.decisions.add(
+                    ResetAbort(
+                        reset_id=reset_id, group=key.group_id, client=node.client, at_s=1, reason="silent"
+                    )
+                )
             decision: Decision | None = self.decisions[reset_id]
             assert decision is not None
             offset = final_offset(decision, key, row)

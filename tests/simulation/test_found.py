@@ -6,7 +6,13 @@ from typing import Any
 
 import msgspec
 
-from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Heartbeat, ReleaseGroup, ReleasingPartition
+from holdfast.core.claims.frames import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+)
 from holdfast.core.member.actions import Deliver, Event, ReleaseReason, Send, Start
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.settings import Delivery, MemberSettings
@@ -14,13 +20,17 @@ from tests.core.member.world import BEGAN_S, World
 
 
 def test_what_a_dead_process_had_under_way_does_not_end_its_successor() -> None:
-    """Frames of the last process arrive in one burst after the restart, and one of them twice: nobody writes them any more."""
+    """Frames of the last process arrive in one burst after the restart, and one of them twice: nobody
+    writes them any more.
+    """
     world = World({"orders": 3}, interval_s=4.0)
     other = world.add("b", greedy=True)
     world.run(10.0)
     assert len(other.held) == 3
     successor = world.add("a", "a.2")
-    late = [Heartbeat(int(BEGAN_S + world.now_s) - age_s, "a.1", "a", "g", "orders", 0, 5) for age_s in (4, 2, 0)]
+    late = [
+        Heartbeat(int(BEGAN_S + world.now_s) - age_s, "a.1", "a", "g", "orders", 0, 5) for age_s in (4, 2, 0)
+    ]
     for frame in late:
         world.append(frame)
     world.run(3.0)
@@ -44,7 +54,9 @@ def test_of_two_processes_that_go_on_writing_the_older_ends() -> None:
 
 
 def test_an_acknowledgement_that_fails_late_keeps_no_member_awake() -> None:
-    """At most once: the log has shown the announced batch, and then its producer reports that its fate is unknown."""
+    """At most once: the log has shown the announced batch, and then its producer reports that its fate is
+    unknown.
+    """
     world = World(interval_s=4.0)
     node = world.add("a", delivery=Delivery.AT_MOST_ONCE)
     world.run(1.0)
@@ -52,7 +64,9 @@ def test_an_acknowledgement_that_fails_late_keeps_no_member_awake() -> None:
     told, held = member.sent, list[int]()
 
     def late(send_id: int, ok: bool, now_s: float) -> list[Any]:
-        announced = any(send.send_id == send_id and isinstance(send.frame, ClaimingMessages) for send in node.all(Send))
+        announced = any(
+            send.send_id == send_id and isinstance(send.frame, ClaimingMessages) for send in node.all(Send)
+        )
         if announced:
             held.append(send_id)
             return []
@@ -88,7 +102,11 @@ def test_what_others_do_with_a_partition_does_not_end_the_cooldown_of_who_gave_i
     node = world.add("a", release_if_behind=True)
     world.run(1.0)
     world.marks[next(iter(node.started))] = (0, 1000)
-    while not [each for each in node.events(Event.RELEASED) if each.reason in (ReleaseReason.WEDGED, ReleaseReason.BEHIND)]:
+    while not [
+        each
+        for each in node.events(Event.RELEASED)
+        if each.reason in (ReleaseReason.WEDGED, ReleaseReason.BEHIND)
+    ]:
         for place in list(node.started):
             world.look(node, place)
         world.run(5.0)
@@ -103,7 +121,9 @@ def test_what_others_do_with_a_partition_does_not_end_the_cooldown_of_who_gave_i
 
 
 def test_the_estimate_of_log_time_stays_one_from_below_over_weeks() -> None:
-    """A clock that ticks 100 ppm faster than the broker's gains four minutes in a month: a pause would end that much too early."""
+    """A clock that ticks 100 ppm faster than the broker's gains four minutes in a month: a pause would end
+    that much too early.
+    """
     view = LogView(MemberSettings(group_id="g", client_id="a", instance_id="a.1", topics=("orders",)))
     view.known = True
     broker_s = 0.0
@@ -117,7 +137,9 @@ def test_the_estimate_of_log_time_stays_one_from_below_over_weeks() -> None:
 
 
 def test_who_reads_what_it_missed_does_not_undo_a_reset_of_what_it_has_claimed_again() -> None:
-    """A member was cut off, gave its claim back, and claimed it anew before it read that a reset had moved the offset between."""
+    """A member was cut off, gave its claim back, and claimed it anew before it read that a reset had moved
+    the offset between.
+    """
     world = World(interval_s=4.0)
     node = world.add("a", release_if_behind=False)
     world.run(1.0)
@@ -141,13 +163,21 @@ def test_who_reads_what_it_missed_does_not_undo_a_reset_of_what_it_has_claimed_a
     heard_s = world.now_s
     node.deaf = False
     world.run(20.0)
-    released = [frame.current_offset for at_s, frame in world.log[0] if isinstance(frame, ReleasingPartition) and at_s > heard_s]
+    released = [
+        frame.current_offset
+        for at_s, frame in world.log[0]
+        if isinstance(frame, ReleasingPartition) and at_s > heard_s
+    ]
     assert set(released) == {0}, "what it reads is what was: it gives back, and moves nothing"
-    assert [action.offset for at_s, action in node.done if isinstance(action, Start) and at_s > heard_s] == [0]
+    assert [action.offset for at_s, action in node.done if isinstance(action, Start) and at_s > heard_s] == [
+        0
+    ]
 
 
 def test_an_attempt_that_looks_like_the_one_before_is_leased_from_the_first() -> None:
-    """Two attempts within one second of the clock: the one that the log shows may be the first, whatever the broker said of it."""
+    """Two attempts within one second of the clock: the one that the log shows may be the first, whatever
+    the broker said of it.
+    """
     world = World(interval_s=1.0)
     node = world.add("a")
     node.deaf = True
@@ -164,8 +194,12 @@ def test_an_attempt_that_looks_like_the_one_before_is_leased_from_the_first() ->
     assert node.member.deliver_until_s("orders", 0) <= first[0] + node.member.settings.lease_s
 
 
-def test_what_is_named_its_own_by_a_frame_before_the_pause_is_given_back_although_its_own_attempt_was_in_vain() -> None:
-    """Its heartbeat comes late, then the pause, then an attempt that changes nothing: the claim is its own all the same."""
+def test_what_is_named_its_own_by_a_frame_before_the_pause_is_given_back_although_its_own_attempt_was_in_vain() -> (
+    None
+):
+    """Its heartbeat comes late, then the pause, then an attempt that changes nothing: the claim is its own
+    all the same.
+    """
     world = World(interval_s=4.0)
     node = world.add("a", release_if_behind=False)
     world.run(1.0)

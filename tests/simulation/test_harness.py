@@ -24,13 +24,19 @@ PLACE = TopicPartition("t0", 0)
 
 def quiet_world() -> World:
     """Return a world of one log in which nobody does anything by itself."""
-    seed = next(each for each in seeds_of(Kind.RACE, 50) if (plan := draw(each)[0]).logs == 1 and plan.interval_s == 3.0)
+    seed = next(
+        each
+        for each in seeds_of(Kind.RACE, 50)
+        if (plan := draw(each)[0]).logs == 1 and plan.interval_s == 3.0
+    )
     return World(*draw(seed))
 
 
 def said(world: World, kind: type[Any], instance: str, *last: int) -> Frame:
     """Append a frame about PLACE, and return it."""
-    frame: Frame = kind(int(BEGAN_S + world.timeline.now_s), instance, instance.partition(".")[0], "g", *PLACE, *last)
+    frame: Frame = kind(
+        int(BEGAN_S + world.timeline.now_s), instance, instance.partition(".")[0], "g", *PLACE, *last
+    )
     world.broker.append(0, frame)
     return frame
 
@@ -39,13 +45,17 @@ def repeats(world: World, frame: Frame, stay: Stay) -> bool:
     """Return whether the wire appends *frame* of *stay* once more."""
     records = world.broker.logs[0].records
     before = len(records)
-    wire = Process(world.broker, world.checks, world.trace, "c0", "c0.1", Random(1), rate=1.0, skew_s=0.0).wire
+    wire = Process(
+        world.broker, world.checks, world.trace, "c0", "c0.1", Random(1), rate=1.0, skew_s=0.0
+    ).wire
     wire._repeat(frame, 0, stay)
     return len(records) > before
 
 
 def test_frames_are_repeated_but_those_that_would_be_taken_for_ones_of_a_later_stay() -> None:
-    """What a producer that is not idempotent may do, all of it but what nobody can tell from a frame that was sent today."""
+    """What a producer that is not idempotent may do, all of it but what nobody can tell from a frame that
+    was sent today.
+    """
     world = quiet_world()
     broker: Broker = world.broker
     claim, beat = said(world, ClaimingPartition, "c0.1"), said(world, Heartbeat, "c0.1", 0)
@@ -74,7 +84,9 @@ def test_a_heartbeat_from_before_a_reset_is_not_repeated_after_its_process_has_c
     said(world, ClaimingPartition, "reset-1")
     assert repeats(world, beat, before), "nobody takes from a reset"
     offsets: dict[str, tuple[tuple[int, int, int], ...]] = {PLACE.topic: ((PLACE.partition, 5, 0),)}
-    world.checks.decisions.add(ResetCommit(reset_id="1", group="g", client="reset-1", at_s=0, offsets=offsets))
+    world.checks.decisions.add(
+        ResetCommit(reset_id="1", group="g", client="reset-1", at_s=0, offsets=offsets)
+    )
     said(world, ReleasingPartition, "reset-1", 0)
     assert repeats(world, beat, before), "nor takes what it gave back by a heartbeat"
     assert world.broker.row(0, PLACE).current_offset == 0  # type: ignore[union-attr]
@@ -101,7 +113,15 @@ def stalled_after(world: World, *, lapsed: bool, held: bool, monkeypatch: pytest
     return found == STALLED
 
 
-@pytest.mark.parametrize(("lapsed", "held", "found"), [(False, True, True), (False, False, True), (True, True, True), (True, False, False)])
-def test_an_owner_stalls_by_the_log_or_by_its_own_book(lapsed: bool, held: bool, found: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Named by the log, or thinking that it holds it: both must work on it. A claim that lapsed and was given up is nobody's."""
+@pytest.mark.parametrize(
+    ("lapsed", "held", "found"),
+    [(False, True, True), (False, False, True), (True, True, True), (True, False, False)],
+)
+def test_an_owner_stalls_by_the_log_or_by_its_own_book(
+    lapsed: bool, held: bool, found: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Named by the log, or thinking that it holds it: both must work on it.
+
+    A claim that lapsed and was given up is nobody's.
+    """
     assert stalled_after(quiet_world(), lapsed=lapsed, held=held, monkeypatch=monkeypatch) is found

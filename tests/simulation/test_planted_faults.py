@@ -1,4 +1,6 @@
-"""A check that cannot fail is a defect: each fault planted in the code is found, and by the check that is named."""
+"""A check that cannot fail is a defect: each fault planted in the code is found, and by the check that is
+named.
+"""
 
 from __future__ import annotations
 
@@ -141,7 +143,11 @@ def claims_of_the_dead_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def busy_for_s(self: LogView, place: TopicPartition, now_s: float, unix_s: float) -> float:
         row = self.row(place)
-        return inf if row is not None and row.heartbeat_at_s is not None else original(self, place, now_s, unix_s)
+        return (
+            inf
+            if row is not None and row.heartbeat_at_s is not None
+            else original(self, place, now_s, unix_s)
+        )
 
     monkeypatch.setattr(LogView, "busy_for_s", busy_for_s)
 
@@ -209,11 +215,15 @@ def a_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def claims_that_have_lapsed_are_held_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """No heartbeat is written, and no check says that it should have been."""
-    monkeypatch.setattr(Keeping, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._jitter_s()))
+    monkeypatch.setattr(
+        Keeping, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._jitter_s())
+    )
 
 
 def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Keeping, "_in_flight", lambda self, claim: not claim.stopped and claim.committing is not None)
+    monkeypatch.setattr(
+        Keeping, "_in_flight", lambda self, claim: not claim.stopped and claim.committing is not None
+    )
 
 
 def who_is_at_work_is_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -221,7 +231,9 @@ def who_is_at_work_is_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_handler_has_no_more_time_than_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(MemberSettings, "overdue_after_s", property(lambda settings: settings.heartbeat_interval_s))
+    monkeypatch.setattr(
+        MemberSettings, "overdue_after_s", property(lambda settings: settings.heartbeat_interval_s)
+    )
 
 
 FAULTS = [

@@ -17,8 +17,25 @@ from tests.support.places import ROOT
 from tests.support.scale import scaled
 
 SEEDS = 24
-FOUND = (401541, 401965, 404034, 406815, 407805, 408075, 409396, 409785, 409864, 409937, 500533, 506239, 604386)
-"""Schedules that broke a rule once. What was wrong has a test of its own in `test_found` or `test_harness`."""
+FOUND = (
+    401541,
+    401965,
+    404034,
+    406815,
+    407805,
+    408075,
+    409396,
+    409785,
+    409864,
+    409937,
+    500533,
+    506239,
+    604386,
+)
+"""Schedules that broke a rule once.
+
+What was wrong has a test of its own in `test_found` or `test_harness`.
+"""
 
 
 def seeds_of(kind: Kind, count: int) -> list[int]:
@@ -38,7 +55,9 @@ def seeds_of(kind: Kind, count: int) -> list[int]:
 def test_no_schedule_breaks_a_rule(kind: Kind) -> None:
     outcomes = [run_schedule(seed) for seed in seeds_of(kind, 1 if kind is Kind.CROWD else scaled(SEEDS))]
     assert all(outcome.kind is kind for outcome in outcomes)
-    assert sum(outcome.handed_out for outcome in outcomes) > 100 * len(outcomes) / 2, "the schedules do something"
+    assert sum(outcome.handed_out for outcome in outcomes) > 100 * len(outcomes) / 2, (
+        "the schedules do something"
+    )
     assert sum(outcome.taken for outcome in outcomes) >= 2 * len(outcomes)
     if kind is Kind.TWINS:
         assert sum(outcome.conflicts for outcome in outcomes) > 0
@@ -72,7 +91,15 @@ def test_a_seed_gives_the_same_run_in_every_process() -> None:
 
 
 def test_a_violation_tells_how_to_see_it_again() -> None:
-    violation = Violation("one-owner", "two hand out", seed=7, step=12, at_s=3.5, place=TopicPartition("orders", 3), lines=["a line"])
+    violation = Violation(
+        "one-owner",
+        "two hand out",
+        seed=7,
+        step=12,
+        at_s=3.5,
+        place=TopicPartition("orders", 3),
+        lines=["a line"],
+    )
     assert str(violation).splitlines() == [
         "one-owner on orders/3: two hand out",
         "seed 7, step 12, at 3.500 s; again: make sim SEED=7 SCHEDULES=1",

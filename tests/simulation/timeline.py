@@ -11,7 +11,10 @@ BEGAN_S = 1_700_000_000.0
 
 
 class Timeline:
-    """Events in the order of their times; of equal times, in the order in which they were planned. *step* counts them."""
+    """Events in the order of their times; of equal times, in the order in which they were planned.
+
+    *step* counts them.
+    """
 
     __slots__ = ("_heap", "_order", "now_s", "step")
 

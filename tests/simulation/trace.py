@@ -14,15 +14,35 @@ WHOLE = TopicPartition("", -1)
 
 
 class Violation(AssertionError):
-    """An invariant does not hold. *name* is the checker's; the text says where to look and how to see it again."""
+    """An invariant does not hold.
 
-    def __init__(self, name: str, text: str, *, seed: int, step: int, at_s: float, place: TopicPartition, lines: list[str]) -> None:
+    *name* is the checker's; the text says where to look and how to see it again.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        text: str,
+        *,
+        seed: int,
+        step: int,
+        at_s: float,
+        place: TopicPartition,
+        lines: list[str],
+    ) -> None:
         where = f" on {place.topic}/{place.partition}" if place.topic else ""
         story = "\n".join(f"  {line}" for line in lines)
         super().__init__(
             f"{name}{where}: {text}\nseed {seed}, step {step}, at {at_s:.3f} s; again: make sim SEED={seed} SCHEDULES=1\n{story}"
         )
-        self.name, self.text, self.seed, self.step, self.at_s, self.place = name, text, seed, step, at_s, place
+        self.name, self.text, self.seed, self.step, self.at_s, self.place = (
+            name,
+            text,
+            seed,
+            step,
+            at_s,
+            place,
+        )
 
 
 class Trace:
@@ -54,5 +74,11 @@ class Trace:
     def fail(self, name: str, place: TopicPartition, text: str) -> Violation:
         """Return the error to raise."""
         return Violation(
-            name, text, seed=self._seed, step=self._timeline.step, at_s=self._timeline.now_s, place=place, lines=self.lines(place)
+            name,
+            text,
+            seed=self._seed,
+            step=self._timeline.step,
+            at_s=self._timeline.now_s,
+            place=place,
+            lines=self.lines(place),
         )

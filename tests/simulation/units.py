@@ -30,7 +30,9 @@ def data_place(place: TopicPartition) -> TopicPartition:
 
 
 def offsets_of(place: TopicPartition, begin: int, end: int) -> Sequence[int]:
-    """Return the offsets from *begin* to below *end* that are of *place*: of a lane, those whose keys are its own."""
+    """Return the offsets from *begin* to below *end* that are of *place*: of a lane, those whose keys are
+    its own.
+    """
     _, lane, lanes = _lane(place.topic)
     if lanes == 1:
         return range(begin, end)

@@ -1,4 +1,6 @@
-"""One schedule, run: processes start, things go wrong, everything is watched, and in the end all must be well."""
+"""One schedule, run: processes start, things go wrong, everything is watched, and in the end all must be
+well.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,22 @@ class World:
         self.timeline = Timeline()
         self.trace = Trace(self.timeline, plan.seed)
         settings = plan.settings("c", "i", Random(0))
-        self.broker = Broker(self.timeline, draws, plan.weather, group="g", logs=plan.logs, stale_after_s=settings.stale_after_s)
-        places = [TopicPartition(topic, partition) for topic, count in plan.topics.items() for partition in range(count)]
-        limits = bounds(settings, delay_s=plan.weather.delay_high_s, partitions=len(places), skew_s=plan.skew_s)
+        self.broker = Broker(
+            self.timeline,
+            draws,
+            plan.weather,
+            group="g",
+            logs=plan.logs,
+            stale_after_s=settings.stale_after_s,
+        )
+        places = [
+            TopicPartition(topic, partition)
+            for topic, count in plan.topics.items()
+            for partition in range(count)
+        ]
+        limits = bounds(
+            settings, delay_s=plan.weather.delay_high_s, partitions=len(places), skew_s=plan.skew_s
+        )
         self.checks = Auditor(self.broker, self.trace, limits, plan.delivery, places)
         self.checks.whole_topic = plan.kind is Kind.WHOLE_TOPICS
         self.checks.balanced = plan.kind is Kind.BALANCED
@@ -62,7 +77,12 @@ class World:
         self._born: Counter[str] = Counter()
         self.interval_s = plan.interval_s
         self.faults_end_s = (1.0 + plan.fault_intervals) * self.interval_s
-        self.end_s = self.faults_end_s + (2 * LONGEST_FAULT_INTERVALS + 1) * self.interval_s + limits.free_s + limits.settle_s
+        self.end_s = (
+            self.faults_end_s
+            + (2 * LONGEST_FAULT_INTERVALS + 1) * self.interval_s
+            + limits.free_s
+            + limits.settle_s
+        )
 
     # -- processes
 
@@ -73,7 +93,16 @@ class World:
         settings = self.plan.settings(client, f"{client}.{self._born[client]}", draws)
         skew_s = draws.uniform(-self.plan.skew_s, self.plan.skew_s) if skew_s is None else skew_s
         if client.startswith(GO_PREFIX):
-            node = GoMember(self.broker, self.checks, self.trace, client, settings.instance_id, draws, self.topics, skew_s=skew_s)
+            node = GoMember(
+                self.broker,
+                self.checks,
+                self.trace,
+                client,
+                settings.instance_id,
+                draws,
+                self.topics,
+                skew_s=skew_s,
+            )
             self.checks.go_clients.add(client)
             self.nodes.append(node)
             return
@@ -167,7 +196,9 @@ class World:
         node = draws.choice(self.nodes) if self.nodes else None
         if node is None or not node.alive:
             return
-        for_s = self.interval_s * (draws.uniform(0.1, 0.6) if draws.random() < 0.5 else draws.uniform(0.6, LONGEST_FAULT_INTERVALS))
+        for_s = self.interval_s * (
+            draws.uniform(0.1, 0.6) if draws.random() < 0.5 else draws.uniform(0.6, LONGEST_FAULT_INTERVALS)
+        )
         match draws.randrange(13):
             case 0 | 1:
                 node.kill()
@@ -192,7 +223,9 @@ class World:
             case 10:
                 index = draws.randrange(len(self.broker.logs))
                 by_s = draws.uniform(0.0, 0.2) * self.interval_s
-                self.trace.note(WHOLE, "broker", f"log {index} is led by another, whose clock is {by_s:.2f} s behind")
+                self.trace.note(
+                    WHOLE, "broker", f"log {index} is led by another, whose clock is {by_s:.2f} s behind"
+                )
                 self.broker.step_back(index, by_s)
             case 11 if isinstance(node, Node):
                 node.fail_fetch()
@@ -207,7 +240,9 @@ class World:
 
     def _jump(self, node: Process) -> None:
         """The wall clock of a process jumps, and is put right later."""
-        by_s = self.draws.choice((-1, 1)) * self.draws.choice((1.0, 0.5 * self.interval_s, 5 * self.interval_s, 1e6))
+        by_s = self.draws.choice((-1, 1)) * self.draws.choice(
+            (1.0, 0.5 * self.interval_s, 5 * self.interval_s, 1e6)
+        )
         self.trace.note(WHOLE, node.name, f"has its clock set by {by_s:.1f} s")
         wrong_s = 2 * self.interval_s
         node.fault(wrong_s + 0.1)
@@ -226,7 +261,9 @@ class World:
         self.checks.add(TopicPartition(topic, self.topics[topic] - 1))
         for node in self.alive():
             node.fault(0.5 * self.interval_s)
-            self.timeline.after(self.draws.random() * 0.5 * self.interval_s, node.grow, topic, self.topics[topic])
+            self.timeline.after(
+                self.draws.random() * 0.5 * self.interval_s, node.grow, topic, self.topics[topic]
+            )
 
 
 def run_schedule(seed: int) -> Outcome:

@@ -1,4 +1,6 @@
-"""Histories of an outbox's destination partitions: right ones, with leader changes, and ones with a planted fault."""
+"""Histories of an outbox's destination partitions: right ones, with leader changes, and ones with a
+planted fault.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,9 @@ History = list[Published]
 
 @st.composite
 def histories(draw: st.DrawFn, *, begins: int = 0, least: int = 0, most: int = 40) -> History:
-    """Draw what harvesters publish to one partition: two shards, each led by one leader after the other, control records between."""
+    """Draw what harvesters publish to one partition: two shards, each led by one leader after the other,
+    control records between.
+    """
     out: History = []
     offset = draw(st.integers(0, 2))
     last = [advance(begins, -1), -1]
@@ -67,7 +71,11 @@ def renumbered(records: Sequence[Published]) -> History:
 
 
 def audited(
-    history: Sequence[Published], rules: Rules | None = None, *, first_offset: int = 0, expected: Mapping[str, int] | None = None
+    history: Sequence[Published],
+    rules: Rules | None = None,
+    *,
+    first_offset: int = 0,
+    expected: Mapping[str, int] | None = None,
 ) -> PartitionAudit:
     """Return what the audit finds in *history*, without any engine."""
     rules = rules or Rules(outbox=OUTBOX)
@@ -75,9 +83,16 @@ def audited(
     refused = []
     for each in history:
         try:
-            fold(rows, decode(each.key, each.headers, each.offset, b"v", 0, rules=rules), 1_000 + each.offset, rules=rules)
+            fold(
+                rows,
+                decode(each.key, each.headers, each.offset, b"v", 0, rules=rules),
+                1_000 + each.offset,
+                rules=rules,
+            )
         except DecodeError as error:
-            refused.append(Refused(offset=each.offset, stage="decode", error="DecodeError", reason=str(error)))
+            refused.append(
+                Refused(offset=each.offset, stage="decode", error="DecodeError", reason=str(error))
+            )
     return conclude(
         "t",
         0,

@@ -1,4 +1,6 @@
-"""Batches that no client library would make, sent as they are: small on the wire, and as large unpacked as a reader may take."""
+"""Batches that no client library would make, sent as they are: small on the wire, and as large unpacked as
+a reader may take.
+"""
 
 from __future__ import annotations
 
@@ -21,12 +23,17 @@ _ENVELOPE_BYTES = 64
 
 
 def one_value(codec: Compression, size_bytes: int) -> bytes:
-    """Return a batch of one record that unpacks to *size_bytes* at most, and to nearly as many. No fold can decode it."""
+    """Return a batch of one record that unpacks to *size_bytes* at most, and to nearly as many.
+
+    No fold can decode it.
+    """
     return _batch(codec, [Record(0, None, b"\xff" * (size_bytes - _ENVELOPE_BYTES))])
 
 
 def many_headers(codec: Compression, size_bytes: int) -> bytes:
-    """Return a batch of records that are nothing but the smallest headers there can be, as many as fit a reader's piece."""
+    """Return a batch of records that are nothing but the smallest headers there can be, as many as fit a
+    reader's piece.
+    """
     headers = (("", b""),) * (HEADERS_BYTES // 2 - _ENVELOPE_BYTES)
     return _batch(codec, [Record(at, None, b"\xff", headers) for at in range(size_bytes // HEADERS_BYTES)])
 
@@ -38,7 +45,13 @@ def many_records(codec: Compression, count: int, value: bytes) -> bytes:
 
 def _batch(codec: Compression, records: list[Record]) -> bytes:
     return encode_batch(
-        RecordBatch(base_offset=0, attributes=int(codec), last_offset_delta=len(records) - 1, records=tuple(records), base_sequence=-1)
+        RecordBatch(
+            base_offset=0,
+            attributes=int(codec),
+            last_offset_delta=len(records) - 1,
+            records=tuple(records),
+            base_sequence=-1,
+        )
     )
 
 
@@ -49,7 +62,12 @@ def send_batches(config: Mapping[str, Any], batches: Iterable[tuple[str, int, by
         codes = []
         async with RawLog(Settings(kafka=dict(config))) as raw:
             for topic, partition, batch in batches:
-                request = ProduceRequest(transactional_id=None, required_acks=-1, timeout=30_000, topics=[(topic, [(partition, batch)])])
+                request = ProduceRequest(
+                    transactional_id=None,
+                    required_acks=-1,
+                    timeout=30_000,
+                    topics=[(topic, [(partition, batch)])],
+                )
                 response = await raw._client.send(await raw._leader(topic, partition), request)
                 codes.append(int(response.topics[0][1][0][1]))
         return codes

@@ -1,4 +1,6 @@
-"""Batches that no producer may write, on a real broker's disk: damaged, lying, or with a broken header; and sound ones of any size."""
+"""Batches that no producer may write, on a real broker's disk: damaged, lying, or with a broken header;
+and sound ones of any size.
+"""
 
 from __future__ import annotations
 
@@ -19,11 +21,26 @@ BOMB_BYTES = 200_000_000
 CRC_AT = 17
 
 
-def send(broker: SessionBroker, topic: str, codec: str, values: Sequence[bytes], *, partition: int = 0, linger_ms: int = 0) -> None:
-    """Write *values*, packed so; each flush of a topic that is known is one batch where *linger_ms* is long."""
+def send(
+    broker: SessionBroker,
+    topic: str,
+    codec: str,
+    values: Sequence[bytes],
+    *,
+    partition: int = 0,
+    linger_ms: int = 0,
+) -> None:
+    """Write *values*, packed so; each flush of a topic that is known is one batch where *linger_ms* is
+    long.
+    """
     producer = Producer(
         broker.client_config(
-            **{"compression.type": codec, "message.max.bytes": 1_000_000_000, "linger.ms": linger_ms, "queue.buffering.max.kbytes": 2 << 20}
+            **{
+                "compression.type": codec,
+                "message.max.bytes": 1_000_000_000,
+                "linger.ms": linger_ms,
+                "queue.buffering.max.kbytes": 2 << 20,
+            }
         )
     )
     producer.list_topics(topic, DEADLINE_S)
@@ -36,8 +53,17 @@ def bombs_topic(broker: SessionBroker) -> str:
     return broker.create_topic("bombs", config={"max.message.bytes": str(64 * MIB)})
 
 
-def damage(broker: SessionBroker, topic: str, offset: int, change: Callable[[bytearray], None], *, checksum: bool = False) -> None:
-    """Change the batch that begins at *offset* where it lies, its length kept; with *checksum* it is right again afterwards."""
+def damage(
+    broker: SessionBroker,
+    topic: str,
+    offset: int,
+    change: Callable[[bytearray], None],
+    *,
+    checksum: bool = False,
+) -> None:
+    """Change the batch that begins at *offset* where it lies, its length kept; with *checksum* it is right
+    again afterwards.
+    """
     path = log_file(broker, topic, 0)
     data, at = path.read_bytes(), 0
     while (header := decode_header(data, at)).base_offset != offset:
@@ -68,7 +94,9 @@ def break_header(batch: bytearray) -> None:
 
 
 def one_batch(broker: SessionBroker, topic: str, **more: str) -> Producer:
-    """Return a producer that sends what it is given for *topic* up to a flush in one batch, however many and however slow the machine."""
+    """Return a producer that sends what it is given for *topic* up to a flush in one batch, however many
+    and however slow the machine.
+    """
     config: dict[str, Any] = {
         "compression.type": "zstd",
         "linger.ms": 30_000,

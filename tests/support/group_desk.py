@@ -1,4 +1,6 @@
-"""A coordination topic of a test's own, members played frame by frame, and an administrator who can be killed at any write."""
+"""A coordination topic of a test's own, members played frame by frame, and an administrator who can be
+killed at any write.
+"""
 
 from __future__ import annotations
 
@@ -56,9 +58,18 @@ class Killed(BaseException):
 class GroupDesk:
     """Claims of group "shop" and others on a coordination topic of their own."""
 
-    def __init__(self, broker: SessionBroker, fresh_topic: FreshTopic, *, interval_s: float = 5.0, request_timeout_s: float = 10.0) -> None:
+    def __init__(
+        self,
+        broker: SessionBroker,
+        fresh_topic: FreshTopic,
+        *,
+        interval_s: float = 5.0,
+        request_timeout_s: float = 10.0,
+    ) -> None:
         self.broker, self._fresh = broker, fresh_topic
-        self.coordination = fresh_topic("marshal", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
+        self.coordination = fresh_topic(
+            "marshal", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"}
+        )
         self.resets = f"{self.coordination}-resets"
         self.settings = Settings(
             app="desk",
@@ -97,7 +108,15 @@ class GroupDesk:
             self._producer.produce(self.coordination, value=encode(frame), partition=place, headers=headers)
         assert self._producer.flush(DEADLINE_S) == 0
 
-    def hold(self, member: str, topic: str, offsets: Mapping[int, int], *, group: str = "shop", capable: bool = True) -> None:
+    def hold(
+        self,
+        member: str,
+        topic: str,
+        offsets: Mapping[int, int],
+        *,
+        group: str = "shop",
+        capable: bool = True,
+    ) -> None:
         """Have *member* (client/instance) claim partitions and tell its offsets."""
         client, instance = member.split("/")
         for partition, offset in offsets.items():
@@ -152,7 +171,9 @@ class GroupDesk:
     def offsets(self, group: str = "shop") -> dict[tuple[str, int], int | None]:
         """Return where each partition is, of those that nobody holds."""
         return {
-            (key.topic, key.partition): claim.current_offset for key, claim in self.claims(group).items() if claim.heartbeat_at_s is None
+            (key.topic, key.partition): claim.current_offset
+            for key, claim in self.claims(group).items()
+            if claim.heartbeat_at_s is None
         }
 
     def decisions(self) -> list[Decision]:
@@ -161,7 +182,8 @@ class GroupDesk:
 
 
 def kill_at(monkeypatch: pytest.MonkeyPatch, write: int) -> list[str]:
-    """Kill the administrator after *write* records, frames and decisions alike; the list fills with what it wrote.
+    """Kill the administrator after *write* records, frames and decisions alike; the list fills with what it
+    wrote.
 
     Every record of a send counts by itself: the broker may have some of them and not others.
     """
@@ -225,6 +247,8 @@ def killed_administrator(
     deadline_s: float = 30.0,
     offset: int = 0,
 ) -> list[str]:
-    """Return the command of an administrator that resets *group* to *offset* and is killed by the system at *step*."""
+    """Return the command of an administrator that resets *group* to *offset* and is killed by the system
+    at *step*.
+    """
     told = [coordination, resets, bootstrap, group, step.value, str(interval_s), str(deadline_s), str(offset)]
     return [sys.executable, "-P", "-c", CHILD, *told]

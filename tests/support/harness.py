@@ -1,6 +1,8 @@
-"""Real workers on a real broker for tests: started, waited for, killed, stopped, frozen; and the load they work on.
+"""Real workers on a real broker for tests: started, waited for, killed, stopped, frozen; and the load they
+work on.
 
-Nothing here sleeps and hopes: every wait is for a condition, has a deadline, and says on failure what the workers last logged.
+Nothing here sleeps and hopes: every wait is for a condition, has a deadline, and says on failure what the
+workers last logged.
 """
 
 from __future__ import annotations
@@ -51,8 +53,12 @@ TIMES: Mapping[str, float] = {
 """Short enough that a test need not wait long, long enough for a busy machine."""
 
 
-def wait_for(what: str, condition: Callable[[], T | None], deadline_s: float, context: Callable[[], str] = str) -> T:
-    """Return the first true value of *condition*; fails with *what* and *context* when it has none in time."""
+def wait_for(
+    what: str, condition: Callable[[], T | None], deadline_s: float, context: Callable[[], str] = str
+) -> T:
+    """Return the first true value of *condition*; fails with *what* and *context* when it has none in
+    time.
+    """
     until_s = time.monotonic() + deadline_s
     while True:
         found = condition()
@@ -64,7 +70,9 @@ def wait_for(what: str, condition: Callable[[], T | None], deadline_s: float, co
 
 
 def wait_for_ends(settings: Settings, topic: str) -> None:
-    """Wait until no transaction is open in *topic*: a commit is acknowledged when it is decided, before its markers are written."""
+    """Wait until no transaction is open in *topic*: a commit is acknowledged when it is decided, before
+    its markers are written.
+    """
     with TopicLog(settings, topic) as log:
         partitions = log.partitions()
         wait_for(f"the markers in {topic}", lambda: log.ends(partitions) == log.written(partitions), 20)
@@ -72,7 +80,17 @@ def wait_for_ends(settings: Settings, topic: str) -> None:
 
 def end_transactions(bootstrap: str) -> None:
     """Do what docs/operating.md, "A transaction that never ends", tells to do while nobody produces."""
-    command = [sys.executable, "-P", "-m", "holdfast.cli", "--bootstrap", bootstrap, "producers", "hanging", "--end"]
+    command = [
+        sys.executable,
+        "-P",
+        "-m",
+        "holdfast.cli",
+        "--bootstrap",
+        bootstrap,
+        "producers",
+        "hanging",
+        "--end",
+    ]
     ran = subprocess.run(command, capture_output=True, text=True, timeout=90, check=False)
     assert ran.returncode == 0, ran.stdout + ran.stderr
 
@@ -83,9 +101,19 @@ def module_command(module: str) -> list[str]:
 
 
 class Worker:
-    """One worker process with its own data folder, port and log. It dies with the test process, whatever kills that."""
+    """One worker process with its own data folder, port and log.
 
-    def __init__(self, name: str, folder: Path, environment: Mapping[str, str], command: Sequence[str] = (), cwd: Path = ROOT) -> None:
+    It dies with the test process, whatever kills that.
+    """
+
+    def __init__(
+        self,
+        name: str,
+        folder: Path,
+        environment: Mapping[str, str],
+        command: Sequence[str] = (),
+        cwd: Path = ROOT,
+    ) -> None:
         self.name, self.data, self.log = name, folder / name, folder / f"{name}.log"
         self._command, self._cwd = command or module_command(COUNTING), cwd
         self.port = free_ports(1)[0]
@@ -141,7 +169,9 @@ class Worker:
         began_s, young = time.monotonic(), not self.said(r"\[\^Worker\]: Starting")
         self.signal(signal.SIGTERM)
         code = self.wait_exit(deadline_s)
-        assert code == 0 or (young and code == -signal.SIGTERM), f"{self.name} ended with {code} after SIGTERM\n{self.tail()}"
+        assert code == 0 or (young and code == -signal.SIGTERM), (
+            f"{self.name} ended with {code} after SIGTERM\n{self.tail()}"
+        )
         return time.monotonic() - began_s
 
     def wait_exit(self, deadline_s: float) -> int:
@@ -149,7 +179,9 @@ class Worker:
         try:
             return self.process.wait(deadline_s)
         except subprocess.TimeoutExpired:
-            raise AssertionError(f"{self.name} did not end within {deadline_s:.0f} s\n{self.tail()}") from None
+            raise AssertionError(
+                f"{self.name} did not end within {deadline_s:.0f} s\n{self.tail()}"
+            ) from None
 
     def close(self) -> None:
         """Leave nothing behind, paused or not."""
@@ -182,7 +214,9 @@ class Worker:
             return log.read().decode(errors="replace")
 
     def tail(self, lines: int = 40) -> str:
-        """Return the end of its log, for whoever asks why a test failed; of one that runs also what it does at the moment."""
+        """Return the end of its log, for whoever asks why a test failed; of one that runs also what it
+        does at the moment.
+        """
         before = self._text().splitlines()
         out = [f"--- {self.name}, the end of its log ---", *before[-lines:]]
         if self.running and self.said(r"\[\^Worker\]: Ready"):
@@ -190,7 +224,10 @@ class Worker:
             self.signal(signal.SIGUSR1)  # of which Faust makes the stacks of all threads and tasks
             time.sleep(1)
             stacks = self._text().splitlines()[len(before) :]
-            out += ["--- its threads and tasks ---", *(line for line in stacks if re.match(r"THREAD|  TASK|\s+File |\s{4,}\S", line))]
+            out += [
+                "--- its threads and tasks ---",
+                *(line for line in stacks if re.match(r"THREAD|  TASK|\s+File |\s{4,}\S", line)),
+            ]
         return "\n".join(line[:400] for line in out)
 
     def ask(self, path: str, timeout_s: float = 5.0) -> tuple[int, str]:
@@ -213,7 +250,9 @@ class Worker:
         return {labels: float(value) for labels, value in found}
 
     def applied(self, role: str = "active") -> dict[tuple[str, int], int]:
-        """Return the position of each partition that this worker serves in *role*, by (processor, partition)."""
+        """Return the position of each partition that this worker serves in *role*, by (processor,
+        partition).
+        """
         out = {}
         for labels, value in self.metric("holdfast_applied_offset").items():
             fields = dict(re.findall(r'(\w+)="([^"]*)"', labels))
@@ -229,7 +268,9 @@ class Worker:
         """Return when every partition assigned to it serves; fails at once when the process ends."""
 
         def condition() -> bool:
-            assert self.running, f"{self.name} ended with {self.process.returncode} before it was ready\n{self.tail()}"
+            assert self.running, (
+                f"{self.name} ended with {self.process.returncode} before it was ready\n{self.tail()}"
+            )
             return self.ready
 
         wait_for(f"{self.name} ready ({self.ask('/health/ready')[1]})", condition, deadline_s, self.tail)
@@ -243,7 +284,9 @@ class Worker:
 class Load:
     """The generator of load as a process of its own, so that what the test does cannot disturb it."""
 
-    def __init__(self, bootstrap: str, topic: str, partitions: int, *, rate: int, limit: int, seed: int) -> None:
+    def __init__(
+        self, bootstrap: str, topic: str, partitions: int, *, rate: int, limit: int, seed: int
+    ) -> None:
         arguments = [bootstrap, topic, *map(str, (partitions, rate, limit, seed))]
         self._process = subprocess.Popen(
             [
@@ -331,8 +374,13 @@ class Application:
 
     def worker(self, name: str = "", **settings: str | float) -> Worker:
         """Return a new worker, not yet started, with its own *settings* beside the application's."""
-        environment = {**self._environment, **{f"HOLDFAST_{key.upper()}": f"{value}" for key, value in settings.items()}}
-        worker = Worker(name or f"w{len(self.workers) + 1}", self.folder, environment, module_command(self._module))
+        environment = {
+            **self._environment,
+            **{f"HOLDFAST_{key.upper()}": f"{value}" for key, value in settings.items()},
+        }
+        worker = Worker(
+            name or f"w{len(self.workers) + 1}", self.folder, environment, module_command(self._module)
+        )
         self.workers.append(worker)
         return worker
 
@@ -350,11 +398,22 @@ class Application:
         return "\n".join(worker.tail() for worker in self.workers)
 
     def wait_applied(self, ends: Mapping[int, int], deadline_s: float) -> dict[tuple[str, int], Worker]:
-        """Return who serves what when every partition of both tables is at the last offset that *ends* says (-1 for an empty one)."""
-        wanted = {(processor.name, partition): last for processor in self.processors for partition, last in ends.items()}
+        """Return who serves what when every partition of both tables is at the last offset that *ends*
+        says (-1 for an empty one).
+        """
+        wanted = {
+            (processor.name, partition): last
+            for processor in self.processors
+            for partition, last in ends.items()
+        }
 
         def condition() -> dict[tuple[str, int], Worker] | None:
-            serving = {place: (at, worker) for worker in self.live if worker.ready for place, at in worker.applied().items()}
+            serving = {
+                place: (at, worker)
+                for worker in self.live
+                if worker.ready
+                for place, at in worker.applied().items()
+            }
             assert self.live, f"no worker runs\n{self.tails()}"
             if {place: at for place, (at, _) in serving.items()} != wanted:
                 return None

@@ -25,12 +25,23 @@ ROOM = {"compression.type": "producer"}
 
 
 def send(
-    broker: SessionBroker, topic: str, values: Sequence[bytes], *, partition: int = 0, codec: str = "none", key: bytes | None = None
+    broker: SessionBroker,
+    topic: str,
+    values: Sequence[bytes],
+    *,
+    partition: int = 0,
+    codec: str = "none",
+    key: bytes | None = None,
 ) -> None:
     """Write *values*, a batch each."""
     producer = Producer(
         broker.client_config(
-            **{"compression.type": codec, "message.max.bytes": 1_000_000_000, "queue.buffering.max.kbytes": 2 << 20, "linger.ms": 0}
+            **{
+                "compression.type": codec,
+                "message.max.bytes": 1_000_000_000,
+                "queue.buffering.max.kbytes": 2 << 20,
+                "linger.ms": 0,
+            }
         )
     )
     for value in values:
@@ -54,9 +65,18 @@ def _framed(body: bytes) -> bytes:
 
 
 def corrupt_batch(count: int = 1, *, wrong: int = 0) -> bytes:
-    """Return a batch of *count* records of which number *wrong* has a value of -5 bytes; its checksum is right."""
+    """Return a batch of *count* records of which number *wrong* has a value of -5 bytes; its checksum is
+    right.
+    """
     records = b"".join(
-        _framed(b"\x00" + _varint(0) + _varint(number) + _framed(KEY) + (_varint(-5) if number == wrong else _framed(b"v")) + _varint(0))
+        _framed(
+            b"\x00"
+            + _varint(0)
+            + _varint(number)
+            + _framed(KEY)
+            + (_varint(-5) if number == wrong else _framed(b"v"))
+            + _varint(0)
+        )
         for number in range(count)
     )
     return _sealed(_header(count) + records)
@@ -64,12 +84,17 @@ def corrupt_batch(count: int = 1, *, wrong: int = 0) -> bytes:
 
 def misplaced_batch(value: bytes, offset_delta: int = 1_000) -> bytes:
     """Return a batch of one record that says that it lies *offset_delta* behind where it lies."""
-    return _sealed(_header(1) + _framed(b"\x00" + _varint(0) + _varint(offset_delta) + _framed(KEY) + _framed(value) + _varint(0)))
+    return _sealed(
+        _header(1)
+        + _framed(b"\x00" + _varint(0) + _varint(offset_delta) + _framed(KEY) + _framed(value) + _varint(0))
+    )
 
 
 def _header(count: int) -> bytes:
     records = tuple(Record(number) for number in range(count))
-    return encode_batch(RecordBatch(base_timestamp_ms=0, max_timestamp_ms=0, last_offset_delta=count - 1, records=records))[:HEADER_BYTES]
+    return encode_batch(
+        RecordBatch(base_timestamp_ms=0, max_timestamp_ms=0, last_offset_delta=count - 1, records=records)
+    )[:HEADER_BYTES]
 
 
 def _sealed(batch: bytes) -> bytes:
@@ -89,7 +114,12 @@ def send_raw(broker: SessionBroker, topic: str, batch: bytes, *, partition: int 
             await client.set_topics([topic])
             await client.force_metadata_update()
             leader = client.cluster.leader_for_partition(TopicPartition(topic, partition))
-            request = ProduceRequest(transactional_id=None, required_acks=-1, timeout=30_000, topics=[(topic, [(partition, batch)])])
+            request = ProduceRequest(
+                transactional_id=None,
+                required_acks=-1,
+                timeout=30_000,
+                topics=[(topic, [(partition, batch)])],
+            )
             answer = await client.send(leader, request)
             assert answer.topics[0][1][0][1] == 0, "the broker takes it"
         finally:

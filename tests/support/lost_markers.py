@@ -18,11 +18,13 @@ def log_file(broker: SessionBroker, topic: str, partition: int) -> Path:
 
 
 def lose_markers(broker: SessionBroker, topic: str, *partitions: int) -> None:
-    """Kill the only broker, take the last batch of each of *partitions*, a marker, off their files, and start it."""
+    """Kill the only broker, take the last batch of each of *partitions*, a marker, off their files, and
+    start it.
+    """
     assert broker.cluster is not None
     files = [log_file(broker, topic, partition) for partition in partitions]
-    # A commit is acknowledged when it is decided. Its markers come after, and the coordinator's note that they are written after those:
-    # without that note they would be written again.
+    # A commit is acknowledged when it is decided. Its markers come after, and the coordinator's note that
+    # they are written after those: without that note they would be written again.
     wait_for("the markers", lambda: all(last_batch(path)[1].is_control for path in files), 20)
     wait_for("their end", lambda: not PREPARED & set(coordinated(broker).values()), 20)
     broker.cluster.kill(1)

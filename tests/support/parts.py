@@ -1,6 +1,8 @@
-"""The real parts that tests need, as marks: `@part("broker")` below `@pytest.fixture` marks whoever uses what it starts.
+"""The real parts that tests need, as marks: `@part("broker")` below `@pytest.fixture` marks whoever uses what
+it starts.
 
-A test that starts a part in its own body bears the mark itself (`@pytest.mark.broker`). `make fast` runs what has none.
+A test that starts a part in its own body bears the mark itself (`@pytest.mark.broker`). `make fast` runs what
+has none.
 """
 
 from __future__ import annotations
@@ -35,5 +37,7 @@ def parts_of(item: pytest.Item) -> Iterator[str]:
             if (told := getattr(found.func, "part", None)) is not None:
                 yield told
     parameters = getattr(item, "callspec", None)
-    if parameters is not None and any(value in DATABASES for value in parameters.params.values() if isinstance(value, str)):
+    if parameters is not None and any(
+        value in DATABASES for value in parameters.params.values() if isinstance(value, str)
+    ):
         yield "database"

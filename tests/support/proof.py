@@ -1,8 +1,10 @@
-"""The proof that an application did its work exactly once: logs and stores against a model, and against plain counting.
+"""The proof that an application did its work exactly once: logs and stores against a model, and against plain
+counting.
 
-The model folds the source again, in this process, with other cuts, over a dict. Against it stand the changelog and the emitted and
-quarantined records as a reader of committed records sees them, and the RocksDB stores byte for byte. Because the model uses
-holdfast's own folder, plain counts that do not are taken beside it.
+The model folds the source again, in this process, with other cuts, over a dict. Against it stand the
+changelog and the emitted and quarantined records as a reader of committed records sees them, and the RocksDB
+stores byte for byte. Because the model uses holdfast's own folder, plain counts that do not are taken beside
+it.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ def read_topic(broker: SessionBroker, topic: str, *, committed: bool = True) -> 
         consumer.assign([TopicPartition(topic, number, OFFSET_BEGINNING) for number in out])
         open_ends, until_s = set(out), system_clock.monotonic_s() + READ_DEADLINE_S
         while open_ends:
-            assert system_clock.monotonic_s() < until_s, f"{topic} {sorted(open_ends)} not read to the end in {READ_DEADLINE_S:.0f} s"
+            assert system_clock.monotonic_s() < until_s, (
+                f"{topic} {sorted(open_ends)} not read to the end in {READ_DEADLINE_S:.0f} s"
+            )
             for message in consumer.consume(10_000, 0.1):
                 error, number = message.error(), message.partition() or 0
                 if error is None:
@@ -89,7 +93,9 @@ class DictStore:
 
 @dataclass(slots=True, kw_only=True)
 class Outcome:
-    """What one partition must come to: rows and timers, position, records emitted in order, offsets refused."""
+    """What one partition must come to: rows and timers, position, records emitted in order, offsets
+    refused.
+    """
 
     state: State
     marker: Marker
@@ -134,13 +140,17 @@ def logged_state(messages: Sequence[Message]) -> tuple[State, Marker | None]:
 
 def stored_state(path: Path) -> tuple[State, Marker | None]:
     """Return what a RocksDB store holds; its worker must have ended, or this is a moment of the past."""
-    database = rocksdict.Rdict(str(path), rocksdict.Options(raw_mode=True), access_type=rocksdict.AccessType.read_only())
+    database = rocksdict.Rdict(
+        str(path), rocksdict.Options(raw_mode=True), access_type=rocksdict.AccessType.read_only()
+    )
     try:
         items = {bytes(key): bytes(value) for key, value in database.items()}  # type: ignore[arg-type]
     finally:
         database.close()
     marker = items.get(APPLIED)
-    return {key: value for key, value in items.items() if key[:1] != META}, decode_marker(marker) if marker else None
+    return {key: value for key, value in items.items() if key[:1] != META}, decode_marker(
+        marker
+    ) if marker else None
 
 
 def sha(state: State) -> str:
@@ -148,17 +158,24 @@ def sha(state: State) -> str:
 
 
 class Proof:
-    """Everything an application read and wrote, read once, and the checks on it. Each check fails with what differs."""
+    """Everything an application read and wrote, read once, and the checks on it.
+
+    Each check fails with what differs.
+    """
 
     def __init__(self, application: Application, *, noted: str = "") -> None:
         self.application = application
         broker, settings = application.broker, application.settings
         self.source = read_topic(broker, application.source)
-        self.changelogs = {each.name: read_topic(broker, each.changelog(settings.app)) for each in application.processors}
+        self.changelogs = {
+            each.name: read_topic(broker, each.changelog(settings.app)) for each in application.processors
+        }
         self.emitted = read_topic(broker, application.out)
         self.quarantined = read_topic(broker, settings.quarantine_topic)
         if noted:
-            self.quarantined = {number: _noted(noted, messages) for number, messages in self.quarantined.items()}
+            self.quarantined = {
+                number: _noted(noted, messages) for number, messages in self.quarantined.items()
+            }
         self.outcomes = {
             (processor.name, number): model(processor, number, messages)
             for processor in application.processors
@@ -168,7 +185,9 @@ class Proof:
     def check(self, acked: int | None = None) -> None:
         """Prove everything that the logs can prove; *acked* is what the load says it wrote."""
         if acked is not None:
-            assert sum(map(len, self.source.values())) == acked, "the source does not hold what was written: the load is at fault"
+            assert sum(map(len, self.source.values())) == acked, (
+                "the source does not hold what was written: the load is at fault"
+            )
         self.check_changelogs()
         self.check_counts()
         self.check_emits()
@@ -188,10 +207,16 @@ class Proof:
         """Per key, `seen` is how often the source says to add: counted here without holdfast's folder."""
         codec: RowCodec[Count] = RowCodec(Count)
         for number, messages in self.source.items():
-            added = Counter(found[1].decode() for message in messages if (found := _ADD.fullmatch(message.value() or b"")))
+            added = Counter(
+                found[1].decode() for message in messages if (found := _ADD.fullmatch(message.value() or b""))
+            )
             state, _ = logged_state(self.changelogs["counts"][number])
-            seen = {key: codec.decode(value).seen for key, value in state.items() if key.startswith(row_key("k"))}
-            assert seen == {row_key(key): count for key, count in added.items()}, f"counts of partition {number} are wrong"
+            seen = {
+                key: codec.decode(value).seen for key, value in state.items() if key.startswith(row_key("k"))
+            }
+            assert seen == {row_key(key): count for key, count in added.items()}, (
+                f"counts of partition {number} are wrong"
+            )
 
     def check_emits(self) -> None:
         """Each emit of the model is in the log exactly once, in order for each key."""
@@ -208,7 +233,9 @@ class Proof:
         for key, values in found.items():
             if key.startswith("k"):
                 seen = [int(value.split(b"/")[0]) for value in values if value]
-                assert seen == [EMIT_EVERY * at for at in range(1, len(seen) + 1)], f"emits of {key} skip or repeat: {seen}"
+                assert seen == [EMIT_EVERY * at for at in range(1, len(seen) + 1)], (
+                    f"emits of {key} skip or repeat: {seen}"
+                )
 
     def check_quarantine(self) -> None:
         """Each refused record is in the quarantine exactly once, under its coordinates."""
@@ -217,21 +244,32 @@ class Proof:
             for (name, number), each in self.outcomes.items()
             for offset in each.refused
         )
-        found = Counter((message.key() or b"").decode() for messages in self.quarantined.values() for message in messages)
-        assert found == wanted, f"quarantined twice or for nothing: {found - wanted}; missing: {wanted - found}"
+        found = Counter(
+            (message.key() or b"").decode() for messages in self.quarantined.values() for message in messages
+        )
+        assert found == wanted, (
+            f"quarantined twice or for nothing: {found - wanted}; missing: {wanted - found}"
+        )
 
     def check_store(self, worker: Worker, place: tuple[str, int]) -> None:
-        """The worker's own store of a partition is the changelog, byte for byte. The worker must have ended."""
+        """The worker's own store of a partition is the changelog, byte for byte.
+
+        The worker must have ended.
+        """
         name, number = place
         table = next(each.table for each in self.application.processors if each.name == name)
         state, marker = stored_state(worker.data / table / str(number))
         logged, logged_marker = logged_state(self.changelogs[name][number])
-        assert marker == logged_marker, f"{worker.name}: store of {place} stands at {marker}, its changelog at {logged_marker}"
+        assert marker == logged_marker, (
+            f"{worker.name}: store of {place} stands at {marker}, its changelog at {logged_marker}"
+        )
         assert sha(state) == sha(logged), f"{worker.name}: store of {place}: {difference(logged, state)}"
 
 
 def _noted(header: str, messages: Sequence[Message]) -> list[Message]:
-    """Return what workers wrote: they note the processor, by *header*, whatever others a record has; what is forged lacks it."""
+    """Return what workers wrote: they note the processor, by *header*, whatever others a record has; what
+    is forged lacks it.
+    """
     return [message for message in messages if header in dict(message.headers() or ())]
 
 
@@ -239,16 +277,25 @@ def difference(wanted: State, found: State) -> str:
     """Return how two states differ, in short."""
     keys = sorted(key for key in wanted.keys() | found.keys() if wanted.get(key) != found.get(key))
     first = keys[0]
-    return f"{len(keys)} keys differ; {first!r} is {_shown(found.get(first))}, not {_shown(wanted.get(first))}"
+    return (
+        f"{len(keys)} keys differ; {first!r} is {_shown(found.get(first))}, not {_shown(wanted.get(first))}"
+    )
 
 
 def _shown(value: bytes | None) -> str:
-    return "absent" if value is None else str(msgspec.msgpack.decode(value[1:]) if value[:1] == b"\x01" else value)
+    return (
+        "absent"
+        if value is None
+        else str(msgspec.msgpack.decode(value[1:]) if value[:1] == b"\x01" else value)
+    )
 
 
 def first_difference(wanted: Sequence[object], found: Sequence[object]) -> str:
     """Return where two sequences part."""
-    at = next((at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other), min(len(wanted), len(found)))
+    at = next(
+        (at for at, (one, other) in enumerate(zip(wanted, found, strict=False)) if one != other),
+        min(len(wanted), len(found)),
+    )
     return f"at {at} of {len(wanted)} wanted and {len(found)} found: {list(found[at : at + 3])}, not {list(wanted[at : at + 3])}"
 
 
@@ -261,12 +308,14 @@ def prove(
     noted: str = "",
     deadline_s: float = 90.0,
 ) -> Proof:
-    """Wait until all of the source is folded, stop the workers politely, and prove everything, their own stores included.
+    """Wait until all of the source is folded, stop the workers politely, and prove everything, their own
+    stores included.
 
-    With *from_source* a table was rebuilt from its source because its changelog was gone. What its fold emits and refuses is then
-    written again, since the position went with the changelog; only the state is proven.
+    With *from_source* a table was rebuilt from its source because its changelog was gone. What its fold emits
+    and refuses is then written again, since the position went with the changelog; only the state is proven.
 
-    With *lost_ends* an only broker has died, and what it left open of topics that no worker reads is ended, as docs/operating.md tells.
+    With *lost_ends* an only broker has died, and what it left open of topics that no worker reads is ended,
+    as docs/operating.md tells.
 
     With *noted* the quarantine holds what others wrote, and only what has this header is looked at.
     """

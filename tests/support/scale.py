@@ -1,4 +1,7 @@
-"""How hard the random tests try: `make sim` sets `HOLDFAST_TEST_SCALE` and searches that many times longer."""
+"""How hard the random tests try:
+
+`make sim` sets `HOLDFAST_TEST_SCALE` and searches that many times longer.
+"""
 
 from __future__ import annotations
 

@@ -56,7 +56,10 @@ class Guarded:
 
     def __init__(self, folder: Path) -> None:
         self._cluster = Cluster(
-            folder, sasl=Credentials(username=SUPER, password=secrets.token_urlsafe(12)), properties=AUTHORIZER, short_lived=True
+            folder,
+            sasl=Credentials(username=SUPER, password=secrets.token_urlsafe(12)),
+            properties=AUTHORIZER,
+            short_lived=True,
         )
 
     def __enter__(self) -> Self:
@@ -74,7 +77,9 @@ class Guarded:
     def principal(self, name: str) -> dict[str, str]:
         """Make a user without any grant and return its Kafka properties."""
         password = secrets.token_urlsafe(12)
-        upsertion = UserScramCredentialUpsertion(name, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode())
+        upsertion = UserScramCredentialUpsertion(
+            name, ScramCredentialInfo(ScramMechanism.SCRAM_SHA_512, 4096), password.encode()
+        )
         for made in self.admin.alter_user_scram_credentials([upsertion]).values():
             made.result(DEADLINE_S)
         return {**self.root(), "sasl.username": name, "sasl.password": password}
@@ -93,7 +98,11 @@ class Guarded:
             time.sleep(0.02)
 
     def _granted(self, name: str) -> set[AclBinding]:
-        whose: dict[str, Any] = {"name": None, "host": None, "principal": f"User:{name}"}  # None stands for any
+        whose: dict[str, Any] = {
+            "name": None,
+            "host": None,
+            "principal": f"User:{name}",
+        }  # None stands for any
         every = AclBindingFilter(
             restype=ResourceType.ANY,
             resource_pattern_type=ResourcePatternType.ANY,

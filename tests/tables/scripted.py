@@ -19,7 +19,10 @@ LOG: Place = ("log", 0)
 OUT: Place = ("out", 1)
 NOT_LEADER, SEQUENCE, TOO_LARGE, CONCURRENT, LOADING, MOVED, FENCED = 6, 45, 10, 51, 14, 16, 90
 _IDENTITY, _CODE = Struct(">qh"), Struct(">ih")
-FEATURES = {1: b"\x02\x14transaction.version\x00\x01\x00\x01\x00", 2: b"\x02\x14transaction.version\x00\x02\x00\x02\x00"}
+FEATURES = {
+    1: b"\x02\x14transaction.version\x00\x01\x00\x01\x00",
+    2: b"\x02\x14transaction.version\x00\x02\x00\x02\x00",
+}
 
 SECOND = {wire.PRODUCE: 12, wire.END_TRANSACTION: 5}
 
@@ -27,12 +30,17 @@ Fault = int | Exception
 
 
 class Brokers:
-    """A client of aiokafka's and the brokers behind it. Faults of an API are met in turn, each by one request."""
+    """A client of aiokafka's and the brokers behind it.
+
+    Faults of an API are met in turn, each by one request.
+    """
 
     def __init__(self, protocol: int) -> None:
         self.protocol, self.me, self.coordinator = protocol, (7, 0), 1
         self.cluster = SimpleNamespace(
-            partitions_for_topic=lambda topic: {place[1] for place in self.leaders if place[0] == topic} or None,
+            partitions_for_topic=lambda topic: (
+                {place[1] for place in self.leaders if place[0] == topic} or None
+            ),
             leader_for_partition=lambda tp: self.leaders.get((tp.topic, tp.partition)),
             unauthorized_topics=set(),
         )
@@ -71,7 +79,9 @@ class Brokers:
         prepared = request.prepare({key: (0, 99) for key in (0, 18, 22, 24, 26)})
         key, body = prepared._key, prepared.encode()
         if key in SECOND:
-            assert (prepared.version >= SECOND[key]) == (self.protocol == 2), "the version tells the broker which protocol is spoken"
+            assert (prepared.version >= SECOND[key]) == (self.protocol == 2), (
+                "the version tells the broker which protocol is spoken"
+            )
         self.asked.append((key, node))
         fault = self.faults[key].pop(0) if self.faults[key] else 0
         if key != wire.PRODUCE:

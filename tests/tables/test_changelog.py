@@ -1,4 +1,6 @@
-"""The transactional writer on a real broker: what is on the changelog afterwards, in which order, and what is refused."""
+"""The transactional writer on a real broker: what is on the changelog afterwards, in which order, and what
+is refused.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,9 @@ def topic(fresh_topic: FreshTopic) -> str:
 
 @pytest.fixture(params=["new protocol", "old protocol"])
 def protocol(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> str:
-    """Have the broker speak both versions of transactions: what it says of its features is read as before Kafka 4."""
+    """Have the broker speak both versions of transactions: what it says of its features is read as before
+    Kafka 4.
+    """
     if request.param == "old protocol":
         monkeypatch.setattr(transaction_requests, "transaction_version", lambda answer: 1)
     return str(request.param)
@@ -45,7 +49,12 @@ async def owning(broker: SessionBroker, topic: str, compression: int = 0) -> Asy
     """Give the writer of a new owner of partition 1, which ends what the one before has left open."""
     connect = connector(Settings(app="writer", kafka=broker.client_config()), timeout_s=10)
     writer = ChangelogWriter(
-        connect, transactional_id=topic, changelog=topic, partition=1, transaction_timeout_s=10, compression=compression
+        connect,
+        transactional_id=topic,
+        changelog=topic,
+        partition=1,
+        transaction_timeout_s=10,
+        compression=compression,
     )
     try:
         await writer.fence(DEADLINE_S)
@@ -54,7 +63,9 @@ async def owning(broker: SessionBroker, topic: str, compression: int = 0) -> Asy
         await writer.close()
 
 
-def owned(broker: SessionBroker, topic: str, use: Callable[[ChangelogWriter], Awaitable[None]], compression: int = 0) -> None:
+def owned(
+    broker: SessionBroker, topic: str, use: Callable[[ChangelogWriter], Awaitable[None]], compression: int = 0
+) -> None:
     async def run() -> None:
         async with owning(broker, topic, compression) as writer:
             await use(writer)
@@ -78,7 +89,8 @@ def committed(broker: SessionBroker, topic: str, partition: int = 1) -> list[Mes
         assert message is not None, "the end was not reached"
         if (error := message.error()) is not None:
             assert error.code() == KafkaError._PARTITION_EOF, error
-            # Markers come after the answer to a commit; until then an open transaction's beginning is told as the end.
+            # Markers come after the answer to a commit; until then an open transaction's beginning is told as
+            # the end.
             _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True)
             assert time.monotonic() < until_s, f"a transaction stays open at {message.offset()}"
             if message.offset() == end:
@@ -89,9 +101,15 @@ def committed(broker: SessionBroker, topic: str, partition: int = 1) -> list[Mes
 
 
 @pytest.mark.parametrize("compression", [0, 3])
-def test_rows_arrive_whole_in_order_and_the_marker_last(broker: SessionBroker, topic: str, protocol: str, compression: int) -> None:
-    """More rows than are in a batch, with removed and empty ones among them; then a transaction of a marker alone."""
-    puts: list[tuple[bytes, bytes | None]] = [(b"\x02%d" % number, b"v%d" % number) for number in range(2 * BATCH_RECORDS + 7)]
+def test_rows_arrive_whole_in_order_and_the_marker_last(
+    broker: SessionBroker, topic: str, protocol: str, compression: int
+) -> None:
+    """More rows than are in a batch, with removed and empty ones among them; then a transaction of a
+    marker alone.
+    """
+    puts: list[tuple[bytes, bytes | None]] = [
+        (b"\x02%d" % number, b"v%d" % number) for number in range(2 * BATCH_RECORDS + 7)
+    ]
     puts[3], puts[BATCH_RECORDS] = (b"\x02gone", None), (b"\x02empty", b"")
     first = changes(puts, applied=99)
     nexts: list[int] = []
@@ -102,13 +120,20 @@ def test_rows_arrive_whole_in_order_and_the_marker_last(broker: SessionBroker, t
 
     owned(broker, topic, use, compression)
     found = committed(broker, topic)
-    assert [(message.key(), message.value()) for message in found[:-1]] == [*puts, (APPLIED, encode_marker(first.marker))]
+    assert [(message.key(), message.value()) for message in found[:-1]] == [
+        *puts,
+        (APPLIED, encode_marker(first.marker)),
+    ]
     assert found[-1].key() == APPLIED
     assert nexts == [(message.offset() or 0) + 1 for message in found[-2:]]
 
 
-def test_rows_of_more_than_one_round_arrive_in_order(broker: SessionBroker, topic: str, protocol: str) -> None:
-    rows: list[tuple[bytes, bytes | None]] = [(b"\x02%d" % number, b"x" * 100_000) for number in range(ROUND_BYTES * 2 // 100_000)]
+def test_rows_of_more_than_one_round_arrive_in_order(
+    broker: SessionBroker, topic: str, protocol: str
+) -> None:
+    rows: list[tuple[bytes, bytes | None]] = [
+        (b"\x02%d" % number, b"x" * 100_000) for number in range(ROUND_BYTES * 2 // 100_000)
+    ]
     owned(broker, topic, lambda writer: write(writer, changes(rows, 1)))
     assert [message.key() for message in committed(broker, topic)] == [*(key for key, _ in rows), APPLIED]
 
@@ -117,7 +142,9 @@ async def write(writer: ChangelogWriter, what: Changes) -> None:
     await writer.write(what, (), DEADLINE_S)
 
 
-def test_emits_go_where_they_say_or_where_their_key_does(broker: SessionBroker, topic: str, fresh_topic: FreshTopic, protocol: str) -> None:
+def test_emits_go_where_they_say_or_where_their_key_does(
+    broker: SessionBroker, topic: str, fresh_topic: FreshTopic, protocol: str
+) -> None:
     elsewhere = fresh_topic("out", partitions=3)
     emits = [
         Emit(elsewhere, "ключ", b"1", (("name", b"of"), ("none", None), ("name", b"twice"))),
@@ -129,7 +156,10 @@ def test_emits_go_where_they_say_or_where_their_key_does(broker: SessionBroker, 
     found = {number: committed(broker, elsewhere, number) for number in range(3)}
     mine = by_key("ключ", 3)
     by = [(m.key(), m.value(), m.headers()) for m in found[mine] if m.key() == "ключ".encode()]
-    assert by == [("ключ".encode(), b"1", [("name", b"of"), ("none", None), ("name", b"twice")]), ("ключ".encode(), None, None)]
+    assert by == [
+        ("ключ".encode(), b"1", [("name", b"of"), ("none", None), ("name", b"twice")]),
+        ("ключ".encode(), None, None),
+    ]
     assert [(m.key(), m.value()) for m in found[2] if m.key() == b"\x00\xff"] == [(b"\x00\xff", b"2")]
     assert [m.value() for each in found.values() for m in each if m.key() is None] == [b"3"]
 
@@ -142,16 +172,28 @@ def test_an_emit_to_a_topic_or_partition_that_does_not_exist_takes_the_transacti
     missing = topic if partition else f"{topic}-missing"
 
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(UndeliverableError, match=f"topic {missing} refused a record: UNKNOWN_TOPIC_OR_PART"):
-            await write(writer, changes([(b"\x02a", b"1")], 1, [Emit(missing, "k", b"v", partition=partition)]))
+        with pytest.raises(
+            UndeliverableError, match=f"topic {missing} refused a record: UNKNOWN_TOPIC_OR_PART"
+        ):
+            await write(
+                writer, changes([(b"\x02a", b"1")], 1, [Emit(missing, "k", b"v", partition=partition)])
+            )
         await write(writer, changes([(b"\x02b", b"2")], 2))
 
     owned(broker, topic, use)
-    assert [message.key() for message in committed(broker, topic)] == [b"\x02b", APPLIED], "the next transaction is as any other"
+    assert [message.key() for message in committed(broker, topic)] == [b"\x02b", APPLIED], (
+        "the next transaction is as any other"
+    )
 
 
-def test_a_row_that_is_too_large_fails_the_transaction_by_name(broker: SessionBroker, topic: str, protocol: str) -> None:
-    puts: list[tuple[bytes, bytes | None]] = [(b"\x02a", b"1"), (b"\x02b", b"x" * (9 << 20)), (b"\x02c", b"3")]
+def test_a_row_that_is_too_large_fails_the_transaction_by_name(
+    broker: SessionBroker, topic: str, protocol: str
+) -> None:
+    puts: list[tuple[bytes, bytes | None]] = [
+        (b"\x02a", b"1"),
+        (b"\x02b", b"x" * (9 << 20)),
+        (b"\x02c", b"3"),
+    ]
 
     async def use(writer: ChangelogWriter) -> None:
         with pytest.raises(UndeliverableError, match="MSG_SIZE_TOO_LARGE"):
@@ -162,7 +204,9 @@ def test_a_row_that_is_too_large_fails_the_transaction_by_name(broker: SessionBr
     assert [message.value() for message in committed(broker, topic)][:1] == [b"4"]
 
 
-def test_an_older_owner_is_refused_from_the_fence_on(broker: SessionBroker, topic: str, protocol: str) -> None:
+def test_an_older_owner_is_refused_from_the_fence_on(
+    broker: SessionBroker, topic: str, protocol: str
+) -> None:
     async def run() -> None:
         async with owning(broker, topic) as old:
             await write(old, changes([(b"\x02a", b"old")], 1))
@@ -175,10 +219,15 @@ def test_an_older_owner_is_refused_from_the_fence_on(broker: SessionBroker, topi
                 await write(new, changes([(b"\x02a", b"new")], 2))
 
     asyncio.run(run())
-    assert [message.value() for message in committed(broker, topic) if message.key() != APPLIED] == [b"old", b"new"]
+    assert [message.value() for message in committed(broker, topic) if message.key() != APPLIED] == [
+        b"old",
+        b"new",
+    ]
 
 
-def test_many_small_transactions_follow_each_other_closely(broker: SessionBroker, topic: str, protocol: str) -> None:
+def test_many_small_transactions_follow_each_other_closely(
+    broker: SessionBroker, topic: str, protocol: str
+) -> None:
     """Each begins before the broker has written the markers of the one before."""
 
     async def use(writer: ChangelogWriter) -> None:
@@ -190,7 +239,9 @@ def test_many_small_transactions_follow_each_other_closely(broker: SessionBroker
     assert found == [b"%d" % number for number in range(200)]
 
 
-def test_the_end_of_a_transaction_to_which_nothing_was_written_is_no_error(broker: SessionBroker, topic: str, protocol: str) -> None:
+def test_the_end_of_a_transaction_to_which_nothing_was_written_is_no_error(
+    broker: SessionBroker, topic: str, protocol: str
+) -> None:
     """A batch may be refused before its partition has joined."""
 
     async def use(writer: ChangelogWriter) -> None:
@@ -200,13 +251,18 @@ def test_the_end_of_a_transaction_to_which_nothing_was_written_is_no_error(broke
             await write(writer, changes([(b"\x02a", b"%d" % applied)], applied))
 
     owned(broker, topic, use)
-    assert [message.value() for message in committed(broker, topic) if message.key() != APPLIED] == [b"0", b"1"]
+    assert [message.value() for message in committed(broker, topic) if message.key() != APPLIED] == [
+        b"0",
+        b"1",
+    ]
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_more_transactions_than_there_are_epochs(broker: SessionBroker, topic: str) -> None:
-    """The second version of the protocol raises the epoch each time; when they are used up the coordinator gives another producer id."""
+    """The second version of the protocol raises the epoch each time; when they are used up the coordinator
+    gives another producer id.
+    """
     transactions_made, identities = MAX_EPOCH + 200, set()
 
     async def use(writer: ChangelogWriter) -> None:
@@ -223,8 +279,12 @@ def test_more_transactions_than_there_are_epochs(broker: SessionBroker, topic: s
 def test_a_broker_that_is_not_there_is_told_by_its_deadline() -> None:
     async def run() -> None:
         connect = connector(Settings(app="writer", kafka={"bootstrap.servers": "127.0.0.1:1"}), timeout_s=1)
-        writer = ChangelogWriter(connect, transactional_id="t", changelog="c", partition=0, transaction_timeout_s=10)
-        with pytest.raises(BrokerError, match=r"cannot fence t: not settled within 1 s: .*Unable to bootstrap"):
+        writer = ChangelogWriter(
+            connect, transactional_id="t", changelog="c", partition=0, transaction_timeout_s=10
+        )
+        with pytest.raises(
+            BrokerError, match=r"cannot fence t: not settled within 1 s: .*Unable to bootstrap"
+        ):
             await writer.fence(1.0)
         await writer.close()
 

@@ -1,4 +1,6 @@
-"""The walk of a store beside its changelog: every difference is found, and what changed since the state was pinned is none."""
+"""The walk of a store beside its changelog: every difference is found, and what changed since the state
+was pinned is none.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ KEYS = [row_key(f"k{number:04d}") for number in range(1_500)]
 RIGHT: Rows = {**{key: b"v" + key for key in KEYS}, wake_key("k0001"): b"12345678"}
 
 
-def compared(folder: Path, store_rows: Rows, changelog_rows: Rows, later: frozenset[bytes] = frozenset()) -> str | None:
+def compared(
+    folder: Path, store_rows: Rows, changelog_rows: Rows, later: frozenset[bytes] = frozenset()
+) -> str | None:
     """Compare a store with what its changelog holds before the store's offset; *later* changed after it."""
     store = PartitionStore(folder / "store", STAMP, BUDGET)
     store.write(store_rows.items(), Marker(9, 90, 1), 10)
@@ -64,7 +68,10 @@ def test_rows_that_changed_since_are_left_out_whatever_a_compaction_made_of_them
 
 def test_a_row_that_did_not_change_since_is_found_beside_those_that_did(tmp_path: Path) -> None:
     compacted = {key: value for key, value in RIGHT.items() if key != KEYS[5]}
-    assert compared(tmp_path, {**RIGHT, KEYS[900]: b"other"}, compacted, frozenset({KEYS[5]})) == "row 'k0900' is not that of its changelog"
+    assert (
+        compared(tmp_path, {**RIGHT, KEYS[900]: b"other"}, compacted, frozenset({KEYS[5]}))
+        == "row 'k0900' is not that of its changelog"
+    )
 
 
 def test_a_walk_that_is_told_to_stop_says_nothing_of_the_store(tmp_path: Path) -> None:

@@ -1,4 +1,6 @@
-"""A partition that reads its changelog: transactions of any size in fetches of any size, cut by restarts, shown whole or not at all."""
+"""A partition that reads its changelog: transactions of any size in fetches of any size, cut by restarts,
+shown whole or not at all.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,9 @@ from holdfast.tables.store import LOGGED, UNLOGGED, Budget
 BUDGET = Budget.of(8 << 20, 8 << 20)
 KEYS = [f"k{number}" for number in range(8)]
 
-PROCESSOR: Processor[Any, int] = Processor(name="p", source="in", decode=bytes, fold=lambda rows, event, now_ms: None, row=int)
+PROCESSOR: Processor[Any, int] = Processor(
+    name="p", source="in", decode=bytes, fold=lambda rows, event, now_ms: None, row=int
+)
 
 Changes = dict[str, int | None]
 State = dict[bytes, bytes]
@@ -62,7 +66,9 @@ def value_of(change: int | None) -> bytes | None:
 
 
 def logged(transactions: list[Changes]) -> tuple[list[Message], dict[int, State]]:
-    """Return the records of a changelog, with a control record's gap after each transaction, and the state by next offset."""
+    """Return the records of a changelog, with a control record's gap after each transaction, and the state
+    by next offset.
+    """
     records: list[Message] = []
     state: State = {}
     states = {0: state}
@@ -82,7 +88,11 @@ def shown(part: Partition) -> State:
     """Return the rows a reader finds, the same by every kind of read."""
     everything = dict(part.everything())
     assert {row_key(key): value for key, value in part.scan("", None, 100)} == everything
-    assert [everything.get(row_key(key)) for key in KEYS] == part.get_many(KEYS) == [part.get(key) for key in KEYS]
+    assert (
+        [everything.get(row_key(key)) for key in KEYS]
+        == part.get_many(KEYS)
+        == [part.get(key) for key in KEYS]
+    )
     return everything
 
 
@@ -110,7 +120,10 @@ def test_readers_see_whole_transactions_only_whatever_the_fetches_and_restarts(
                     part.close()
                     part = opened(Path(folder))
                 part.forget_torn()
-                at = next((n for n, record in enumerate(records) if (record.offset() or 0) >= part.changelog_next), len(records))
+                at = next(
+                    (n for n, record in enumerate(records) if (record.offset() or 0) >= part.changelog_next),
+                    len(records),
+                )
                 assert not part.serving or shown(part) == states[part.changelog_next]
         assert (part.torn(), part.serving, part.whole) == (False, True, True)
         assert shown(part) == states[part.changelog_next]
@@ -119,7 +132,9 @@ def test_readers_see_whole_transactions_only_whatever_the_fetches_and_restarts(
 
 
 def test_rows_of_a_transaction_that_has_not_come_whole_wait_in_the_store(tmp_path: Path) -> None:
-    """Memory holds but few of them; readers see the state before, and a store opened again none until it is whole."""
+    """Memory holds but few of them; readers see the state before, and a store opened again none until it
+    is whole.
+    """
     records, states = logged([{"k0": 1}, dict.fromkeys(KEYS, 2)])
     part = opened(tmp_path)
     for rows in records[:6], records[6:10]:
@@ -153,12 +168,16 @@ def test_a_partition_rebuilt_amid_a_transaction_knows_nothing_of_it(tmp_path: Pa
     part.close()
 
 
-def test_a_store_with_rows_of_several_transactions_is_whole_at_the_last_of_them_also_after_two_restarts(tmp_path: Path) -> None:
+def test_a_store_with_rows_of_several_transactions_is_whole_at_the_last_of_them_also_after_two_restarts(
+    tmp_path: Path,
+) -> None:
     records, _ = logged([dict.fromkeys(KEYS, 1), dict.fromkeys(KEYS, 2)])
     part = opened(tmp_path)
     part.apply(records[:9], LOGGED)
     part.apply(records[9:15], LOGGED)
-    part._store.write_pieces([(row_key("k7"), b"3")], 40)  # of a later transaction, as a write of several leaves it when it is cut
+    part._store.write_pieces(
+        [(row_key("k7"), b"3")], 40
+    )  # of a later transaction, as a write of several leaves it when it is cut
     part.close()
     for at, upto in ((9, 15), (9, 18)):
         part = opened(tmp_path)
@@ -181,7 +200,9 @@ def test_a_changelog_that_ends_without_its_marker_s_value_was_made_again(tmp_pat
 
 
 @pytest.mark.parametrize("value", [None, b"", b"stray", bytes(16)])
-def test_a_position_that_is_none_closes_nothing_and_one_that_follows_does(tmp_path: Path, value: bytes | None) -> None:
+def test_a_position_that_is_none_closes_nothing_and_one_that_follows_does(
+    tmp_path: Path, value: bytes | None
+) -> None:
     records, states = logged([{"k0": 1}, {"k1": 2}])
     part = opened(tmp_path)
     stray = Message(topic="log", partition=0, offset=2, key=APPLIED, value=value)
@@ -189,7 +210,10 @@ def test_a_position_that_is_none_closes_nothing_and_one_that_follows_does(tmp_pa
     assert isinstance(part.misplaced, ChangelogError)
     assert "tables repair" in str(part.objection())
     assert shown(part) == {}
-    later = [Message(topic="log", partition=0, offset=3 + at, key=each.key(), value=each.value()) for at, each in enumerate(records[2:])]
+    later = [
+        Message(topic="log", partition=0, offset=3 + at, key=each.key(), value=each.value())
+        for at, each in enumerate(records[2:])
+    ]
     part.apply(later, LOGGED)
     assert not part.torn()
     assert part.objection() is None
@@ -197,7 +221,9 @@ def test_a_position_that_is_none_closes_nothing_and_one_that_follows_does(tmp_pa
     part.close()
 
 
-def test_a_standby_does_not_say_how_far_it_is_behind_an_end_it_asked_for_long_ago(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_standby_does_not_say_how_far_it_is_behind_an_end_it_asked_for_long_ago(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     clock = ManualClock(now_ms=1_000_000)
     monkeypatch.setattr(module, "system_clock", clock)
     part = opened(tmp_path)

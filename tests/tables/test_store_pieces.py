@@ -1,4 +1,6 @@
-"""A large transaction goes to the store in pieces: readers see all of it or nothing, and a crash in between is told and cured."""
+"""A large transaction goes to the store in pieces: readers see all of it or nothing, and a crash in
+between is told and cured.
+"""
 
 from __future__ import annotations
 
@@ -42,7 +44,9 @@ def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -
     monkeypatch.setattr(module, "_batch", watched)
 
 
-def test_readers_between_the_pieces_see_the_state_before_in_every_kind_of_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_readers_between_the_pieces_see_the_state_before_in_every_kind_of_read(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = opened(tmp_path)
     store.write(rows(b"old", KEYS[:9]), Marker(1, 1, 1), 10)
     seen: list[tuple[Any, ...]] = []
@@ -50,7 +54,16 @@ def test_readers_between_the_pieces_see_the_state_before_in_every_kind_of_read(t
     def look(piece: int) -> None:
         scanned = [value for _, value in store.page("", None, 100)]
         everything = [value for _, value in store.everything()]
-        seen.append((store.get(KEYS[0]), store.get(KEYS[9]), store.get_many([KEYS[8], KEYS[9]]), scanned, everything, store.marker.applied))
+        seen.append(
+            (
+                store.get(KEYS[0]),
+                store.get(KEYS[9]),
+                store.get_many([KEYS[8], KEYS[9]]),
+                scanned,
+                everything,
+                store.marker.applied,
+            )
+        )
 
     at_each_piece(monkeypatch, look)
     store.write(rows(b"new"), Marker(2, 2, 1), 20)
@@ -118,7 +131,9 @@ def test_a_write_cut_between_its_pieces_is_found_when_the_store_is_opened_and_cu
 
     again = opened(tmp_path)
     assert (again.marker.applied, again.changelog_next, again.whole) == (1, 10, False)
-    assert {again.get(key) for key in KEYS} == {b"old", b"new"}, "the cut left a mixture, else this test shows nothing"
+    assert {again.get(key) for key in KEYS} == {b"old", b"new"}, (
+        "the cut left a mixture, else this test shows nothing"
+    )
     # The changelog may come in smaller steps than it was written in: not whole before the last of them.
     again.write(rows(b"mid", KEYS[:2]), Marker(2, 2, 1), 20)
     assert not again.whole
@@ -128,7 +143,9 @@ def test_a_write_cut_between_its_pieces_is_found_when_the_store_is_opened_and_cu
     assert opened(tmp_path).whole
 
 
-def test_a_store_rebuilt_after_a_cut_write_is_empty_to_its_readers(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_store_rebuilt_after_a_cut_write_is_empty_to_its_readers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     store = opened(tmp_path)
     store.write(rows(b"old"), Marker(1, 1, 1), 10)
 

@@ -1,4 +1,6 @@
-"""What a store tells other accounts of the machine: nothing, whatever the umask, and also when it is an older one."""
+"""What a store tells other accounts of the machine: nothing, whatever the umask, and also when it is an
+older one.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""Bytes on disk that are not what was written: found when they are read, and all at the opening after a kill; never served, never a way to crash."""
+"""Bytes on disk that are not what was written: found when they are read, and all at the opening after a
+kill; never served, never a way to crash.
+"""
 
 from __future__ import annotations
 
@@ -51,12 +53,18 @@ store = module.opened(Path({str(folder)!r}))
 os.kill(os.getpid(), signal.SIGKILL)
 """
     done = subprocess.run(
-        [sys.executable, "-P", "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False
+        [sys.executable, "-P", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
     )
     assert done.returncode == -signal.SIGKILL
 
 
-def test_after_a_kill_a_damaged_store_is_set_aside_and_begun_anew(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_after_a_kill_a_damaged_store_is_set_aside_and_begun_anew(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
     filled(tmp_path).close()
     left_by_a_kill(tmp_path)
     flip(tmp_path)
@@ -136,7 +144,13 @@ store = module.opened(Path({str(tmp_path)!r}))
 store.condemn("a row is not the changelog's")
 os.kill(os.getpid(), signal.SIGKILL)
 """
-    subprocess.run([sys.executable, "-P", "-c", code], cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False)
+    subprocess.run(
+        [sys.executable, "-P", "-c", code],
+        cwd=ROOT,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        timeout=120,
+        check=False,
+    )
     store = opened(tmp_path)
     assert store.marker.applied == -1
     assert len(rotten_stores(tmp_path / WHERE)) == 1

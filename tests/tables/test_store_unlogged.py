@@ -1,4 +1,6 @@
-"""A restore writes without RocksDB's log: whatever a crash takes, what is left is an earlier state, whole, and nothing later stands on a hole."""
+"""A restore writes without RocksDB's log: whatever a crash takes, what is left is an earlier state, whole,
+and nothing later stands on a hole.
+"""
 
 from __future__ import annotations
 
@@ -49,7 +51,9 @@ def restore_and_touch(store: PartitionStore, transactions: int) -> None:
 def killed_after(path: Path, work: Callable[[PartitionStore, int], None], transactions: int) -> None:
     """Do *work* on a store in a process of its own that is killed then."""
     command = [sys.executable, "-P", "-c", _CHILD, str(path), work.__name__, str(transactions)]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False)
+    done = subprocess.run(
+        command, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}, timeout=120, check=False
+    )
     assert done.returncode == -signal.SIGKILL
 
 
@@ -68,7 +72,9 @@ def state(path: Path) -> int:
     store = opened(path)
     try:
         numbers = {int(value[:6]) for _, value in store.everything()}
-        assert numbers == ({store.marker.applied} if store.marker.applied >= 0 else set()), "not one transaction's rows"
+        assert numbers == ({store.marker.applied} if store.marker.applied >= 0 else set()), (
+            "not one transaction's rows"
+        )
         assert store.whole
         assert store.changelog_next == max(0, store.marker.applied * 10)
         return store.marker.applied
@@ -77,7 +83,9 @@ def state(path: Path) -> int:
 
 
 @pytest.mark.parametrize("transactions", [1, 30])
-def test_a_process_killed_while_it_restores_leaves_an_earlier_state(tmp_path: Path, transactions: int) -> None:
+def test_a_process_killed_while_it_restores_leaves_an_earlier_state(
+    tmp_path: Path, transactions: int
+) -> None:
     killed_after(tmp_path, restore, transactions)
     assert state(tmp_path) <= transactions
 

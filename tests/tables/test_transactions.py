@@ -1,4 +1,6 @@
-"""What a transactional producer does when brokers answer with errors, late, or not at all: the answers are scripted, the protocol is real."""
+"""What a transactional producer does when brokers answer with errors, late, or not at all: the answers are
+scripted, the protocol is real.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,19 @@ from holdfast.kafka.raw_request import Packed
 from holdfast.tables import changelog, transactions
 from holdfast.tables.changelog import ChangelogWriter, _place_of
 from holdfast.tables.transactions import AbortableError, UndeliverableError, _first_refused
-from tests.tables.scripted import CONCURRENT, FENCED, LOADING, LOG, MOVED, NOT_LEADER, OUT, SEQUENCE, TOO_LARGE, Brokers, Fault
+from tests.tables.scripted import (
+    CONCURRENT,
+    FENCED,
+    LOADING,
+    LOG,
+    MOVED,
+    NOT_LEADER,
+    OUT,
+    SEQUENCE,
+    TOO_LARGE,
+    Brokers,
+    Fault,
+)
 
 
 @pytest.fixture(params=[1, 2])
@@ -34,12 +48,16 @@ def brokers(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def changes(applied: int, *emits: Emit) -> Changes:
-    return Changes(marker=Marker(applied, 1_000, 1), records=1, puts=[(b"\x02a", b"%d" % applied)], emits=list(emits))
+    return Changes(
+        marker=Marker(applied, 1_000, 1), records=1, puts=[(b"\x02a", b"%d" % applied)], emits=list(emits)
+    )
 
 
 def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) -> None:
     async def run() -> None:
-        writer = ChangelogWriter(lambda: brokers, transactional_id="me", changelog="log", partition=0, transaction_timeout_s=10)
+        writer = ChangelogWriter(
+            lambda: brokers, transactional_id="me", changelog="log", partition=0, transaction_timeout_s=10
+        )
         try:
             await writer.fence(5)
             brokers.asked.clear()
@@ -68,9 +86,15 @@ def test_a_transaction_is_two_requests_and_by_the_first_protocol_three(brokers: 
     written(brokers, twice)
     one = [(wire.ADD_PARTITIONS, 1), (wire.PRODUCE, 1), (wire.END_TRANSACTION, 1)][brokers.protocol - 1 :]
     assert brokers.asked == [*one, *one]
-    assert [[record.key for record in batch.records] for _, batch in brokers.appended] == [[b"\x02a", APPLIED]] * 2
-    assert [batch.base_sequence for _, batch in brokers.appended] == ([0, 2] if brokers.protocol == 1 else [0, 0])
-    assert [batch.producer_epoch for _, batch in brokers.appended] == ([1, 1] if brokers.protocol == 1 else [1, 2])
+    assert [[record.key for record in batch.records] for _, batch in brokers.appended] == [
+        [b"\x02a", APPLIED]
+    ] * 2
+    assert [batch.base_sequence for _, batch in brokers.appended] == (
+        [0, 2] if brokers.protocol == 1 else [0, 0]
+    )
+    assert [batch.producer_epoch for _, batch in brokers.appended] == (
+        [1, 1] if brokers.protocol == 1 else [1, 2]
+    )
 
 
 def test_each_leader_is_sent_what_is_its_own(brokers: Brokers) -> None:
@@ -80,16 +104,22 @@ def test_each_leader_is_sent_what_is_its_own(brokers: Brokers) -> None:
     assert brokers.count(wire.ADD_PARTITIONS) == 2 - brokers.protocol
 
 
-@pytest.mark.parametrize("fault", [KafkaConnectionError("gone"), RequestTimedOutError(), NOT_LEADER, CONCURRENT])
+@pytest.mark.parametrize(
+    "fault", [KafkaConnectionError("gone"), RequestTimedOutError(), NOT_LEADER, CONCURRENT]
+)
 def test_what_a_leader_does_not_take_is_sent_again_as_it_was(brokers: Brokers, fault: Fault) -> None:
     brokers.faults[wire.PRODUCE] = [fault]
     brokers.moved[LOG] = 2
     written(brokers, twice)
     assert [record.value for _, batch in brokers.appended for record in batch.records][::2] == [b"1", b"2"]
     if not isinstance(fault, Exception):
-        assert brokers.sent[0] == brokers.sent[1], "the same sequence: a leader that has it already takes it once"
+        assert brokers.sent[0] == brokers.sent[1], (
+            "the same sequence: a leader that has it already takes it once"
+        )
     assert brokers.refreshed == (fault != CONCURRENT)
-    assert [node for key, node in brokers.asked if key == wire.PRODUCE] == ([1, 1, 1] if fault == CONCURRENT else [1, 2, 2])
+    assert [node for key, node in brokers.asked if key == wire.PRODUCE] == (
+        [1, 1, 1] if fault == CONCURRENT else [1, 2, 2]
+    )
 
 
 @pytest.mark.parametrize("fault", [KafkaConnectionError("gone"), LOADING, MOVED, CONCURRENT])
@@ -100,7 +130,9 @@ def test_a_coordinator_is_asked_until_it_answers(brokers: Brokers, key: int, fau
     assert (len(brokers.appended), brokers.ends) == (2, [True, True])
 
 
-def test_after_an_end_that_was_not_answered_nothing_late_can_meet_the_next_transaction(brokers: Brokers) -> None:
+def test_after_an_end_that_was_not_answered_nothing_late_can_meet_the_next_transaction(
+    brokers: Brokers,
+) -> None:
     brokers.faults[wire.END_TRANSACTION] = [RequestTimedOutError()]
     written(brokers, twice)
     first, second = (batch.producer_epoch for _, batch in brokers.appended)
@@ -142,7 +174,9 @@ def test_what_a_topic_refuses_is_taken_back_and_named(brokers: Brokers) -> None:
     brokers.faults[wire.PRODUCE] = [TOO_LARGE]
 
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(UndeliverableError, match=r"topic log refused a record: MSG_SIZE_TOO_LARGE") as caught:
+        with pytest.raises(
+            UndeliverableError, match=r"topic log refused a record: MSG_SIZE_TOO_LARGE"
+        ) as caught:
             await writer.write(changes(1), (), 5)
         assert caught.value.topic == "log"
         await writer.write(changes(2), (), 5)
@@ -167,8 +201,13 @@ def test_a_partition_beyond_those_known_is_asked_for() -> None:
 
 def test_an_emit_beyond_a_topics_partitions_takes_the_transaction_back(brokers: Brokers) -> None:
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(UndeliverableError, match=r"topic out refused a record: UNKNOWN_TOPIC_OR_PART.*: 2 partitions are known"):
-            await writer.write(changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 5)
+        with pytest.raises(
+            UndeliverableError,
+            match=r"topic out refused a record: UNKNOWN_TOPIC_OR_PART.*: 2 partitions are known",
+        ):
+            await writer.write(
+                changes(1, Emit("out", "k", partition=0), Emit("out", "k", partition=7)), (), 5
+            )
         await writer.write(changes(2), (), 5)
 
     written(brokers, use)
@@ -179,7 +218,9 @@ def test_a_topic_that_nobody_may_write_to_is_told(brokers: Brokers) -> None:
     brokers.cluster.unauthorized_topics.add("secret")
 
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(UndeliverableError, match="topic secret refused a record: TOPIC_AUTHORIZATION_FAILED"):
+        with pytest.raises(
+            UndeliverableError, match="topic secret refused a record: TOPIC_AUTHORIZATION_FAILED"
+        ):
             await writer.write(changes(1, Emit("secret", "k")), (), 5)
 
     written(brokers, use)
@@ -204,7 +245,9 @@ def test_a_transaction_that_no_partition_may_join_is_taken_back_though_there_is_
     brokers.faults[wire.ADD_PARTITIONS], brokers.faults[wire.END_TRANSACTION] = [29], [48]
 
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(UndeliverableError, match="topic log refused a record: TOPIC_AUTHORIZATION_FAILED"):
+        with pytest.raises(
+            UndeliverableError, match="topic log refused a record: TOPIC_AUTHORIZATION_FAILED"
+        ):
             await writer.write(changes(1), (), 5)
         await writer.write(changes(2), (), 5)
 
@@ -251,14 +294,18 @@ def test_connections_that_do_not_close_are_dropped(brokers: Brokers, monkeypatch
     written(brokers, twice)
 
 
-def test_a_tombstone_that_cannot_be_written_is_logged(brokers: Brokers, caplog: pytest.LogCaptureFixture) -> None:
+def test_a_tombstone_that_cannot_be_written_is_logged(
+    brokers: Brokers, caplog: pytest.LogCaptureFixture
+) -> None:
     async def use(writer: ChangelogWriter) -> None:
         await writer.disown(5)
         brokers.faults[wire.PRODUCE] = [FENCED]
         await writer.disown(5)
 
     written(brokers, use)
-    assert [(batch.records[0].key, batch.records[0].value) for _, batch in brokers.appended] == [(APPLIED, None)]
+    assert [(batch.records[0].key, batch.records[0].value) for _, batch in brokers.appended] == [
+        (APPLIED, None)
+    ]
     assert "cannot disown log partition 0: me: the broker refused this owner" in caplog.text
 
 
@@ -285,7 +332,9 @@ def test_any_other_error_is_named(brokers: Brokers, key: int) -> None:
     brokers.faults[key] = [53]
 
     async def use(writer: ChangelogWriter) -> None:
-        with pytest.raises(BrokerError, match=r"me: transaction failed: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"):
+        with pytest.raises(
+            BrokerError, match=r"me: transaction failed: TRANSACTIONAL_ID_AUTHORIZATION_FAILED"
+        ):
             await writer.write(changes(1), (), 5)
 
     written(brokers, use)
@@ -293,7 +342,9 @@ def test_any_other_error_is_named(brokers: Brokers, key: int) -> None:
 
 @pytest.mark.parametrize("key", [wire.PRODUCE, wire.END_TRANSACTION])
 @pytest.mark.parametrize("fault", [LOADING, KafkaConnectionError("gone"), CONCURRENT])
-def test_what_is_not_settled_in_time_is_told_with_the_last_answer(brokers: Brokers, key: int, fault: Fault) -> None:
+def test_what_is_not_settled_in_time_is_told_with_the_last_answer(
+    brokers: Brokers, key: int, fault: Fault
+) -> None:
     brokers.faults[key] = [fault] * 1_000
 
     async def use(writer: ChangelogWriter) -> None:
@@ -328,7 +379,8 @@ def test_a_broker_that_is_too_old_is_told_as_such(brokers: Brokers) -> None:
 def test_who_may_not_use_the_id_is_told_at_the_fence(brokers: Brokers) -> None:
     brokers.faults[wire.INIT_PRODUCER_ID] = [53]
     with pytest.raises(
-        BrokerError, match=r"cannot fence me: TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*; check that this principal may use transactional ids"
+        BrokerError,
+        match=r"cannot fence me: TRANSACTIONAL_ID_AUTHORIZATION_FAILED.*; check that this principal may use transactional ids",
     ):
         written(brokers, twice)
 
@@ -354,7 +406,10 @@ def test_a_version_is_chosen_that_both_know() -> None:
 ANSWERS: dict[str, tuple[Callable[[bytes], object], Callable[[Brokers], bytes]]] = {
     "features": (wire.transaction_version, lambda brokers: brokers.features(b"", 0)),
     "identity": (wire.initialized, lambda brokers: brokers.initialize(b"", 0)),
-    "joined": (wire.added, lambda brokers: brokers.add(wire.add_partitions("me", wire.Identity(7, 0), [LOG, OUT]), 3)),
+    "joined": (
+        wire.added,
+        lambda brokers: brokers.add(wire.add_partitions("me", wire.Identity(7, 0), [LOG, OUT]), 3),
+    ),
     "ended": (lambda answer: wire.ended(answer, 5), lambda brokers: brokers.end(b"", 51)),
 }
 

@@ -1,7 +1,8 @@
-"""A claim consumer in a balanced group: the engine, and beside it a thread that takes part in the group's talk on `holdfast.groups`.
+"""A claim consumer in a balanced group: the engine, and beside it a thread that takes part in the group's
+talk on `holdfast.groups`.
 
-The group says what this member should hold; the claims say what it holds. Nothing in here gives or takes a partition: it tells the
-member what to aim for, and the group what is held.
+The group says what this member should hold; the claims say what it holds. Nothing in here gives or takes a
+partition: it tells the member what to aim for, and the group what is held.
 """
 
 from __future__ import annotations
@@ -33,7 +34,9 @@ LOOK_S = 0.1
 COUNTS_INTERVALS = 0.25
 COUNTS_LIMIT_S = 15.0
 COUNTED_A_SECOND = 200.0
-"""Partitions a member has counted in a second at most: a thousand take some milliseconds, of the broker too, and there may be many members."""
+"""Partitions a member has counted in a second at most: a thousand take some milliseconds, of the broker
+too, and there may be many members.
+"""
 COUNT_WITHIN_S = 3.0
 """How long one count may take; less than `close` waits for it."""
 JOIN_S = 10.0
@@ -71,7 +74,9 @@ class BalancedEngine(ClaimEngine):
                 static_id=groups.static_id,
                 topics=() if self._pattern is not None else member.topics,
                 pattern=self._pattern,
-                assignors=(groups.assignors,) if isinstance(groups.assignors, str) else tuple(groups.assignors),
+                assignors=(groups.assignors,)
+                if isinstance(groups.assignors, str)
+                else tuple(groups.assignors),
                 session_s=groups.session_s or float(member.stale_after_s),
             ),
             draws=draws,
@@ -103,14 +108,18 @@ class BalancedEngine(ClaimEngine):
         self._counts = self._count(self._options.request_timeout_s)
         if self._pattern is not None:
             if not self._counts:
-                raise TopicError(f"no topic matches {self._pattern}: create one before the first consumer starts")
+                raise TopicError(
+                    f"no topic matches {self._pattern}: create one before the first consumer starts"
+                )
             self._worked_on = tuple(sorted(self._counts))
             self.member_settings = replace(self.member_settings, topics=self._worked_on)
         super()._open()
         self._talker.start()
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> Future[None]:
-        """Say farewell to the group, so that others aim for what is about to be released, then terminate as any engine."""
+        """Say farewell to the group, so that others aim for what is about to be released, then terminate
+        as any engine.
+        """
         self._release = release
         self._leaving.set()
         return super().terminate(release=release, timeout_s=timeout_s)
@@ -153,7 +162,9 @@ class BalancedEngine(ClaimEngine):
 
     def _turn_of_talk(self) -> None:
         balancer, clock = self.balancer, self._clock
-        said = self._talk.poll(max(0.0, min(self._options.poll_s, balancer.wake_at_s() - clock.monotonic_s())))
+        said = self._talk.poll(
+            max(0.0, min(self._options.poll_s, balancer.wake_at_s() - clock.monotonic_s()))
+        )
         now_s = clock.monotonic_s()
         out: list[bytes] = []
         for each in said:
@@ -175,11 +186,15 @@ class BalancedEngine(ClaimEngine):
 
     def _count(self, timeout_s: float) -> dict[str, int]:
         """Return how many partitions there are of what is claimed; a lane has as many as its topic."""
-        found = self._talk.counts(self._names.sources(self.balancer.settings.topics), self._pattern, timeout_s)
+        found = self._talk.counts(
+            self._names.sources(self.balancer.settings.topics), self._pattern, timeout_s
+        )
         return {name: count for topic, count in found.items() for name in self._names.claimed_as(topic)}
 
     def _recount(self, now_s: float) -> list[bytes]:
-        """See now and then how many partitions there are, beside the talk: a broker may take seconds to tell, and a member must be heard."""
+        """See now and then how many partitions there are, beside the talk: a broker may take seconds to
+        tell, and a member must be heard.
+        """
         if self._counting is not None and self._counting.done():
             try:
                 self._counts = self._counting.result()
@@ -187,9 +202,14 @@ class BalancedEngine(ClaimEngine):
                 logger.warning("%s", error)  # asked again later
             self._counting = None
         if self._counting is None and now_s >= self._count_at_s:
-            often_s = max(COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s, sum(self._counts.values()) / COUNTED_A_SECOND)
+            often_s = max(
+                COUNTS_INTERVALS * self.member_settings.heartbeat_interval_s,
+                sum(self._counts.values()) / COUNTED_A_SECOND,
+            )
             self._count_at_s = now_s + min(COUNTS_LIMIT_S, often_s)
-            self._counting = self._counter.submit(self._count, min(COUNT_WITHIN_S, self._options.request_timeout_s))
+            self._counting = self._counter.submit(
+                self._count, min(COUNT_WITHIN_S, self._options.request_timeout_s)
+            )
         return self.balancer.counts(self._counts, now_s)
 
     def _act(self, now_s: float) -> None:
@@ -222,11 +242,17 @@ def engine_of(
     clock: Clock,
     draws: Draws,
 ) -> ClaimEngine:
-    """Return the engine for these settings; ConfigError for what only a balanced group has, or cannot have."""
+    """Return the engine for these settings; ConfigError for what only a balanced group has, or cannot
+    have.
+    """
     if member.balanced:
         if member.interop:
-            raise ConfigError("balanced=True and interop=True: members of the Go library take no part in a balanced group; choose one")
+            raise ConfigError(
+                "balanced=True and interop=True: members of the Go library take no part in a balanced group; choose one"
+            )
         return BalancedEngine(settings, member, options, feed, groups, clock=clock, draws=draws)
     if groups != GroupSettings():
-        raise ConfigError("static_id, assignors, session_s and groups_topic are of balanced groups: set balanced=True too")
+        raise ConfigError(
+            "static_id, assignors, session_s and groups_topic are of balanced groups: set balanced=True too"
+        )
     return ClaimEngine(settings, member, options, feed, clock=clock, draws=draws)

@@ -7,7 +7,14 @@ import re
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import TIMESTAMP_NOT_AVAILABLE, Consumer, KafkaError, KafkaException, Producer, TopicPartition
+from confluent_kafka import (
+    TIMESTAMP_NOT_AVAILABLE,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Producer,
+    TopicPartition,
+)
 
 from holdfast.clients.claims.frame_sender import Ack, FrameSender
 from holdfast.clock import Clock, system_clock
@@ -38,7 +45,10 @@ class ReceivedAnnouncement:
 
 
 class GroupLog:
-    """The partition of `holdfast.groups` where one group lives, read from some time before its end. Used from one thread."""
+    """The partition of `holdfast.groups` where one group lives, read from some time before its end.
+
+    Used from one thread.
+    """
 
     def __init__(
         self,
@@ -62,7 +72,9 @@ class GroupLog:
         self.last_error: str | None = None
 
     def open(self, since_ms: int) -> None:
-        """Connect and begin with what was said at *since_ms*; TopicError without the topic, BrokerError when nobody answers."""
+        """Connect and begin with what was said at *since_ms*; TopicError without the topic, BrokerError
+        when nobody answers.
+        """
         reads = following(self._settings, "groups-reader", self._follow_wait_ms)
         self._reader = Consumer({**reads, "error_cb": self._on_error}, logger=logger)
         count = len(self._listed(self._topic, self._timeout_s))
@@ -86,34 +98,54 @@ class GroupLog:
         }
         writes: dict[str, Any] = self._settings.producer(**writing)
         self._writer = Producer({**writes, "error_cb": self._on_error}, logger=logger)
-        self._bursts = FrameSender(self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s)
+        self._bursts = FrameSender(
+            self._writer, self._topic, self._told, key=self._group_id.encode(), unsent_s=self._unsent_s
+        )
 
     def _since(self, reader: Consumer, since_ms: int) -> TopicPartition:
-        """Return where what was said at *since_ms* begins; waits for a partition that is only just being made, or whose leader changes."""
+        """Return where what was said at *since_ms* begins; waits for a partition that is only just being
+        made, or whose leader changes.
+        """
         until_s = self._clock.monotonic_s() + self._timeout_s
         while True:
             try:
-                (found,) = reader.offsets_for_times([TopicPartition(self._topic, self._partition, since_ms)], self._timeout_s)
+                (found,) = reader.offsets_for_times(
+                    [TopicPartition(self._topic, self._partition, since_ms)], self._timeout_s
+                )
                 if found.error is not None:
                     raise KafkaException(found.error)
                 return found
             except KafkaException as error:
-                if code_of(error) not in LEADER_MOVES | NO_TOPIC | {NO_LEADERS_YET} or self._clock.monotonic_s() > until_s:
+                if (
+                    code_of(error) not in LEADER_MOVES | NO_TOPIC | {NO_LEADERS_YET}
+                    or self._clock.monotonic_s() > until_s
+                ):
                     raise self._unreachable(error.args[0], self._timeout_s) from None
-            self._listed(self._topic, self._timeout_s)  # has librdkafka look who leads: what it found once it keeps
+            self._listed(
+                self._topic, self._timeout_s
+            )  # has librdkafka look who leads: what it found once it keeps
             reader.poll(POLL_S)
 
     def _listed(self, topic: str | None, timeout_s: float) -> dict[str, int]:
         """Return the partition counts of *topic*, or of all topics; one that does not exist is left out."""
         assert self._reader is not None
         try:
-            listed = self._reader.list_topics(topic, timeout=timeout_s) if topic else self._reader.list_topics(timeout=timeout_s)
+            listed = (
+                self._reader.list_topics(topic, timeout=timeout_s)
+                if topic
+                else self._reader.list_topics(timeout=timeout_s)
+            )
         except KafkaException as error:
             raise self._unreachable(error.args[0], timeout_s) from None
-        return {name: len(each.partitions) for name, each in listed.topics.items() if each.error is None and each.partitions}
+        return {
+            name: len(each.partitions)
+            for name, each in listed.topics.items()
+            if each.error is None and each.partitions
+        }
 
     def counts(self, topics: tuple[str, ...], pattern: str | None, timeout_s: float) -> dict[str, int]:
-        """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*; internal topics never do.
+        """Return the partition counts of *topics*, or of all topics whose whole name matches *pattern*;
+        internal topics never do.
 
         The only method that another thread may use meanwhile.
         """
@@ -123,7 +155,11 @@ class GroupLog:
                 found.update(self._listed(topic, timeout_s))
             return found
         matches = re.compile(pattern).fullmatch
-        return {name: count for name, count in self._listed(None, timeout_s).items() if not name.startswith("__") and matches(name)}
+        return {
+            name: count
+            for name, count in self._listed(None, timeout_s).items()
+            if not name.startswith("__") and matches(name)
+        }
 
     @property
     def caught_up(self) -> bool:
@@ -145,7 +181,13 @@ class GroupLog:
             if error is None:
                 kind, at_ms = message.timestamp()
                 self._tail.read(message.offset() or 0)
-                out.append(ReceivedAnnouncement(message.offset() or 0, -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms, message.value()))
+                out.append(
+                    ReceivedAnnouncement(
+                        message.offset() or 0,
+                        -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms,
+                        message.value(),
+                    )
+                )
             elif is_end(error):
                 self._tail.at_end()
             elif error.code() in NO_TOPIC or error.code() == KafkaError.TOPIC_AUTHORIZATION_FAILED:

@@ -1,4 +1,6 @@
-"""What every form of claim consumer has in common: the hand that gives out messages, commits, and what can be asked."""
+"""What every form of claim consumer has in common: the hand that gives out messages, commits, and what can
+be asked.
+"""
 
 from __future__ import annotations
 
@@ -25,8 +27,9 @@ class ConsumerBase:
     def _next_message(self) -> ClaimedMessage | None:
         """Return the next message, None when there is none that may be handed out now.
 
-        The gate is asked last, of a message that is chosen and made, and what its caller does next is to return: a process that was
-        frozen, or an event loop that stood still, hands out nothing once the claim may be over (PROTOCOL.md#the-lease).
+        The gate is asked last, of a message that is chosen and made, and what its caller does next is to
+        return: a process that was frozen, or an event loop that stood still, hands out nothing once the claim
+        may be over (PROTOCOL.md#the-lease).
         """
         engine = self._engine
         while True:
@@ -49,7 +52,9 @@ class ConsumerBase:
             engine.set_aside(handout)
 
     def _next_batch(self) -> ClaimedBatch | None:
-        """Return the next batch, what is left of one that was begun message by message first; None when there is none now."""
+        """Return the next batch, what is left of one that was begun message by message first; None when
+        there is none now.
+        """
         handout, self._handout = self._handout, None
         if handout is not None:
             self._engine.set_aside(handout)
@@ -74,11 +79,17 @@ class ConsumerBase:
     # -- commits
 
     def commit(self, done: ClaimedMessage | DeliveryToken) -> None:
-        """Note that a message is done; the log has it with the next heartbeat or `flush`. Raises CommitError and ClaimLostError."""
+        """Note that a message is done; the log has it with the next heartbeat or `flush`.
+
+        Raises CommitError and ClaimLostError.
+        """
         self._engine.commit(done if isinstance(done, DeliveryToken) else done.token)
 
     def commit_many(self, done: Sequence[ClaimedMessage | DeliveryToken]) -> None:
-        """Note that messages are done, of any partitions and in any order. Raises at the first that cannot be, with those before it noted."""
+        """Note that messages are done, of any partitions and in any order.
+
+        Raises at the first that cannot be, with those before it noted.
+        """
         for each in done:
             self.commit(each)
 
@@ -106,7 +117,9 @@ class ConsumerBase:
 
     @property
     def recent_events(self) -> tuple[Notify, ...]:
-        """Return what happened lately, oldest first, at most LIMIT_EVENTS: claims won, lost, released and why."""
+        """Return what happened lately, oldest first, at most LIMIT_EVENTS: claims won, lost, released and
+        why.
+        """
         return self._engine.seen_events()
 
     @property
@@ -128,5 +141,7 @@ class ConsumerBase:
         return self._engine.member_settings.instance_id
 
     def counters(self) -> dict[str, Any]:
-        """Return numbers for a metrics page: what is queued, what could not be decoded or read, what Kafka's own book refused."""
+        """Return numbers for a metrics page: what is queued, what could not be decoded or read, what
+        Kafka's own book refused.
+        """
         return self._engine.counters()

@@ -1,6 +1,7 @@
 """`BlockingClaimConsumer`: the same as `ClaimConsumer` for services without asyncio.
 
-with BlockingClaimConsumer("127.0.0.1:9092", topics=["orders"], group="billing", client="billing-1") as consumer:
+with BlockingClaimConsumer("127.0.0.1:9092", topics=["orders"], group="billing", client="billing-1") as
+consumer:
     for message in consumer:
         handle(message.value)
         message.commit()
@@ -34,7 +35,10 @@ _LOOK_S = 1.0
 
 
 class BlockingClaimConsumer(ConsumerBase):
-    """Consumes the partitions that this instance holds. Use it in `with`. One thread takes messages; any thread may commit them."""
+    """Consumes the partitions that this instance holds.
+
+    Use it in `with`. One thread takes messages; any thread may commit them.
+    """
 
     def __init__(
         self,
@@ -50,21 +54,35 @@ class BlockingClaimConsumer(ConsumerBase):
         """Describe a consumer as `ClaimConsumer` does."""
         found = consumer_settings(kafka, topics=topics, group=group, client=client, named=named)
         super().__init__(
-            engine_of(found.kafka, found.member, found.engine, found.feed, found.groups, clock=clock, draws=draws or random.Random())
+            engine_of(
+                found.kafka,
+                found.member,
+                found.engine,
+                found.feed,
+                found.groups,
+                clock=clock,
+                draws=draws or random.Random(),
+            )
         )
         self._options, self._clock = found.engine, clock
         self._arrival = threading.Event()
 
     def __enter__(self) -> Self:
         try:
-            self._wait(self._engine.start(), self._options.start_timeout_s + 4 * self._options.request_timeout_s)
+            self._wait(
+                self._engine.start(), self._options.start_timeout_s + 4 * self._options.request_timeout_s
+            )
         except BaseException:
             self._engine.close()
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        told = kind is not None or self._engine.told  # the error on its way tells more, and one error is told once
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        told = (
+            kind is not None or self._engine.told
+        )  # the error on its way tells more, and one error is told once
         if self._engine.ended.is_set():
             if not told:
                 self._engine.raise_failure()
@@ -73,9 +91,11 @@ class BlockingClaimConsumer(ConsumerBase):
             self.terminate(release=True)
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
-        """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live.
+        """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the
+        time they stay live.
 
-        At most once with *release*, a thread that iterates gets what is committed before its iteration ends, within *drain_s*.
+        At most once with *release*, a thread that iterates gets what is committed before its iteration ends,
+        within *drain_s*.
         """
         within_s = timeout_s or self._options.stop_within_s(self._engine.member_settings)
         try:
@@ -118,7 +138,10 @@ class BlockingClaimConsumer(ConsumerBase):
         self._arrival.wait(timeout_s)
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Return when the log shows all that was committed so far. Raises BrokerError when it does not in time."""
+        """Return when the log shows all that was committed so far.
+
+        Raises BrokerError when it does not in time.
+        """
         within_s = timeout_s or self._options.flush_timeout_s
         self._wait(self._engine.flush(within_s), within_s)
 
@@ -127,4 +150,6 @@ class BlockingClaimConsumer(ConsumerBase):
         try:
             future.result(timeout_s + _SLACK_S)
         except TimeoutError:
-            raise BrokerError(f"the client's own thread did not answer within {timeout_s + _SLACK_S:g} s: the process is starved") from None
+            raise BrokerError(
+                f"the client's own thread did not answer within {timeout_s + _SLACK_S:g} s: the process is starved"
+            ) from None

@@ -1,11 +1,14 @@
-"""`ClaimConsumer`: a service's consumer whose partitions are claimed over the coordination topic, interoperable with Go's Marshal.
+"""`ClaimConsumer`: a service's consumer whose partitions are claimed over the coordination topic,
+interoperable with Go's Marshal.
 
-    async with ClaimConsumer("127.0.0.1:9092", topics=["orders"], group="billing", client="billing-1") as consumer:
+    async with ClaimConsumer("127.0.0.1:9092", topics=["orders"], group="billing", client="billing-1") as
+    consumer:
         async for message in consumer:
             handle(message.value)
             message.commit()
 
-It needs a broker and nothing else: it reads the claims itself. `client` must be the same after a restart and unique in its group.
+It needs a broker and nothing else: it reads the claims itself. `client` must be the same after a restart and
+unique in its group.
 """
 
 from __future__ import annotations
@@ -33,12 +36,15 @@ __all__ = ["ClaimConsumer", "ClaimedBatch", "ClaimedMessage"]
 
 
 class ClaimConsumer(ConsumerBase):
-    """Consumes the partitions that this instance holds. Use it in `async with`; every await ends by a deadline, but waiting for messages.
+    """Consumes the partitions that this instance holds. Use it in `async with`; every await ends by a
+    deadline, but waiting for messages.
 
-    Leaving the block gives all claims back, after what is in flight was committed or *drain_s* is over; say `terminate(release=False)`
-    before that to keep them for a restart of the same client. At most once, what the log has committed is still handed out to a task that
-    goes on to iterate, as long; who breaks out of the loop instead loses it, and an event (`undelivered`) says what it was. An error ends the iteration: InstanceConflictError when a newer process
-    runs under the same client id, ClockSkewError, TopicError, BrokerError.
+    Leaving the block gives all claims back, after what is in flight was committed or *drain_s* is over; say
+    `terminate(release=False)` before that to keep them for a restart of the same client. At most once, what
+    the log has committed is still handed out to a task that goes on to iterate, as long; who breaks out of
+    the loop instead loses it, and an event (`undelivered`) says what it was. An error ends the iteration:
+    InstanceConflictError when a newer process runs under the same client id, ClockSkewError, TopicError,
+    BrokerError.
     """
 
     def __init__(
@@ -52,14 +58,23 @@ class ClaimConsumer(ConsumerBase):
         draws: Draws | None = None,
         **named: Any,
     ) -> None:
-        """Describe a consumer; *kafka* is `host:port,…` or Settings with security and the name of the coordination topic.
+        """Describe a consumer; *kafka* is `host:port,…` or Settings with security and the name of the
+        coordination topic.
 
         *named* are the settings of MemberSettings, EngineSettings and FeedSettings: `heartbeat_interval_s=3`, `delivery="at-most-once"`,
         `whole_topic=True`, `greedy=True`, `maximum_claims=4`, `interop=True` … An unknown name is a ConfigError.
         """
         found = consumer_settings(kafka, topics=topics, group=group, client=client, named=named)
         super().__init__(
-            engine_of(found.kafka, found.member, found.engine, found.feed, found.groups, clock=clock, draws=draws or random.Random())
+            engine_of(
+                found.kafka,
+                found.member,
+                found.engine,
+                found.feed,
+                found.groups,
+                clock=clock,
+                draws=draws or random.Random(),
+            )
         )
         self._arrival = asyncio.Event()
         self._loop: asyncio.AbstractEventLoop | None = None
@@ -73,8 +88,12 @@ class ClaimConsumer(ConsumerBase):
             raise
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
-        told = kind is not None or self._engine.told  # the error on its way tells more, and one error is told once
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        told = (
+            kind is not None or self._engine.told
+        )  # the error on its way tells more, and one error is told once
         if self._engine.ended.is_set():
             if not told:
                 self._engine.raise_failure()
@@ -83,10 +102,12 @@ class ClaimConsumer(ConsumerBase):
             await self.terminate(release=True)
 
     async def terminate(self, *, release: bool, timeout_s: float | None = None) -> None:
-        """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the time they stay live.
+        """Hand out nothing more; with *release* give all claims back, else leave them to a restart within the
+        time they stay live.
 
-        At most once with *release*, iteration ends when what is committed has been handed out, or *drain_s* is over. Raises BrokerError
-        when the log could not be told in time; then the claims run out by themselves.
+        At most once with *release*, iteration ends when what is committed has been handed out, or *drain_s*
+        is over. Raises BrokerError when the log could not be told in time; then the claims run out by
+        themselves.
         """
         try:
             await _result(self._engine.terminate(release=release, timeout_s=timeout_s))
@@ -103,7 +124,9 @@ class ClaimConsumer(ConsumerBase):
 
     async def __anext__(self) -> ClaimedMessage:
         if self._handout is None:
-            await asyncio.sleep(0)  # a backlog must not keep other tasks from running; before the gate, not after it
+            await asyncio.sleep(
+                0
+            )  # a backlog must not keep other tasks from running; before the gate, not after it
         while (message := self._next_message()) is None:
             if self._is_over():
                 raise StopAsyncIteration
@@ -128,8 +151,15 @@ class ClaimConsumer(ConsumerBase):
         return None
 
     async def events(self) -> AsyncIterator[Notify]:
-        """Yield what happens to the claims from now on, until the end. LIMIT_EVENTS may wait to be taken; then the oldest are dropped."""
-        loop, waiting, came = asyncio.get_running_loop(), deque[Notify | None](maxlen=LIMIT_EVENTS), asyncio.Event()
+        """Yield what happens to the claims from now on, until the end.
+
+        LIMIT_EVENTS may wait to be taken; then the oldest are dropped.
+        """
+        loop, waiting, came = (
+            asyncio.get_running_loop(),
+            deque[Notify | None](maxlen=LIMIT_EVENTS),
+            asyncio.Event(),
+        )
 
         def tell(event: Notify | None) -> None:
             waiting.append(event)
@@ -157,7 +187,10 @@ class ClaimConsumer(ConsumerBase):
                 self._loop.call_soon_threadsafe(self._arrival.set)
 
     async def flush(self, timeout_s: float | None = None) -> None:
-        """Return when the log shows all that was committed so far. Raises BrokerError when it does not in time."""
+        """Return when the log shows all that was committed so far.
+
+        Raises BrokerError when it does not in time.
+        """
         await _result(self._engine.flush(timeout_s))
 
 

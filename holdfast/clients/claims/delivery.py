@@ -1,6 +1,8 @@
-"""What stands between a `Member` and the world: its actions carried out, its inputs from the user's side, and the gate of every message.
+"""What stands between a `Member` and the world: its actions carried out, its inputs from the user's side, and
+the gate of every message.
 
-One lock is around the member and everything it says, so frames go out in the order in which they were decided.
+One lock is around the member and everything it says, so frames go out in the order in which they were
+decided.
 """
 
 from __future__ import annotations
@@ -23,7 +25,19 @@ from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.claims.frames import encode
 from holdfast.core.claims.lanes import ClaimNames, lowest
-from holdfast.core.member.actions import Action, CommitOffset, Deliver, DeliveryToken, Event, Fail, FetchOffsets, Notify, Send, Start, Stop
+from holdfast.core.member.actions import (
+    Action,
+    CommitOffset,
+    Deliver,
+    DeliveryToken,
+    Event,
+    Fail,
+    FetchOffsets,
+    Notify,
+    Send,
+    Start,
+    Stop,
+)
 from holdfast.core.member.member import Draws, Member
 from holdfast.core.member.settings import Delivery, MemberSettings
 from holdfast.errors import TerminatedError
@@ -35,12 +49,27 @@ LIMIT_EVENTS = 1_000
 
 
 class Dispatcher:
-    """The part of an engine that has no thread of its own: called by whoever takes messages, and by the engine's threads."""
+    """The part of an engine that has no thread of its own: called by whoever takes messages, and by the
+    engine's threads.
+    """
 
     def __init__(
-        self, settings: Settings, member: MemberSettings, options: EngineSettings, feed: FeedSettings, *, clock: Clock, draws: Draws
+        self,
+        settings: Settings,
+        member: MemberSettings,
+        options: EngineSettings,
+        feed: FeedSettings,
+        *,
+        clock: Clock,
+        draws: Draws,
     ) -> None:
-        self._settings, self.member_settings, self._options, self._clock, self._draws = settings, member, options, clock, draws
+        self._settings, self.member_settings, self._options, self._clock, self._draws = (
+            settings,
+            member,
+            options,
+            clock,
+            draws,
+        )
         self._at_most_once = member.delivery is Delivery.AT_MOST_ONCE
         self._names = ClaimNames(options.lanes)
         self.queue = FetchQueue(limit_messages=feed.queue_messages, limit_bytes=feed.queue_bytes)
@@ -73,7 +102,10 @@ class Dispatcher:
 
     @property
     def over(self) -> bool:
-        """Return whether no message will ever come again. At most once, what is committed is handed out also at the end."""
+        """Return whether no message will ever come again.
+
+        At most once, what is committed is handed out also at the end.
+        """
         return self.ended.is_set() or (self.ending and not self._leases)
 
     def raise_failure(self) -> None:
@@ -85,9 +117,11 @@ class Dispatcher:
     # -- messages, from the user's side
 
     def _take(self) -> Handout | None:
-        """Return the next batch that may be handed out now, reported as delivered but at most once; None when there is none.
+        """Return the next batch that may be handed out now, reported as delivered but at most once; None when
+        there is none.
 
-        At most once a batch is reported when all of it has been handed out (`used_up`): a claim that is being given back waits for that.
+        At most once a batch is reported when all of it has been handed out (`used_up`): a claim that is being
+        given back waits for that.
         """
         with self.lock:
             member, now_s = self.member, self._clock.monotonic_s()
@@ -102,7 +136,9 @@ class Dispatcher:
                 if not batch.messages:
                     self._do(member.skipped(lease.topic, lease.partition, batch.end, now_s))
                     continue
-                left = self.member_settings.maximum_outstanding - member.outstanding(lease.topic, lease.partition)
+                left = self.member_settings.maximum_outstanding - member.outstanding(
+                    lease.topic, lease.partition
+                )
                 if 0 < left < len(batch.messages):
                     batch, rest = batch.split(left)
                     self.queue.put_back(rest)
@@ -127,13 +163,17 @@ class Dispatcher:
                 self._delivered(member, batch, now_s)
 
     def turn_over(self, member: Member, now_s: float) -> None:
-        """Tell the member, under the lock, what it has not been told of what was handed out and of where there is nothing to hand out."""
+        """Tell the member, under the lock, what it has not been told of what was handed out and of where
+        there is nothing to hand out.
+        """
         self._report(member, now_s)
         for moved in self.queue.take_moves(but=self._handouts if self._at_most_once else ()):
             self._do(member.skipped(moved.lease.topic, moved.lease.partition, moved.end, now_s))
 
     def take_handout(self) -> Handout | None:
-        """Return the next batch to be handed out message by message: one that was set aside and may go on, else a new one."""
+        """Return the next batch to be handed out message by message: one that was set aside and may go on,
+        else a new one.
+        """
         for lease, handout in list(self._handouts.items()):
             if not lease.open:
                 self.used_up(handout)
@@ -142,7 +182,10 @@ class Dispatcher:
         return self._take()
 
     def may_deliver(self, lease: Lease) -> bool:
-        """Return whether a message of *lease* may be handed out at this very moment. What was frozen meanwhile is told by the clock."""
+        """Return whether a message of *lease* may be handed out at this very moment.
+
+        What was frozen meanwhile is told by the clock.
+        """
         return lease.open and self._clock.monotonic_s() < lease.gate.deliver_until_s
 
     def set_aside(self, handout: Handout) -> None:
@@ -152,9 +195,14 @@ class Dispatcher:
                 self._withdraw(handout)
 
     def used_up(self, handout: Handout) -> None:
-        """All of *handout* has been handed out, or will never be. Takes no lock: it comes between the gate and the hand-out."""
+        """All of *handout* has been handed out, or will never be.
+
+        Takes no lock: it comes between the gate and the hand-out.
+        """
         if self._at_most_once:
-            self._handed_out.append(handout)  # first, so that it is never in neither place; the engine's next turn tells
+            self._handed_out.append(
+                handout
+            )  # first, so that it is never in neither place; the engine's next turn tells
         self._handouts.pop(handout.batch.lease, None)
 
     def _ready(self, member: Member, lease: Lease, now_s: float) -> bool:
@@ -167,8 +215,15 @@ class Dispatcher:
         return member.may_deliver(lease.topic, lease.partition, now_s)
 
     def _propose(self, member: Member, lease: Lease, now_s: float) -> None:
-        """At most once: have the log commit everything that is queued, unless a batch is on its way or waits to be taken."""
-        if lease.open and lease.queue and lease.proposed <= lease.granted and lease.queue[0].end > lease.granted:
+        """At most once: have the log commit everything that is queued, unless a batch is on its way or
+        waits to be taken.
+        """
+        if (
+            lease.open
+            and lease.queue
+            and lease.proposed <= lease.granted
+            and lease.queue[0].end > lease.granted
+        ):
             lease.proposed = lease.queue[-1].end
             self._do(member.fetched(lease.topic, lease.partition, lease.proposed, now_s))
 
@@ -194,7 +249,12 @@ class Dispatcher:
         with self.lock:
             member = self._live()
             self._do(member.flush(self._clock.monotonic_s()))
-            self._wait_for(member.flushed, done, timeout_s or self._options.flush_timeout_s, "the flush of committed offsets")
+            self._wait_for(
+                member.flushed,
+                done,
+                timeout_s or self._options.flush_timeout_s,
+                "the flush of committed offsets",
+            )
         return done
 
     def ask(self, question: Callable[[Member], T]) -> T:
@@ -214,7 +274,10 @@ class Dispatcher:
 
     @contextmanager
     def listening(self, tell: Callable[[Notify | None], None]) -> Iterator[None]:
-        """Have *tell* called with every event, and with None at the end, until the block is left. It must not wait, nor call back in."""
+        """Have *tell* called with every event, and with None at the end, until the block is left.
+
+        It must not wait, nor call back in.
+        """
         with self.lock:
             self._listeners.append(tell)
         try:
@@ -243,10 +306,14 @@ class Dispatcher:
     def _live(self) -> Member:
         if self.member is None or self.ended.is_set():
             self.raise_failure()
-            raise TerminatedError("the claim consumer is not running: use it inside `async with`, and not after terminate()")
+            raise TerminatedError(
+                "the claim consumer is not running: use it inside `async with`, and not after terminate()"
+            )
         return self.member
 
-    def _wait_for(self, condition: Callable[[], bool], done: Future[None], timeout_s: float, what: str) -> None:
+    def _wait_for(
+        self, condition: Callable[[], bool], done: Future[None], timeout_s: float, what: str
+    ) -> None:
         self._waits.add(condition, done, self._clock.monotonic_s() + timeout_s, what)
 
     # -- what the member says; under the lock
@@ -285,11 +352,15 @@ class Dispatcher:
         gate = self.member.gate(*place)
         assert gate is not None
         source, lane = self._names.source(action.topic), self._names.lane(action.topic)
-        lease = Lease(action.topic, action.partition, action.offset, action.epoch, gate, source=source, lane=lane)
+        lease = Lease(
+            action.topic, action.partition, action.offset, action.epoch, gate, source=source, lane=lane
+        )
         self._leases[place] = self._feed.start(lease)
 
     def _note_commit(self, action: CommitOffset) -> None:
-        """Have Kafka's own book follow: to where a partition stands, which with lanes is where the last of them stands."""
+        """Have Kafka's own book follow: to where a partition stands, which with lanes is where the last of
+        them stands.
+        """
         source, partition = self._names.source(action.topic), action.partition
         if source == action.topic:
             self._to_commit[source, partition] = action.offset
@@ -297,13 +368,20 @@ class Dispatcher:
             self._note_lanes(source, partition, {action.topic: action.offset})
 
     def _note_lanes(self, source: str, partition: int, told: Mapping[str, int]) -> None:
-        """Have Kafka's own book follow the lanes of a partition. Said again from time to time: what others commit is seen only later."""
+        """Have Kafka's own book follow the lanes of a partition.
+
+        Said again from time to time: what others commit is seen only later.
+        """
         member = self.member
         if member is None:
             return
         lanes = self._names.claimed_as(source)
-        found = lowest(told[each] if each in told else member.committed_offset(each, partition) for each in lanes)
-        if found is not None and self._lanes_booked.get((source, partition)) != found:  # None: some lane was never worked on
+        found = lowest(
+            told[each] if each in told else member.committed_offset(each, partition) for each in lanes
+        )
+        if (
+            found is not None and self._lanes_booked.get((source, partition)) != found
+        ):  # None: some lane was never worked on
             self._to_commit[source, partition] = self._lanes_booked[source, partition] = found
 
     def _end(self, action: Stop) -> None:
@@ -327,16 +405,15 @@ class Dispatcher:
         """At most once: what the log has committed and nobody took in time is lost, and said to be."""
         count = sum(len(batch.messages) for batch in left)
         self.undelivered += count
-        text = (
-            f"{count} messages, offsets {left[0].first} to {left[-1].end - 1}, were committed and not taken before the claim was given up"
-        )
+        text = f"{count} messages, offsets {left[0].first} to {left[-1].end - 1}, were committed and not taken before the claim was given up"
         self._notify(Notify(Event.UNDELIVERED, stop.topic, stop.partition, text=text))
 
     def _withdraw(self, handout: Handout) -> None:
         """Tell the member where handing out ended.
 
-        The taker moves `at` before it looks whether the lease is open, and a stop closes the lease before it looks at `at`: so a message
-        is never withdrawn and handed out. The taker that loses that race calls `set_aside`, and the member hears the exact place then.
+        The taker moves `at` before it looks whether the lease is open, and a stop closes the lease before it
+        looks at `at`: so a message is never withdrawn and handed out. The taker that loses that race calls
+        `set_aside`, and the member hears the exact place then.
         """
         messages, lease = handout.batch.messages, handout.batch.lease
         self.used_up(handout)
@@ -364,4 +441,11 @@ class Dispatcher:
         self.queue.nudge()
 
 
-_ALARMING = (Event.FENCED, Event.ABANDONED, Event.UNDELIVERED, Event.HANDLER_SLOW, Event.CLOCK_SKEW, Event.RIVAL)
+_ALARMING = (
+    Event.FENCED,
+    Event.ABANDONED,
+    Event.UNDELIVERED,
+    Event.HANDLER_SLOW,
+    Event.CLOCK_SKEW,
+    Event.RIVAL,
+)

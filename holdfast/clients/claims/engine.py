@@ -1,7 +1,8 @@
-"""The engine of a claim consumer: a `Member` that decides, and the threads and connections that do what it says.
+"""The engine of a claim consumer: a `Member` that decides, and the threads and connections that do what it
+says.
 
-One thread reads the coordination topic and keeps the member's time, another fetches messages (`ClaimFetcher`). The user's side calls in from
-wherever it runs.
+One thread reads the coordination topic and keeps the member's time, another fetches messages
+(`ClaimFetcher`). The user's side calls in from wherever it runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,9 @@ from holdfast.errors import BrokerError, FrameError, HoldfastError, TerminatedEr
 logger = logging.getLogger(__name__)
 
 OBSERVED_AT_ONCE = 200
-"""Frames observed before the lock is let go, so that whoever takes messages meanwhile waits a millisecond or two."""
+"""Frames observed before the lock is let go, so that whoever takes messages meanwhile waits a millisecond
+or two.
+"""
 JOIN_S = 10.0
 RESETS_INTERVALS = 0.1
 """How often to look for what a reset holds."""
@@ -38,10 +41,20 @@ NOBODYS = -1
 
 
 class ClaimEngine(Dispatcher):
-    """One running instance of a claim client. `start` it once, `terminate` it once; it cannot be started again."""
+    """One running instance of a claim client.
+
+    `start` it once, `terminate` it once; it cannot be started again.
+    """
 
     def __init__(
-        self, settings: Settings, member: MemberSettings, options: EngineSettings, feed: FeedSettings, *, clock: Clock, draws: Draws
+        self,
+        settings: Settings,
+        member: MemberSettings,
+        options: EngineSettings,
+        feed: FeedSettings,
+        *,
+        clock: Clock,
+        draws: Draws,
     ) -> None:
         super().__init__(settings, member, options, feed, clock=clock, draws=draws)
         self._feed_settings = feed
@@ -64,14 +77,18 @@ class ClaimEngine(Dispatcher):
     # -- life, from the user's side
 
     def start(self) -> Future[None]:
-        """Connect and read; the future is done when the member knows all claims there are, or holds why that could not be."""
+        """Connect and read; the future is done when the member knows all claims there are, or holds why
+        that could not be.
+        """
         self._thread.start()
         return self._started
 
     def terminate(self, *, release: bool, timeout_s: float | None = None) -> Future[None]:
-        """Stop handing out, then give claims back (or leave them for a fast reclaim); done when the log has it all.
+        """Stop handing out, then give claims back (or leave them for a fast reclaim); done when the log has
+        it all.
 
-        At most once with *release*, what the log has committed is handed out first, to whoever goes on to take, within the drain window.
+        At most once with *release*, what the log has committed is handed out first, to whoever goes on to
+        take, within the drain window.
         """
         done: Future[None] = Future()
         with self.lock:
@@ -82,7 +99,10 @@ class ClaimEngine(Dispatcher):
                 done.set_result(None)
                 return done
             self._wait_for(
-                lambda: member.terminated, done, timeout_s or self._options.stop_within_s(self.member_settings), "the release of all claims"
+                lambda: member.terminated,
+                done,
+                timeout_s or self._options.stop_within_s(self.member_settings),
+                "the release of all claims",
             )
             if not member.terminated:
                 self._do(member.terminate(release, self._clock.monotonic_s()))
@@ -109,11 +129,15 @@ class ClaimEngine(Dispatcher):
     def _fetch_failed(self, lease: Lease, reason: str) -> None:
         with self.lock:
             if lease.open and self.member is not None:
-                self._do(self.member.fetch_failed(lease.topic, lease.partition, reason, self._clock.monotonic_s()))
+                self._do(
+                    self.member.fetch_failed(lease.topic, lease.partition, reason, self._clock.monotonic_s())
+                )
 
     def _feed_broke(self, error: BaseException) -> None:
         with self.lock:
-            wrapped = BrokerError(f"fetching messages failed: {error}; look at the broker's log, then start again")
+            wrapped = BrokerError(
+                f"fetching messages failed: {error}; look at the broker's log, then start again"
+            )
             wrapped.__cause__ = error
             self._fail(error if isinstance(error, HoldfastError) else wrapped)
 
@@ -138,11 +162,16 @@ class ClaimEngine(Dispatcher):
 
     def _open(self) -> None:
         settings, options, wanted = self._settings, self._options, self.member_settings
-        self._lookups = OffsetFetcher(settings, wanted.group_id, timeout_s=options.request_timeout_s, clock=self._clock)
+        self._lookups = OffsetFetcher(
+            settings, wanted.group_id, timeout_s=options.request_timeout_s, clock=self._clock
+        )
         counts = self._lookups.counts(self._names.sources(wanted.topics))
         self._lookups.check_group()
         self._log.open(wanted.topics, options.request_timeout_s)
-        overrides: dict[str, str | int | bool] = {"group.id": wanted.group_id, "isolation.level": "read_committed"}
+        overrides: dict[str, str | int | bool] = {
+            "group.id": wanted.group_id,
+            "isolation.level": "read_committed",
+        }
         self._feed = (LaneFeed if options.lanes else ClaimFetcher)(
             settings,
             settings.consumer(**overrides),
@@ -158,7 +187,11 @@ class ClaimEngine(Dispatcher):
         now_s = self._clock.monotonic_s()
         with self.lock:
             self.member = member = Member(
-                wanted, coordination_partitions=self._log.partitions, draws=self._draws, now_s=now_s, unix_s=self._clock.now_ms() / 1000
+                wanted,
+                coordination_partitions=self._log.partitions,
+                draws=self._draws,
+                now_s=now_s,
+                unix_s=self._clock.now_ms() / 1000,
             )
             for topic, count in counts.items():
                 for name in self._names.claimed_as(topic):
@@ -196,14 +229,18 @@ class ClaimEngine(Dispatcher):
     def _observe(self, member: Member, records: Sequence[LogRecord]) -> None:
         with self.lock:
             now_s = self._clock.monotonic_s()
-            # A clock that was wrong at the last tick, perhaps long ago, must not have a pause look as if it were over.
+            # A clock that was wrong at the last tick, perhaps long ago, must not have a pause look as if it
+            # were over.
             self._do(member.clock(self._clock.now_ms() / 1000, now_s))
             for record in records:
-                # Most frames are of other groups; those that only look like ours are sorted out by the member.
+                # Most frames are of other groups; those that only look like ours are sorted out by the
+                # member.
                 if record.value is None or (self._group_mark not in record.value):
                     continue
                 frame = self._decoded(record)
-                if frame is not None and (actions := member.observe(frame, record.partition, record.offset, record.at_ms, now_s)):
+                if frame is not None and (
+                    actions := member.observe(frame, record.partition, record.offset, record.at_ms, now_s)
+                ):
                     self._do(actions)
 
     def _decoded(self, record: LogRecord) -> Frame | None:
@@ -226,7 +263,11 @@ class ClaimEngine(Dispatcher):
         assert lookups is not None
         for found in lookups.answers():
             for name in self._names.claimed_as(found.topic):
-                self._do(member.watermarks(name, found.partition, found.earliest, found.latest, found.committed, now_s))
+                self._do(
+                    member.watermarks(
+                        name, found.partition, found.earliest, found.latest, found.committed, now_s
+                    )
+                )
         for topic, count in lookups.counted().items():
             if topic != self._settings.coordination_topic:
                 for name in self._names.claimed_as(topic):
@@ -247,17 +288,28 @@ class ClaimEngine(Dispatcher):
             self._health_at_s = now_s + self._options.health_lookup_intervals * interval_s
             full = self.queue.full
             for (topic, partition), lease in self._leases.items():
-                self._do(member.waiting(topic, partition, full or lease in self._handouts or self.queue.queued(lease)[0] > 0, now_s))
+                self._do(
+                    member.waiting(
+                        topic,
+                        partition,
+                        full or lease in self._handouts or self.queue.queued(lease)[0] > 0,
+                        now_s,
+                    )
+                )
                 source = self._names.source(topic)
                 lookups.ask(source, partition, committed=False)
                 if source != topic:
                     self._note_lanes(source, partition, {})
         if now_s >= self._partitions_at_s:
             self._partitions_at_s = now_s + self._options.partitions_lookup_s * self._draws.uniform(0.5, 1.5)
-            lookups.ask_counts((*self._names.sources(self.member_settings.topics), self._settings.coordination_topic))
+            lookups.ask_counts(
+                (*self._names.sources(self.member_settings.topics), self._settings.coordination_topic)
+            )
 
     def _settle_resets(self, member: Member, now_s: float) -> None:
-        """Free what a reset holds whose administrator died; nothing of it is in the member's hands, so nothing is told to it."""
+        """Free what a reset holds whose administrator died; nothing of it is in the member's hands, so
+        nothing is told to it.
+        """
         if now_s < self._resets_at_s:
             return
         self._resets_at_s = now_s + RESETS_INTERVALS * self.member_settings.heartbeat_interval_s
@@ -286,7 +338,11 @@ class ClaimEngine(Dispatcher):
             self.ended.set()
             for tell in self._listeners:
                 tell(None)
-            self._waits.refuse_all(lambda what: self.failure or TerminatedError(f"the claim consumer ended before {what}"))
+            self._waits.refuse_all(
+                lambda what: self.failure or TerminatedError(f"the claim consumer ended before {what}")
+            )
         if not self._started.done():
-            self._started.set_exception(self.failure or TerminatedError("the claim consumer was closed before it had started"))
+            self._started.set_exception(
+                self.failure or TerminatedError("the claim consumer was closed before it had started")
+            )
         self.queue.close()

@@ -1,7 +1,9 @@
-"""The messages of the partitions this instance holds: one confluent-kafka consumer in a thread of its own, assigned exact positions.
+"""The messages of the partitions this instance holds: one confluent-kafka consumer in a thread of its own,
+assigned exact positions.
 
-It never subscribes: the claims say what it reads. Its group id is the group's, so that positions can be committed to Kafka beside the
-coordination topic, for `kafka-consumer-groups` and every other tool that looks there.
+It never subscribes: the claims say what it reads. Its group id is the group's, so that positions can be
+committed to Kafka beside the coordination topic, for `kafka-consumer-groups` and every other tool that looks
+there.
 """
 
 from __future__ import annotations
@@ -56,10 +58,11 @@ SIZE_SAMPLES = 32
 
 
 class ClaimFetcher:
-    """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is told of it afterwards.
+    """Fetches for as many partitions as are started, and puts what it gets into a queue; *arrived* is told of
+    it afterwards.
 
-    `start` and `stop` return at once and may be called from any thread; nothing of a stopped lease comes out of the queue afterwards,
-    since `stop` closes the lease before it returns.
+    `start` and `stop` return at once and may be called from any thread; nothing of a stopped lease comes out
+    of the queue afterwards, since `stop` closes the lease before it returns.
     """
 
     def __init__(
@@ -87,7 +90,8 @@ class ClaimFetcher:
             "enable.auto.offset.store": False,
             "enable.partition.eof": True,
             "auto.offset.reset": "error",
-            # A partition with a full queue is not looked at again for this long; librdkafka's own second costs 8 x in throughput.
+            # A partition with a full queue is not looked at again for this long; librdkafka's own second
+            # costs 8 x in throughput.
             "fetch.queue.backoff.ms": 5,
             "fetch.wait.max.ms": 100,
             "queued.min.messages": 100_000,
@@ -126,7 +130,9 @@ class ClaimFetcher:
         self._tell(lambda consumer: self._unassign(consumer, lease))
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
-        """Write positions to Kafka's own book of offsets, best effort: the coordination topic is what counts."""
+        """Write positions to Kafka's own book of offsets, best effort: the coordination topic is what
+        counts.
+        """
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
         self._tell(lambda consumer: self._commit(consumer, wanted))
 
@@ -184,7 +190,9 @@ class ClaimFetcher:
         return self._queue.wait_space(self._settings.space_wait_s)
 
     def _learn_leaders(self, consumer: Consumer) -> None:
-        """Have the leaders known before the first claim is won: to find them by an assignment takes half a second more."""
+        """Have the leaders known before the first claim is won: to find them by an assignment takes half a
+        second more.
+        """
         for topic in self._topics:
             try:
                 consumer.list_topics(topic, timeout=LEADERS_S)
@@ -235,7 +243,11 @@ class ClaimFetcher:
         if error is not None:
             self.commits_failed += 1
             if self.commits_failed == 1:
-                why = _NOT_ALONE if error.code() == KafkaError.UNKNOWN_MEMBER_ID else "the coordination topic has them"
+                why = (
+                    _NOT_ALONE
+                    if error.code() == KafkaError.UNKNOWN_MEMBER_ID
+                    else "the coordination topic has them"
+                )
                 logger.warning("offsets were not committed to Kafka: %s; %s", error.str(), why)
 
     def _on_error(self, error: KafkaError) -> None:
@@ -257,7 +269,9 @@ class ClaimFetcher:
     def _stands(self, found: Unreadable) -> None:
         place = (found.topic, found.partition)
         self.unreadable[place] = found
-        if self._told.get(place) == found.first:  # a claim that stands still is given back, and perhaps won again
+        if (
+            self._told.get(place) == found.first
+        ):  # a claim that stands still is given back, and perhaps won again
             return
         self._told[place] = found.first
         logger.error(
@@ -322,7 +336,9 @@ class ClaimFetcher:
 
     @staticmethod
     def _moves(end: FetchedMessages) -> bool:
-        """Return whether the log ends behind what was fetched: in a control record, or a hole of compaction."""
+        """Return whether the log ends behind what was fetched: in a control record, or a hole of
+        compaction.
+        """
         if end.end <= end.lease.next_offset:
             return False
         end.lease.next_offset = end.end
@@ -340,7 +356,9 @@ class ClaimFetcher:
         elif error.fatal():
             raise KafkaException(error)
         elif error.code() in UNREADABLE:
-            self._watcher.refused(place, -1 if message.offset() is None else message.offset() or 0, error.str())
+            self._watcher.refused(
+                place, -1 if message.offset() is None else message.offset() or 0, error.str()
+            )
         elif error.code() in _HOPELESS and leases:
             for lease in leases:
                 self._failed(lease, error.str())
@@ -360,5 +378,11 @@ def size_of(messages: Sequence[Message]) -> int:
 
 
 _NOT_ALONE = "the coordination topic has them. A consumer group of Kafka's own has the name of this one, and members: let one of them have another name"
-_HOPELESS = NO_TOPIC | {KafkaError._AUTO_OFFSET_RESET, KafkaError.OFFSET_OUT_OF_RANGE, KafkaError.TOPIC_AUTHORIZATION_FAILED}
-"""What ends the reading of a partition: its claim is given back, and whoever gets it begins where there is something to read."""
+_HOPELESS = NO_TOPIC | {
+    KafkaError._AUTO_OFFSET_RESET,
+    KafkaError.OFFSET_OUT_OF_RANGE,
+    KafkaError.TOPIC_AUTHORIZATION_FAILED,
+}
+"""What ends the reading of a partition: its claim is given back, and whoever gets it begins where there is
+something to read.
+"""

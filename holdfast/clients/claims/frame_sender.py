@@ -12,7 +12,9 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 LIMIT_WAITING = 100_000
 from holdfast.clock import system_clock
 
-"""Frames that wait here or are under way; more than any member has partitions, so that only a broken broker reaches it."""
+"""Frames that wait here or are under way; more than any member has partitions, so that only a broken
+broker reaches it.
+"""
 GATHER_S = 0.001
 """Frames of one partition handed over within this time go in one request: the producer lingers longer."""
 
@@ -33,7 +35,9 @@ class _Waiting(NamedTuple):
 
 
 class _PartitionFrames:
-    """The frames of one partition: those that wait, how many are under way, and since when these are gathered."""
+    """The frames of one partition: those that wait, how many are under way, and since when these are
+    gathered.
+    """
 
     __slots__ = ("began_s", "under_way", "waiting")
 
@@ -46,12 +50,14 @@ class _PartitionFrames:
 
 
 class FrameSender:
-    """Sends the frames of each partition in order, with one request under way; what comes meanwhile goes together in the next.
+    """Sends the frames of each partition in order, with one request under way; what comes meanwhile goes
+    together in the next.
 
-    An idempotent producer of librdkafka (2.16) that has five messages of a partition under way sends no more of it before they are
-    answered, and spins on a core all that time if there are more (`rd_kafka_toppar_producer_serve` takes messages for requests there). One
-    member hardly notices. In a fleet that starts at once, on a broker that is slow for that moment, each of them made it slower still, and
-    all together never came to rest.
+    An idempotent producer of librdkafka (2.16) that has five messages of a partition under way sends no more
+    of it before they are answered, and spins on a core all that time if there are more
+    (`rd_kafka_toppar_producer_serve` takes messages for requests there). One member hardly notices. In a
+    fleet that starts at once, on a broker that is slow for that moment, each of them made it slower still,
+    and all together never came to rest.
 
     `send` may be called from any thread. *told* hears what became of each frame, within `send` or `go_on`.
     """
@@ -81,7 +87,9 @@ class FrameSender:
                 self._tell(Ack(send_id, "too many frames wait for the broker"))
                 return
             self._left += 1
-            self._ways.setdefault(partition, _PartitionFrames()).waiting.append(_Waiting(send_id, value, self._monotonic_s()))
+            self._ways.setdefault(partition, _PartitionFrames()).waiting.append(
+                _Waiting(send_id, value, self._monotonic_s())
+            )
             self.go_on()
 
     def go_on(self) -> None:
@@ -94,7 +102,9 @@ class FrameSender:
                     first = way.waiting[0]
                     if now_s - first.since_s > self._unsent_s:
                         way.waiting.popleft()
-                        self._done(first, "not sent in time: the broker is slow")  # later it would be a zombie's
+                        self._done(
+                            first, "not sent in time: the broker is slow"
+                        )  # later it would be a zombie's
                     elif way.is_open(now_s):
                         self._produce(way, way.waiting.popleft(), partition, now_s)
                     else:
@@ -107,7 +117,9 @@ class FrameSender:
                 self._done(frame, None if error is None else error.str())
 
         try:
-            self._writer.produce(self._topic, value=frame.value, partition=partition, on_delivery=told, **self._same)
+            self._writer.produce(
+                self._topic, value=frame.value, partition=partition, on_delivery=told, **self._same
+            )
         except (BufferError, KafkaException) as error:
             self._done(frame, str(error))
             return

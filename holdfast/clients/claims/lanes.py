@@ -1,7 +1,9 @@
-"""The messages of lanes: each partition is fetched once for all lanes of it that this instance holds, and dealt out by key.
+"""The messages of lanes: each partition is fetched once for all lanes of it that this instance holds, and
+dealt out by key.
 
-Reading stands where the lane that is furthest behind and takes more stands. A lane takes no more than its share of the queue: what passes
-by beyond that is not kept for it but read once more when it has made room, so a lane that is stuck costs its share and holds up nobody.
+Reading stands where the lane that is furthest behind and takes more stands. A lane takes no more than its
+share of the queue: what passes by beyond that is not kept for it but read once more when it has made room, so
+a lane that is stuck costs its share and holds up nobody.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ from holdfast.core.kafka.topic_partition import Place
 
 
 class _Stream:
-    """One partition that is read for lanes. *position* is where reading stands, None while nobody takes anything."""
+    """One partition that is read for lanes.
+
+    *position* is where reading stands, None while nobody takes anything.
+    """
 
     __slots__ = ("find", "full", "lanes", "position")
 
@@ -129,7 +134,9 @@ class LaneFeed(ClaimFetcher):
         return [self._deal(lease, dealt[lane], end) for lane, lease in wanting.items()]
 
     def _deal(self, lease: Lease, messages: list[Message], end: int) -> FetchedMessages:
-        """Give a lane its messages before *end*, as many as fit: it stands then before the first that it was not given."""
+        """Give a lane its messages before *end*, as many as fit: it stands then before the first that it
+        was not given.
+        """
         share, _ = self._shares()
         room = max(1, share - self._queue.queued(lease)[0])
         if len(messages) > room:

@@ -1,7 +1,9 @@
-"""The coordination topic as a claim client uses it: a reader that follows it from its beginning, and a writer of frames.
+"""The coordination topic as a claim client uses it: a reader that follows it from its beginning, and a writer
+of frames.
 
-The reader never joins a group and the writer is never transactional: both are as the Go library expects of its neighbours
-(PROTOCOL.md#frames). All calls are made from one thread, but `send`, which any thread may call.
+The reader never joins a group and the writer is never transactional: both are as the Go library expects of
+its neighbours (PROTOCOL.md#frames). All calls are made from one thread, but `send`, which any thread may
+call.
 """
 
 from __future__ import annotations
@@ -39,14 +41,21 @@ READ_RECORDS = 2_000
 FRAME_LINGER_MS = 2
 """How long the writer waits for frames to go together; a member of a thousand partitions writes in bursts."""
 LIMIT_UNSENT = 100_000
-"""Frames written and not acknowledged; more than any member has partitions, so that only a broken broker reaches it."""
+"""Frames written and not acknowledged; more than any member has partitions, so that only a broken broker
+reaches it.
+"""
 
 CAPABILITY_HEADER = ("holdfast", b"1")
-"""On frames of members that obey a pause of their group. Not written with `interop`: then a frame is what the Go library writes."""
+"""On frames of members that obey a pause of their group.
+
+Not written with `interop`: then a frame is what the Go library writes.
+"""
 
 
 class LogRecord(NamedTuple):
-    """One record of the coordination topic; *at_ms* is -1 where it carries no time, *capable* whether its sender obeys pauses."""
+    """One record of the coordination topic; *at_ms* is -1 where it carries no time, *capable* whether its
+    sender obeys pauses.
+    """
 
     partition: int
     offset: int
@@ -58,8 +67,9 @@ class LogRecord(NamedTuple):
 class CoordinationLog:
     """Reads the coordination partitions that carry *topics*, and appends to any of them.
 
-    `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control records at the tail
-    notwithstanding (`EndOfLog`). `ends` holds the ends that were told, the latest of each partition.
+    `caught_up` holds the partitions read to what was their end at some moment after `open`, holes and control
+    records at the tail notwithstanding (`EndOfLog`). `ends` holds the ends that were told, the latest of each
+    partition.
     """
 
     def __init__(
@@ -72,7 +82,11 @@ class CoordinationLog:
         follow_wait_ms: int = 20,
     ) -> None:
         self._settings, self._topic = settings, settings.coordination_topic
-        self._compression, self._send_timeout_s, self._follow_wait_ms = compression, send_timeout_s, follow_wait_ms
+        self._compression, self._send_timeout_s, self._follow_wait_ms = (
+            compression,
+            send_timeout_s,
+            follow_wait_ms,
+        )
         self._headers: list[tuple[str, str | bytes | None]] = [] if interop else [CAPABILITY_HEADER]
         self._reader: Consumer | None = None
         self._skipper: Skipper | None = None
@@ -91,7 +105,8 @@ class CoordinationLog:
     def open(self, topics: Iterable[str], timeout_s: float) -> None:
         """Connect, and begin to read everything that was ever said about *topics*.
 
-        Raises TopicError when there is no coordination topic, BrokerError when nobody answers within *timeout_s*.
+        Raises TopicError when there is no coordination topic, BrokerError when nobody answers within
+        *timeout_s*.
         """
         config = impatient(following(self._settings, "claims-reader", self._follow_wait_ms))
         self._reader = Consumer({**config, "error_cb": self._on_error}, logger=quiet)
@@ -109,7 +124,9 @@ class CoordinationLog:
         }
         produces = impatient(self._settings.producer(**writing))
         self._writer = Producer({**produces, "error_cb": self._on_error}, logger=quiet)
-        self._bursts = FrameSender(self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers)
+        self._bursts = FrameSender(
+            self._writer, self._topic, self._acks.append, unsent_s=self._send_timeout_s, headers=self._headers
+        )
 
     def _count(self, timeout_s: float) -> int:
         assert self._reader is not None
@@ -133,7 +150,9 @@ class CoordinationLog:
         return len(listed.partitions)
 
     def follow(self, topics: Iterable[str]) -> None:
-        """Read the coordination partitions of *topics* too, each from its beginning; what is read already goes on."""
+        """Read the coordination partitions of *topics* too, each from its beginning; what is read already
+        goes on.
+        """
         self.follow_partitions({coordination_partition(topic, self.partitions) for topic in topics})
 
     def follow_partitions(self, partitions: AbstractSet[int]) -> None:
@@ -142,15 +161,20 @@ class CoordinationLog:
         assert self._skipper is not None
         added = partitions - self.reading
         if added:
-            # From 0, and from the first there is where that is gone (auto.offset.reset): asking for the beginning takes half a second.
-            self._reader.incremental_assign([TopicPartition(self._topic, number, 0) for number in sorted(added)])
+            # From 0, and from the first there is where that is gone (auto.offset.reset): asking for the
+            # beginning takes half a second.
+            self._reader.incremental_assign(
+                [TopicPartition(self._topic, number, 0) for number in sorted(added)]
+            )
             for number in added:
                 self._skipper.begin(self._topic, number, 0)
             self.reading |= added
             self._tails |= {number: EndOfLog(self._topic, number, 0) for number in added}
 
     def close(self, timeout_s: float = 0.0) -> int:
-        """Wait up to *timeout_s* for acknowledgements, let go of the broker, and return how many frames were never acknowledged."""
+        """Wait up to *timeout_s* for acknowledgements, let go of the broker, and return how many frames
+        were never acknowledged.
+        """
         writer, self._writer = self._writer, None
         bursts, self._bursts = self._bursts, None
         reader, self._reader = self._reader, None
@@ -174,7 +198,8 @@ class CoordinationLog:
     # -- reading
 
     def poll(self, timeout_s: float) -> list[LogRecord]:
-        """Return what came since, at most READ_RECORDS and none of it twice; waits up to *timeout_s* for the first.
+        """Return what came since, at most READ_RECORDS and none of it twice; waits up to *timeout_s* for the
+        first.
 
         Raises TopicError when the topic is gone or must not be read, BrokerError on what no waiting mends.
         """
@@ -190,7 +215,9 @@ class CoordinationLog:
                 kind, at_ms = message.timestamp()
                 at = -1 if kind == TIMESTAMP_NOT_AVAILABLE else at_ms
                 capable = CAPABILITY_HEADER in (message.headers() or ())
-                out.append(LogRecord(message.partition() or 0, message.offset() or 0, at, message.value(), capable))
+                out.append(
+                    LogRecord(message.partition() or 0, message.offset() or 0, at, message.value(), capable)
+                )
             else:
                 self._judge(message, error)
         if out:
@@ -227,7 +254,10 @@ class CoordinationLog:
     # -- writing
 
     def send(self, send_id: int, value: bytes, partition: int) -> None:
-        """Append a frame; what becomes of it is told by `acks` under *send_id*, sooner or later. Never waits."""
+        """Append a frame; what becomes of it is told by `acks` under *send_id*, sooner or later.
+
+        Never waits.
+        """
         if self._bursts is None:
             self._acks.append(Ack(send_id, "the client is closed"))
         else:

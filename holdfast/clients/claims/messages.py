@@ -17,7 +17,10 @@ Headers = list[tuple[str, bytes | None]]
 
 
 class ClaimedMessage:
-    """One message of a claimed partition. Say `commit()` when it is done; in any order, from any thread, twice is once."""
+    """One message of a claimed partition.
+
+    Say `commit()` when it is done; in any order, from any thread, twice is once.
+    """
 
     __slots__ = ("_engine", "_lease", "offset", "record")
 
@@ -40,7 +43,9 @@ class ClaimedMessage:
 
     @property
     def epoch(self) -> int:
-        """Return how many owners the claim has had: a fencing token for what handling the message changes elsewhere."""
+        """Return how many owners the claim has had: a fencing token for what handling the message changes
+        elsewhere.
+        """
         return self._lease.epoch
 
     @property
@@ -69,11 +74,16 @@ class ClaimedMessage:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the claim is still safe to work under: to ask right before an effect that no `epoch` guards."""
+        """Return whether the claim is still safe to work under: to ask right before an effect that no
+        `epoch` guards.
+        """
         return self._engine.may_deliver(self._lease)
 
     def commit(self) -> None:
-        """Note that the message is done. Raises ClaimLostError when its claim is not held any more: another member may get it too."""
+        """Note that the message is done.
+
+        Raises ClaimLostError when its claim is not held any more: another member may get it too.
+        """
         lease = self._lease
         self._engine.commit(DeliveryToken(lease.topic, lease.partition, self.offset, lease.epoch))
 
@@ -82,7 +92,10 @@ class ClaimedMessage:
 
 
 class ClaimedBatch:
-    """Messages of one claimed partition in offset order: `records` are confluent-kafka's own, iterating gives `ClaimedMessage`s."""
+    """Messages of one claimed partition in offset order:
+
+    `records` are confluent-kafka's own, iterating gives `ClaimedMessage`s.
+    """
 
     __slots__ = ("_engine", "_fetched")
 
@@ -104,7 +117,9 @@ class ClaimedBatch:
 
     @property
     def epoch(self) -> int:
-        """Return how many owners the claim has had: a fencing token for what handling the batch changes elsewhere."""
+        """Return how many owners the claim has had: a fencing token for what handling the batch changes
+        elsewhere.
+        """
         return self._fetched.lease.epoch
 
     @property
@@ -129,11 +144,16 @@ class ClaimedBatch:
 
     @property
     def is_held(self) -> bool:
-        """Return whether the claim is still safe to work under: to ask between the messages of a long batch."""
+        """Return whether the claim is still safe to work under: to ask between the messages of a long
+        batch.
+        """
         return self._engine.may_deliver(self._fetched.lease)
 
     def commit(self) -> None:
-        """Note that all of it is done. Raises ClaimLostError when the claim is not held any more, and then commits nothing."""
+        """Note that all of it is done.
+
+        Raises ClaimLostError when the claim is not held any more, and then commits nothing.
+        """
         lease = self._fetched.lease
         self._engine.commit_many(lease.topic, lease.partition, lease.epoch, self._fetched.offsets())
 

@@ -1,7 +1,8 @@
-"""What a claim client asks the broker between its polls: where logs begin and end, what Kafka has as committed, how many partitions there are.
+"""What a claim client asks the broker between its polls: where logs begin and end, what Kafka has as
+committed, how many partitions there are.
 
-Nothing here waits but `check_group` and `counts`, which are for the start: questions are put by a thread of its own, and what it found
-is looked at when its caller comes by. A slow broker so never holds up a heartbeat.
+Nothing here waits but `check_group` and `counts`, which are for the start: questions are put by a thread of
+its own, and what it found is looked at when its caller comes by. A slow broker so never holds up a heartbeat.
 """
 
 from __future__ import annotations
@@ -38,7 +39,9 @@ LIMIT_ASKED = 5_000
 """Partitions asked about in one round."""
 RETRY_S = 0.25
 ATTEMPT_S = 3.0
-"""How long one question may take before it is put again; far less than the patience of whoever waits for the answer."""
+"""How long one question may take before it is put again; far less than the patience of whoever waits for
+the answer.
+"""
 COORDINATOR_WAIT_S = 0.05
 SLACK_S = 0.5
 """A request ends by its own deadline; this is for the answer to reach us."""
@@ -47,7 +50,9 @@ EARLIEST, LATEST = -2, -1
 
 
 class Watermarks(NamedTuple):
-    """Where a partition begins and ends, and the offset that `__consumer_offsets` has for the group, None without one."""
+    """Where a partition begins and ends, and the offset that `__consumer_offsets` has for the group, None
+    without one.
+    """
 
     topic: str
     partition: int
@@ -60,14 +65,18 @@ Questions = Sequence[tuple[tuple[str, int], bool]]
 
 
 class OffsetFetcher:
-    """Asks on a connection of its own, since a broker answers those of a consumer in turn, after a fetch that waits for news.
+    """Asks on a connection of its own, since a broker answers those of a consumer in turn, after a fetch that
+    waits for news.
 
-    It asks as a consumer that reads nothing, not as an admin client: over an outage, librdkafka's admin goes on waiting for a coordinator
-    that is gone, goes on naming a leader epoch that is over, and may abort the process when a request to a coordinator times out. What
-    fails here for whatever reason is asked anew by a new consumer, which has to find out who is there.
+    It asks as a consumer that reads nothing, not as an admin client: over an outage, librdkafka's admin goes
+    on waiting for a coordinator that is gone, goes on naming a leader epoch that is over, and may abort the
+    process when a request to a coordinator times out. What fails here for whatever reason is asked anew by a
+    new consumer, which has to find out who is there.
     """
 
-    def __init__(self, settings: Settings, group_id: str, *, timeout_s: float, clock: Clock = system_clock) -> None:
+    def __init__(
+        self, settings: Settings, group_id: str, *, timeout_s: float, clock: Clock = system_clock
+    ) -> None:
         self._clock = clock
         self._servers, self._group_id, self._timeout_s = settings.bootstrap_servers, group_id, timeout_s
         self._attempt_s = min(timeout_s, ATTEMPT_S)
@@ -77,7 +86,10 @@ class OffsetFetcher:
             "enable.auto.commit": False,
             "isolation.level": "read_uncommitted",  # the end is where the next message goes, whoever may read it yet
         }
-        self._config: dict[str, Any] = {**impatient(settings.consumer(**overrides)), "error_cb": self._on_error}
+        self._config: dict[str, Any] = {
+            **impatient(settings.consumer(**overrides)),
+            "error_cb": self._on_error,
+        }
         self._consumer: Consumer | None = None
         self._changed = threading.Condition()
         self._wanted: dict[tuple[str, int], bool] = {}
@@ -95,7 +107,9 @@ class OffsetFetcher:
     # -- while running
 
     def ask(self, topic: str, partition: int, *, committed: bool) -> None:
-        """Have the watermarks of a partition looked up, and with *committed* what `__consumer_offsets` has; twice before the answer is once."""
+        """Have the watermarks of a partition looked up, and with *committed* what `__consumer_offsets`
+        has; twice before the answer is once.
+        """
         with self._changed:
             self._want(topic, partition, committed)
             self._wake()
@@ -172,7 +186,9 @@ class OffsetFetcher:
                 consumer.close()
 
     def _look(self, asked: Questions) -> bool:
-        """Find out about *asked*, all at once, or topic by topic where one is gone; False when something failed."""
+        """Find out about *asked*, all at once, or topic by topic where one is gone; False when something
+        failed.
+        """
         done, parts = True, deque([asked])
         while parts and not self._closing:
             part = parts.popleft()
@@ -200,14 +216,21 @@ class OffsetFetcher:
         self._renew()
 
     def _ends(self, asked: Questions) -> list[Watermarks]:
-        """Return what is known of these partitions. Raises KafkaException on the first that could not be asked for."""
+        """Return what is known of these partitions.
+
+        Raises KafkaException on the first that could not be asked for.
+        """
         consumer = self._connected()
         consumer.poll(0)  # it reads nothing, but this is how it tells what it logs
         books = [TopicPartition(*place) for place, wanted in asked if wanted]
         book = self._checked(consumer.committed(books, self._attempt_s)) if books else []
         committed = {(each.topic, each.partition): each.offset for each in book if each.offset >= 0}
         first, last = (
-            self._checked(consumer.offsets_for_times([TopicPartition(*place, time) for place, _ in asked], self._attempt_s))
+            self._checked(
+                consumer.offsets_for_times(
+                    [TopicPartition(*place, time) for place, _ in asked], self._attempt_s
+                )
+            )
             for time in (EARLIEST, LATEST)
         )
         begins = {(each.topic, each.partition): each.offset for each in first}
@@ -227,7 +250,10 @@ class OffsetFetcher:
         return places
 
     def _count_all(self, topics: Sequence[str]) -> bool:
-        """Count partitions; False when that failed. What could not be counted is left to the next time somebody asks."""
+        """Count partitions; False when that failed.
+
+        What could not be counted is left to the next time somebody asks.
+        """
         for topic in topics:
             if self._closing:
                 return False
@@ -241,7 +267,9 @@ class OffsetFetcher:
         return True
 
     def _count(self, topic: str, timeout_s: float) -> int:
-        """Return the number of partitions of a topic, 0 when there is none of that name; raises KafkaException."""
+        """Return the number of partitions of a topic, 0 when there is none of that name; raises
+        KafkaException.
+        """
         listed = self._connected().list_topics(topic, timeout=timeout_s).topics[topic]
         if listed.error is None:
             return len(listed.partitions)
@@ -252,13 +280,17 @@ class OffsetFetcher:
     # -- at the start
 
     def counts(self, topics: Iterable[str]) -> dict[str, int]:
-        """Return the number of partitions of each of *topics*; TopicError names one that does not exist, BrokerError means no answer."""
+        """Return the number of partitions of each of *topics*; TopicError names one that does not exist,
+        BrokerError means no answer.
+        """
         out: dict[str, int] = {}
         try:
             for topic in topics:
                 out[topic] = self._count(topic, self._timeout_s)
                 if out[topic] == 0:
-                    raise TopicError(f"topic {topic} does not exist at {self._servers}: create it, or correct its name")
+                    raise TopicError(
+                        f"topic {topic} does not exist at {self._servers}: create it, or correct its name"
+                    )
         except KafkaException as error:
             self._connected().poll(0)  # hear what it has to say: a refused password, a certificate
             raise self._no_answer(f"topic {topic}", error.args[0].str()) from None
@@ -267,7 +299,9 @@ class OffsetFetcher:
         return out
 
     def check_group(self) -> None:
-        """Raise ConfigError when Kafka knows a group of this name that has members: its coordinator would refuse our offsets (D24)."""
+        """Raise ConfigError when Kafka knows a group of this name that has members: its coordinator would
+        refuse our offsets (D24).
+        """
         admin = CoordinatorAdmin(self._admin_config, quiet)
         try:
             found = self._describe_group(admin)
@@ -275,7 +309,11 @@ class OffsetFetcher:
             admin.close()
         if found is None:
             return
-        if found.members or found.state not in (ConsumerGroupState.DEAD, ConsumerGroupState.EMPTY, ConsumerGroupState.UNKNOWN):
+        if found.members or found.state not in (
+            ConsumerGroupState.DEAD,
+            ConsumerGroupState.EMPTY,
+            ConsumerGroupState.UNKNOWN,
+        ):
             names = ", ".join(sorted({member.client_id for member in found.members})[:5])
             raise ConfigError(
                 f"group {self._group_id} is a live consumer group of Kafka's own ({found.state.name.lower()}; members: {names or 'joining'}): "
@@ -283,18 +321,26 @@ class OffsetFetcher:
             )
 
     def _describe_group(self, admin: CoordinatorAdmin) -> Any:
-        """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that is not ready yet."""
+        """Return what the group's coordinator knows of it, None when nothing; waits for a coordinator that
+        is not ready yet.
+        """
         until_s = self._clock.monotonic_s() + self._timeout_s
         while True:
-            # Short attempts: a look-up of the coordinator that began before there was one waits for it in vain.
-            (future,) = admin.client.describe_consumer_groups([self._group_id], request_timeout=NEVER_S).values()
+            # Short attempts: a look-up of the coordinator that began before there was one waits for it in
+            # vain.
+            (future,) = admin.client.describe_consumer_groups(
+                [self._group_id], request_timeout=NEVER_S
+            ).values()
             try:
                 return admin.result(future, self._attempt_s)
             except KafkaException as error:
                 cause: KafkaError = error.args[0]
                 if cause.code() == KafkaError.GROUP_ID_NOT_FOUND:
                     return None
-                why, again = cause.str() or cause.name(), cause.code() in COORDINATOR_MOVES | {KafkaError._TIMED_OUT}
+                why, again = (
+                    cause.str() or cause.name(),
+                    cause.code() in COORDINATOR_MOVES | {KafkaError._TIMED_OUT},
+                )
             except FutureTimeoutError:
                 why, again = "no answer", True
             if not again or self._clock.monotonic_s() > until_s:
@@ -302,7 +348,9 @@ class OffsetFetcher:
             time.sleep(COORDINATOR_WAIT_S)
 
     def _no_answer(self, what: str, why: str) -> BrokerError:
-        return BrokerError(f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers and the broker")
+        return BrokerError(
+            f"cannot ask for {what} at {self._servers}: {self._last_error or why}; check bootstrap.servers and the broker"
+        )
 
 
 """A broker that has just started makes its book of offsets with the first question for it."""

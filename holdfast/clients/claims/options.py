@@ -16,7 +16,9 @@ STOP_SLACK_S = 5.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EngineSettings:
-    """Deadlines, and how often the broker is asked, as parts of the heartbeat interval where that is what matters."""
+    """Deadlines, and how often the broker is asked, as parts of the heartbeat interval where that is what
+    matters.
+    """
 
     start_timeout_s: float = 60.0
     """Until the coordination partitions are read to their end."""
@@ -29,12 +31,14 @@ class EngineSettings:
     poll_s: float = 0.02
     """The longest sleep of the coordinating thread."""
     follow_wait_ms: int = 20
-    """How long the broker may hold back frames to send them together: the price of a step of the protocol, and the relief of a broker
-    with many members."""
+    """How long the broker may hold back frames to send them together: the price of a step of the protocol,
+    and the relief of a broker with many members."""
     health_lookup_intervals: float = 0.4
     """How often the ends of the claimed logs are asked for, in heartbeat intervals."""
     partitions_lookup_s: float = 10.0
-    """How often partitions are counted, give or take a half: on a topic with a thousand of them the answer is large."""
+    """How often partitions are counted, give or take a half: on a topic with a thousand of them the answer
+    is large.
+    """
     lanes: int = 0
     """Into how many lanes each partition is split, the same in the whole group; 0 for whole partitions."""
     compression: str = "none"
@@ -45,21 +49,38 @@ class EngineSettings:
         if self.lanes:
             check_lanes(self.lanes)
         if self.compression not in ("none", "gzip", "snappy"):
-            raise ConfigError(f"compression is {self.compression!r}: the Go library reads none, gzip and snappy")
-        for name in ("start_timeout_s", "request_timeout_s", "flush_timeout_s", "poll_s", "partitions_lookup_s"):
+            raise ConfigError(
+                f"compression is {self.compression!r}: the Go library reads none, gzip and snappy"
+            )
+        for name in (
+            "start_timeout_s",
+            "request_timeout_s",
+            "flush_timeout_s",
+            "poll_s",
+            "partitions_lookup_s",
+        ):
             if not 0 < getattr(self, name) <= 3_600:
-                raise ConfigError(f"{name} is {getattr(self, name):g}: every wait has an end, use more than 0 and at most 3600 seconds")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name):g}: every wait has an end, use more than 0 and at most 3600 seconds"
+                )
         for name in ("stop_timeout_s", "send_timeout_s"):
             if not 0 <= getattr(self, name) <= 3_600:
-                raise ConfigError(f"{name} is {getattr(self, name):g}: use 0 for the default, else at most 3600 seconds")
+                raise ConfigError(
+                    f"{name} is {getattr(self, name):g}: use 0 for the default, else at most 3600 seconds"
+                )
         if not 1 <= self.follow_wait_ms <= 1_000:
             raise ConfigError(f"follow_wait_ms is {self.follow_wait_ms}: use 1 to 1000")
         if not 0.01 <= self.health_lookup_intervals <= 1.0:
-            raise ConfigError(f"health_lookup_intervals is {self.health_lookup_intervals:g}: use 0.01 to 1 heartbeat intervals")
+            raise ConfigError(
+                f"health_lookup_intervals is {self.health_lookup_intervals:g}: use 0.01 to 1 heartbeat intervals"
+            )
 
     def stop_within_s(self, member: MemberSettings) -> float:
         """Return how long a terminate may take."""
-        return self.stop_timeout_s or ATTEMPT_INTERVALS * member.heartbeat_interval_s + member.drain_within_s + STOP_SLACK_S
+        return (
+            self.stop_timeout_s
+            or ATTEMPT_INTERVALS * member.heartbeat_interval_s + member.drain_within_s + STOP_SLACK_S
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,6 +91,8 @@ class GroupSettings:
     assignors: tuple[str, ...] | str = (AssignorName.COOPERATIVE_STICKY,)
     """By preference; the group uses the one most members prefer among those that all support."""
     static_id: str | None = None
-    """Kafka's group.instance.id: the member says no farewell and finds its partitions again when it returns within the session."""
+    """Kafka's group.instance.id: the member says no farewell and finds its partitions again when it
+    returns within the session.
+    """
     session_s: float = 0.0
     """After so long a silence the member's part goes to others; 0 for twice the heartbeat interval."""

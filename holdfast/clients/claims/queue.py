@@ -1,4 +1,6 @@
-"""What stands between the thread that fetches messages and the code that takes them: queues with limits in messages and in bytes."""
+"""What stands between the thread that fetches messages and the code that takes them: queues with limits in
+messages and in bytes.
+"""
 
 from __future__ import annotations
 
@@ -13,17 +15,38 @@ from holdfast.core.member.member import Gate
 
 
 class Lease:
-    """One stay of one partition with this instance, from `Start` to `Stop`. Another stay of the same partition is another Lease.
+    """One stay of one partition with this instance, from `Start` to `Stop`. Another stay of the same
+    partition is another Lease.
 
     *gate* is the member's: until when messages may be handed out. *open* turns False before anything else happens at a stop: whoever hands out looks at it last. *next_offset* is where fetching
     stands, *granted* the end of what may be handed out at most once (unused otherwise). *topic* is what is claimed; its messages are those of
     *source*, which is another topic where *lane* says which of its messages they are.
     """
 
-    __slots__ = ("epoch", "gate", "granted", "lane", "next_offset", "open", "partition", "proposed", "queue", "source", "topic")
+    __slots__ = (
+        "epoch",
+        "gate",
+        "granted",
+        "lane",
+        "next_offset",
+        "open",
+        "partition",
+        "proposed",
+        "queue",
+        "source",
+        "topic",
+    )
 
     def __init__(
-        self, topic: str, partition: int, next_offset: int, epoch: int, gate: Gate, *, source: str | None = None, lane: int | None = None
+        self,
+        topic: str,
+        partition: int,
+        next_offset: int,
+        epoch: int,
+        gate: Gate,
+        *,
+        source: str | None = None,
+        lane: int | None = None,
     ) -> None:
         self.topic, self.partition, self.epoch, self.gate = topic, partition, epoch, gate
         self.source, self.lane = source or topic, lane
@@ -32,7 +55,9 @@ class Lease:
         self.queue: deque[FetchedMessages] = deque()
 
     def __repr__(self) -> str:
-        return f"Lease({self.topic}/{self.partition}, epoch {self.epoch}, {'open' if self.open else 'closed'})"
+        return (
+            f"Lease({self.topic}/{self.partition}, epoch {self.epoch}, {'open' if self.open else 'closed'})"
+        )
 
 
 class FetchedMessages(NamedTuple):
@@ -53,13 +78,17 @@ class FetchedMessages(NamedTuple):
         return range(self.first, self.end) if self.dense else [each.offset() or 0 for each in self.messages]
 
     def split(self, count: int) -> tuple[FetchedMessages, FetchedMessages]:
-        """Return the first *count* messages and the rest; there must be more than that, and *count* must not be 0."""
+        """Return the first *count* messages and the rest; there must be more than that, and *count* must
+        not be 0.
+        """
         rest, total = self.messages[count:], len(self.messages)
         first, size = rest[0].offset() or 0, self.size_bytes * count // total
         end = (self.messages[count - 1].offset() or 0) + 1
         dense = end - self.first == count
         head = FetchedMessages(self.lease, self.messages[:count], self.first, end, dense, size)
-        return head, FetchedMessages(self.lease, rest, first, self.end, self.end - first == total - count, self.size_bytes - size)
+        return head, FetchedMessages(
+            self.lease, rest, first, self.end, self.end - first == total - count, self.size_bytes - size
+        )
 
 
 class Handout:
@@ -78,9 +107,10 @@ class Handout:
 class FetchQueue:
     """Hands batches from the fetching thread to one taker: partitions in turn, each in its order.
 
-    The taker is woken at most once for all that is put while it sleeps. At the limit the fetching thread waits, and behind it librdkafka,
-    which fetches ahead as far as its own limits go: that is the pause, and unlike librdkafka's own it throws nothing away. A batch still
-    fits whatever is left, so the limits can be exceeded by one batch.
+    The taker is woken at most once for all that is put while it sleeps. At the limit the fetching thread
+    waits, and behind it librdkafka, which fetches ahead as far as its own limits go: that is the pause, and
+    unlike librdkafka's own it throws nothing away. A batch still fits whatever is left, so the limits can be
+    exceeded by one batch.
     """
 
     def __init__(self, *, limit_messages: int, limit_bytes: int) -> None:
@@ -109,7 +139,10 @@ class FetchQueue:
         return not self._closed and not self.full
 
     def put(self, batches: Iterable[FetchedMessages]) -> None:
-        """Append *batches* to their partitions' queues and wake the taker if it sleeps. What is of a closed lease is dropped."""
+        """Append *batches* to their partitions' queues and wake the taker if it sleeps.
+
+        What is of a closed lease is dropped.
+        """
         with self._lock:
             for batch in batches:
                 lease = batch.lease
@@ -131,7 +164,9 @@ class FetchQueue:
     def queued(self, lease: Lease) -> tuple[int, int]:
         """Return how many messages of *lease* are queued, and how many bytes they are."""
         with self._lock:
-            return sum(len(batch.messages) for batch in lease.queue), sum(batch.size_bytes for batch in lease.queue)
+            return sum(len(batch.messages) for batch in lease.queue), sum(
+                batch.size_bytes for batch in lease.queue
+            )
 
     def left(self, lease: Lease) -> list[FetchedMessages]:
         """Return the batches of *lease* that may be handed out at most once and wait to be taken."""
@@ -160,7 +195,10 @@ class FetchQueue:
         return None
 
     def take_moves(self, *, but: Container[Lease] = ()) -> list[FetchedMessages]:
-        """Return what only moves the position of a partition with nothing queued before it; needs no taker. Nothing of the leases in *but*."""
+        """Return what only moves the position of a partition with nothing queued before it; needs no taker.
+
+        Nothing of the leases in *but*.
+        """
         if not self._moves:
             return []
         with self._lock:
@@ -182,7 +220,9 @@ class FetchQueue:
                 self.size_bytes += batch.size_bytes
 
     def wake_with(self, wake: Callable[[], None]) -> None:
-        """Have *wake* called once, as soon as something is put, nudged or closed; at once if that happened since the last wake."""
+        """Have *wake* called once, as soon as something is put, nudged or closed; at once if that happened
+        since the last wake.
+        """
         with self._lock:
             if not (self._closed or self._nudged):
                 self._wake = wake
@@ -224,7 +264,9 @@ class FetchQueue:
             wake()
 
     def _discard(self, lease: Lease) -> None:
-        self._left(sum(len(batch.messages) for batch in lease.queue), sum(batch.size_bytes for batch in lease.queue))
+        self._left(
+            sum(len(batch.messages) for batch in lease.queue), sum(batch.size_bytes for batch in lease.queue)
+        )
         lease.queue.clear()
 
     def _left(self, messages: int, size_bytes: int) -> None:

@@ -1,4 +1,5 @@
-"""The topic of resets: decisions are written to it and looked up there (PROTOCOL.md#pausing-and-resetting-a-group).
+"""The topic of resets: decisions are written to it and looked up there
+(PROTOCOL.md#pausing-and-resetting-a-group).
 
 Any member may meet a partition that a reset holds which did not end; `settle` tells it what to do about it.
 """
@@ -40,32 +41,51 @@ _READ = 500
 
 
 class ResetLog:
-    """Decisions about resets. Nothing is kept between calls; each call ends within *timeout_s* of its last progress."""
+    """Decisions about resets.
+
+    Nothing is kept between calls; each call ends within *timeout_s* of its last progress.
+    """
 
     def __init__(
-        self, settings: Settings, *, topic: str = RESETS_TOPIC, timeout_s: float | None = None, clock: Clock = system_clock
+        self,
+        settings: Settings,
+        *,
+        topic: str = RESETS_TOPIC,
+        timeout_s: float | None = None,
+        clock: Clock = system_clock,
     ) -> None:
         self._settings, self._clock, self.topic = settings, clock, topic
         self._timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
 
     def ensure(self) -> None:
-        """Create the topic where it is missing. It is kept for ever: a decision that is gone is one that nobody made."""
+        """Create the topic where it is missing.
+
+        It is kept for ever: a decision that is gone is one that nobody made.
+        """
         admin = Admin(self._settings, timeout_s=self._timeout_s, clock=self._clock)
         if admin.cluster([self.topic]).partitions(self.topic) is None:
             safe = {"min.insync.replicas": "2"} if self._settings.replication_factor >= 3 else {}
             spec = TopicSpec(
                 name=self.topic,
                 partitions=1,
-                config={"cleanup.policy": "delete", "retention.ms": "-1", "message.timestamp.type": "LogAppendTime"} | UNPACKED | safe,
+                config={
+                    "cleanup.policy": "delete",
+                    "retention.ms": "-1",
+                    "message.timestamp.type": "LogAppendTime",
+                }
+                | UNPACKED
+                | safe,
                 replication_factor=self._settings.replication_factor,
                 role=TopicRole.SOURCE,
             )
             admin.apply([CreateTopic(spec=spec, partitions=1)])
 
     def decide(self, decision: Decision) -> Decision:
-        """Append *decision* and return the one that counts: the first in the log about this reset, which may be somebody else's.
+        """Append *decision* and return the one that counts: the first in the log about this reset, which may
+        be somebody else's.
 
-        BrokerError when it is not known to be written: then it may be in the log or not, and `decide` of an Abort finds out which.
+        BrokerError when it is not known to be written: then it may be in the log or not, and `decide` of an
+        Abort finds out which.
         """
         offset = self._append(decision)
         found = self._read(offset + 1)[decision.reset_id]
@@ -96,12 +116,16 @@ class ResetLog:
             )
             producer.flush(self._timeout_s + 1)
         except (KafkaException, BufferError) as error:
-            raise BrokerError(f"a decision about group {decision.group} cannot be sent to {self.topic}: {error}") from error
+            raise BrokerError(
+                f"a decision about group {decision.group} cannot be sent to {self.topic}: {error}"
+            ) from error
         finally:
             producer.purge()
         if not outcome or outcome[0][0] is not None:
             why = f"no acknowledgement within {self._timeout_s:g} s" if not outcome else outcome[0][0].str()  # type: ignore[union-attr]
-            raise BrokerError(f"a decision about group {decision.group} was not acknowledged by {self.topic}: {why}")
+            raise BrokerError(
+                f"a decision about group {decision.group} was not acknowledged by {self.topic}: {why}"
+            )
         return outcome[0][1].offset() or 0
 
     def _read(self, end: int | None) -> Decisions:
@@ -115,14 +139,19 @@ class ResetLog:
             "fetch.wait.max.ms": 10,
         }
         config = self._settings.consumer(**overrides)
-        consumer, skipper = Consumer(config, logger=logger), Skipper(self._settings, config, clock=self._clock)
+        consumer, skipper = (
+            Consumer(config, logger=logger),
+            Skipper(self._settings, config, clock=self._clock),
+        )
         found = Decisions()
         try:
             if end is None:
                 listed = consumer.list_topics(self.topic, timeout=self._timeout_s).topics.get(self.topic)
                 if listed is None or not listed.partitions:
                     return found  # no reset was ever decided
-                end = consumer.get_watermark_offsets(TopicPartition(self.topic, PARTITION), timeout=self._timeout_s)[1]
+                end = consumer.get_watermark_offsets(
+                    TopicPartition(self.topic, PARTITION), timeout=self._timeout_s
+                )[1]
             consumer.assign([TopicPartition(self.topic, PARTITION, 0)])
             skipper.begin(self.topic, PARTITION, 0)
             self._take(consumer, skipper, end, found)
@@ -142,7 +171,9 @@ class ResetLog:
             came = skipper.sift(consumer, [] if first is None else [first, *consumer.consume(_READ, 0)])
             if not came:
                 if self._clock.monotonic_s() - progress_s > self._timeout_s:
-                    raise BrokerError(f"reading {self.topic}: nothing came for {self._timeout_s:g} s; check the broker")
+                    raise BrokerError(
+                        f"reading {self.topic}: nothing came for {self._timeout_s:g} s; check the broker"
+                    )
                 continue
             progress_s = self._clock.monotonic_s()
             for message in came:
@@ -160,7 +191,10 @@ class ResetLog:
         try:
             found.add(decode_decision(message.value()))
         except DecodeError as error:
-            logger.warning("not a decision", extra={"topic": self.topic, "offset": message.offset(), "reason": str(error)})
+            logger.warning(
+                "not a decision",
+                extra={"topic": self.topic, "offset": message.offset(), "reason": str(error)},
+            )
 
 
 def settle(
@@ -174,9 +208,9 @@ def settle(
 ) -> list[ReleasingPartition]:
     """Return the frames that free what unfinished resets hold of *held*.
 
-    A reset that was decided is carried out at once. One that was not is given up if its administrator is silent: then nobody knows
-    whether it will decide after all, so an abort is written, and the first decision in the log counts. *start* tells where a claim
-    begins for which nobody ever told an offset.
+    A reset that was decided is carried out at once. One that was not is given up if its administrator is
+    silent: then nobody knows whether it will decide after all, so an abort is written, and the first decision
+    in the log counts. *start* tells where a claim begins for which nobody ever told an offset.
     """
     by_reset: dict[str, list[ClaimKey]] = {}
     for key, claim in held.items():
@@ -194,9 +228,16 @@ def settle(
                 continue
             resets.ensure()
             reason = "its administrator fell silent before it was decided"
-            decision = resets.decide(ResetAbort(reset_id=reset_id, group=keys[0].group_id, client=client, at_s=now_s, reason=reason))
+            decision = resets.decide(
+                ResetAbort(
+                    reset_id=reset_id, group=keys[0].group_id, client=client, at_s=now_s, reason=reason
+                )
+            )
         done = "carried out" if isinstance(decision, ResetCommit) else "given up"
-        logger.warning("reset settled", extra={"reset": reset_id, "group": keys[0].group_id, "outcome": done, "partitions": len(keys)})
+        logger.warning(
+            "reset settled",
+            extra={"reset": reset_id, "group": keys[0].group_id, "outcome": done, "partitions": len(keys)},
+        )
         for key in sorted(keys):
             offset = final_offset(decision, key, held[key])
             frames.append(release(key, held[key], start(key) if offset is None else offset, now_s))

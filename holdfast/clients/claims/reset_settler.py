@@ -1,4 +1,6 @@
-"""A member's part in resets: it frees what one holds whose administrator died (PROTOCOL.md#pausing-and-resetting-a-group)."""
+"""A member's part in resets: it frees what one holds whose administrator died
+(PROTOCOL.md#pausing-and-resetting-a-group).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,8 @@ WAIT_LOW_INTERVALS, WAIT_HIGH_INTERVALS = 0.1, 0.5
 class ResetSettler:
     """Looks up decisions in a thread of its own, since that waits for the broker and heartbeats must not.
 
-    What is silent is looked at after a random part of an interval: of many members one is first, and the others see its frames.
+    What is silent is looked at after a random part of an interval: of many members one is first, and the
+    others see its frames.
     """
 
     def __init__(
@@ -53,14 +56,18 @@ class ResetSettler:
         self._at_s = inf
 
     def look(self, held: Mapping[ClaimKey, Claim], now_s: float) -> Sequence[ReleasingPartition]:
-        """Return frames to send, those of an earlier look; *held* is what resets hold now, *now_s* the monotonic clock. Never waits."""
+        """Return frames to send, those of an earlier look; *held* is what resets hold now, *now_s* the
+        monotonic clock. Never waits.
+        """
         frames = self._finished()
         now_unix_s = self._clock.now_ms() // 1000
         silent = {key: claim for key, claim in held.items() if self._is_silent(claim, now_unix_s)}
         if not silent or self._work is not None:
             self._at_s = inf
         elif self._at_s == inf:
-            self._at_s = now_s + self._draws.uniform(WAIT_LOW_INTERVALS, WAIT_HIGH_INTERVALS) * self._interval_s
+            self._at_s = (
+                now_s + self._draws.uniform(WAIT_LOW_INTERVALS, WAIT_HIGH_INTERVALS) * self._interval_s
+            )
         elif now_s >= self._at_s:
             self._at_s = inf
             if self._thread is None:
@@ -88,7 +95,9 @@ class ResetSettler:
 
     def _settle(self, silent: Mapping[ClaimKey, Claim], now_s: int) -> Sequence[ReleasingPartition]:
         offsets = GroupOffsets(self._settings, timeout_s=self._timeout_s, clock=self._clock)
-        untold = offsets.spots({key: None for key, claim in silent.items() if claim.current_offset is None}, None)
+        untold = offsets.spots(
+            {key: None for key, claim in silent.items() if claim.current_offset is None}, None
+        )
         return settle(
             ResetLog(self._settings, topic=self._topic, timeout_s=self._timeout_s, clock=self._clock),
             silent,

@@ -17,7 +17,12 @@ from holdfast.errors import ConfigError
 
 _GIVEN_OTHERWISE = frozenset({"group_id", "client_id", "topics"})
 _PARTS = (MemberSettings, EngineSettings, FeedSettings, GroupSettings)
-NAMES = {declared.name: part for part in _PARTS for declared in fields(part) if declared.name not in _GIVEN_OTHERWISE}
+NAMES = {
+    declared.name: part
+    for part in _PARTS
+    for declared in fields(part)
+    if declared.name not in _GIVEN_OTHERWISE
+}
 """Every named setting of a claim consumer, and the part that has it."""
 
 
@@ -35,7 +40,8 @@ class ConsumerSettings:
 def consumer_settings(
     kafka: Settings | str, *, topics: Sequence[str], group: str, client: str, named: Mapping[str, Any]
 ) -> ConsumerSettings:
-    """Return the settings that these amount to; ConfigError for a name that does not exist or a value that cannot be.
+    """Return the settings that these amount to; ConfigError for a name that does not exist or a value that
+    cannot be.
 
     >>> found = consumer_settings("127.0.0.1:9092", topics=["orders"], group="billing", client="billing-1", named={"greedy": True})
     >>> found.member.greedy, found.member.heartbeat_interval_s, len(found.member.instance_id)
@@ -44,7 +50,10 @@ def consumer_settings(
     for name in named:
         if name not in NAMES:
             close = get_close_matches(name, [*NAMES, "topics", "group", "client"], 1)
-            raise ConfigError(f"{name} is not a setting of a claim consumer" + (f"; did you mean {close[0]}?" if close else ""))
+            raise ConfigError(
+                f"{name} is not a setting of a claim consumer"
+                + (f"; did you mean {close[0]}?" if close else "")
+            )
     parts: dict[type, dict[str, Any]] = {part: {} for part in _PARTS}
     for name, value in named.items():
         parts[NAMES[name]][name] = value
@@ -66,11 +75,13 @@ def consumer_settings(
 
 
 def check_group_name(settings: Settings, group: str) -> None:
-    """Raise ConfigError when *group* has the name of the application, which is the name of its workers' own consumer group in Kafka.
+    """Raise ConfigError when *group* has the name of the application, which is the name of its workers' own
+    consumer group in Kafka.
 
     >>> check_group_name(Settings(app="billing"), "billing")
     Traceback (most recent call last):
-    holdfast.errors.ConfigError: group is 'billing' and so is app: the workers of an application are a consumer group of that name in Kafka...
+    holdfast.errors.ConfigError: group is 'billing' and so is app: the workers of an application are a
+    consumer group of that name in Kafka...
     """
     if group == settings.app:
         raise ConfigError(
@@ -83,11 +94,15 @@ def _claimed(topics: tuple[str, ...], engine: EngineSettings, member: Mapping[st
     """Return what is claimed: the topics, or the lanes of each."""
     for topic in topics:
         if lane_named(topic) is not None:
-            raise ConfigError(f"topics names {topic!r}, which is how a lane is claimed: name the topic itself, and set lanes")
+            raise ConfigError(
+                f"topics names {topic!r}, which is how a lane is claimed: name the topic itself, and set lanes"
+            )
     if not engine.lanes:
         return topics
     if member.get("whole_topic"):
-        raise ConfigError("lanes and whole_topic=True: one splits partitions, the other keeps them together; choose one")
+        raise ConfigError(
+            "lanes and whole_topic=True: one splits partitions, the other keeps them together; choose one"
+        )
     if member.get("balanced") and any(topic.startswith("^") for topic in topics):
         raise ConfigError(f"lanes and the pattern {topics[0]}: lanes are of topics known by name; name them")
     return ClaimNames(engine.lanes).all(topics)
@@ -97,4 +112,6 @@ def _delivery(value: object) -> Delivery:
     try:
         return Delivery(str(value))
     except ValueError:
-        raise ConfigError(f"delivery is {value!r}: use {' or '.join(repr(each.value) for each in Delivery)}") from None
+        raise ConfigError(
+            f"delivery is {value!r}: use {' or '.join(repr(each.value) for each in Delivery)}"
+        ) from None

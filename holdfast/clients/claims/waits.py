@@ -15,7 +15,10 @@ class _Wait(NamedTuple):
 
 
 class Waits:
-    """Conditions that are looked at after every turn of the engine. Not locked: the engine's lock is held around every call."""
+    """Conditions that are looked at after every turn of the engine.
+
+    Not locked: the engine's lock is held around every call.
+    """
 
     def __init__(self) -> None:
         self._waits: list[_Wait] = []
@@ -28,7 +31,9 @@ class Waits:
         self._waits.append(_Wait(condition, future, until_s, what))
 
     def look(self, now_s: float, failure: BaseException | None, late: Callable[[str], BaseException]) -> None:
-        """Settle what can be settled; *late* makes the error of a wait that has run out, from what it waited for."""
+        """Settle what can be settled; *late* makes the error of a wait that has run out, from what it
+        waited for.
+        """
         for wait in list(self._waits):
             if failure is not None:
                 _refuse(wait.future, failure)

@@ -1,6 +1,7 @@
 """What an administrator does with groups: look at them, pause and resume them, set their offsets.
 
-Claim groups, kept in the coordination topic, and the broker's own groups alike. No worker is needed: the topic is folded here.
+Claim groups, kept in the coordination topic, and the broker's own groups alike. No worker is needed: the
+topic is folded here.
 
     with GroupAdmin(settings) as admin:
         plan = admin.plan_reset("shop", Aim(Where.EARLIEST))
@@ -18,7 +19,15 @@ from typing import Self
 from holdfast.clients.claims.reset_log import ResetLog, settle
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.groups.positions import claimed_ways, positions
-from holdfast.clients.groups.records import GroupDescription, GroupKind, MemberDescription, Move, Position, ResetProgress, ShownState
+from holdfast.clients.groups.records import (
+    GroupDescription,
+    GroupKind,
+    MemberDescription,
+    Move,
+    Position,
+    ResetProgress,
+    ShownState,
+)
 from holdfast.clients.groups.reset import ClaimReset, Knowledge
 from holdfast.clients.groups.view import GroupView
 from holdfast.clients.topics.admin import Admin
@@ -38,7 +47,10 @@ LIMIT_PAUSE_S = 30 * 86_400
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResetPlan:
-    """What a reset would do as things stand. For a claim group everything is computed again once no member can move its offset."""
+    """What a reset would do as things stand.
+
+    For a claim group everything is computed again once no member can move its offset.
+    """
 
     group: str
     kind: GroupKind
@@ -71,7 +83,9 @@ class GroupAdmin:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         view, self._view = self._view, None
         if view is not None:
             view.__exit__(kind, error, traceback)
@@ -79,15 +93,25 @@ class GroupAdmin:
     # -- looking
 
     def list(self) -> tuple[GroupDescription, ...]:
-        """Return all groups by name. A claim group also commits to the broker; that shadow is left out as long as nobody is in it."""
+        """Return all groups by name.
+
+        A claim group also commits to the broker; that shadow is left out as long as nobody is in it.
+        """
         view = self._look()
         found = (
             []
             if view is None
-            else [self._claim_group(view, group) for group in sorted({key.group_id for key in view.claims()} | {*view.pauses()})]
+            else [
+                self._claim_group(view, group)
+                for group in sorted({key.group_id for key in view.claims()} | {*view.pauses()})
+            ]
         )
         shadows = {group.group for group in found}
-        wanted = [name for name, state in self._broker.states().items() if name not in shadows or state not in ("Empty", "Dead")]
+        wanted = [
+            name
+            for name, state in self._broker.states().items()
+            if name not in shadows or state not in ("Empty", "Dead")
+        ]
         found += [described for described, _ in self._broker.describe_all(wanted).values()]
         return tuple(sorted(found, key=lambda group: (group.group, group.kind)))
 
@@ -119,13 +143,21 @@ class GroupAdmin:
         )
 
     def describe(self, group: str, kind: GroupKind | None = None) -> tuple[Position, ...]:
-        """Return a line for each partition the group has anything to do with, in order; lanes after that of their partition."""
-        return self._describe_claims(group) if self._kind(group, kind) is GroupKind.CLAIM else self._describe_consumers(group)
+        """Return a line for each partition the group has anything to do with, in order; lanes after that
+        of their partition.
+        """
+        return (
+            self._describe_claims(group)
+            if self._kind(group, kind) is GroupKind.CLAIM
+            else self._describe_consumers(group)
+        )
 
     # -- pausing
 
     def pause(self, group: str, for_s: float) -> Pause:
-        """Pause a claim group: every member gives its claims back within a heartbeat interval, and none claims until the time is over."""
+        """Pause a claim group: every member gives its claims back within a heartbeat interval, and none
+        claims until the time is over.
+        """
         if not 1 <= for_s <= LIMIT_PAUSE_S:
             raise ConfigError(f"a pause of {for_s:g} s: use 1 s to {LIMIT_PAUSE_S // 86_400} days")
         view = self._claim_view(group, "paused")
@@ -136,7 +168,8 @@ class GroupAdmin:
         return Pause(frame.msg_expire_time_s, now_s, frame.client_id, frame.instance_id)
 
     def resume(self, group: str, *, force: bool = False) -> int:
-        """Lift the pause of a claim group and settle resets that did not end; return how many partitions those held.
+        """Lift the pause of a claim group and settle resets that did not end; return how many partitions
+        those held.
 
         A reset whose administrator is still heard of is in the way (GroupError), unless *force* ends it.
         """
@@ -149,19 +182,24 @@ class GroupAdmin:
                 f"{key.topic}/{key.partition} first: wait for it, or end it with --force"
             )
         view.insist_on_obedience()
-        view.send([ReleaseGroup(view.now_s, uuid.uuid4().hex[:8], self._client, group, 0)], view.places(group))
+        view.send(
+            [ReleaseGroup(view.now_s, uuid.uuid4().hex[:8], self._client, group, 0)], view.places(group)
+        )
         return freed
 
     def settle(self, group: str, *, force: bool = False) -> int:
         """Carry out or give up what unfinished resets hold of a group; return how many partitions that freed.
 
-        One that was decided is carried out. One that was not is given up when its administrator has fallen silent, or with *force*.
+        One that was decided is carried out. One that was not is given up when its administrator has fallen
+        silent, or with *force*.
         """
         view = self._opened()
         held = self._reset_holds(view, group)
         if not held:
             return 0
-        untold = self._offsets.spots({key: None for key, claim in held.items() if claim.current_offset is None}, None)
+        untold = self._offsets.spots(
+            {key: None for key, claim in held.items() if claim.current_offset is None}, None
+        )
         frames = settle(
             self._resets,
             held,
@@ -176,28 +214,47 @@ class GroupAdmin:
 
     # -- resetting
 
-    def plan_reset(self, group: str, aim: Aim, scope: Scope | None = None, kind: GroupKind | None = None) -> ResetPlan:
-        """Return what a reset would do as things stand; changes nothing. GroupError when nothing is meant by *scope*."""
+    def plan_reset(
+        self, group: str, aim: Aim, scope: Scope | None = None, kind: GroupKind | None = None
+    ) -> ResetPlan:
+        """Return what a reset would do as things stand; changes nothing.
+
+        GroupError when nothing is meant by *scope*.
+        """
         chosen = self._kind(group, kind)
         current = (
-            self._claim_offsets(group, scope or Scope()) if chosen is GroupKind.CLAIM else self._consumer_offsets(group, scope or Scope())
+            self._claim_offsets(group, scope or Scope())
+            if chosen is GroupKind.CLAIM
+            else self._consumer_offsets(group, scope or Scope())
         )
         if not current:
-            raise GroupError(f"group {group} has nothing to do with the partitions named: see `holdfast groups describe {group}`")
+            raise GroupError(
+                f"group {group} has nothing to do with the partitions named: see `holdfast groups describe {group}`"
+            )
         spots = self._offsets.spots(current, aim.at_ms)
         moves = tuple(
-            Move(group=group, topic=key.topic, partition=key.partition, current_offset=offset, new_offset=aim.offset(spots[key]))
+            Move(
+                group=group,
+                topic=key.topic,
+                partition=key.partition,
+                current_offset=offset,
+                new_offset=aim.offset(spots[key]),
+            )
             for key, offset in sorted(current.items())
         )
         return ResetPlan(group=group, kind=chosen, aim=aim, moves=moves)
 
     def reset_offsets(
-        self, plan: ResetPlan, *, deadline_s: float = RESET_DEADLINE_S, tell: Callable[[ResetProgress], None] = lambda progress: None
+        self,
+        plan: ResetPlan,
+        *,
+        deadline_s: float = RESET_DEADLINE_S,
+        tell: Callable[[ResetProgress], None] = lambda progress: None,
     ) -> tuple[Move, ...]:
         """Carry *plan* out and return what was moved: all of it, or GroupError and nothing.
 
-        A claim group is paused for it and goes on afterwards; *deadline_s* is how long to wait for its members. The broker's groups must
-        be empty, as Kafka's own tool demands.
+        A claim group is paused for it and goes on afterwards; *deadline_s* is how long to wait for its
+        members. The broker's groups must be empty, as Kafka's own tool demands.
         """
         if plan.kind is GroupKind.CONSUMER:
             return self._reset_consumers(plan)
@@ -206,7 +263,8 @@ class GroupAdmin:
         self.settle(plan.group)
         keys = [ClaimKey(move.group, move.topic, move.partition) for move in plan.moves]
         knowledge = Knowledge(
-            spots=lambda current: self._offsets.spots(current, plan.aim.at_ms), commit=lambda new: self._offsets.commit(plan.group, new)
+            spots=lambda current: self._offsets.spots(current, plan.aim.at_ms),
+            commit=lambda new: self._offsets.commit(plan.group, new),
         )
         reset = ClaimReset(
             view,
@@ -229,7 +287,10 @@ class GroupAdmin:
             raise GroupError(
                 f"group {plan.group} is {group.state}: its offsets can be reset only while it is empty; stop {names or 'its members'}"
             )
-        self._offsets.commit(plan.group, {ClaimKey(move.group, move.topic, move.partition): move.new_offset for move in plan.moves})
+        self._offsets.commit(
+            plan.group,
+            {ClaimKey(move.group, move.topic, move.partition): move.new_offset for move in plan.moves},
+        )
         return plan.moves
 
     # -- parts: views
@@ -241,7 +302,10 @@ class GroupAdmin:
             return self._view
         if self._has_claims is None:
             self._has_claims = (
-                self._admin.cluster([self._settings.coordination_topic]).partitions(self._settings.coordination_topic) is not None
+                self._admin.cluster([self._settings.coordination_topic]).partitions(
+                    self._settings.coordination_topic
+                )
+                is not None
             )
         if not self._has_claims:
             return None
@@ -258,13 +322,17 @@ class GroupAdmin:
         if view is not None and (view.claims(group) or group in view.pauses()):
             return GroupKind.CLAIM
         if kind is GroupKind.CLAIM:
-            raise GroupError(f"nobody has ever claimed anything for group {group}: `holdfast groups list` shows what groups there are")
+            raise GroupError(
+                f"nobody has ever claimed anything for group {group}: `holdfast groups list` shows what groups there are"
+            )
         return GroupKind.CONSUMER
 
     def _claim_view(self, group: str, done: str) -> GroupView:
         if self._kind(group, None) is not GroupKind.CLAIM:
             self._described(group)
-            raise GroupError(f"group {group} is kept by the broker: only claim groups can be {done}; stop its consumers instead")
+            raise GroupError(
+                f"group {group} is kept by the broker: only claim groups can be {done}; stop its consumers instead"
+            )
         return self._opened()
 
     def _described(self, group: str) -> tuple[GroupDescription, tuple[MemberDescription, ...]]:
@@ -281,10 +349,18 @@ class GroupAdmin:
     def _claim_group(self, view: GroupView, group: str) -> GroupDescription:
         claims, pause = view.claims(group), view.pauses().get(group)
         live = [claim for claim in claims.values() if view.live(claim)]
-        resets = tuple(sorted({found for claim in claims.values() if (found := held_by_reset(claim)) is not None}))
+        resets = tuple(
+            sorted({found for claim in claims.values() if (found := held_by_reset(claim)) is not None})
+        )
         members = {(claim.client_id, claim.instance_id) for claim in live if held_by_reset(claim) is None}
         state = (
-            ShownState.RESETTING if resets else ShownState.PAUSED if pause is not None else ShownState.STABLE if live else ShownState.EMPTY
+            ShownState.RESETTING
+            if resets
+            else ShownState.PAUSED
+            if pause is not None
+            else ShownState.STABLE
+            if live
+            else ShownState.EMPTY
         )
         return GroupDescription(
             group=group,
@@ -301,11 +377,13 @@ class GroupAdmin:
         view = self._opened()
         claims = view.claims(group)
         ends = self._offsets.ends((data_topic(key.topic), key.partition) for key in claims)
-        return positions(group, claims, ends, now_s=view.now_s, stale_after_s=view.stale_after_s, live=view.live)
+        return positions(
+            group, claims, ends, now_s=view.now_s, stale_after_s=view.stale_after_s, live=view.live
+        )
 
     def _claim_offsets(self, group: str, scope: Scope) -> dict[ClaimKey, int | None]:
-        """Return the partitions meant, with their offsets as the log has them: those of the group's topics that nobody ever claimed too,
-        and of a topic worked on in lanes all lanes."""
+        """Return the partitions meant, with their offsets as the log has them: those of the group's topics
+        that nobody ever claimed too, and of a topic worked on in lanes all lanes."""
         claims = self._opened().claims(group)
         topics = claimed_ways({key.topic for key in claims})
         keys = [ClaimKey(group, *place) for place in self._offsets.places(group, scope, topics)]

@@ -1,4 +1,7 @@
-"""Groups that the broker's own coordinator keeps: what `kafka-consumer-groups` shows. What resets need is in `group_book`."""
+"""Groups that the broker's own coordinator keeps: what `kafka-consumer-groups` shows.
+
+What resets need is in `group_book`.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +30,8 @@ _STATES = {
     ConsumerGroupState.STABLE: "Stable",
     ConsumerGroupState.DEAD: "Dead",
     ConsumerGroupState.EMPTY: "Empty",
-    # Consumer groups of the new protocol have states that the client library has no names for: they assign and reconcile.
+    # Consumer groups of the new protocol have states that the client library has no names for: they assign
+    # and reconcile.
     ConsumerGroupState.UNKNOWN: "Reconciling",
 }
 
@@ -42,7 +46,9 @@ class BrokerGroups:
 
     def states(self) -> dict[str, str]:
         """Return the state of every group."""
-        listed = self._result(self._admin.client.list_consumer_groups(request_timeout=NEVER_S), "list of groups")
+        listed = self._result(
+            self._admin.client.list_consumer_groups(request_timeout=NEVER_S), "list of groups"
+        )
         if listed.errors:
             raise self._refused("list of groups", listed.errors[0])
         return {each.group_id: _STATES[each.state] for each in listed.valid}
@@ -51,12 +57,16 @@ class BrokerGroups:
         """Return a group with its members; None where the broker has none of that name."""
         return self.describe_all([group]).get(group)
 
-    def describe_all(self, groups: Sequence[str]) -> dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]]:
+    def describe_all(
+        self, groups: Sequence[str]
+    ) -> dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]]:
         """Return those of *groups* that the broker has, with their members."""
         found: dict[str, tuple[GroupDescription, tuple[MemberDescription, ...]]] = {}
         for start in range(0, len(groups), LIMIT_ASKED):
             asked = list(groups[start : start + LIMIT_ASKED])
-            for group, future in self._admin.client.describe_consumer_groups(asked, request_timeout=NEVER_S).items():
+            for group, future in self._admin.client.describe_consumer_groups(
+                asked, request_timeout=NEVER_S
+            ).items():
                 try:
                     described = self._result(future, f"description of group {group}")
                 except GroupError as error:
@@ -74,7 +84,9 @@ class BrokerGroups:
                 consumer_id=each.member_id,
                 host=each.host,
                 client_id=each.client_id,
-                assignment=tuple(sorted((place.topic, place.partition) for place in each.assignment.topic_partitions)),
+                assignment=tuple(
+                    sorted((place.topic, place.partition) for place in each.assignment.topic_partitions)
+                ),
             )
             for each in found.members
         )
@@ -88,7 +100,9 @@ class BrokerGroups:
                 members=len(members),
                 partitions_held=held,
                 partitions=held,
-                coordinator=None if coordinator is None else f"{coordinator.host}:{coordinator.port} ({coordinator.id})",
+                coordinator=None
+                if coordinator is None
+                else f"{coordinator.host}:{coordinator.port} ({coordinator.id})",
                 assignment_strategy=found.partition_assignor or None,
             ),
             tuple(sorted(members, key=lambda member: member.consumer_id)),
@@ -104,13 +118,19 @@ class BrokerGroups:
             if code_of(error.__cause__) in NO_GROUP:
                 return {}
             raise
-        return {(place.topic, place.partition): place.offset for place in found.topic_partitions if place.offset >= 0}
+        return {
+            (place.topic, place.partition): place.offset
+            for place in found.topic_partitions
+            if place.offset >= 0
+        }
 
     def _result(self, future: Future[T], what: str) -> Any:
         try:
             return self._admin.result(future, self._timeout_s)
         except FutureTimeoutError as error:
-            raise BrokerError(f"{what}: no answer within {self._timeout_s:g} s from {self._servers}") from error
+            raise BrokerError(
+                f"{what}: no answer within {self._timeout_s:g} s from {self._servers}"
+            ) from error
         except KafkaException as error:
             raise self._refused(what, error) from error
 

@@ -1,4 +1,6 @@
-"""How far a claim group is, partition by partition, as `holdfast groups describe` tells it: lanes under the partition they are part of."""
+"""How far a claim group is, partition by partition, as `holdfast groups describe` tells it: lanes under
+the partition they are part of.
+"""
 
 from __future__ import annotations
 
@@ -37,17 +39,20 @@ def positions(
     stale_after_s: int,
     live: Callable[[Claim], bool],
 ) -> tuple[Position, ...]:
-    """Return a line for each partition that has a claim, in order, and after the line of one worked on in lanes, one for each lane.
+    """Return a line for each partition that has a claim, in order, and after the line of one worked on in
+    lanes, one for each lane.
 
-    A lane's offset counts all messages of its partition, so it is the partition that has a lag: behind its slowest lane, None while one
-    of them is unknown. Where a group went over from whole partitions to lanes, or to another number of them, the claims of before have
-    their lines and no lag.
+    A lane's offset counts all messages of its partition, so it is the partition that has a lag: behind its
+    slowest lane, None while one of them is unknown. Where a group went over from whole partitions to lanes,
+    or to another number of them, the claims of before have their lines and no lag.
     """
     by_way: dict[Place, dict[_Partitioning, dict[int, Claim]]] = {}
     for key, claim in claims.items():
         lane = lane_named(key.topic)
         way = _Partitioning(key.topic, 0) if lane is None else _Partitioning(lane.topic, lane.lanes)
-        by_way.setdefault((way.topic, key.partition), {}).setdefault(way, {})[-1 if lane is None else lane.lane] = claim
+        by_way.setdefault((way.topic, key.partition), {}).setdefault(way, {})[
+            -1 if lane is None else lane.lane
+        ] = claim
 
     def line(place: Place, claim: Claim, end: int | None, lag: int | None, lane: str | None) -> Position:
         owned = live(claim)
@@ -78,7 +83,9 @@ def positions(
                 claim = found[-1]
                 lines.append(line(place, claim, end, behind(claim.current_offset, end, way, latest), None))
                 continue
-            current = lowest(found[lane].current_offset if lane in found else None for lane in range(way.lanes))
+            current = lowest(
+                found[lane].current_offset if lane in found else None for lane in range(way.lanes)
+            )
             lines.append(
                 Position(
                     group=group,
@@ -93,7 +100,10 @@ def positions(
                     client_id=None,
                 )
             )
-            lines += [line(place, claim, end, None, f"{lane}-of-{way.lanes}") for lane, claim in sorted(found.items())]
+            lines += [
+                line(place, claim, end, None, f"{lane}-of-{way.lanes}")
+                for lane, claim in sorted(found.items())
+            ]
     return tuple(lines)
 
 

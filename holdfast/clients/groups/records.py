@@ -1,4 +1,6 @@
-"""What is told about groups, claim groups and the broker's own alike; field names are those of kafka-consumer-groups."""
+"""What is told about groups, claim groups and the broker's own alike; field names are those of
+kafka-consumer-groups.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,10 @@ class GroupKind(StrEnum):
 
 
 class ShownState(StrEnum):
-    """States of a claim group, in Kafka's words where it has one. The broker's groups have the broker's own."""
+    """States of a claim group, in Kafka's words where it has one.
+
+    The broker's groups have the broker's own.
+    """
 
     STABLE = "Stable"
     EMPTY = "Empty"
@@ -26,7 +31,10 @@ class ShownState(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GroupDescription:
-    """One group. *members* are those that hold something; *partitions* what they hold of how many are known."""
+    """One group.
+
+    *members* are those that hold something; *partitions* what they hold of how many are known.
+    """
 
     group: str
     kind: GroupKind
@@ -43,7 +51,8 @@ class GroupDescription:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Position:
-    """How far a group is in one partition, and who holds it; None is unknown or nobody. *log_end_offset* None: no such partition.
+    """How far a group is in one partition, and who holds it; None is unknown or nobody. *log_end_offset*
+    None: no such partition.
 
     *lane* is None for a partition worked on as a whole. One worked on in lanes has a line `all-of-8`, with the lowest offset and the lag,
     and a line for each lane that was ever claimed, `3-of-8`, with its owner.
@@ -88,7 +97,10 @@ class Move:
 
 
 class ResetStep(StrEnum):
-    """How far a reset of a claim group is. Up to CLAIMED it can fail, and then every partition keeps its offset; from DECIDED on it is done."""
+    """How far a reset of a claim group is.
+
+    Up to CLAIMED it can fail, and then every partition keeps its offset; from DECIDED on it is done.
+    """
 
     PAUSED = "paused"
     WAITING = "waiting"

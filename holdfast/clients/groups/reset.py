@@ -1,4 +1,6 @@
-"""Sets the offsets of a claim group: all of them or none, whenever its administrator dies (PROTOCOL.md#pausing-and-resetting-a-group)."""
+"""Sets the offsets of a claim group: all of them or none, whenever its administrator dies
+(PROTOCOL.md#pausing-and-resetting-a-group).
+"""
 
 from __future__ import annotations
 
@@ -33,12 +35,17 @@ LIMIT_FRAMES = 500
 HEARTBEAT_INTERVALS = 0.25
 """Share of the interval after which the administrator renews what it holds."""
 PAUSE_MARGIN_INTERVALS = 2.0
-"""How much longer than the reset may take its pause lasts, in intervals: nobody claims before it has ended."""
+"""How much longer than the reset may take its pause lasts, in intervals: nobody claims before it has
+ended.
+"""
 LOOK_S = 0.2
 
 
 class Knowledge(NamedTuple):
-    """What the reset must know besides the coordination topic. Both are asked with the partitions of the reset."""
+    """What the reset must know besides the coordination topic.
+
+    Both are asked with the partitions of the reset.
+    """
 
     spots: Callable[[Mapping[ClaimKey, int | None]], Mapping[ClaimKey, Spot]]
     """Current offsets (None: never told) to what new ones are made of."""
@@ -47,7 +54,10 @@ class Knowledge(NamedTuple):
 
 
 class ClaimReset:
-    """One reset of one group. `run` ends with every partition at its new offset, or raises with every partition at its old one."""
+    """One reset of one group.
+
+    `run` ends with every partition at its new offset, or raises with every partition at its old one.
+    """
 
     def __init__(
         self,
@@ -67,7 +77,13 @@ class ClaimReset:
             raise ConfigError(
                 f"a reset takes at most {LIMIT_RESET_PARTITIONS} partitions, this one has {len(keys)}: name topics by --topic"
             )
-        self._view, self._resets, self._knowledge, self._clock, self._tell = view, resets, knowledge, clock, tell
+        self._view, self._resets, self._knowledge, self._clock, self._tell = (
+            view,
+            resets,
+            knowledge,
+            clock,
+            tell,
+        )
         self._group, self._keys, self._aim, self._client = group, sorted(keys), aim, client
         self._deadline_s, self._until_s = deadline_s, clock.monotonic_s() + deadline_s
         self.reset_id = uuid.uuid4().hex[:12]
@@ -81,8 +97,11 @@ class ClaimReset:
         """Return what was moved."""
         self._resets.ensure()
         rows = self._view.claims(self._group)
-        # Where a partition starts of which no offset was ever told; asked now, while nothing waits for the answer.
-        self._starts = self._knowledge.spots({key: rows[key].current_offset if key in rows else None for key in self._keys})
+        # Where a partition starts of which no offset was ever told; asked now, while nothing waits for the
+        # answer.
+        self._starts = self._knowledge.spots(
+            {key: rows[key].current_offset if key in rows else None for key in self._keys}
+        )
         try:
             self._pause()
             self._await_release()
@@ -115,7 +134,9 @@ class ClaimReset:
         """Return when no member of the group holds anything: those that are paused work on nothing."""
         while True:
             self._view.refresh()
-            holders = {key: claim for key, claim in self._view.claims(self._group).items() if self._view.live(claim)}
+            holders = {
+                key: claim for key, claim in self._view.claims(self._group).items() if self._view.live(claim)
+            }
             self._refuse_others(holders)
             if not holders:
                 return
@@ -138,15 +159,23 @@ class ClaimReset:
                 self._renew(rows, due=any(rows[key].current_offset is None for key in mine))
                 return
             self._renew(rows)
-            free = [key for key in self._keys if key not in rows or not (self._is_mine(rows[key]) or self._view.live(rows[key]))]
+            free = [
+                key
+                for key in self._keys
+                if key not in rows or not (self._is_mine(rows[key]) or self._view.live(rows[key]))
+            ]
             if not free:
-                names = _names(rows[key] for key in self._keys if key in rows and not self._is_mine(rows[key]))
+                names = _names(
+                    rows[key] for key in self._keys if key in rows and not self._is_mine(rows[key])
+                )
                 self._insist(f"{', '.join(names)} hold what was to be claimed")
                 self._view.take(LOOK_S)
                 continue
             self._insist(f"{len(free)} partitions could not be claimed")
             now_s = self._view.now_s
-            self._view.send([ClaimingPartition(now_s, self._instance, self._client, *key) for key in free[:LIMIT_FRAMES]])
+            self._view.send(
+                [ClaimingPartition(now_s, self._instance, self._client, *key) for key in free[:LIMIT_FRAMES]]
+            )
 
     def _renew(self, rows: Mapping[ClaimKey, Claim], *, due: bool = False) -> None:
         """Keep what is held, at the old offsets, so that nobody takes this reset for dead."""
@@ -183,24 +212,42 @@ class ClaimReset:
         """Nothing is decided: give everything back where it was, and let the group go on."""
         try:
             self._view.refresh()
-            rows = {key: claim for key, claim in self._view.claims(self._group).items() if self._is_mine(claim)}
+            rows = {
+                key: claim for key, claim in self._view.claims(self._group).items() if self._is_mine(claim)
+            }
             at_s = self._view.now_s
-            for some in _chunks([release(key, claim, self._old(claim, key), at_s) for key, claim in rows.items()]):
+            for some in _chunks(
+                [release(key, claim, self._old(claim, key), at_s) for key, claim in rows.items()]
+            ):
                 self._view.send(some)
             self._resume()
         except HoldfastError as second:
-            logger.warning("reset not cleaned up", extra={"group": self._group, "reset": self.reset_id, "reason": str(second)})
-            error.add_note(f"cleaning up failed too ({second}); `holdfast groups resume {self._group}` does it later, old offsets stay")
+            logger.warning(
+                "reset not cleaned up",
+                extra={"group": self._group, "reset": self.reset_id, "reason": str(second)},
+            )
+            error.add_note(
+                f"cleaning up failed too ({second}); `holdfast groups resume {self._group}` does it later, old offsets stay"
+            )
 
     # -- the decision, and after it
 
     def _decide(self, commit: ResetCommit) -> Decision:
-        """Return what counts. When it is unknown whether the commit was written, an abort is: the first of both is the decision."""
+        """Return what counts.
+
+        When it is unknown whether the commit was written, an abort is: the first of both is the decision.
+        """
         try:
             return self._resets.decide(commit)
         except HoldfastError as error:
             reason = f"the commit was not acknowledged: {error}"
-        abort = ResetAbort(reset_id=self.reset_id, group=self._group, client=self._client, at_s=self._view.now_s, reason=reason)
+        abort = ResetAbort(
+            reset_id=self.reset_id,
+            group=self._group,
+            client=self._client,
+            at_s=self._view.now_s,
+            reason=reason,
+        )
         while True:
             try:
                 decision = self._resets.decide(abort)
@@ -216,18 +263,32 @@ class ClaimReset:
         return decision
 
     def _carry_out(self, commit: ResetCommit) -> None:
-        """Give every partition back with its new offset. From here on nothing but time is lost by failing: see `settle`."""
-        new = {ClaimKey(self._group, topic, partition): at for topic, moves in commit.offsets.items() for partition, _, at in moves}
+        """Give every partition back with its new offset.
+
+        From here on nothing but time is lost by failing: see `settle`.
+        """
+        new = {
+            ClaimKey(self._group, topic, partition): at
+            for topic, moves in commit.offsets.items()
+            for partition, _, at in moves
+        }
         try:
             self._knowledge.commit(new)
         except HoldfastError as error:
-            logger.info("offsets not committed to __consumer_offsets", extra={"group": self._group, "reason": str(error)})
+            logger.info(
+                "offsets not committed to __consumer_offsets",
+                extra={"group": self._group, "reason": str(error)},
+            )
         while True:
             try:
                 self._view.refresh()
                 rows = self._view.claims(self._group)
                 mine = [key for key in self._keys if self._is_mine(rows.get(key))]
-                self._tell(ResetProgress(step=ResetStep.MOVING, done=len(self._keys) - len(mine), total=len(self._keys)))
+                self._tell(
+                    ResetProgress(
+                        step=ResetStep.MOVING, done=len(self._keys) - len(mine), total=len(self._keys)
+                    )
+                )
                 if not mine:
                     break
                 at_s = self._view.now_s
@@ -242,7 +303,9 @@ class ClaimReset:
         self._tell(ResetProgress(step=ResetStep.RESUMED, done=len(self._keys), total=len(self._keys)))
 
     def _resume(self) -> None:
-        self._view.send([ReleaseGroup(self._view.now_s, self._instance, self._client, self._group, 0)], self._places)
+        self._view.send(
+            [ReleaseGroup(self._view.now_s, self._instance, self._client, self._group, 0)], self._places
+        )
 
     # -- parts
 

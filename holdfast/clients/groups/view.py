@@ -1,4 +1,6 @@
-"""The whole coordination topic as an administrator sees it: every group's claims and pauses, folded here, without any worker."""
+"""The whole coordination topic as an administrator sees it: every group's claims and pauses, folded here,
+without any worker.
+"""
 
 from __future__ import annotations
 
@@ -45,9 +47,14 @@ LONGEST_SILENCE_S = STALE_AFTER_S
 
 
 class GroupView:
-    """Claims and pauses of all groups as of the last `refresh`, and the way to write frames. Use it in a `with`, from one thread."""
+    """Claims and pauses of all groups as of the last `refresh`, and the way to write frames.
 
-    def __init__(self, settings: Settings, *, timeout_s: float | None = None, clock: Clock = system_clock) -> None:
+    Use it in a `with`, from one thread.
+    """
+
+    def __init__(
+        self, settings: Settings, *, timeout_s: float | None = None, clock: Clock = system_clock
+    ) -> None:
         self._settings, self._clock = settings, clock
         self._timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
         self._log = CoordinationLog(settings, send_timeout_s=self._timeout_s)
@@ -72,7 +79,9 @@ class GroupView:
             raise
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._log.close()
 
     # -- reading
@@ -83,9 +92,15 @@ class GroupView:
         return self._clock.now_ms() // 1000
 
     def refresh(self) -> None:
-        """Take in everything that is in the log by now. BrokerError when nothing comes for the time allowed."""
+        """Take in everything that is in the log by now.
+
+        BrokerError when nothing comes for the time allowed.
+        """
         topic = self._settings.coordination_topic
-        ends = {partition: end for (_, partition), (_, end) in self._admin.offsets((topic, each) for each in self._rows).items()}
+        ends = {
+            partition: end
+            for (_, partition), (_, end) in self._admin.offsets((topic, each) for each in self._rows).items()
+        }
         progress_s = self._clock.monotonic_s()
         while missing := [partition for partition, end in ends.items() if self._next.get(partition, 0) < end]:
             if self.take(POLL_S):
@@ -155,10 +170,12 @@ class GroupView:
         return claim.heartbeat_at_s is not None and not self.live(claim)
 
     def disobedient(self) -> dict[tuple[str, str], list[ClaimKey]]:
-        """Return the live members, of any group, that would not understand a pause, as (client, instance), with what they hold.
+        """Return the live members, of any group, that would not understand a pause, as (client, instance),
+        with what they hold.
 
-        All groups count: a Go member reads the whole topic and stumbles over a ReleaseGroup of any (PROTOCOL.md#pauses). It may be heard
-        of as seldom as the Go library's own interval allows, whatever ours is.
+        All groups count: a Go member reads the whole topic and stumbles over a ReleaseGroup of any
+        (PROTOCOL.md#pauses). It may be heard of as seldom as the Go library's own interval allows, whatever
+        ours is.
         """
         found: dict[tuple[str, str], list[ClaimKey]] = {}
         for key, claim in self.claims().items():
@@ -172,8 +189,12 @@ class GroupView:
     def insist_on_obedience(self) -> None:
         """Raise GroupError with the names of live members that would not understand a pause."""
         if found := self.disobedient():
-            names = [f"{client}-{instance} ({_held(keys)})" for (client, instance), keys in sorted(found.items())]
-            shown = ", ".join(names[:LIMIT_NAMES]) + (f" and {len(names) - LIMIT_NAMES} more" if len(names) > LIMIT_NAMES else "")
+            names = [
+                f"{client}-{instance} ({_held(keys)})" for (client, instance), keys in sorted(found.items())
+            ]
+            shown = ", ".join(names[:LIMIT_NAMES]) + (
+                f" and {len(names) - LIMIT_NAMES} more" if len(names) > LIMIT_NAMES else ""
+            )
             raise GroupError(
                 f"these live members of {self._settings.coordination_topic} do not understand a pause (Go members, or ours with interop): "
                 f"{shown}. Stop them first; one that was killed counts as live for {max(LONGEST_SILENCE_S, self.stale_after_s)} s"
@@ -186,13 +207,18 @@ class GroupView:
     # -- writing
 
     def send(self, frames: Sequence[Frame], to: Iterable[int] | None = None) -> None:
-        """Append *frames* and return when the log has all of them; a ReleaseGroup goes to each partition of *to*.
+        """Append *frames* and return when the log has all of them; a ReleaseGroup goes to each partition of
+        *to*.
 
         BrokerError when some are not known to be there: then they may be or not, and `refresh` shows it.
         """
         waiting: dict[int, Frame] = {}
         for frame in frames:
-            places = list(to or ()) if isinstance(frame, ReleaseGroup) else [coordination_partition(frame.topic, len(self._rows))]
+            places = (
+                list(to or ())
+                if isinstance(frame, ReleaseGroup)
+                else [coordination_partition(frame.topic, len(self._rows))]
+            )
             for place in places:
                 self._sent += 1
                 waiting[self._sent] = frame
@@ -211,7 +237,9 @@ class GroupView:
             if waiting:
                 self.take(0.002)
         if failed:
-            raise BrokerError(f"{len(failed)} frames were not acknowledged by {self._settings.coordination_topic}: {failed[0]}")
+            raise BrokerError(
+                f"{len(failed)} frames were not acknowledged by {self._settings.coordination_topic}: {failed[0]}"
+            )
 
 
 def _held(keys: Sequence[ClaimKey]) -> str:

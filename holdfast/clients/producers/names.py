@@ -1,4 +1,6 @@
-"""Asking the registry for a producer's name: a command on its topic, the answer on another, and who takes the name over later."""
+"""Asking the registry for a producer's name: a command on its topic, the answer on another, and who takes
+the name over later.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +15,15 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Producer, Topi
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.partitioners import by_key
-from holdfast.core.producers.registry import Bump, Register, RegistryAnswer, RegistryCommand, RegistryError, decode_answer, encode_command
+from holdfast.core.producers.registry import (
+    Bump,
+    Register,
+    RegistryAnswer,
+    RegistryCommand,
+    RegistryError,
+    decode_answer,
+    encode_command,
+)
 from holdfast.core.producers.stamps import check_name
 from holdfast.errors import BrokerError, FencedError, TopicError
 from holdfast.kafka.skipper import Skipper
@@ -25,13 +35,22 @@ POLL_S = 0.1
 
 
 class NameHolder:
-    """One process's hold on one producer's name. `register` takes it over; `holds` tells at any time whether somebody else has since.
+    """One process's hold on one producer's name. `register` takes it over; `holds` tells at any time whether
+    somebody else has since.
 
-    Every call ends within *timeout_s*. A command is sent again under the same request id while no answer comes, which changes nothing
-    when only the answer was slow.
+    Every call ends within *timeout_s*. A command is sent again under the same request id while no answer
+    comes, which changes nothing when only the answer was slow.
     """
 
-    def __init__(self, settings: Settings, name: str, *, instance: str = "", timeout_s: float = 30.0, clock: Clock = system_clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        name: str,
+        *,
+        instance: str = "",
+        timeout_s: float = 30.0,
+        clock: Clock = system_clock,
+    ) -> None:
         self.name, self._instance, self._timeout_s, self._clock = check_name(name), instance, timeout_s, clock
         self._topic = settings.producers_topic
         self._answers = f"{self._topic}.answers"
@@ -45,7 +64,10 @@ class NameHolder:
             "fetch.wait.max.ms": 50,
         }
         config = settings.consumer(**own)
-        self._consumer, self._skipper = Consumer(config, logger=logger), Skipper(settings, config, clock=clock)
+        self._consumer, self._skipper = (
+            Consumer(config, logger=logger),
+            Skipper(settings, config, clock=clock),
+        )
         sending: dict[str, str | int | bool] = {
             "enable.idempotence": True,
             "linger.ms": 0,
@@ -57,7 +79,9 @@ class NameHolder:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self.close()
 
     def close(self) -> None:
@@ -71,8 +95,12 @@ class NameHolder:
         return self._take(Register(name=self.name, request=uuid.uuid4().hex, instance=self._instance))
 
     def bump(self) -> int:
-        """Take the next epoch of a name that is held, and return it; FencedError when it is held by another."""
-        return self._take(Bump(name=self.name, request=uuid.uuid4().hex, producer_id=self.producer_id, epoch=self.epoch))
+        """Take the next epoch of a name that is held, and return it; FencedError when it is held by
+        another.
+        """
+        return self._take(
+            Bump(name=self.name, request=uuid.uuid4().hex, producer_id=self.producer_id, epoch=self.epoch)
+        )
 
     def _take(self, command: RegistryCommand) -> int:
         answer = self._ask(command)
@@ -85,10 +113,15 @@ class NameHolder:
         return answer.epoch
 
     def _fenced(self, epoch: int) -> FencedError:
-        return FencedError(f"producer {self.name} epoch {self.epoch} was replaced by {epoch}: another process has registered the name")
+        return FencedError(
+            f"producer {self.name} epoch {self.epoch} was replaced by {epoch}: another process has registered the name"
+        )
 
     def check(self) -> None:
-        """Raise FencedError if the answers that have come so far say that another process holds the name. Does not wait."""
+        """Raise FencedError if the answers that have come so far say that another process holds the name.
+
+        Does not wait.
+        """
         while (answer := self._poll(0)) is not None:
             self._newest = max(self._newest, answer.epoch)
         if self._newest > self.epoch:
@@ -121,7 +154,9 @@ class NameHolder:
             logger.warning("a command to the registry was not delivered: %s", error.str())
 
     def _open(self) -> int:
-        """Return the partition of the name, with the answers assigned from their end: what comes from now on is for now."""
+        """Return the partition of the name, with the answers assigned from their end: what comes from now
+        on is for now.
+        """
         if self._partition is None:
             try:
                 listed = self._consumer.list_topics(self._topic, timeout=self._timeout_s).topics[self._topic]
@@ -132,11 +167,15 @@ class NameHolder:
                 partition = by_key(self.name, len(listed.partitions))
                 place = TopicPartition(self._answers, partition)
                 # From a known offset, since "the end" would be asked for only after the command was sent.
-                place.offset = self._consumer.get_watermark_offsets(place, timeout=self._timeout_s, cached=False)[1]
+                place.offset = self._consumer.get_watermark_offsets(
+                    place, timeout=self._timeout_s, cached=False
+                )[1]
                 self._consumer.assign([place])
                 self._skipper.begin(self._answers, partition, place.offset)
             except KafkaException as error:
-                raise BrokerError(f"the registry's topics cannot be read: {error.args[0].str()}; check the broker") from error
+                raise BrokerError(
+                    f"the registry's topics cannot be read: {error.args[0].str()}; check the broker"
+                ) from error
             self._partition = partition
         return self._partition
 

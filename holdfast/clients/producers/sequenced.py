@@ -1,10 +1,12 @@
-"""A producer with a name that outlives its processes: every record says whose it is, in which epoch, and its sequence number.
+"""A producer with a name that outlives its processes: every record says whose it is, in which epoch, and its
+sequence number.
 
     with SequencedProducer(settings, "billing") as producer:
         producer.send("invoices", value, key=b"customer-7")
         producer.flush()
 
-The bookkeeper then finds what came twice, late or never, and what a process sent that should have been dead; `dedupe` removes it.
+The bookkeeper then finds what came twice, late or never, and what a process sent that should have been dead;
+`dedupe` removes it.
 """
 
 from __future__ import annotations
@@ -47,13 +49,16 @@ class Sent:
 
 
 class SequencedProducer:
-    """Sends stamped records under *name*. One process holds a name at a time: `open` takes it over from whoever held it.
+    """Sends stamped records under *name*. One process holds a name at a time: `open` takes it over from
+    whoever held it.
 
-    Each epoch counts from 0 in every partition, and says so. A record whose delivery failed is kept and sent again by `flush` under
-    the same stamp, so that one which did arrive is found to be a duplicate. A caller that has numbers of its own, the same after a
-    restart, gives them (`sequence`): then what it sends again after a restart is found too, since such numbers go on through epochs.
+    Each epoch counts from 0 in every partition, and says so. A record whose delivery failed is kept and sent
+    again by `flush` under the same stamp, so that one which did arrive is found to be a duplicate. A caller
+    that has numbers of its own, the same after a restart, gives them (`sequence`): then what it sends again
+    after a restart is found too, since such numbers go on through epochs.
 
-    May be used by several threads. All waits end within *timeout_s*; at most *limit_unsure* records wait for their acknowledgement.
+    May be used by several threads. All waits end within *timeout_s*; at most *limit_unsure* records wait for
+    their acknowledgement.
     """
 
     def __init__(
@@ -101,7 +106,9 @@ class SequencedProducer:
     def __enter__(self) -> Self:
         return self.open()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if kind is None:
             self.close()
         else:
@@ -127,14 +134,20 @@ class SequencedProducer:
         partition: int | None = None,
         sequence: int | None = None,
     ) -> Sent:
-        """Hand a record over for sending and return its stamp and partition: that of its key as Java clients choose it, else in turn.
+        """Hand a record over for sending and return its stamp and partition: that of its key as Java clients
+        choose it, else in turn.
 
-        FencedError once another process holds the name. BrokerError when the broker takes nothing for *timeout_s*.
+        FencedError once another process holds the name. BrokerError when the broker takes nothing for
+        *timeout_s*.
         """
         if any(name in NAMES for name, _ in headers):
-            raise ConfigError(f"headers {[name for name, _ in headers]}: {', '.join(NAMES)} are set by the producer")
+            raise ConfigError(
+                f"headers {[name for name, _ in headers]}: {', '.join(NAMES)} are set by the producer"
+            )
         if sequence is not None and not 0 <= sequence <= MAX_SEQUENCE:
-            raise ConfigError(f"sequence {sequence} is not within 0..{MAX_SEQUENCE}; after the largest comes 0")
+            raise ConfigError(
+                f"sequence {sequence} is not within 0..{MAX_SEQUENCE}; after the largest comes 0"
+            )
         with self._lock:
             self._check()
             place = (topic, self._partition(topic, key) if partition is None else partition)
@@ -149,7 +162,9 @@ class SequencedProducer:
             return sent
 
     def flush(self, timeout_s: float | None = None) -> None:
-        """Wait until everything sent is acknowledged, sending what failed again; BrokerError when that takes longer than *timeout_s*."""
+        """Wait until everything sent is acknowledged, sending what failed again; BrokerError when that
+        takes longer than *timeout_s*.
+        """
         deadline_s = self._clock.monotonic_s() + (self._timeout_s if timeout_s is None else timeout_s)
         while True:
             left = self._producer.flush(max(0.0, min(1.0, deadline_s - self._clock.monotonic_s())))
@@ -171,7 +186,9 @@ class SequencedProducer:
         with self._lock:
             self._check()
             if self._unsure or self._failed:
-                raise BrokerError(f"producer {self.name}: records of epoch {self.epoch} are not acknowledged; flush before a new epoch")
+                raise BrokerError(
+                    f"producer {self.name}: records of epoch {self.epoch} are not acknowledged; flush before a new epoch"
+                )
             self.epoch = self._names.bump()
             self._last.clear()
             return self.epoch
@@ -180,7 +197,9 @@ class SequencedProducer:
 
     def _check(self) -> None:
         if self.epoch < 0:
-            raise ConfigError(f"producer {self.name} is not open: use it in a `with` statement, or call open()")
+            raise ConfigError(
+                f"producer {self.name} is not open: use it in a `with` statement, or call open()"
+            )
         now_s = self._clock.monotonic_s()
         if self._fenced is None and now_s >= self._check_s:
             self._check_s = now_s + CHECK_EVERY_S
@@ -197,7 +216,9 @@ class SequencedProducer:
             try:
                 listed = self._producer.list_topics(topic, timeout=self._timeout_s).topics[topic]
             except KafkaException as error:
-                raise BrokerError(f"the partitions of {topic} cannot be asked for: {error.args[0].str()}; check the broker") from error
+                raise BrokerError(
+                    f"the partitions of {topic} cannot be asked for: {error.args[0].str()}; check the broker"
+                ) from error
             if listed.error is not None or not listed.partitions:
                 raise TopicError(f"topic {topic} does not exist: create it first")
             count = self._partitions[topic] = len(listed.partitions)
@@ -223,7 +244,9 @@ class SequencedProducer:
                 except BufferError:
                     pass
                 except KafkaException as error:
-                    raise BrokerError(f"producer {self.name}: {sent.topic} does not take the record: {error.args[0].str()}") from error
+                    raise BrokerError(
+                        f"producer {self.name}: {sent.topic} does not take the record: {error.args[0].str()}"
+                    ) from error
             if self._clock.monotonic_s() >= until_s:
                 raise BrokerError(
                     f"producer {self.name}: {self._unsure + len(self._failed)} records wait for their acknowledgement, and none came "

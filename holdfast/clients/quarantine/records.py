@@ -1,9 +1,11 @@
 """The quarantine: records that could not be decoded or folded, why, and how they get another chance.
 
-The quarantine topic holds one record for each refusal, written in the transaction of its batch. A retry adds a note to it: the same
-key, no value, and the header `holdfast-retried-to`. So the topic tells by itself what is still open.
+The quarantine topic holds one record for each refusal, written in the transaction of its batch. A retry adds
+a note to it: the same key, no value, and the header `holdfast-retried-to`. So the topic tells by itself what
+is still open.
 
-A batch that could not be read and was skipped is noted there too, once for each processor, at the stage `fetch`: nobody can try it again.
+A batch that could not be read and was skipped is noted there too, once for each processor, at the stage
+`fetch`: nobody can try it again.
 """
 
 from __future__ import annotations
@@ -14,7 +16,15 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -37,15 +47,30 @@ FETCH = "fetch"
 """The stage of a batch that could not be read."""
 _STAGE = "holdfast-stage"
 _NOTES = frozenset(
-    f"holdfast-{name}" for name in ("processor", "topic", "partition", "offset", "stage", "error", "reason", "at-ms", "key", "truncated")
+    f"holdfast-{name}"
+    for name in (
+        "processor",
+        "topic",
+        "partition",
+        "offset",
+        "stage",
+        "error",
+        "reason",
+        "at-ms",
+        "key",
+        "truncated",
+    )
 )
 _BATCH_NOTES = frozenset(f"holdfast-{name}" for name in ("last", "codec", "size", "records", "producer"))
-"""Only of the stage `fetch`: a record may have a header of such a name, the stamp of an outbox for one, and a batch has none of its own."""
+"""Only of the stage `fetch`: a record may have a header of such a name, the stamp of an outbox for one,
+and a batch has none of its own.
+"""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SkippedBatch:
-    """What the header of a skipped batch told: its *last* offset, how it is packed, its size as it lies there, and "id/epoch" of its producer.
+    """What the header of a skipped batch told: its *last* offset, how it is packed, its size as it lies
+    there, and "id/epoch" of its producer.
 
     *records_count* is what it claims, -1 where it tells nothing.
     """
@@ -59,7 +84,8 @@ class SkippedBatch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class QuarantinedRecord:
-    """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says that it was too large to copy.
+    """One refused record. *headers* are its own; *value* None is a tombstone, unless *truncated_bytes* says
+    that it was too large to copy.
     *size_bytes* is the size of its value in its topic. With *batch* it is not one record but a batch that was skipped, from *offset* on.
 
     *appended_ms* is when the record was appended to its topic, *at_ms* when it was set aside. *retried_to* names the last copy that was
@@ -95,7 +121,9 @@ class QuarantinedRecord:
         return f"{self.place}/{self.processor}"
 
     def is_named(self, coordinates: str) -> bool:
-        """Return whether *coordinates* mean this record; without a processor they mean what any of them refused there."""
+        """Return whether *coordinates* mean this record; without a processor they mean what any of them
+        refused there.
+        """
         return coordinates in (self.coordinates, self.place)
 
 
@@ -105,7 +133,8 @@ def read_record(message: Message) -> QuarantinedRecord | None:
     notes: dict[str, bytes] = {}
     stage = next((value for name, value in reversed(headers) if name == _STAGE), None)
     named = _NOTES | _BATCH_NOTES if stage == FETCH.encode() else _NOTES
-    # The worker appended its notes; a record's own header of the same name is further up and stays the record's.
+    # The worker appended its notes; a record's own header of the same name is further up and stays the
+    # record's.
     while headers and headers[-1][0] in named and headers[-1][0] not in notes:
         name, value = headers.pop()
         notes[name] = value or b""
@@ -137,7 +166,11 @@ def read_record(message: Message) -> QuarantinedRecord | None:
             key=key,
             value=message.value() if whole else None,
             headers=tuple(headers),
-            size_bytes=batch.size_bytes if batch else len(message.value() or b"") if truncated is None else number("truncated"),
+            size_bytes=batch.size_bytes
+            if batch
+            else len(message.value() or b"")
+            if truncated is None
+            else number("truncated"),
             truncated_bytes=None if truncated is None else number("truncated"),
             # The worker keeps no more of a key than this where it cannot keep the whole record.
             key_cut=key is not None and len(key) == KEY_CUT_BYTES,
@@ -163,16 +196,23 @@ def cannot_retry(batch: SkippedBatch) -> str:
 
 
 class Quarantine:
-    """The quarantine of one application. Every call reads it as of its beginning and ends within *timeout_s* of its last progress."""
+    """The quarantine of one application.
 
-    def __init__(self, settings: Settings, *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock) -> None:
+    Every call reads it as of its beginning and ends within *timeout_s* of its last progress.
+    """
+
+    def __init__(
+        self, settings: Settings, *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock
+    ) -> None:
         self._settings, self._timeout_s, self._clock = settings, timeout_s, clock
         self.topic = settings.quarantine_topic
 
     def records(
         self, wanted: Callable[[QuarantinedRecord], bool], *, values: bool = False, limit: int = LIMIT_LISTED
     ) -> list[QuarantinedRecord]:
-        """Return what was set aside, oldest first, the newest *limit* of it; without *values* those are left out to save memory."""
+        """Return what was set aside, oldest first, the newest *limit* of it; without *values* those are
+        left out to save memory.
+        """
         found: dict[str, QuarantinedRecord] = {}
         retried: dict[str, str] = {}
         for message in self._log(self.topic):
@@ -186,7 +226,9 @@ class Quarantine:
             found[record.coordinates] = record if values else replace(record, value=None)
             if len(found) >= 2 * limit:
                 found = _newest(found, limit)
-        return [replace(record, retried_to=retried.get(name)) for name, record in _newest(found, limit).items()]
+        return [
+            replace(record, retried_to=retried.get(name)) for name, record in _newest(found, limit).items()
+        ]
 
     def original(self, record: QuarantinedRecord) -> QuarantinedRecord:
         """Return the record whole: read again from its topic when the quarantine holds only a part of it."""
@@ -196,19 +238,27 @@ class Quarantine:
             message = next(log, None)
         if message is not None and message.offset() == record.offset:
             headers = tuple(_headers(message))
-            return replace(record, key=message.key(), value=message.value(), headers=headers, truncated_bytes=None, key_cut=False)
+            return replace(
+                record,
+                key=message.key(),
+                value=message.value(),
+                headers=headers,
+                truncated_bytes=None,
+                key_cut=False,
+            )
         raise QuarantineError(
             f"{record.coordinates}: it was too large to be kept whole, and {record.topic} no longer has offset {record.offset}: "
             "it cannot be retried; send it again from where it came"
         )
 
     def retry(self, records: Iterable[QuarantinedRecord]) -> Iterator[tuple[QuarantinedRecord, str]]:
-        """Send each record to its partition again and yield it with the copy's place, once the copy is in the log and noted.
+        """Send each record to its partition again and yield it with the copy's place, once the copy is in the
+        log and noted.
 
         QuarantineError, and nothing is sent, when one of them is a batch that was skipped.
 
-        Records that several processors refused at one place are sent once. If this ends between copy and note, the record looks open
-        although it was sent: it is sent at least once.
+        Records that several processors refused at one place are sent once. If this ends between copy and
+        note, the record looks open although it was sent: it is sent at least once.
 
         The copy is not transactional: readers of a coordination topic may be too old to know control records.
         """
@@ -233,21 +283,38 @@ class Quarantine:
                     continue
                 copy = self._send_again(producer, self.original(refused))
                 for each in same:
-                    self._send(producer, self.topic, None, each.coordinates.encode(), None, [(RETRIED_TO, copy.encode())])
+                    self._send(
+                        producer,
+                        self.topic,
+                        None,
+                        each.coordinates.encode(),
+                        None,
+                        [(RETRIED_TO, copy.encode())],
+                    )
                     yield each, copy
         if by_place:
-            raise QuarantineError(f"{self.topic} no longer holds {', '.join(by_place)}: retention took it meanwhile")
+            raise QuarantineError(
+                f"{self.topic} no longer holds {', '.join(by_place)}: retention took it meanwhile"
+            )
 
     def _send_again(self, producer: Producer, record: QuarantinedRecord) -> str:
         headers = [(name, value) for name, value in record.headers if name != RETRY_OF]
         again = (RETRY_OF, record.coordinates.encode())
-        partition, offset = self._send(producer, record.topic, record.partition, record.key, record.value, [*headers, again])
+        partition, offset = self._send(
+            producer, record.topic, record.partition, record.key, record.value, [*headers, again]
+        )
         return f"{record.topic}/{partition}/{offset}"
 
     # -- Kafka
 
     def _send(
-        self, producer: Producer, topic: str, partition: int | None, key: bytes | None, value: bytes | None, headers: list[tuple[str, Any]]
+        self,
+        producer: Producer,
+        topic: str,
+        partition: int | None,
+        key: bytes | None,
+        value: bytes | None,
+        headers: list[tuple[str, Any]],
     ) -> tuple[int, int]:
         outcome: list[tuple[KafkaError | None, Message]] = []
         try:
@@ -271,7 +338,9 @@ class Quarantine:
         return sent.partition() or 0, sent.offset() or 0
 
     def _log(self, topic: str, at: tuple[int, int] | None = None) -> Generator[Message, None, None]:
-        """Yield the committed records of *topic* up to its present ends; of one partition from an offset on, with *at*."""
+        """Yield the committed records of *topic* up to its present ends; of one partition from an offset
+        on, with *at*.
+        """
         overrides: dict[str, str | int | bool] = {
             "group.id": f"{self._settings.app}-quarantine-readers",  # never joined
             "enable.auto.commit": False,
@@ -281,7 +350,10 @@ class Quarantine:
             "fetch.wait.max.ms": 10,  # an empty fetch tells the end only when it returns
         }
         config = self._settings.consumer(**overrides)
-        consumer, skipper = Consumer(config, logger=logger), Skipper(self._settings, config, clock=self._clock)
+        consumer, skipper = (
+            Consumer(config, logger=logger),
+            Skipper(self._settings, config, clock=self._clock),
+        )
         try:
             places = self._places(consumer, topic, at)
             consumer.assign(places)
@@ -299,19 +371,25 @@ class Quarantine:
     def _places(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> list[TopicPartition]:
         listed = consumer.list_topics(topic, timeout=self._timeout_s).topics.get(topic)
         if listed is None or not listed.partitions:
-            raise TopicError(f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`")
+            raise TopicError(
+                f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`"
+            )
         if at is None:
             return [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in listed.partitions]
         return [TopicPartition(topic, *at)] if at[0] in listed.partitions else []
 
-    def _until_ends(self, consumer: Consumer, skipper: Skipper, topic: str, open_partitions: set[int]) -> Iterator[Message]:
+    def _until_ends(
+        self, consumer: Consumer, skipper: Skipper, topic: str, open_partitions: set[int]
+    ) -> Iterator[Message]:
         progress_s = self._clock.monotonic_s()
         while open_partitions:
             message = consumer.poll(_POLL_S)
             if message is None:
                 skipper.sift(consumer, ())
                 if self._clock.monotonic_s() - progress_s > self._timeout_s:
-                    raise BrokerError(f"reading {topic}: nothing came for {self._timeout_s:g} s; check the broker")
+                    raise BrokerError(
+                        f"reading {topic}: nothing came for {self._timeout_s:g} s; check the broker"
+                    )
                 continue
             progress_s = self._clock.monotonic_s()
             if not skipper.sift(consumer, [message]):
@@ -339,4 +417,11 @@ def _headers(message: Message) -> list[tuple[str, bytes | None]]:
 
 
 def _header(message: Message, name: str) -> str | None:
-    return next((value.decode(errors="replace") for each, value in _headers(message) if each == name and value is not None), None)
+    return next(
+        (
+            value.decode(errors="replace")
+            for each, value in _headers(message)
+            if each == name and value is not None
+        ),
+        None,
+    )

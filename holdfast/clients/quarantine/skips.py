@@ -1,6 +1,7 @@
 """Asking for a batch of a source to be skipped that cannot be read, and what was skipped so far.
 
-Whoever asks writes a wish to `{app}-skips`. A worker that stands before the batch makes the skip; nobody else can.
+Whoever asks writes a wish to `{app}-skips`. A worker that stands before the batch makes the skip; nobody else
+can.
 """
 
 from __future__ import annotations
@@ -29,7 +30,11 @@ TIMEOUT_S = 30.0
 
 @dataclass(frozen=True, slots=True)
 class SkipPlan:
-    """What would be skipped. *before* are the records of the batch that can be read, *asked* an earlier wish that no worker has met yet."""
+    """What would be skipped.
+
+    *before* are the records of the batch that can be read, *asked* an earlier wish that no worker has met
+    yet.
+    """
 
     batch: Unreadable
     before: int
@@ -37,10 +42,25 @@ class SkipPlan:
 
 
 class SkipRequests:
-    """The skips of one application, whose processors and ordinary agents read *sources*. Every call ends within a few times *timeout_s*."""
+    """The skips of one application, whose processors and ordinary agents read *sources*.
 
-    def __init__(self, settings: Settings, sources: Iterable[str], *, timeout_s: float = TIMEOUT_S, clock: Clock = system_clock) -> None:
-        self._settings, self._sources, self._timeout_s, self._clock = settings, sorted(set(sources)), timeout_s, clock
+    Every call ends within a few times *timeout_s*.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        sources: Iterable[str],
+        *,
+        timeout_s: float = TIMEOUT_S,
+        clock: Clock = system_clock,
+    ) -> None:
+        self._settings, self._sources, self._timeout_s, self._clock = (
+            settings,
+            sorted(set(sources)),
+            timeout_s,
+            clock,
+        )
         self.topic = settings.skips_topic
 
     def skips(self) -> Skips:
@@ -50,9 +70,13 @@ class SkipRequests:
         return read_skips(self._settings, timeout_s=self._timeout_s, clock=self._clock)
 
     async def plan(self, topic: str, partition: int, offset: int, skips: Skips) -> SkipPlan:
-        """Return what a worker cannot read from *offset* on; SkipError when it can, or the skip was made already."""
+        """Return what a worker cannot read from *offset* on; SkipError when it can, or the skip was made
+        already.
+        """
         if topic not in self._sources:
-            raise SkipError(f"{topic} is no source of application {self._settings.app}, which reads {', '.join(self._sources)}")
+            raise SkipError(
+                f"{topic} is no source of application {self._settings.app}, which reads {', '.join(self._sources)}"
+            )
         self._require_unmade(skips, topic, partition, offset, offset)
         limit_bytes = self._settings.unpacked_batch_bytes
         async with RawLog(self._settings, timeout_s=self._timeout_s, clock=self._clock) as log:
@@ -81,7 +105,9 @@ class SkipRequests:
         assert header is not None, "a batch without a header cannot be read"
         where = f"{topic} partition {partition}: offset {offset} can be read"
         if not found.records:
-            return SkipError(f"{where}: its batch holds nothing for a consumer, as a marker or an aborted transaction does not")
+            return SkipError(
+                f"{where}: its batch holds nothing for a consumer, as a marker or an aborted transaction does not"
+            )
         return SkipError(
             f"{where}: its batch, {header.base_offset} to {header.last_offset}, holds {found.records} records and unpacks within "
             f"unpacked_batch_bytes={self._settings.unpacked_batch_bytes}; there is nothing to skip"
@@ -124,7 +150,9 @@ class SkipRequests:
             raise BrokerError(f"cannot write to {self.topic}: {error}; nothing was asked for") from error
         if not outcome or outcome[0] is not None:
             why = f"no acknowledgement within {self._timeout_s:g} s" if not outcome else outcome[0].str()  # type: ignore[union-attr]
-            raise BrokerError(f"{self.topic} did not take it: {why}; see `holdfast quarantine skips` before asking again")
+            raise BrokerError(
+                f"{self.topic} did not take it: {why}; see `holdfast quarantine skips` before asking again"
+            )
 
 
 def when(at_ms: int) -> str:

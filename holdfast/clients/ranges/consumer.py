@@ -1,4 +1,5 @@
-"""`RangeConsumer`: more members than partitions, for work without order. Each takes blocks of offsets ahead of the log's end.
+"""`RangeConsumer`: more members than partitions, for work without order. Each takes blocks of offsets ahead
+of the log's end.
 
 async with RangeConsumer("127.0.0.1:9092", topic="orders", group="resize", client="resize-1") as consumer:
     async for block in consumer:
@@ -92,12 +93,15 @@ class RangeBlock:
 
 
 class RangeConsumer:
-    """Takes blocks of a topic's partitions. Use it in `async with`; `done` each block before the next is asked for.
+    """Takes blocks of a topic's partitions. Use it in `async with`; `done` each block before the next is
+    asked for.
 
-    At most one block of each partition waits for messages; beside it, whatever was left behind by others is taken as it gets free.
+    At most one block of each partition waits for messages; beside it, whatever was left behind by others is
+    taken as it gets free.
     *lease_s* is how long a silent member keeps a block, the same in the whole group. Messages that were handed out *maximum_deliveries*
     times and got nowhere go to *dead_letters*. A block in hand is kept from a thread, also while its handler holds up the event loop, for no
-    longer than *handler_timeout_s* (0: for ever); a warning comes at half of it. *ranges_topic* is that of the settings unless it is given here.
+    longer than *handler_timeout_s* (0: for ever); a warning comes at half of it. *ranges_topic* is that of
+    the settings unless it is given here.
     """
 
     def __init__(
@@ -119,9 +123,13 @@ class RangeConsumer:
         if not 1 <= block_messages <= LIMIT_BLOCK_MESSAGES:
             raise ConfigError(f"block_messages is {block_messages}: use 1 to {LIMIT_BLOCK_MESSAGES}")
         if not 1.0 <= lease_s <= 3_600 or maximum_deliveries < 1 or not 0 < request_timeout_s <= 3_600:
-            raise ConfigError("lease_s must be 1 to 3600, maximum_deliveries at least 1, request_timeout_s more than 0 and at most 3600")
+            raise ConfigError(
+                "lease_s must be 1 to 3600, maximum_deliveries at least 1, request_timeout_s more than 0 and at most 3600"
+            )
         if not (handler_timeout_s == 0 or 1.0 <= handler_timeout_s <= LIMIT_HANDLER_TIMEOUT_S):
-            raise ConfigError(f"handler_timeout_s is {handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, or 0 for no deadline")
+            raise ConfigError(
+                f"handler_timeout_s is {handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, or 0 for no deadline"
+            )
         settings = kafka if isinstance(kafka, Settings) else Settings(kafka={"bootstrap.servers": kafka})
         check_group_name(settings, group)
         self._log = RangeLog(
@@ -135,7 +143,12 @@ class RangeConsumer:
             clock=clock,
         )
         self.client, self.instance = client, uuid.uuid4().hex[:8]
-        self._size, self._lease_s, self._limit, self._clock = block_messages, lease_s, maximum_deliveries, clock
+        self._size, self._lease_s, self._limit, self._clock = (
+            block_messages,
+            lease_s,
+            maximum_deliveries,
+            clock,
+        )
         self._handler_timeout_s = handler_timeout_s
         self._mine: dict[tuple[int, int], _Mine] = {}
         """By partition and start."""
@@ -157,11 +170,15 @@ class RangeConsumer:
         self._keeper.start()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._running = False
         self._stopping.set()
         try:
-            await self._do(self._give_all_back)  # after a step that is still under way for an `anext` that was cancelled
+            await self._do(
+                self._give_all_back
+            )  # after a step that is still under way for an `anext` that was cancelled
             await asyncio.get_running_loop().run_in_executor(None, self._keeper.join, JOIN_S)
         finally:
             await self._do(self._log.close)
@@ -190,7 +207,9 @@ class RangeConsumer:
 
     def holds(self, mine: _Mine) -> bool:
         """Return whether *mine* is safe to work on at this moment."""
-        return self._mine.get((mine.partition, mine.start)) is mine and self._clock.monotonic_s() < mine.until_s
+        return (
+            self._mine.get((mine.partition, mine.start)) is mine and self._clock.monotonic_s() < mine.until_s
+        )
 
     async def finish(self, mine: _Mine, reached: int) -> None:
         """Note progress of a block."""
@@ -260,14 +279,20 @@ class RangeConsumer:
 
     def _at_hand(self, partition: int, latest: int) -> _Mine | None:
         """Return our lowest block with messages in it."""
-        held = [mine for mine in self._mine.values() if mine.partition == partition and mine.progress < latest]
+        held = [
+            mine for mine in self._mine.values() if mine.partition == partition and mine.progress < latest
+        ]
         return min(held, key=lambda mine: mine.start, default=None)
 
     def _begin(self, mine: _Mine) -> RangeBlock | None:
-        """Return what there is of a block, its delivery counted; None when it was put aside or has no messages."""
+        """Return what there is of a block, its delivery counted; None when it was put aside or has no
+        messages.
+        """
         worn = mine.deliveries >= self._limit and not mine.begun
         noted = self._log.noted
-        records, reached = self._log.fetch(mine.partition, mine.progress, mine.given if worn else mine.end, self._size)
+        records, reached = self._log.fetch(
+            mine.partition, mine.progress, mine.given if worn else mine.end, self._size
+        )
         self.buried += self._log.noted - noted
         if records and not worn:
             if not mine.begun:
@@ -301,7 +326,16 @@ class RangeConsumer:
         block = self._log.rows[partition].row.block(wish.start)
         if not self._is_mine(block) or block is None:
             return None
-        mine = _Mine(partition, block.start, block.end, block.epoch, block.progress, block.deliveries, block.given, self._until(sent_s))
+        mine = _Mine(
+            partition,
+            block.start,
+            block.end,
+            block.epoch,
+            block.progress,
+            block.deliveries,
+            block.given,
+            self._until(sent_s),
+        )
         self._mine[partition, block.start] = mine
         return mine
 
@@ -317,7 +351,9 @@ class RangeConsumer:
         if self._mine.get(key) is not mine:
             raise self._lost(mine)
         sent_s = self._clock.monotonic_s()
-        if not self._log.wish(mine.partition, Keep(mine.start, mine.epoch, self.instance, progress, free, given)):
+        if not self._log.wish(
+            mine.partition, Keep(mine.start, mine.epoch, self.instance, progress, free, given)
+        ):
             del self._mine[key]
             raise self._lost(mine)
         if given >= 0:

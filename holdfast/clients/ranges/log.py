@@ -1,4 +1,6 @@
-"""What a `RangeConsumer` says to the broker: wishes and what became of them, messages of a block, dead letters. Used from one thread."""
+"""What a `RangeConsumer` says to the broker: wishes and what became of them, messages of a block, dead
+letters. Used from one thread.
+"""
 
 from __future__ import annotations
 
@@ -7,14 +9,33 @@ from collections.abc import Iterable
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import (
+    OFFSET_BEGINNING,
+    Consumer,
+    KafkaError,
+    KafkaException,
+    Message,
+    Producer,
+    TopicPartition,
+)
 from confluent_kafka.admin import AdminClient
 
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
 from holdfast.core.kafka.unreadable import Unreadable
-from holdfast.core.ranges import Base, Horizon, RangeRow, Ranges, Wish, decode_wish, encode_wish, fold_range, low_water, range_key
+from holdfast.core.ranges import (
+    Base,
+    Horizon,
+    RangeRow,
+    Ranges,
+    Wish,
+    decode_wish,
+    encode_wish,
+    fold_range,
+    low_water,
+    range_key,
+)
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
@@ -37,7 +58,9 @@ _Dead = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
 
 
 class RangeLog:
-    """The rows of one topic in one group, folded from *ranges_topic*; `wish` returns once the log has decided."""
+    """The rows of one topic in one group, folded from *ranges_topic*; `wish` returns once the log has
+    decided.
+    """
 
     def __init__(
         self,
@@ -52,7 +75,12 @@ class RangeLog:
         clock: Clock,
     ) -> None:
         self._settings, self.topic, self._group, self._clock = settings, topic, group, clock
-        self._ranges_topic, self._dead_letters, self._lease_ms, self._timeout_s = ranges_topic, dead_letters, lease_ms, timeout_s
+        self._ranges_topic, self._dead_letters, self._lease_ms, self._timeout_s = (
+            ranges_topic,
+            dead_letters,
+            lease_ms,
+            timeout_s,
+        )
         self._keys: dict[str, int] = {}
         self._homes: dict[int, int] = {}
         self._read: dict[int, int] = {}
@@ -95,8 +123,12 @@ class RangeLog:
         self._watcher = Skipper(self._settings, messages, stands=self._stands, clock=self._clock)
         writing: dict[str, str | int | bool] = {"enable.idempotence": True, "acks": "all", "linger.ms": 0}
         timeout_ms = max(1_000, int(self._timeout_s * 1_000))
-        self._producer = Producer({**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet)
-        homes = self._count(self._ranges_topic, "create it with message.timestamp.type=LogAppendTime and retention.ms=-1")
+        self._producer = Producer(
+            {**self._settings.producer(**writing), "message.timeout.ms": timeout_ms}, logger=quiet
+        )
+        homes = self._count(
+            self._ranges_topic, "create it with message.timestamp.type=LogAppendTime and retention.ms=-1"
+        )
         self._count(self._dead_letters, "create it, or name another one by dead_letters")
         for partition in range(self._count(self.topic, "create it, or correct its name")):
             key = range_key(self._group, self.topic, partition)
@@ -104,7 +136,9 @@ class RangeLog:
         self._read = dict.fromkeys(self._homes.values(), 0)
         self._horizons = {home: Horizon() for home in self._read}
         self._trimmed = dict.fromkeys(self._read, 0)
-        self._reader.assign([TopicPartition(self._ranges_topic, home, OFFSET_BEGINNING) for home in self._read])
+        self._reader.assign(
+            [TopicPartition(self._ranges_topic, home, OFFSET_BEGINNING) for home in self._read]
+        )
         for home in self._read:
             self._skipper.begin(self._ranges_topic, home, 0)
         self.catch_up()
@@ -123,7 +157,9 @@ class RangeLog:
         return len(listed.partitions)
 
     def _begin(self, partition: int) -> int:
-        """Return where a partition without a row begins: where the group stands in Kafka's own book, else at its first message."""
+        """Return where a partition without a row begins: where the group stands in Kafka's own book, else
+        at its first message.
+        """
         assert self._messages is not None
         place, until_s = TopicPartition(self.topic, partition), self._clock.monotonic_s() + self._timeout_s
         while True:
@@ -147,7 +183,9 @@ class RangeLog:
         assert self._reader is not None
         try:
             ends = {
-                home: self._reader.get_watermark_offsets(TopicPartition(self._ranges_topic, home), self._timeout_s)[1]
+                home: self._reader.get_watermark_offsets(
+                    TopicPartition(self._ranges_topic, home), self._timeout_s
+                )[1]
                 for home in self._read
             }
         except KafkaException as error:
@@ -160,7 +198,9 @@ class RangeLog:
         until_s = self._clock.monotonic_s() + self._timeout_s
         while any(self._read[home] < end for home, end in ends.items()):
             if self._clock.monotonic_s() > until_s:
-                raise BrokerError(f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker")
+                raise BrokerError(
+                    f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker"
+                )
             for message in self._skipper.sift(self._reader, self._reader.consume(1_000, POLL_S)):
                 self._seen(message)
 
@@ -203,17 +243,26 @@ class RangeLog:
         )
         self._producer.flush(self._timeout_s)
         if not told or told[0][0] is not None:
-            raise BrokerError(f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {told[0][0] if told else 'no answer'}")
+            raise BrokerError(
+                f"{self._ranges_topic} took no record within {self._timeout_s:g} s: {told[0][0] if told else 'no answer'}"
+            )
         offset = told[0][1]
         self._watched, self._counted = (home, offset), False
         self._read_to({home: offset + 1})
         counted, row = self._counted, self.rows.get(partition)
-        if counted and row is not None and row.since_base >= BASE_EVERY and self.wish(partition, Base(row.offset, row.row)):
+        if (
+            counted
+            and row is not None
+            and row.since_base >= BASE_EVERY
+            and self.wish(partition, Base(row.offset, row.row))
+        ):
             self._trim(home)
         return counted
 
     def _trim(self, home: int) -> None:
-        """Have the broker delete the beginning of a log that nobody needs any more, best effort: it is asked again after the next Base."""
+        """Have the broker delete the beginning of a log that nobody needs any more, best effort: it is
+        asked again after the next Base.
+        """
         begin = self._horizons[home].begin(self._read[home], self.now_ms())
         if begin - self._trimmed[home] < TRIM_RECORDS:
             return
@@ -226,7 +275,9 @@ class RangeLog:
         try:
             asked.result(self._timeout_s + SLACK_S)
         except (KafkaException, FutureTimeoutError) as error:
-            logger.warning("the beginning of %s/%d was not deleted, it grows: %s", self._ranges_topic, home, error)
+            logger.warning(
+                "the beginning of %s/%d was not deleted, it grows: %s", self._ranges_topic, home, error
+            )
 
     # -- messages
 
@@ -234,7 +285,9 @@ class RangeLog:
         """Return the end of a partition."""
         assert self._messages is not None
         try:
-            return self._messages.get_watermark_offsets(TopicPartition(self.topic, partition), self._timeout_s)[1]
+            return self._messages.get_watermark_offsets(
+                TopicPartition(self.topic, partition), self._timeout_s
+            )[1]
         except KafkaException as error:
             raise self._broken(f"the end of {self.topic}/{partition}", error) from None
 
@@ -279,13 +332,24 @@ class RangeLog:
 
     def _stands(self, found: Unreadable) -> None:
         self._unreadable[found.partition] = found
-        logger.error("%s; it goes to %s as a note of where it lies, other messages go on", found, self._dead_letters)
+        logger.error(
+            "%s; it goes to %s as a note of where it lies, other messages go on", found, self._dead_letters
+        )
 
     def _bury_unread(self, stands: Unreadable, first: int, end: int) -> None:
-        """Write to the dead letters where lies what cannot be read, from *first* to before *end*, and why it cannot."""
+        """Write to the dead letters where lies what cannot be read, from *first* to before *end*, and why
+        it cannot.
+        """
         source = f"{self.topic}/{stands.partition}/{first}"
-        headers = {"source": source, "last-offset": str(end - 1), "error": stands.error, "reason": stands.reason}
-        self._write_dead([(None, None, [(f"holdfast-{name}", text.encode()) for name, text in headers.items()])])
+        headers = {
+            "source": source,
+            "last-offset": str(end - 1),
+            "error": stands.error,
+            "reason": stands.reason,
+        }
+        self._write_dead(
+            [(None, None, [(f"holdfast-{name}", text.encode()) for name, text in headers.items()])]
+        )
         self.noted += 1
 
     def bury(self, messages: Iterable[Message], deliveries: int) -> None:
@@ -294,7 +358,11 @@ class RangeLog:
         for message in messages:
             source = f"{message.topic()}/{message.partition()}/{message.offset()}"
             had: Any = message.headers() or []
-            headers = [*had, ("holdfast-source", source.encode()), ("holdfast-deliveries", str(deliveries).encode())]
+            headers = [
+                *had,
+                ("holdfast-source", source.encode()),
+                ("holdfast-deliveries", str(deliveries).encode()),
+            ]
             dead.append((message.value(), message.key(), headers))
         self._write_dead(dead)
 
@@ -318,9 +386,16 @@ class RangeLog:
         """Have Kafka's own book of offsets follow the low-water offset, best effort."""
         assert self._messages is not None
         try:
-            self._messages.commit(offsets=[TopicPartition(self.topic, partition, low_water(self.rows[partition].row))], asynchronous=True)
+            self._messages.commit(
+                offsets=[TopicPartition(self.topic, partition, low_water(self.rows[partition].row))],
+                asynchronous=True,
+            )
         except KafkaException as error:
-            logger.warning("offsets were not committed to Kafka: %s; %s has them", error.args[0].str(), self._ranges_topic)
+            logger.warning(
+                "offsets were not committed to Kafka: %s; %s has them",
+                error.args[0].str(),
+                self._ranges_topic,
+            )
 
     def close(self) -> None:
         """Let go of the broker."""
@@ -334,4 +409,6 @@ class RangeLog:
                 consumer.close()
 
     def _broken(self, what: str, error: KafkaException) -> BrokerError:
-        return BrokerError(f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker")
+        return BrokerError(
+            f"{what} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
+        )

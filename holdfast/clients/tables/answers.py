@@ -19,7 +19,9 @@ T = TypeVar("T")
 NOWHERE = -1
 
 AtLeast: TypeAlias = tuple[int, int] | Mapping[int, int]
-"""A (source partition, offset) to be reflected in the answer, or several by partition: what a producer was told when it had written."""
+"""A (source partition, offset) to be reflected in the answer, or several by partition: what a producer was
+told when it had written.
+"""
 
 Bound: TypeAlias = Staleness | timedelta | int
 """How stale a standby's answer may be: a time, or a number of source offsets."""
@@ -48,21 +50,31 @@ class ReadTerms:
     __slots__ = ("at_least", "deadline_s", "staleness")
 
     def __init__(self, at_least: AtLeast | None, max_staleness: Bound | None, deadline_s: float) -> None:
-        self.at_least: Mapping[int, int] = {at_least[0]: at_least[1]} if isinstance(at_least, tuple) else at_least or {}
+        self.at_least: Mapping[int, int] = (
+            {at_least[0]: at_least[1]} if isinstance(at_least, tuple) else at_least or {}
+        )
         self.staleness = None if max_staleness is None else Staleness.of(max_staleness)
         self.deadline_s = deadline_s
 
     def check(self, partitions: Iterable[int]) -> None:
-        """A condition on a partition that is not asked would be dropped in silence; that is a slip of the caller."""
+        """A condition on a partition that is not asked would be dropped in silence; that is a slip of the
+        caller.
+        """
         asked = set(partitions)
         if self.at_least and asked.isdisjoint(self.at_least):
-            raise ValueError(f"at_least names partition {sorted(self.at_least)}, but the rows asked for live in {sorted(asked)}")
+            raise ValueError(
+                f"at_least names partition {sorted(self.at_least)}, but the rows asked for live in {sorted(asked)}"
+            )
 
-    def question(self, processor: Processor[Any, Any], partition: int, verb: str, body: Keys | Page) -> Question:
+    def question(
+        self, processor: Processor[Any, Any], partition: int, verb: str, body: Keys | Page
+    ) -> Question:
         try:
             encoded = encode(body)
         except UnicodeEncodeError as error:
-            raise QueryError(f"table {processor.name}: keys are Unicode text, this one is not ({error.reason})") from error
+            raise QueryError(
+                f"table {processor.name}: keys are Unicode text, this one is not ({error.reason})"
+            ) from error
         at_offset = self.at_least.get(partition)
         return Question(
             processor=processor,
@@ -93,7 +105,9 @@ def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, by
 
 
 def first_found(partials: Iterable[Mapping[str, Answer[Any]]]) -> dict[str, Answer[Any]]:
-    """Return one answer a key of those from several partitions; a row in two of them is a question without one answer."""
+    """Return one answer a key of those from several partitions; a row in two of them is a question without
+    one answer.
+    """
     merged: dict[str, Answer[Any]] = {}
     for partial in partials:
         for key, answer in partial.items():
@@ -105,7 +119,9 @@ def first_found(partials: Iterable[Mapping[str, Answer[Any]]]) -> dict[str, Answ
 def _merged(one: Answer[Any], other: Answer[Any]) -> Answer[Any]:
     positions = MappingProxyType({**one.positions, **other.positions})
     if one.value is not None and other.value is not None:
-        raise QueryError(f"key {one.key[:80]!r} has rows in partitions {one.partition} and {other.partition}: say which with `partition`")
+        raise QueryError(
+            f"key {one.key[:80]!r} has rows in partitions {one.partition} and {other.partition}: say which with `partition`"
+        )
     if one.value is None and other.value is None:
         return Answer(
             key=one.key,

@@ -24,9 +24,18 @@ _SLACK_S = 5.0
 
 
 class BlockingTableClient:
-    """The same reads as a `TableClient`, each waiting for its answer. Use it with `with`, from any number of threads."""
+    """The same reads as a `TableClient`, each waiting for its answer.
 
-    def __init__(self, settings: Settings, processors: Iterable[Processor[Any, Any]], *, directory: Directory | None = None) -> None:
+    Use it with `with`, from any number of threads.
+    """
+
+    def __init__(
+        self,
+        settings: Settings,
+        processors: Iterable[Processor[Any, Any]],
+        *,
+        directory: Directory | None = None,
+    ) -> None:
         self._client = TableClient(settings, processors, directory=directory)
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="holdfast-tables", daemon=True)
@@ -40,7 +49,9 @@ class BlockingTableClient:
         try:
             return future.result(timeout_s + _SLACK_S)
         except TimeoutError as error:
-            raise NotReadyError(f"the client's own event loop did not answer within {timeout_s + _SLACK_S:g} s") from error
+            raise NotReadyError(
+                f"the client's own event loop did not answer within {timeout_s + _SLACK_S:g} s"
+            ) from error
         finally:
             future.cancel()
 
@@ -49,7 +60,9 @@ class BlockingTableClient:
         self._wait(self._client.__aenter__(), _CLOSE_S)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
             self._wait(self._client.__aexit__(kind, error, traceback), _CLOSE_S)
             self._wait(self._loop.shutdown_asyncgens(), _CLOSE_S)  # scans that were not read to their end
@@ -70,7 +83,14 @@ class BlockingTableClient:
         max_staleness: Bound | None = None,
     ) -> Answer[R | None]:
         """Return the row of *key*; its value is None when there is none."""
-        asked = self._client.get(table, key, partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness)
+        asked = self._client.get(
+            table,
+            key,
+            partition=partition,
+            at_least=at_least,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
+        )
         return self._wait(asked, timeout_s)
 
     def get_many(
@@ -84,7 +104,14 @@ class BlockingTableClient:
         max_staleness: Bound | None = None,
     ) -> dict[str, Answer[R | None]]:
         """Return the answer for each of *keys*."""
-        asked = self._client.get_many(table, keys, partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness)
+        asked = self._client.get_many(
+            table,
+            keys,
+            partition=partition,
+            at_least=at_least,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
+        )
         return self._wait(asked, timeout_s)
 
     def scan(
@@ -100,7 +127,13 @@ class BlockingTableClient:
     ) -> Iterator[Answer[R]]:
         """Yield the rows whose key begins with *prefix*; *timeout_s* is for each page."""
         rows = self._client.scan(
-            table, prefix, partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness, page_rows=page_rows
+            table,
+            prefix,
+            partition=partition,
+            at_least=at_least,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
+            page_rows=page_rows,
         )
         while True:
             batch = self._wait(_next(rows, page_rows), timeout_s * 2)

@@ -19,7 +19,14 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.query_wire import LIMIT_PAGE_ROWS, Keys, Page, RowsReply, decode_page_reply, decode_rows_reply
+from holdfast.core.engine.query_wire import (
+    LIMIT_PAGE_ROWS,
+    Keys,
+    Page,
+    RowsReply,
+    decode_page_reply,
+    decode_rows_reply,
+)
 from holdfast.errors import NoSuchTableError, QueryError
 
 __all__ = ["NOWHERE", "Answer", "AtLeast", "Bound", "TableClient"]
@@ -47,11 +54,12 @@ class _Table(Generic[R]):
 class TableClient:
     """Reads the tables of *processors* from whichever worker holds each partition.
 
-    A key's partition is the one given, else what the processor's `route` says, else that of *at_least* (a row changes only by records of
-    its own partition), else every partition is asked. It is never guessed from the key.
+    A key's partition is the one given, else what the processor's `route` says, else that of *at_least* (a row
+    changes only by records of its own partition), else every partition is asked. It is never guessed from the
+    key.
 
-    Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their workers restart;
-    see the QueryErrors for what can be in the way at the end.
+    Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their
+    workers restart; see the QueryErrors for what can be in the way at the end.
     """
 
     def __init__(
@@ -64,13 +72,17 @@ class TableClient:
     ) -> None:
         self._app, self._clock = settings.app, clock
         self._tables = {processor.name: _Table(processor) for processor in processors}
-        self._asker = Asker(settings, WorkersTopic(settings, clock) if directory is None else directory, clock)
+        self._asker = Asker(
+            settings, WorkersTopic(settings, clock) if directory is None else directory, clock
+        )
 
     async def __aenter__(self) -> Self:
         await self._asker.__aenter__()
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         await self._asker.__aexit__(kind, error, traceback)
 
     # -- one row
@@ -109,7 +121,12 @@ class TableClient:
     ) -> Answer[Any]:
         """Return the row of *key*; its value is None when there is none."""
         answers = await self.get_many(
-            table, (key,), partition=partition, at_least=at_least, timeout_s=timeout_s, max_staleness=max_staleness
+            table,
+            (key,),
+            partition=partition,
+            at_least=at_least,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
         )
         return answers[key]
 
@@ -147,8 +164,14 @@ class TableClient:
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
     ) -> dict[str, Answer[Any]]:
-        """Return the answer for each of *keys*. Different answers may be from different moments; each says from which."""
-        found, terms = self._table(table), ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        """Return the answer for each of *keys*.
+
+        Different answers may be from different moments; each says from which.
+        """
+        found, terms = (
+            self._table(table),
+            ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
+        )
         _check_keys(keys)
         if partition is None and isinstance(at_least, tuple) and found.processor.route is None:
             partition = at_least[0]
@@ -198,13 +221,20 @@ class TableClient:
         max_staleness: Bound | None = None,
         page_rows: int = PAGE_ROWS,
     ) -> AsyncIterator[Answer[Any]]:
-        """Yield the rows whose key begins with *prefix*, partition by partition, in the order of the keys' UTF-8 bytes in each.
+        """Yield the rows whose key begins with *prefix*, partition by partition, in the order of the keys'
+        UTF-8 bytes in each.
 
-        It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between pages the time is yours.
+        It is read a page at a time, each as of its own moment; *timeout_s* is for each page, since between
+        pages the time is yours.
         """
-        found, terms = self._table(table), ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s)
+        found, terms = (
+            self._table(table),
+            ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
+        )
         partitions: Iterable[int] = (
-            [partition] if partition is not None else range(await self._asker.partitions(found.processor, terms.deadline_s))
+            [partition]
+            if partition is not None
+            else range(await self._asker.partitions(found.processor, terms.deadline_s))
         )
         terms.check(partitions)
         for each in partitions:
@@ -212,7 +242,9 @@ class TableClient:
             while True:
                 page = Page(prefix=prefix, after=after, limit=min(max(1, page_rows), LIMIT_PAGE_ROWS))
                 question = terms.question(found.processor, each, "scan", page)
-                reply = await self._asker.ask(question, decode_page_reply, self._clock.monotonic_s() + timeout_s)
+                reply = await self._asker.ask(
+                    question, decode_page_reply, self._clock.monotonic_s() + timeout_s
+                )
                 answer = answering(found.decode, reply)
                 for key, value in reply.rows:
                     yield answer(key, value)
@@ -228,10 +260,14 @@ class TableClient:
         name = table if isinstance(table, str) else table.name
         found = self._tables.get(name)
         if found is None:
-            raise NoSuchTableError(f"this client was not given a processor {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}")
+            raise NoSuchTableError(
+                f"this client was not given a processor {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}"
+            )
         return found
 
-    async def _routed(self, table: _Table[Any], keys: Sequence[str], deadline_s: float) -> tuple[dict[int, list[str]], bool]:
+    async def _routed(
+        self, table: _Table[Any], keys: Sequence[str], deadline_s: float
+    ) -> tuple[dict[int, list[str]], bool]:
         """Return the keys by partition, and whether some are sought in every one."""
         partitions = await self._asker.partitions(table.processor, deadline_s)
         by_partition: dict[int, list[str]] = {}
@@ -250,17 +286,23 @@ class TableClient:
         try:
             place = processor.route(key, partitions)
         except Exception as error:
-            raise QueryError(f"key {key[:80]!r} is none that {processor.name} could hold: its route says {error}") from error
+            raise QueryError(
+                f"key {key[:80]!r} is none that {processor.name} could hold: its route says {error}"
+            ) from error
         return None if place is None else int(place)
 
-    async def _rows(self, table: _Table[Any], partition: int, keys: Sequence[str], terms: ReadTerms) -> dict[str, Answer[Any]]:
+    async def _rows(
+        self, table: _Table[Any], partition: int, keys: Sequence[str], terms: ReadTerms
+    ) -> dict[str, Answer[Any]]:
         answers: dict[str, Answer[Any]] = {}
         at = 0
         while at < len(keys):
             question = terms.question(table.processor, partition, "get", Keys(_chunk(keys, at)))
             reply: RowsReply = await self._asker.ask(question, decode_rows_reply, terms.deadline_s)
             if not reply.values:
-                raise QueryError(f"{question}: the worker answered for none of the keys asked; its version differs")
+                raise QueryError(
+                    f"{question}: the worker answered for none of the keys asked; its version differs"
+                )
             answer = answering(table.decode, reply)
             for key, value in zip(keys[at : at + len(reply.values)], reply.values, strict=False):
                 answers[key] = answer(key, value)
@@ -270,7 +312,9 @@ class TableClient:
 
 def _check_keys(keys: Sequence[str]) -> None:
     if isinstance(keys, str):
-        raise QueryError(f"keys are a sequence of strings, not the single string {keys[:40]!r}: use get, or [key]")
+        raise QueryError(
+            f"keys are a sequence of strings, not the single string {keys[:40]!r}: use get, or [key]"
+        )
     for key in keys:
         if not isinstance(key, str):
             raise QueryError(f"a key is a string, not {type(key).__name__}: rows are kept by strings")

@@ -1,4 +1,6 @@
-"""Which worker holds which partition of which table, as the workers themselves announce it on the application's workers topic."""
+"""Which worker holds which partition of which table, as the workers themselves announce it on the
+application's workers topic.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,8 @@ LIMIT_PARTITIONS = 100_000
 
 
 class Workers:
-    """What the workers claim to hold, at one moment. Claims are by table name and version; other versions are other tables.
+    """What the workers claim to hold, at one moment. Claims are by table name and version; other versions are
+    other tables.
 
     >>> old = WorkerClaims(url="http://a", generation=1, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[0, 1])})
     >>> new = WorkerClaims(url="http://b", generation=2, started_ms=0, at_ms=0, tables={"t": TableClaims(version=1, partitions=2, active=[1])})
@@ -71,7 +74,9 @@ class Workers:
         return claimants[0] if claimants else None
 
     def claimants(self, table: str, version: int, partition: int) -> list[str]:
-        """Return the URLs of all workers that claim to own the partition, newest claim first: a claim may be old, or false."""
+        """Return the URLs of all workers that claim to own the partition, newest claim first: a claim may
+        be old, or false.
+        """
         return self._claimants.get((table, version, partition), [])
 
     def standbys(self, table: str, version: int, partition: int) -> list[str]:
@@ -88,7 +93,9 @@ class Workers:
 
 
 def read_claims(url: str, value: bytes) -> WorkerClaims:
-    """Return what a worker's record says, the key of which is *url*; raises ValueError for one that no worker writes."""
+    """Return what a worker's record says, the key of which is *url*; raises ValueError for one that no
+    worker writes.
+    """
     if len(value) > LIMIT_RECORD_BYTES:
         raise ValueError(f"{len(value)} bytes, {LIMIT_RECORD_BYTES} are the limit")
     try:
@@ -104,7 +111,9 @@ def read_claims(url: str, value: bytes) -> WorkerClaims:
         if not 0 < held.partitions <= LIMIT_PARTITIONS:
             raise ValueError(f"table {table[:80]!a} of {held.partitions} partitions")
         if any(not 0 <= each < held.partitions for each in (*held.active, *held.standby)):
-            raise ValueError(f"table {table[:80]!a} has partitions 0 to {held.partitions - 1}, and others are claimed")
+            raise ValueError(
+                f"table {table[:80]!a} has partitions 0 to {held.partitions - 1}, and others are claimed"
+            )
     return claims
 
 
@@ -118,9 +127,16 @@ def _check_origin(url: str) -> None:
     ...     else: print(url)
     """
     parts = urlsplit(url)
-    if len(url) > LIMIT_URL or parts.scheme not in ("http", "https") or not parts.hostname or _UNFIT.search(url):
+    if (
+        len(url) > LIMIT_URL
+        or parts.scheme not in ("http", "https")
+        or not parts.hostname
+        or _UNFIT.search(url)
+    ):
         raise ValueError(f"{url[:80]!a} is no URL of a worker")
-    if parts.path or parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0:  # .port raises ValueError itself
+    if (
+        parts.path or parts.query or parts.fragment or "@" in parts.netloc or parts.port == 0
+    ):  # .port raises ValueError itself
         raise ValueError(f"{url[:80]!a} is more than http(s)://host:port")
     URL(url)
 
@@ -137,7 +153,10 @@ class Directory(Protocol):
         ...
 
     async def refresh(self, timeout_s: float) -> None:
-        """Bring `workers` abreast of what was announced before this call. Raises BrokerError when that takes longer."""
+        """Bring `workers` abreast of what was announced before this call.
+
+        Raises BrokerError when that takes longer.
+        """
         ...
 
     async def close(self) -> None: ...
@@ -146,9 +165,9 @@ class Directory(Protocol):
 class WorkersTopic:
     """The directory in Kafka: reads the workers topic from its beginning, once, then only what is new.
 
-    All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the event loop. The
-    end of the topic is asked for on a connection of its own: a broker answers the requests of one connection in turn, and on the
-    consumer's there is nearly always a fetch that waits for news.
+    All of Kafka happens in one thread of its own, so that a broker that does not answer never holds up the
+    event loop. The end of the topic is asked for on a connection of its own: a broker answers the requests of
+    one connection in turn, and on the consumer's there is nearly always a fetch that waits for news.
     """
 
     def __init__(self, settings: Settings, clock: Clock = system_clock) -> None:
@@ -211,8 +230,11 @@ class WorkersTopic:
             config = self._settings.consumer(**overrides)
             consumer = Consumer(config, logger=logger)
             try:
-                # A consumer that is assigned a topic it knows nothing of takes half a second to find its leader.
-                listed = consumer.list_topics(self._topic, timeout=self._left_s(deadline_s)).topics[self._topic]
+                # A consumer that is assigned a topic it knows nothing of takes half a second to find its
+                # leader.
+                listed = consumer.list_topics(self._topic, timeout=self._left_s(deadline_s)).topics[
+                    self._topic
+                ]
                 if listed.error is not None:
                     raise KafkaException(listed.error)
                 consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
@@ -229,7 +251,8 @@ class WorkersTopic:
             try:
                 return self._asked_end(self._left_s(deadline_s))
             except KafkaException as error:
-                # A topic just created, or whose leader just changed. The client fetches metadata anew and finds it in a moment.
+                # A topic just created, or whose leader just changed. The client fetches metadata anew and
+                # finds it in a moment.
                 if code_of(error) not in LEADER_MOVES:
                     raise
                 time.sleep(min(_LEADER_WAIT_S, self._left_s(deadline_s)))
@@ -263,7 +286,10 @@ class WorkersTopic:
             raise KafkaException(error)
 
     def _learn(self, key: str | bytes | None, value: str | bytes | None) -> None:
-        raw_key, raw = (key.encode() if isinstance(key, str) else key or b""), (value.encode() if isinstance(value, str) else value)
+        raw_key, raw = (
+            (key.encode() if isinstance(key, str) else key or b""),
+            (value.encode() if isinstance(value, str) else value),
+        )
         try:
             url = raw_key[: LIMIT_URL * 4].decode()
             if raw is None:
@@ -275,7 +301,12 @@ class WorkersTopic:
         except ValueError as error:  # of which DecodeError and UnicodeDecodeError are kinds
             self.ignored += 1
             if self.ignored & (self.ignored - 1) == 0:  # the 1st, 2nd, 4th, 8th
-                logger.warning("ignored %d records of %s, which no worker writes; the last: %.200s", self.ignored, self._topic, error)
+                logger.warning(
+                    "ignored %d records of %s, which no worker writes; the last: %.200s",
+                    self.ignored,
+                    self._topic,
+                    error,
+                )
             return
         self._claims[url] = claims
 

@@ -1,7 +1,9 @@
-"""What workers serve, told as digests: a partition's whole state at one offset, and the rows behind it as they are stored.
+"""What workers serve, told as digests: a partition's whole state at one offset, and the rows behind it as
+they are stored.
 
-For scripts and the command line: every call waits. A state stays pinned at its worker while the inspector is open, so that a difference
-found after a long replay can still be looked at; the worker lets it go a minute after it heard of it last.
+For scripts and the command line: every call waits. A state stays pinned at its worker while the inspector is
+open, so that a difference found after a long replay can still be looked at; the worker lets it go a minute
+after it heard of it last.
 """
 
 from __future__ import annotations
@@ -19,7 +21,15 @@ from holdfast.clients.tables.query_router import Asker, Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.query_wire import Inspect, InspectReply, Reply, Stored, decode_inspect_reply, decode_stored_reply, encode
+from holdfast.core.engine.query_wire import (
+    Inspect,
+    InspectReply,
+    Reply,
+    Stored,
+    decode_inspect_reply,
+    decode_stored_reply,
+    encode,
+)
 from holdfast.errors import HoldfastError, NotReadyError
 
 T = TypeVar("T")
@@ -40,9 +50,13 @@ class StoreInspector:
         print(found.digest, "as of", found.as_of_offset)
     """
 
-    def __init__(self, settings: Settings, *, directory: Directory | None = None, clock: Clock = system_clock) -> None:
+    def __init__(
+        self, settings: Settings, *, directory: Directory | None = None, clock: Clock = system_clock
+    ) -> None:
         self._clock = clock
-        self._asker = Asker(settings, WorkersTopic(settings, clock) if directory is None else directory, clock)
+        self._asker = Asker(
+            settings, WorkersTopic(settings, clock) if directory is None else directory, clock
+        )
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, name="holdfast-inspector", daemon=True)
         self._renewals: list[asyncio.Task[None]] = []
@@ -56,7 +70,9 @@ class StoreInspector:
         try:
             return future.result(timeout_s + _SLACK_S)
         except TimeoutError as error:
-            raise NotReadyError(f"the inspector's own event loop did not answer within {timeout_s + _SLACK_S:g} s") from error
+            raise NotReadyError(
+                f"the inspector's own event loop did not answer within {timeout_s + _SLACK_S:g} s"
+            ) from error
         finally:
             future.cancel()
 
@@ -65,7 +81,9 @@ class StoreInspector:
         self._wait(self._asker.__aenter__(), _SLACK_S)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         try:
             self._wait(self._end(), _SLACK_S)
         finally:
@@ -86,15 +104,23 @@ class StoreInspector:
         """Return how many partitions the table has."""
         return self._wait(self._asker.partitions(processor, self._clock.monotonic_s() + timeout_s), timeout_s)
 
-    def digest(self, processor: Processor[Any, Any], partition: int, timeout_s: float = TIMEOUT_S) -> InspectReply:
-        """Return the digest of what the partition's owner serves now, all of it as of one offset; raises a QueryError."""
+    def digest(
+        self, processor: Processor[Any, Any], partition: int, timeout_s: float = TIMEOUT_S
+    ) -> InspectReply:
+        """Return the digest of what the partition's owner serves now, all of it as of one offset; raises a
+        QueryError.
+        """
         body = encode(Inspect(uuid.uuid4().hex))
-        found = self._wait(self._ask(processor, partition, "digest", body, decode_inspect_reply, timeout_s), timeout_s)
+        found = self._wait(
+            self._ask(processor, partition, "digest", body, decode_inspect_reply, timeout_s), timeout_s
+        )
         self._wait(self._renew(processor, partition, body), _SLACK_S)
         return found
 
     def stored(self, processor: Processor[Any, Any], found: InspectReply) -> Iterator[tuple[bytes, bytes]]:
-        """Yield the rows and timers that *found* is the digest of, as they are stored, in the order of their keys."""
+        """Yield the rows and timers that *found* is the digest of, as they are stored, in the order of
+        their keys.
+        """
         after: bytes | None = b""
         while after is not None:
             body = encode(Stored(inspection=found.inspection, after=after, limit=PAGE_ROWS))
@@ -104,9 +130,17 @@ class StoreInspector:
             after = page.after
 
     def _ask(
-        self, processor: Processor[Any, Any], partition: int, verb: str, body: bytes, decode: Callable[[bytes], A], timeout_s: float
+        self,
+        processor: Processor[Any, Any],
+        partition: int,
+        verb: str,
+        body: bytes,
+        decode: Callable[[bytes], A],
+        timeout_s: float,
     ) -> Coroutine[Any, Any, A]:
-        question = Question(processor=processor, partition=partition, verb=verb, body=body, at_offset=None, staleness=None)
+        question = Question(
+            processor=processor, partition=partition, verb=verb, body=body, at_offset=None, staleness=None
+        )
         return self._asker.ask(question, decode, self._clock.monotonic_s() + timeout_s)
 
     async def _renew(self, processor: Processor[Any, Any], partition: int, body: bytes) -> None:

@@ -1,4 +1,6 @@
-"""How one question about one partition gets its answer: who is asked, when again, and which error is told in the end."""
+"""How one question about one partition gets its answer: who is asked, when again, and which error is told
+in the end.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,14 @@ from holdfast.clients.tables.web_tls import WorkerToken, client_tls
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.query_wire import LIMIT_REPLY_BYTES, MSGPACK, Refusal, Reply, Staleness, decode_refusal
+from holdfast.core.engine.query_wire import (
+    LIMIT_REPLY_BYTES,
+    MSGPACK,
+    Refusal,
+    Reply,
+    Staleness,
+    decode_refusal,
+)
 from holdfast.errors import (
     AccessError,
     BrokerError,
@@ -41,7 +50,10 @@ REFRESH_S = 2.0
 ASKED_LAST_S = 10.0
 LIMIT_FAILED = 1_000
 LIMIT_READ_BYTES = 2 * LIMIT_REPLY_BYTES
-"""What is read of a reply at most. Workers stop at `LIMIT_REPLY_BYTES` of rows; keys, and the form that holds them, are not more than that again."""
+"""What is read of a reply at most.
+
+Workers stop at `LIMIT_REPLY_BYTES` of rows; keys, and the form that holds them, are not more than that again.
+"""
 LIMIT_TOLD = 1_000
 """Characters of a refusal that an error repeats."""
 LIMIT_HEADERS, LIMIT_HEADER_BYTES = 64, 8 << 10
@@ -84,7 +96,14 @@ class _Setback(Exception):
         busy: bool = False,
     ) -> None:
         super().__init__(str(error))
-        self.error, self.moved_to, self.at_once, self.final, self.cut, self.busy = error, moved_to, at_once, final, cut, busy
+        self.error, self.moved_to, self.at_once, self.final, self.cut, self.busy = (
+            error,
+            moved_to,
+            at_once,
+            final,
+            cut,
+            busy,
+        )
 
 
 class _TooLong(Exception):
@@ -92,7 +111,10 @@ class _TooLong(Exception):
 
 
 async def _read(response: aiohttp.ClientResponse) -> bytes:
-    """Return the whole body, or raise _TooLong before more than `LIMIT_READ_BYTES` of it are held. What is left unread ends its connection."""
+    """Return the whole body, or raise _TooLong before more than `LIMIT_READ_BYTES` of it are held.
+
+    What is left unread ends its connection.
+    """
     if (response.content_length or 0) > LIMIT_READ_BYTES:
         raise _TooLong
     pieces: list[bytes] = []
@@ -108,8 +130,9 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
 class Asker:
     """Asks workers over pooled connections, and asks the directory when they are not where they were.
 
-    Every question is a read, so it can be asked again. It is, until its deadline: a worker that moves, restores, restarts or hangs
-    costs time but is no error. At the deadline the error tells what stood in the way last.
+    Every question is a read, so it can be asked again. It is, until its deadline: a worker that moves,
+    restores, restarts or hangs costs time but is no error. At the deadline the error tells what stood in the
+    way last.
     """
 
     def __init__(self, settings: Settings, directory: Directory, clock: Clock) -> None:
@@ -118,7 +141,9 @@ class Asker:
         self._tls: ssl.SSLContext | None = None
         self._token = WorkerToken(settings)
         self._failed: dict[str, float] = {}
-        """Until when (monotonic) a URL is asked last, since it did not answer: a claim may be old, or false."""
+        """Until when (monotonic) a URL is asked last, since it did not answer: a claim may be old, or
+        false.
+        """
         self._refreshing = asyncio.Lock()
         self._refreshed = 0
 
@@ -126,7 +151,10 @@ class Asker:
         headers = {"Accept": MSGPACK, "Content-Type": MSGPACK}
         self._session = aiohttp.ClientSession(
             connector=aiohttp.TCPConnector(
-                limit=LIMIT_CONNECTIONS, limit_per_host=LIMIT_CONNECTIONS_PER_WORKER, keepalive_timeout=KEEPALIVE_S, ttl_dns_cache=30
+                limit=LIMIT_CONNECTIONS,
+                limit_per_host=LIMIT_CONNECTIONS_PER_WORKER,
+                keepalive_timeout=KEEPALIVE_S,
+                ttl_dns_cache=30,
             ),
             headers=headers,
             timeout=aiohttp.ClientTimeout(total=None),
@@ -138,7 +166,9 @@ class Asker:
         )
         return self
 
-    async def __aexit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         session, self._session = self._session, None
         if session is not None:
             await session.close()
@@ -158,9 +188,13 @@ class Asker:
             if self._directory.workers.partitions(name, version):
                 continue
             if (left_s := self._left_s(deadline_s)) <= 0:
-                if failure is not None and not was_read:  # else it is the deadline that cut the last look short
+                if (
+                    failure is not None and not was_read
+                ):  # else it is the deadline that cut the last look short
                     raise failure
-                raise NotReadyError(f"no worker of {self._settings.app} has announced table {name} in time; is one running?")
+                raise NotReadyError(
+                    f"no worker of {self._settings.app} has announced table {name} in time; is one running?"
+                )
             self._refuse_other_version(processor)
             await asyncio.sleep(min(backoff_s, left_s))
             backoff_s = min(backoff_s * 2, _LONGEST_BACKOFF_S)
@@ -174,7 +208,9 @@ class Asker:
             )
 
     async def _refresh(self, seen: int, deadline_s: float) -> BrokerError | None:
-        """Bring the directory abreast, unless somebody did since *seen* was read; return why it could not be."""
+        """Bring the directory abreast, unless somebody did since *seen* was read; return why it could not
+        be.
+        """
         left_s = self._left_s(deadline_s)
         try:
             async with asyncio.timeout(max(0.0, left_s)), self._refreshing:
@@ -193,7 +229,8 @@ class Asker:
         workers, name, version = self._directory.workers, question.processor.name, question.processor.version
         urls = list(workers.claimants(name, version, question.partition))
         if question.staleness is not None:
-            # An older claim is worth a question where only the owner may answer; where others may, the first of them is nearer the truth.
+            # An older claim is worth a question where only the owner may answer; where others may, the first
+            # of them is nearer the truth.
             urls = urls[:1] + [url for url in self._standbys(question) if url not in urls] + urls[1:]
         if self._failed and len(urls) > 1:
             now_s = self._clock.monotonic_s()
@@ -203,12 +240,16 @@ class Asker:
     def _standbys(self, question: Question) -> list[str]:
         if question.staleness is None:
             return []
-        return self._directory.workers.standbys(question.processor.name, question.processor.version, question.partition)
+        return self._directory.workers.standbys(
+            question.processor.name, question.processor.version, question.partition
+        )
 
     # -- asking
 
     async def ask(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
-        """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for want of Kafka."""
+        """Return the reply to *question*; raises a QueryError, or BrokerError when no owner is known for
+        want of Kafka.
+        """
         backoff_s, told, unread, was_read = _BACKOFF_S, None, None, False
         while True:
             seen, known = self._refreshed, self._candidates(question)
@@ -232,10 +273,14 @@ class Asker:
     def _left_s(self, deadline_s: float) -> float:
         return deadline_s - self._clock.monotonic_s()
 
-    async def _round(self, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A | _Setback:
+    async def _round(
+        self, question: Question, decode: Callable[[bytes], A], deadline_s: float
+    ) -> A | _Setback:
         """Ask the owner, then where it says the partition went, then those that may stand in for it."""
         setback = _Setback(
-            NotReadyError(f"no worker of {self._settings.app} claims {question}: none is running, or a rebalance is under way")
+            NotReadyError(
+                f"no worker of {self._settings.app} claims {question}: none is running, or a rebalance is under way"
+            )
         )
         urls, redirected = self._candidates(question), False
         final: _Setback | None = None
@@ -261,7 +306,8 @@ class Asker:
             if setback.moved_to is not None and not redirected:
                 redirected = True
                 urls.insert(0, setback.moved_to)
-        # Who cannot be helped by asking again may be no worker at all: only where nobody else is known that is the last word.
+        # Who cannot be helped by asking again may be no worker at all: only where nobody else is known that
+        # is the last word.
         return final if final is not None and all_final else setback
 
     def _note_failure(self, url: str, met: _Setback) -> None:
@@ -271,7 +317,9 @@ class Asker:
             self._failed.clear()
         self._failed[url] = self._clock.monotonic_s() + ASKED_LAST_S
 
-    async def _attempt(self, url: str, question: Question, decode: Callable[[bytes], A], deadline_s: float) -> A:
+    async def _attempt(
+        self, url: str, question: Question, decode: Callable[[bytes], A], deadline_s: float
+    ) -> A:
         left_s = max(0.001, self._left_s(deadline_s))
         attempt_s = min(ATTEMPT_S, max(left_s / 2, _LEAST_ATTEMPT_S), left_s)
         session = self._session
@@ -294,12 +342,16 @@ class Asker:
             message = f"{url} answered for {question} more than {LIMIT_READ_BYTES} bytes, which no worker does: is it one?"
             raise _Setback(QueryError(message), final=True) from None
         except TimeoutError:
-            error = NotReadyError(f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or cut off")
+            error = NotReadyError(
+                f"{url} did not answer for {question} within {attempt_s:.3g} s: it hangs, is overloaded or cut off"
+            )
             raise _Setback(error, cut=attempt_s < ATTEMPT_S) from None
         except aiohttp.ClientError as error:
             raise self._unreachable(url, question, error) from error
         except ValueError as unfit:
-            raise _Setback(QueryError(f"{url} is no URL that can be asked for {question}: {unfit}")) from unfit
+            raise _Setback(
+                QueryError(f"{url} is no URL that can be asked for {question}: {unfit}")
+            ) from unfit
         if response.status == 200:
             return self._decoded(url, question, decode, body)
         raise self._refused(url, question, response, body)
@@ -309,9 +361,16 @@ class Asker:
             return _plain_url(url, question.processor.name, question.partition, question.verb)
         terms = [] if question.staleness is None else [f"stale-ok={question.staleness}"]
         if question.at_offset is not None:
-            # The worker gives up a little earlier than this attempt, so that its word on how far it is arrives.
-            terms += [f"at-offset={question.at_offset}", f"timeout-ms={int(max(attempt_s * 0.75, attempt_s - 0.1) * 1000)}"]
-        return URL(f"{_plain_url(url, question.processor.name, question.partition, question.verb)}?{'&'.join(terms)}", encoded=True)
+            # The worker gives up a little earlier than this attempt, so that its word on how far it is
+            # arrives.
+            terms += [
+                f"at-offset={question.at_offset}",
+                f"timeout-ms={int(max(attempt_s * 0.75, attempt_s - 0.1) * 1000)}",
+            ]
+        return URL(
+            f"{_plain_url(url, question.processor.name, question.partition, question.verb)}?{'&'.join(terms)}",
+            encoded=True,
+        )
 
     def _tls_for(self, url: str) -> ssl.SSLContext | bool:
         if not url.startswith("https:"):
@@ -325,11 +384,16 @@ class Asker:
             reply = decode(body)
         except msgspec.DecodeError as error:
             raise _Setback(
-                QueryError(f"{url} answered for {question} what this client cannot read ({error}): versions differ"), final=True
+                QueryError(
+                    f"{url} answered for {question} what this client cannot read ({error}): versions differ"
+                ),
+                final=True,
             ) from error
         if reply.version != question.processor.version:
             message = f"{url} serves {question.processor.name} in version {reply.version}, not {question.processor.version}"
-            raise _Setback(NoSuchTableError(f"{message}: give the client the processor that the workers run"), final=True)
+            raise _Setback(
+                NoSuchTableError(f"{message}: give the client the processor that the workers run"), final=True
+            )
         return reply
 
     # -- what stood in the way
@@ -340,19 +404,36 @@ class Asker:
             if isinstance(cause, ssl.SSLError):
                 message = f"{url} and this client do not accept each other's certificates ({getattr(cause, 'reason', None) or cause})"
                 return _Setback(
-                    AccessError(f"{message}: set web_tls_ca, web_tls_cert and web_tls_key as the workers have them"), final=True
+                    AccessError(
+                        f"{message}: set web_tls_ca, web_tls_cert and web_tls_key as the workers have them"
+                    ),
+                    final=True,
                 )
             cause = cause.__cause__ or cause.__context__
-        if url.startswith("https:") and self._settings.web_tls_cert is None and not isinstance(error, aiohttp.ClientConnectorError):
-            # Under TLS 1.3 a worker that wants a certificate ends the connection only after the handshake, often without a word.
+        if (
+            url.startswith("https:")
+            and self._settings.web_tls_cert is None
+            and not isinstance(error, aiohttp.ClientConnectorError)
+        ):
+            # Under TLS 1.3 a worker that wants a certificate ends the connection only after the handshake,
+            # often without a word.
             message = f"{url} closed the connection while asked for {question}: it may be stopping, or it wants a certificate"
-            return _Setback(AccessError(f"{message}, and this client shows none: set web_tls_cert and web_tls_key"))
+            return _Setback(
+                AccessError(f"{message}, and this client shows none: set web_tls_cert and web_tls_key")
+            )
         if isinstance(error, aiohttp.ServerDisconnectedError):
-            # An idle connection that the worker closed just when it was used again says nothing about the worker.
-            return _Setback(NotReadyError(f"{url} closed the connection while asked for {question}: it may be stopping"))
-        return _Setback(NotReadyError(f"{url} cannot be reached for {question} ({error}): it may have stopped"))
+            # An idle connection that the worker closed just when it was used again says nothing about the
+            # worker.
+            return _Setback(
+                NotReadyError(f"{url} closed the connection while asked for {question}: it may be stopping")
+            )
+        return _Setback(
+            NotReadyError(f"{url} cannot be reached for {question} ({error}): it may have stopped")
+        )
 
-    def _refused(self, url: str, question: Question, response: aiohttp.ClientResponse, body: bytes) -> _Setback:
+    def _refused(
+        self, url: str, question: Question, response: aiohttp.ClientResponse, body: bytes
+    ) -> _Setback:
         try:
             refusal = decode_refusal(body)
         except msgspec.DecodeError:

@@ -1,4 +1,6 @@
-"""TLS between those who ask tables and the workers that answer, from the `web_tls_*` settings; both sides share them."""
+"""TLS between those who ask tables and the workers that answer, from the `web_tls_*` settings; both sides
+share them.
+"""
 
 from __future__ import annotations
 
@@ -14,21 +16,35 @@ from holdfast.errors import AccessError, ConfigError
 
 
 class WorkerToken:
-    """To whom `web_token` is sent: over https, which verifies the worker's name, or over plain http to what `web_token_networks` names.
+    """To whom `web_token` is sent: over https, which verifies the worker's name, or over plain http to what
+    `web_token_networks` names.
 
-    Where the settings name certificates the fleet speaks TLS, and the token never goes without it, whatever a worker's record says.
+    Where the settings name certificates the fleet speaks TLS, and the token never goes without it, whatever a
+    worker's record says.
     """
 
     def __init__(self, settings: Settings) -> None:
-        self._headers = {} if settings.web_token is None else {"Authorization": f"Bearer {settings.web_token}"}
+        self._headers = (
+            {} if settings.web_token is None else {"Authorization": f"Bearer {settings.web_token}"}
+        )
         self._tls_only = settings.web_tls_ca is not None or settings.web_tls_cert is not None
         self._hosts, self._networks = hosts_and_networks(settings.web_token_networks)
 
     def headers(self, url: str) -> Mapping[str, str]:
-        """Return the headers for a request to *url*; raises AccessError, with nothing sent, when the token must not go there."""
-        if not self._headers or url.startswith("https://") or (not self._tls_only and self._is_allowed(urlsplit(url).hostname or "")):
+        """Return the headers for a request to *url*; raises AccessError, with nothing sent, when the token
+        must not go there.
+        """
+        if (
+            not self._headers
+            or url.startswith("https://")
+            or (not self._tls_only and self._is_allowed(urlsplit(url).hostname or ""))
+        ):
             return self._headers
-        cure = "let the workers speak https" if self._tls_only else "let it speak https, or name its host or network in web_token_networks"
+        cure = (
+            "let the workers speak https"
+            if self._tls_only
+            else "let it speak https, or name its host or network in web_token_networks"
+        )
         raise AccessError(f"web_token is not sent to {url[:100]} over plain http: {cure}")
 
     def _is_allowed(self, host: str) -> bool:
@@ -40,7 +56,9 @@ class WorkerToken:
 
 
 def server_tls(settings: Settings) -> ssl.SSLContext | None:
-    """Return how the web port speaks TLS, None when it speaks plain HTTP; with `web_tls_ca`, only to holders of a certificate."""
+    """Return how the web port speaks TLS, None when it speaks plain HTTP; with `web_tls_ca`, only to
+    holders of a certificate.
+    """
     if settings.web_tls_cert is None or settings.web_tls_key is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
@@ -56,8 +74,9 @@ def server_tls(settings: Settings) -> ssl.SSLContext | None:
 def client_tls(settings: Settings) -> ssl.SSLContext:
     """Return how to ask a worker over https: trust and present what the settings name.
 
-    Trusted are the authorities in `web_tls_ca`; without them the system's (SSL_CERT_FILE adds to these) and `web_tls_cert` itself, so that
-    workers that share a certificate can ask each other. The worker's name must be in its certificate in any case.
+    Trusted are the authorities in `web_tls_ca`; without them the system's (SSL_CERT_FILE adds to these) and
+    `web_tls_cert` itself, so that workers that share a certificate can ask each other. The worker's name must
+    be in its certificate in any case.
     """
     if settings.web_tls_ca is not None:
         with _explained("web_tls_ca", settings.web_tls_ca):

@@ -1,4 +1,7 @@
-"""Topics of an application on a real cluster: what is there, what has to be created, what is wrong. Every wait has a deadline."""
+"""Topics of an application on a real cluster: what is there, what has to be created, what is wrong.
+
+Every wait has a deadline.
+"""
 
 from __future__ import annotations
 
@@ -75,10 +78,18 @@ LIMIT_RESOURCES = 500
 
 
 class Admin:
-    """The cluster that the settings name. Nothing is kept between calls but connections, which close with the object."""
+    """The cluster that the settings name.
+
+    Nothing is kept between calls but connections, which close with the object.
+    """
 
     def __init__(
-        self, settings: Settings, *, timeout_s: float | None = None, connect_timeout_s: float | None = None, clock: Clock = system_clock
+        self,
+        settings: Settings,
+        *,
+        timeout_s: float | None = None,
+        connect_timeout_s: float | None = None,
+        clock: Clock = system_clock,
     ) -> None:
         self._servers = settings.bootstrap_servers
         self._timeout_s = settings.request_timeout_s if timeout_s is None else timeout_s
@@ -93,20 +104,26 @@ class Admin:
             raise ConfigError(f"a Kafka property is refused by librdkafka: {_text(error)}") from error
 
     def cluster(self, names: Iterable[str] | None = None) -> ClusterTopics:
-        """Return the brokers and the topics of these names that exist (None: all topics), with their configurations."""
+        """Return the brokers and the topics of these names that exist (None: all topics), with their
+        configurations.
+        """
         asked = None if names is None else set(names)
 
         def look(metadata: Any, wait_s: float) -> ClusterTopics:
             wanted = sorted(metadata.topics if asked is None else asked & metadata.topics.keys())
             # Any broker can tell, so ask the one that has just answered: it is alive.
             configs = self._configs(wanted, metadata.orig_broker_id, wait_s)
-            topics = {name: _topic(metadata.topics[name], configs[name]) for name in wanted if name in configs}
+            topics = {
+                name: _topic(metadata.topics[name], configs[name]) for name in wanted if name in configs
+            }
             return ClusterTopics(brokers=tuple(sorted(metadata.brokers)), topics=topics)
 
         return self._persist(look)
 
     def apply(self, actions: Sequence[TopicChange]) -> None:
-        """Carry out *actions* and return when each can be seen: topics with all their leaders, configurations with their new values."""
+        """Carry out *actions* and return when each can be seen: topics with all their leaders,
+        configurations with their new values.
+        """
         creations = [action for action in actions if isinstance(action, CreateTopic)]
         if creations:
             self._persist(lambda metadata, wait_s: self._create(creations, wait_s))
@@ -115,7 +132,9 @@ class Admin:
         alterations = [action for action in actions if isinstance(action, AlterConfig)]
         if alterations:
             self._persist(lambda metadata, wait_s: self._alter(alterations, wait_s))
-            self._await("configurations", lambda metadata, wait_s: self._unaltered(alterations, metadata, wait_s))
+            self._await(
+                "configurations", lambda metadata, wait_s: self._unaltered(alterations, metadata, wait_s)
+            )
 
     def offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], tuple[int, int]]:
         """Return the first offset and the next one to be written of each partition."""
@@ -124,27 +143,36 @@ class Admin:
         return {place: (int(begin[place].offset), int(end[place].offset)) for place in begin}
 
     def stable_offsets(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
-        """Return the last stable offset of each partition: where its first open transaction begins, its end when none is open."""
+        """Return the last stable offset of each partition: where its first open transaction begins, its
+        end when none is open.
+        """
         found = self._offsets(partitions, _LAST, isolation_level=IsolationLevel.READ_COMMITTED)
         return {place: int(answer.offset) for place, answer in found.items()}
 
     def leader_epochs(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
         """Return the leader epoch of each partition that has records."""
         found = self._offsets(partitions, _LAST)
-        return {place: answer.leader_epoch for place, answer in found.items() if answer.leader_epoch is not None}
+        return {
+            place: answer.leader_epoch for place, answer in found.items() if answer.leader_epoch is not None
+        }
 
-    def offsets_at(self, partitions: Iterable[tuple[str, int]], at_ms: int) -> dict[tuple[str, int], int | None]:
-        """Return the first offset whose record is not older than *at_ms* of each partition, None where there is none."""
+    def offsets_at(
+        self, partitions: Iterable[tuple[str, int]], at_ms: int
+    ) -> dict[tuple[str, int], int | None]:
+        """Return the first offset whose record is not older than *at_ms* of each partition, None where
+        there is none.
+        """
         found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms), known=False)
         return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
 
     # Parts
 
     def _persist(self, step: Callable[[Any, float], T]) -> T:
-        """Return what *step* gives for fresh metadata; while brokers come and go it is tried again until the deadline.
+        """Return what *step* gives for fresh metadata; while brokers come and go it is tried again until the
+        deadline.
 
-        An attempt is much shorter than the deadline: librdkafka sends to the controller it last heard of, and waits for that one in
-        vain when it has died meanwhile.
+        An attempt is much shorter than the deadline: librdkafka sends to the controller it last heard of, and
+        waits for that one in vain when it has died meanwhile.
         """
         deadline_s = self._clock.monotonic_s() + self._timeout_s
         while True:
@@ -157,7 +185,8 @@ class Admin:
             time.sleep(POLL_S)
 
     def _metadata(self, timeout_s: float) -> Any:
-        # A first short wait, since a wrong password or certificate is known at once and no patience will mend it.
+        # A first short wait, since a wrong password or certificate is known at once and no patience will mend
+        # it.
         first_s = min(FIRST_WAIT_S, timeout_s)
         for wait_s in (first_s, timeout_s - first_s):
             try:
@@ -177,13 +206,19 @@ class Admin:
                 ) from error
         raise AssertionError("unreachable")
 
-    def _configs(self, names: Sequence[str], broker: int, wait_s: float) -> dict[str, Mapping[str, ConfigEntry]]:
+    def _configs(
+        self, names: Sequence[str], broker: int, wait_s: float
+    ) -> dict[str, Mapping[str, ConfigEntry]]:
         """Return the configurations as *broker* knows them, leaving out topics it does not know."""
         whom = {"broker": broker} if broker >= 0 else {}
         found: dict[str, Mapping[str, ConfigEntry]] = {}
         for start in range(0, len(names), LIMIT_RESOURCES):
-            resources = [ConfigResource(ResourceType.TOPIC, name) for name in names[start : start + LIMIT_RESOURCES]]
-            for resource, future in self._client.describe_configs(resources, request_timeout=wait_s, **whom).items():
+            resources = [
+                ConfigResource(ResourceType.TOPIC, name) for name in names[start : start + LIMIT_RESOURCES]
+            ]
+            for resource, future in self._client.describe_configs(
+                resources, request_timeout=wait_s, **whom
+            ).items():
                 try:
                     found[resource.name] = self._result(future, f"configuration of {resource.name}", wait_s)
                 except TopicError as error:
@@ -194,7 +229,9 @@ class Admin:
     def _offsets(
         self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec, *, known: bool = True, **options: Any
     ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
-        """Return what leaders tell of their partitions; with *known*, those that do not know an offset yet are asked again."""
+        """Return what leaders tell of their partitions; with *known*, those that do not know an offset yet
+        are asked again.
+        """
         wanted = {TopicPartition(topic, partition): spec for topic, partition in partitions}
 
         def ask(metadata: Any, wait_s: float) -> dict[tuple[str, int], ListOffsetsResultInfo]:
@@ -208,7 +245,9 @@ class Admin:
     ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
         return {
             (place.topic, place.partition): self._result(future, f"offsets of {place.topic}", wait_s)
-            for place, future in self._client.list_offsets(dict(wanted), request_timeout=wait_s, **options).items()
+            for place, future in self._client.list_offsets(
+                dict(wanted), request_timeout=wait_s, **options
+            ).items()
         }
 
     def _create(self, creations: Sequence[CreateTopic], wait_s: float) -> None:
@@ -227,8 +266,9 @@ class Admin:
                 self._result(future, f"creation of topic {name}", wait_s)
                 log.info("topic created", extra={"topic": name})
             except TopicError as error:
-                # Another worker was faster, or our first request had succeeded and its answer was lost. Whether the topic is the one
-                # that was wanted is seen when its partitions are awaited, and by `check`.
+                # Another worker was faster, or our first request had succeeded and its answer was lost.
+                # Whether the topic is the one that was wanted is seen when its partitions are awaited, and by
+                # `check`.
                 match code_of(error.__cause__):
                     case KafkaError.TOPIC_ALREADY_EXISTS:
                         continue
@@ -238,16 +278,24 @@ class Admin:
                         raise
 
     def _unready(self, wanted: Mapping[str, int], metadata: Any, wait_s: float) -> list[str]:
-        """Return the topics that lack a leader or that some broker has not heard of: its clients would be told they do not exist."""
+        """Return the topics that lack a leader or that some broker has not heard of: its clients would be
+        told they do not exist.
+        """
         led = [name for name in wanted if name in metadata.topics and _has_leaders(metadata.topics[name])]
         for name in led:
             if (found := len(metadata.topics[name].partitions)) != wanted[name]:
-                raise TopicError(f"topic {name} was created by someone else with {found} partitions instead of {wanted[name]}")
+                raise TopicError(
+                    f"topic {name} was created by someone else with {found} partitions instead of {wanted[name]}"
+                )
         known = set(led).intersection(*self._everywhere(led, metadata, wait_s))
         return [name for name in wanted if name not in known]
 
-    def _everywhere(self, names: Sequence[str], metadata: Any, wait_s: float) -> list[dict[str, Mapping[str, ConfigEntry]]]:
-        """Return the configurations as each broker knows them; what the controller accepted reaches the others a little later."""
+    def _everywhere(
+        self, names: Sequence[str], metadata: Any, wait_s: float
+    ) -> list[dict[str, Mapping[str, ConfigEntry]]]:
+        """Return the configurations as each broker knows them; what the controller accepted reaches the
+        others a little later.
+        """
         return [self._configs(names, broker, wait_s) for broker in metadata.brokers] if names else []
 
     def _await(self, what: str, pending: Callable[[Any, float], list[str]]) -> None:
@@ -266,12 +314,15 @@ class Admin:
                 ResourceType.TOPIC,
                 alteration.topic,
                 incremental_configs=[
-                    ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET) for key, value in alteration.config.items()
+                    ConfigEntry(key, value, incremental_operation=AlterConfigOpType.SET)
+                    for key, value in alteration.config.items()
                 ],
             )
             for alteration in alterations
         ]
-        for resource, future in self._client.incremental_alter_configs(resources, request_timeout=wait_s).items():
+        for resource, future in self._client.incremental_alter_configs(
+            resources, request_timeout=wait_s
+        ).items():
             self._result(future, f"configuration of {resource.name}", wait_s)
             log.info("topic configuration altered", extra={"topic": resource.name})
 
@@ -293,7 +344,9 @@ class Admin:
             raise BrokerError(f"{what}: no answer within {wait_s:g} s from {self._servers}") from error
         except KafkaException as error:
             if code_of(error) in TRANSIENT:
-                raise BrokerError(f"{what}: {_text(error)}; asked {self._servers} for {self._timeout_s:g} s") from error
+                raise BrokerError(
+                    f"{what}: {_text(error)}; asked {self._servers} for {self._timeout_s:g} s"
+                ) from error
             raise TopicError(f"{what}: {_text(error)}") from error
 
     def _on_error(self, error: KafkaError) -> None:
@@ -309,18 +362,26 @@ TRANSIENT = NO_ANSWER | LEADER_MOVES | {KafkaError.NOT_CONTROLLER}
 def _refuses(error: KafkaError) -> bool:
     """Whether a connection failed over who is who, which no second attempt mends.
 
-    A broker whose answer is there before the client first looks is refused by librdkafka's connect rather than by its handshake,
-    which calls everything transport trouble; the text alone tells then (its rd_kafka_transport_ssl_connect).
+    A broker whose answer is there before the client first looks is refused by librdkafka's connect rather
+    than by its handshake, which calls everything transport trouble; the text alone tells then (its
+    rd_kafka_transport_ssl_connect).
     """
-    return error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL) or "certificate verify failed" in error.str()
+    return (
+        error.code() in (KafkaError._AUTHENTICATION, KafkaError._SSL)
+        or "certificate verify failed" in error.str()
+    )
 
 
 def _text(error: KafkaException) -> str:
     return str(error.args[0].str())
 
 
-def _told(answers: dict[tuple[str, int], ListOffsetsResultInfo]) -> dict[tuple[str, int], ListOffsetsResultInfo]:
-    """Return *answers*, or raise BrokerError: a leader that has just changed says -1, and the next attempt gets the truth."""
+def _told(
+    answers: dict[tuple[str, int], ListOffsetsResultInfo],
+) -> dict[tuple[str, int], ListOffsetsResultInfo]:
+    """Return *answers*, or raise BrokerError: a leader that has just changed says -1, and the next attempt
+    gets the truth.
+    """
     for (topic, partition), answer in answers.items():
         if answer.offset < 0:
             raise BrokerError(f"offsets of {topic}/{partition}: its leader does not know them yet")
@@ -328,7 +389,11 @@ def _told(answers: dict[tuple[str, int], ListOffsetsResultInfo]) -> dict[tuple[s
 
 
 def _has_leaders(topic: Any) -> bool:
-    return topic.error is None and bool(topic.partitions) and all(partition.leader >= 0 for partition in topic.partitions.values())
+    return (
+        topic.error is None
+        and bool(topic.partitions)
+        and all(partition.leader >= 0 for partition in topic.partitions.values())
+    )
 
 
 def _topic(topic: Any, entries: Mapping[str, Any]) -> TopicState:
@@ -346,14 +411,24 @@ def _topic(topic: Any, entries: Mapping[str, Any]) -> TopicState:
         name=topic.topic,
         partitions=partitions,
         config={key: entry.value for key, entry in sorted(entries.items()) if entry.value is not None},
-        overrides={key: entry.value for key, entry in sorted(entries.items()) if entry.source == own and entry.value is not None},
+        overrides={
+            key: entry.value
+            for key, entry in sorted(entries.items())
+            if entry.source == own and entry.value is not None
+        },
     )
 
 
 def create_topics(
-    settings: Settings, processors: Processors, *, partitions: int | None = None, alter: bool = False, admin: Admin | None = None
+    settings: Settings,
+    processors: Processors,
+    *,
+    partitions: int | None = None,
+    alter: bool = False,
+    admin: Admin | None = None,
 ) -> list[TopicChange]:
-    """Create the topics of an application that are missing, wait until they can be used, and return what was done.
+    """Create the topics of an application that are missing, wait until they can be used, and return what was
+    done.
 
     With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
     """
@@ -363,7 +438,9 @@ def create_topics(
     return actions
 
 
-def plan_topics(settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin) -> list[TopicChange]:
+def plan_topics(
+    settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin
+) -> list[TopicChange]:
     """Return what `create_topics` would do."""
     cluster = admin.cluster(topic_names(settings, processors))
     actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
@@ -374,8 +451,12 @@ def plan_topics(settings: Settings, processors: Processors, *, partitions: int |
 
 
 def _beside(settings: Settings, processors: Processors, admin: Admin) -> ClusterTopics:
-    """Return holdfast's own topics that are not the application's, as far as this principal may look at them."""
-    known = set(topic_names(settings, processors)) - {f"{settings.producers_topic}.answers"}  # a registry's emits are ours as well
+    """Return holdfast's own topics that are not the application's, as far as this principal may look at
+    them.
+    """
+    known = set(topic_names(settings, processors)) - {
+        f"{settings.producers_topic}.answers"
+    }  # a registry's emits are ours as well
     topics: dict[str, TopicState] = {}
     for name in beside_names(settings):
         if name not in known:
@@ -384,22 +465,40 @@ def _beside(settings: Settings, processors: Processors, admin: Admin) -> Cluster
     return ClusterTopics(brokers=(), topics=topics)
 
 
-def check_topics(settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None) -> list[TopicFinding]:
-    """Return what is wrong with the topics of an application, errors first; with *beside* also of holdfast's own beside them."""
+def check_topics(
+    settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None
+) -> list[TopicFinding]:
+    """Return what is wrong with the topics of an application, errors first; with *beside* also of
+    holdfast's own beside them.
+    """
     admin = admin or Admin(settings)
     cluster = admin.cluster(topic_names(settings, processors))
-    findings = [*check_processors(settings, processors), *check(specs_for(settings, processors, cluster), cluster)]
+    findings = [
+        *check_processors(settings, processors),
+        *check(specs_for(settings, processors, cluster), cluster),
+    ]
     if beside:
         others = _beside(settings, processors, admin)
         findings += check(specs_beside(settings, others), others)
     return findings
 
 
-def require_topics(settings: Settings, processors: Processors, *, admin: Admin | None = None) -> list[TopicFinding]:
-    """Return the warnings about the topics of an application; errors are one TopicError, so that a worker does not start on them."""
+def require_topics(
+    settings: Settings, processors: Processors, *, admin: Admin | None = None
+) -> list[TopicFinding]:
+    """Return the warnings about the topics of an application; errors are one TopicError, so that a worker
+    does not start on them.
+    """
     findings = check_topics(settings, processors, admin=admin)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
-        hidden = "; a topic that is there is hidden from a user without rights: see `holdfast acls`" if settings.sasl() is not None else ""
-        raise TopicError("; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors) + hidden)
+        hidden = (
+            "; a topic that is there is hidden from a user without rights: see `holdfast acls`"
+            if settings.sasl() is not None
+            else ""
+        )
+        raise TopicError(
+            "; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors)
+            + hidden
+        )
     return findings

@@ -1,7 +1,8 @@
 """The broker's book of a group's committed offsets, read and written from outside the group.
 
-By a consumer and not by an admin client: librdkafka ends the process (`eonce->refcnt > 0`, open as confluentinc/librdkafka#3663) when a
-broker goes away under an admin's question to a group's coordinator. A reset must outlive that.
+By a consumer and not by an admin client: librdkafka ends the process (`eonce->refcnt > 0`, open as
+confluentinc/librdkafka#3663) when a broker goes away under an admin's question to a group's coordinator. A
+reset must outlive that.
 """
 
 from __future__ import annotations
@@ -24,9 +25,14 @@ _POLL_S = 0.02
 
 
 class GroupBook:
-    """Committed offsets of *group*. Each call is a connection of its own and ends within *timeout_s*; nobody joins the group."""
+    """Committed offsets of *group*.
 
-    def __init__(self, settings: Settings, group: str, *, timeout_s: float, clock: Clock = system_clock) -> None:
+    Each call is a connection of its own and ends within *timeout_s*; nobody joins the group.
+    """
+
+    def __init__(
+        self, settings: Settings, group: str, *, timeout_s: float, clock: Clock = system_clock
+    ) -> None:
         self._settings, self._group, self._timeout_s, self._clock = settings, group, timeout_s, clock
 
     def committed(self, places: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -38,7 +44,9 @@ class GroupBook:
             until_s = self._clock.monotonic_s() + self._timeout_s
             while True:
                 try:
-                    found = consumer.committed(wanted, timeout=max(_POLL_S, until_s - self._clock.monotonic_s()))
+                    found = consumer.committed(
+                        wanted, timeout=max(_POLL_S, until_s - self._clock.monotonic_s())
+                    )
                     break
                 except KafkaException as error:
                     # A broker that has just started makes its book with the first question for it.
@@ -51,8 +59,13 @@ class GroupBook:
         return {(place.topic, place.partition): place.offset for place in found if place.offset >= 0}
 
     def commit(self, offsets: Mapping[tuple[str, int], int]) -> None:
-        """Commit *offsets* in one request. GroupError when members of the group are there, whose book it is then."""
-        places = [TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())]
+        """Commit *offsets* in one request.
+
+        GroupError when members of the group are there, whose book it is then.
+        """
+        places = [
+            TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())
+        ]
         if not places:
             return
         outcome: list[tuple[KafkaError | None, list[TopicPartition]]] = []
@@ -62,7 +75,9 @@ class GroupBook:
                 consumer.commit(offsets=places, asynchronous=True)
                 while not outcome:
                     if self._clock.monotonic_s() > until_s:
-                        raise BrokerError(f"new offsets of group {self._group}: no answer within {self._timeout_s:g} s")
+                        raise BrokerError(
+                            f"new offsets of group {self._group}: no answer within {self._timeout_s:g} s"
+                        )
                     consumer.poll(_POLL_S)
             except KafkaException as error:
                 raise self._refused("new offsets", error.args[0]) from error

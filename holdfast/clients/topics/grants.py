@@ -1,6 +1,8 @@
-"""The least that each role must be allowed on a cluster with ACLs. docs/SECURITY.md shows them; a test runs each role with exactly these.
+"""The least that each role must be allowed on a cluster with ACLs. docs/SECURITY.md shows them; a test runs
+each role with exactly these.
 
-What is refused then: everything else. A worker's principal cannot make topics, a reader's cannot write, a claim client's cannot touch tables.
+What is refused then: everything else. A worker's principal cannot make topics, a reader's cannot write, a
+claim client's cannot touch tables.
 """
 
 from __future__ import annotations
@@ -13,7 +15,11 @@ from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource, merged, topic_grants
 
 READ, WRITE, CREATE = Operation.READ, Operation.WRITE, Operation.CREATE
-DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = Operation.DESCRIBE, Operation.DESCRIBE_CONFIGS, Operation.ALTER_CONFIGS
+DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = (
+    Operation.DESCRIBE,
+    Operation.DESCRIBE_CONFIGS,
+    Operation.ALTER_CONFIGS,
+)
 
 
 def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
@@ -21,28 +27,45 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
     out: list[Grant] = []
     for processor in processors:
         out += topic_grants(processor.source, "folds it", READ)
-        out += topic_grants(processor.changelog(settings.app), "its rows are written and restored", READ, WRITE)
+        out += topic_grants(
+            processor.changelog(settings.app), "its rows are written and restored", READ, WRITE
+        )
         for topic in processor.emits:
             out += topic_grants(topic, "its folds emit to it", WRITE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
     out += topic_grants(settings.workers_topic, "workers announce what they serve", WRITE)
-    out += topic_grants(settings.skips_topic, "what cannot be read is skipped there first, and left out by whoever comes next", READ, WRITE)
+    out += topic_grants(
+        settings.skips_topic,
+        "what cannot be read is skipped there first, and left out by whoever comes next",
+        READ,
+        WRITE,
+    )
     for topic in topic_names(settings, processors):
         out += topic_grants(topic, "its configuration is checked at start", DESCRIBE_CONFIGS)
     out.append(Grant(Resource.GROUP, settings.app, READ, "the group that shares out partitions"))
     out.append(
-        Grant(Resource.TRANSACTIONAL_ID, f"{settings.app}.", WRITE, "one transactional id for each partition of a table", Pattern.PREFIXED)
+        Grant(
+            Resource.TRANSACTIONAL_ID,
+            f"{settings.app}.",
+            WRITE,
+            "one transactional id for each partition of a table",
+            Pattern.PREFIXED,
+        )
     )
     return merged(out)
 
 
 def reader_grants(settings: Settings) -> list[Grant]:
-    """Return what a process that asks tables (TableClient) needs; the web port has its own token or certificate."""
+    """Return what a process that asks tables (TableClient) needs; the web port has its own token or
+    certificate.
+    """
     return topic_grants(settings.workers_topic, "finds the workers", READ)
 
 
 def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
-    """Return what `holdfast replay`, `verify` and `pipeline land` need; `verify --store` asks workers by their web port too."""
+    """Return what `holdfast replay`, `verify` and `pipeline land` need; `verify --store` asks workers by
+    their web port too.
+    """
     out: list[Grant] = []
     for processor in processors:
         out += topic_grants(processor.source, "reads its history", READ)
@@ -52,7 +75,12 @@ def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
 
 
 def claim_client_grants(
-    settings: Settings, topics: Iterable[str], group: str, *, balanced: bool = False, resets_topic: str = RESETS_TOPIC
+    settings: Settings,
+    topics: Iterable[str],
+    group: str,
+    *,
+    balanced: bool = False,
+    resets_topic: str = RESETS_TOPIC,
 ) -> list[Grant]:
     """Return what a member of a claim group needs; *topics* are those that it consumes."""
     out = topic_grants(settings.coordination_topic, "claims and heartbeats", READ, WRITE)
@@ -66,7 +94,11 @@ def claim_client_grants(
 
 
 def administrator_grants(
-    settings: Settings, processors: Processors, groups: Mapping[str, Iterable[str]] | None = None, *, resets_topic: str = RESETS_TOPIC
+    settings: Settings,
+    processors: Processors,
+    groups: Mapping[str, Iterable[str]] | None = None,
+    *,
+    resets_topic: str = RESETS_TOPIC,
 ) -> list[Grant]:
     """Return what `holdfast topics create | check`, `holdfast groups` and `holdfast quarantine skip` need.
 
@@ -76,12 +108,18 @@ def administrator_grants(
     out: list[Grant] = []
     for topic in topic_names(settings, processors):
         out += topic_grants(topic, "makes, checks and alters it", CREATE, ALTER_CONFIGS)
-        if topic not in {*sources, settings.coordination_topic, settings.skips_topic}:  # to read them implies it
+        if topic not in {
+            *sources,
+            settings.coordination_topic,
+            settings.skips_topic,
+        }:  # to read them implies it
             out += topic_grants(topic, "makes, checks and alters it", DESCRIBE)
     for topic in sources:
         out += topic_grants(topic, "looks at a batch that cannot be read", READ)
     out += topic_grants(settings.skips_topic, "asks for such a batch to be skipped", READ, WRITE)
-    out += topic_grants(settings.coordination_topic, "reads claims; pauses and resets groups", READ, WRITE, DESCRIBE_CONFIGS)
+    out += topic_grants(
+        settings.coordination_topic, "reads claims; pauses and resets groups", READ, WRITE, DESCRIBE_CONFIGS
+    )
     out += topic_grants(resets_topic, "decides resets", READ, WRITE, CREATE, DESCRIBE_CONFIGS)
     for group, topics in (groups or {}).items():
         out.append(Grant(Resource.GROUP, group, READ, "reads and sets its offsets"))

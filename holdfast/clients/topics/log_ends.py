@@ -22,10 +22,11 @@ class GroupOffsets:
         self._admin = Admin(settings, timeout_s=timeout_s, clock=clock)
 
     def spots(self, current: Mapping[ClaimKey, int | None], at_ms: int | None) -> dict[ClaimKey, Spot]:
-        """Return what is known of each partition, given its offset (None: never told); with *at_ms* also its first offset of that time.
+        """Return what is known of each partition, given its offset (None: never told); with *at_ms* also its
+        first offset of that time.
 
-        One whose offset nobody told begins where the broker's committed offset is, if there is one. GroupError or TopicError when a
-        partition does not exist.
+        One whose offset nobody told begins where the broker's committed offset is, if there is one.
+        GroupError or TopicError when a partition does not exist.
         """
         places = {key: (data_topic(key.topic), key.partition) for key in current}
         wanted = sorted(set(places.values()))
@@ -59,24 +60,33 @@ class GroupOffsets:
         """Return the next offset of those partitions that exist and have a leader."""
         wanted = set(places)
         topics = self._admin.cluster({topic for topic, _ in wanted}).topics
-        led = {(name, each.partition) for name, state in topics.items() for each in state.partitions if each.leader is not None}
+        led = {
+            (name, each.partition)
+            for name, state in topics.items()
+            for each in state.partitions
+            if each.leader is not None
+        }
         return {place: end for place, (_, end) in self._admin.offsets(sorted(wanted & led)).items()}
 
     def places(self, group: str, scope: Scope, topics: Collection[str]) -> list[Place]:
         """Return the partitions of *topics* that *scope* means, whether anybody has read them or not.
 
-        TopicError when the scope names a topic that is neither among *topics* nor what one of them is a lane of, or a partition that does
-        not exist.
+        TopicError when the scope names a topic that is neither among *topics* nor what one of them is a lane
+        of, or a partition that does not exist.
         """
         data = {data_topic(topic) for topic in topics}
         counts = {name: len(state.partitions) for name, state in self._admin.cluster(data).topics.items()}
         known = {topic for topic in topics if data_topic(topic) in counts} | counts.keys()
         for topic, partitions in scope.topics.items():
             if topic not in known:
-                raise TopicError(f"group {group} and topic {topic}: no such topic there; see `holdfast groups describe {group}`")
+                raise TopicError(
+                    f"group {group} and topic {topic}: no such topic there; see `holdfast groups describe {group}`"
+                )
             count = counts[data_topic(topic)]
             if beyond := sorted(partition for partition in partitions if partition >= count):
-                raise TopicError(f"topic {data_topic(topic)} has {count} partitions: there is no partition {beyond[0]}")
+                raise TopicError(
+                    f"topic {data_topic(topic)} has {count} partitions: there is no partition {beyond[0]}"
+                )
         return [
             (topic, partition)
             for topic in sorted(topics)

@@ -1,4 +1,5 @@
-"""What the topics of an application must look like, what would have to change, and what is wrong with those that exist. Pure.
+"""What the topics of an application must look like, what would have to change, and what is wrong with those
+that exist. Pure.
 
 `holdfast.clients.topics.admin` looks at the cluster and carries out what is decided here.
 """
@@ -51,7 +52,10 @@ class Severity(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TopicSpec:
-    """How one topic must be. *partitions* None: nobody has said, and the topic does not exist that could say."""
+    """How one topic must be.
+
+    *partitions* None: nobody has said, and the topic does not exist that could say.
+    """
 
     name: str
     partitions: int | None
@@ -92,7 +96,12 @@ class TopicState:
     @property
     def internal(self) -> bool:
         """Tell whether Kafka keeps this topic for itself."""
-        return self.name in ("__consumer_offsets", "__transaction_state", "__share_group_state", "__cluster_metadata")
+        return self.name in (
+            "__consumer_offsets",
+            "__transaction_state",
+            "__share_group_state",
+            "__cluster_metadata",
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -151,27 +160,46 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
 
 
 def beside_names(settings: Settings) -> list[str]:
-    """Return the names of holdfast's own topics that the application's workers need not touch: what clients, groups and outboxes speak by."""
+    """Return the names of holdfast's own topics that the application's workers need not touch: what
+    clients, groups and outboxes speak by.
+    """
     outbox = settings.outbox_name or f"{settings.app}-outbox"
-    names = {settings.coordination_topic, settings.groups_topic, settings.ranges_topic, settings.producers_topic, RESETS_TOPIC}
+    names = {
+        settings.coordination_topic,
+        settings.groups_topic,
+        settings.ranges_topic,
+        settings.producers_topic,
+        RESETS_TOPIC,
+    }
     return sorted(
-        names | {f"{settings.producers_topic}.answers"} | {f"{outbox}.{end}" for end in ("commands", "answers", "progress", "neli")}
+        names
+        | {f"{settings.producers_topic}.answers"}
+        | {f"{outbox}.{end}" for end in ("commands", "answers", "progress", "neli")}
     )
 
 
 def specs_beside(settings: Settings, cluster: ClusterTopics) -> list[TopicSpec]:
     """Return how those of `beside_names` in *cluster* must be; nobody makes them here."""
     return [
-        TopicSpec(name=name, partitions=cluster.partitions(name), config=UNPACKED, replication_factor=1, role=TopicRole.BESIDE)
+        TopicSpec(
+            name=name,
+            partitions=cluster.partitions(name),
+            config=UNPACKED,
+            replication_factor=1,
+            role=TopicRole.BESIDE,
+        )
         for name in beside_names(settings)
         if name in cluster.topics
     ]
 
 
-def specs_for(settings: Settings, processors: Processors, cluster: ClusterTopics, *, partitions: int | None = None) -> list[TopicSpec]:
+def specs_for(
+    settings: Settings, processors: Processors, cluster: ClusterTopics, *, partitions: int | None = None
+) -> list[TopicSpec]:
     """Return every topic the application needs, each once, sources first.
 
-    Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must be created.
+    Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must
+    be created.
     """
     specs: dict[str, TopicSpec] = {}
     for processor in processors:
@@ -185,18 +213,36 @@ def specs_for(settings: Settings, processors: Processors, cluster: ClusterTopics
         count = specs[processor.source].partitions
         changelog = processor.changelog(settings.app)
         specs[changelog] = _spec(
-            settings, changelog, TopicRole.CHANGELOG, count, _CHANGELOG | _ROOM, takes_bytes=ROW_BYTES, source=processor.source
+            settings,
+            changelog,
+            TopicRole.CHANGELOG,
+            count,
+            _CHANGELOG | _ROOM,
+            takes_bytes=ROW_BYTES,
+            source=processor.source,
         )
     for processor in processors:
         count = partitions or specs[processor.source].partitions
         for name in processor.emits:
             if processor.in_place:
                 wide = specs[processor.source].partitions
-                specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=processor.source)
+                specs[name] = _spec(
+                    settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=processor.source
+                )
             else:
-                specs.setdefault(name, _spec(settings, name, TopicRole.EMIT, cluster.partitions(name) or count, _LOG | _ROOM))
+                specs.setdefault(
+                    name,
+                    _spec(settings, name, TopicRole.EMIT, cluster.partitions(name) or count, _LOG | _ROOM),
+                )
             specs[name] = replace(specs[name], takes_bytes=EMIT_BYTES)
-    widest = max((spec.partitions or 0 for spec in specs.values() if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION)), default=0)
+    widest = max(
+        (
+            spec.partitions or 0
+            for spec in specs.values()
+            if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION)
+        ),
+        default=0,
+    )
     quarantine, workers = settings.quarantine_topic, settings.workers_topic
     count = cluster.partitions(quarantine) or widest or None
     specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
@@ -206,10 +252,11 @@ def specs_for(settings: Settings, processors: Processors, cluster: ClusterTopics
 
 
 UNPACKED = {"compression.type": "uncompressed"}
-"""Of every topic that is holdfast's own. A broker unpacks what comes compressed and refuses what is then larger than max.message.bytes: so nobody
-can put a batch there that its readers cannot unpack."""
+"""Of every topic that is holdfast's own. A broker unpacks what comes compressed and refuses what is then
+larger than max.message.bytes: so nobody can put a batch there that its readers cannot unpack."""
 _LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
-# Built anew from a log that has lost its beginning, a registry would give out epochs that others have had, and ranges begin again.
+# Built anew from a log that has lost its beginning, a registry would give out epochs that others have had,
+# and ranges begin again.
 _FOREVER = _LOG | {"retention.ms": "-1"}
 _CHANGELOG = UNPACKED | {
     "cleanup.policy": "compact",
@@ -221,7 +268,9 @@ _CHANGELOG = UNPACKED | {
 _LATEST = _CHANGELOG
 """Of what is worth its last record for each key: who serves what, and what is skipped."""
 _ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
-_QUARANTINE = _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
+_QUARANTINE = (
+    _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
+)
 
 
 def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
@@ -241,8 +290,8 @@ def _spec(
     takes_bytes: int = 0,
     source: str | None = None,
 ) -> TopicSpec:
-    # With three replicas, two must have a record before it counts as written: then losing any one broker loses nothing. With two,
-    # asking for both would stop all writing as soon as one is away.
+    # With three replicas, two must have a record before it counts as written: then losing any one broker
+    # loses nothing. With two, asking for both would stop all writing as soon as one is away.
     safe = {"min.insync.replicas": "2"} if settings.replication_factor >= 3 else {}
     return TopicSpec(
         name=name,
@@ -260,20 +309,32 @@ ALTERABLE = {
     TopicRole.CHANGELOG: (*_OURS, "max.message.bytes"),
     TopicRole.WORKERS: _OURS,
     TopicRole.SKIPS: _OURS,
-    TopicRole.QUARANTINE: ("compression.type", "message.timestamp.type", "min.insync.replicas", "max.message.bytes"),
-    TopicRole.SOURCE: ("compression.type", "message.timestamp.type"),  # the first only of those that are holdfast's own
+    TopicRole.QUARANTINE: (
+        "compression.type",
+        "message.timestamp.type",
+        "min.insync.replicas",
+        "max.message.bytes",
+    ),
+    TopicRole.SOURCE: (
+        "compression.type",
+        "message.timestamp.type",
+    ),  # the first only of those that are holdfast's own
     TopicRole.COORDINATION: ("compression.type", "message.timestamp.type"),
     TopicRole.EMIT: (),
     TopicRole.BESIDE: ("compression.type",),
 }
-"""What `plan(..., alter=True)` sets right on existing topics. Never what could delete a record that someone else wrote."""
+"""What `plan(..., alter=True)` sets right on existing topics.
+
+Never what could delete a record that someone else wrote.
+"""
 
 
 def plan(specs: Sequence[TopicSpec], cluster: ClusterTopics, *, alter: bool = False) -> list[TopicChange]:
-    """Return what to do so that every topic exists, in order; with *alter* also so that existing ones are laid out right.
+    """Return what to do so that every topic exists, in order; with *alter* also so that existing ones are
+    laid out right.
 
-    Nothing is planned that cannot be taken back: partition counts and replicas of existing topics stay. A topic without a
-    partition count is a TopicError.
+    Nothing is planned that cannot be taken back: partition counts and replicas of existing topics stay. A
+    topic without a partition count is a TopicError.
     """
     actions: list[TopicChange] = []
     for spec in specs:
@@ -288,14 +349,24 @@ def plan(specs: Sequence[TopicSpec], cluster: ClusterTopics, *, alter: bool = Fa
 def _count(spec: TopicSpec) -> int:
     if spec.partitions is None:
         missing = spec.source or spec.name
-        raise TopicError(f"topic {missing} does not exist and nothing tells how many partitions it should have: pass --partitions N")
+        raise TopicError(
+            f"topic {missing} does not exist and nothing tells how many partitions it should have: pass --partitions N"
+        )
     return spec.partitions
 
 
 def _changes(spec: TopicSpec, state: TopicState) -> dict[str, str]:
     # Asking for two copies in sync of a topic that has fewer would stop every write to it.
-    keys = [key for key in ALTERABLE[spec.role] if key in spec.config and (key != "min.insync.replicas" or state.replication_factor >= 3)]
-    return {key: spec.config[key] for key in keys if key in state.config and not _is_as_wanted(key, state.config[key], spec.config[key])}
+    keys = [
+        key
+        for key in ALTERABLE[spec.role]
+        if key in spec.config and (key != "min.insync.replicas" or state.replication_factor >= 3)
+    ]
+    return {
+        key: spec.config[key]
+        for key in keys
+        if key in state.config and not _is_as_wanted(key, state.config[key], spec.config[key])
+    }
 
 
 def _is_as_wanted(key: str, found: str, wanted: str) -> bool:
@@ -355,11 +426,14 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
     wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
     if size is not None and int(size) < spec.takes_bytes:
         what = "row" if spec.role is TopicRole.CHANGELOG else "record"
-        message = (
-            f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a partition would stand still at it"
-        )
+        message = f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a partition would stand still at it"
         yield _error(spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}"))
-    elif spec.role is TopicRole.QUARANTINE and wanted is not None and size is not None and int(size) < int(wanted):
+    elif (
+        spec.role is TopicRole.QUARANTINE
+        and wanted is not None
+        and size is not None
+        and int(size) < int(wanted)
+    ):
         message = f"max.message.bytes is {size}, so the largest records are quarantined without their value"
         yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
 
@@ -370,14 +444,27 @@ def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindi
         message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
         remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
         yield _error(spec.name, message, remedy)
-    if spec.role is TopicRole.EMIT and spec.source is not None and spec.partitions is not None and count < spec.partitions:
+    if (
+        spec.role is TopicRole.EMIT
+        and spec.source is not None
+        and spec.partitions is not None
+        and count < spec.partitions
+    ):
         message = f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into the partition it came by"
-        yield _error(spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}")
+        yield _error(
+            spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
+        )
     if spec.role in (TopicRole.WORKERS, TopicRole.SKIPS) and count != 1:
-        yield _error(spec.name, f"has {count} partitions instead of 1", f"delete {spec.name} and run `holdfast topics create`")
+        yield _error(
+            spec.name,
+            f"has {count} partitions instead of 1",
+            f"delete {spec.name} and run `holdfast topics create`",
+        )
     lost = [partition.partition for partition in state.partitions if partition.leader is None]
     if lost:
-        yield _error(spec.name, f"partitions {lost} have no leader", "bring back the brokers that hold their replicas")
+        yield _error(
+            spec.name, f"partitions {lost} have no leader", "bring back the brokers that hold their replicas"
+        )
 
 
 def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
@@ -393,9 +480,7 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
-        message = (
-            f"retention.ms is {state.config['retention.ms']}: what is built anew from the rest would forget names, epochs or what is done"
-        )
+        message = f"retention.ms is {state.config['retention.ms']}: what is built anew from the rest would forget names, epochs or what is done"
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
     if spec.role is TopicRole.SOURCE and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
@@ -405,26 +490,26 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
 def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     kind = state.config.get("message.timestamp.type")
     if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION) and kind not in (None, "LogAppendTime"):
-        message = (
-            f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
-        )
+        message = f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
         yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
 
 
 def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     wanted, found = spec.config.get("compression.type"), state.config.get("compression.type")
     if wanted is not None and found not in (None, wanted):
-        message = (
-            f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and hold them up"
-        )
+        message = f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and hold them up"
         yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
 
 
 def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     found = state.replication_factor
     if found < spec.replication_factor:
-        message = f"has {found} replica(s) instead of {spec.replication_factor}: losing a broker may lose records"
-        yield _warning(spec.name, message, "add replicas with kafka-reassign-partitions, or lower replication_factor")
+        message = (
+            f"has {found} replica(s) instead of {spec.replication_factor}: losing a broker may lose records"
+        )
+        yield _warning(
+            spec.name, message, "add replicas with kafka-reassign-partitions, or lower replication_factor"
+        )
     required = int(state.config.get("min.insync.replicas", 1))
     if required > found:
         message = f"min.insync.replicas is {required} with {found} replica(s): no write can succeed"
@@ -432,9 +517,17 @@ def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding
     elif found >= 3 and required < 2:
         message = f"min.insync.replicas is {required}: a record counts as written with one copy"
         yield _warning(spec.name, message, _alter(spec, "min.insync.replicas=2"))
-    behind = [partition.partition for partition in state.partitions if len(partition.in_sync) < len(partition.replicas)]
+    behind = [
+        partition.partition
+        for partition in state.partitions
+        if len(partition.in_sync) < len(partition.replicas)
+    ]
     if behind:
-        yield _warning(spec.name, f"partitions {behind} have replicas that are not in sync", "look at the brokers that hold them")
+        yield _warning(
+            spec.name,
+            f"partitions {behind} have replicas that are not in sync",
+            "look at the brokers that hold them",
+        )
     if spec.role is not TopicRole.EMIT and state.config.get("unclean.leader.election.enable") == "true":
         message = "unclean.leader.election.enable is true: records that were acknowledged may be lost"
         yield _warning(spec.name, message, _alter(spec, "unclean.leader.election.enable=false"))

@@ -1,8 +1,10 @@
-"""The broker's own two logs, read as any other: what every application's transactions and committed offsets have come to.
+"""The broker's own two logs, read as any other: what every application's transactions and committed offsets
+have come to.
 
-`__transaction_state` is what the transaction coordinators keep, `__consumer_offsets` what the group coordinators do. Their records are
-folded on demand (`holdfast producers transactions`, `holdfast groups committed`, `holdfast replay`), and never by workers: a worker's own
-transactions and commits would write to the very logs it folds, and so keep it busy for ever.
+`__transaction_state` is what the transaction coordinators keep, `__consumer_offsets` what the group
+coordinators do. Their records are folded on demand (`holdfast producers transactions`, `holdfast groups
+committed`, `holdfast replay`), and never by workers: a worker's own transactions and commits would write to
+the very logs it folds, and so keep it busy for ever.
 """
 
 from __future__ import annotations
@@ -14,7 +16,12 @@ import msgspec
 
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
-from holdfast.core.kafka.transaction_state import ALLOWED_PREVIOUS, Transaction, TransactionState, transaction_key
+from holdfast.core.kafka.transaction_state import (
+    ALLOWED_PREVIOUS,
+    Transaction,
+    TransactionState,
+    transaction_key,
+)
 from holdfast.core.kafka.wire import WireReader, WireReason
 from holdfast.errors import WireError
 
@@ -33,7 +40,11 @@ class _Fields:
         self.reader, self._what = WireReader(data), what
         self.version = self.reader.int16(f"version of {what}")
         if self.version not in versions:
-            raise self.reader.error(f"{what} has version {self.version}, known are {versions[0]} to {versions[-1]}", WireReason.API, 0)
+            raise self.reader.error(
+                f"{what} has version {self.version}, known are {versions[0]} to {versions[-1]}",
+                WireReason.API,
+                0,
+            )
         self.is_flexible = self.version >= flexible
 
     def _length(self, what: str) -> int:
@@ -73,7 +84,9 @@ class _Fields:
         reader = self.reader
         count = self._length(what) if self.is_flexible else reader.int32(what)
         if count > 0 and count * least_bytes > reader.left:
-            raise reader.error(f"{what}: {count} elements of at least {least_bytes} bytes do not fit", WireReason.LENGTH)
+            raise reader.error(
+                f"{what}: {count} elements of at least {least_bytes} bytes do not fit", WireReason.LENGTH
+            )
         return tuple(take() for _ in range(max(0, count)))
 
     def tags(self) -> dict[int, bytes]:
@@ -114,7 +127,11 @@ def decode_transaction(key: bytes | None, value: bytes | None) -> TransactionNot
         return TransactionNote(transactional_id=transactional_id, noted=None)
     fields = _Fields(value, "transaction", versions=range(2), flexible=FIRST_FLEXIBLE["transaction"])
     reader = fields.reader
-    producer_id, epoch, timeout_ms = reader.int64("producer id"), reader.int16("producer epoch"), reader.int32("timeout")
+    producer_id, epoch, timeout_ms = (
+        reader.int64("producer id"),
+        reader.int16("producer epoch"),
+        reader.int32("timeout"),
+    )
     at, status = reader.at, reader.int8("status")
     if status not in TransactionState._value2member_map_:
         raise reader.error(f"status {status} is none", WireReason.RANGE, at)
@@ -146,10 +163,11 @@ def decode_transaction(key: bytes | None, value: bytes | None) -> TransactionNot
 
 
 class TransactionRow(msgspec.Struct, frozen=True, array_like=True):
-    """A transactional id as its coordinator last wrote it, and what became of its transactions in the log that is left.
+    """A transactional id as its coordinator last wrote it, and what became of its transactions in the log
+    that is left.
 
-    Compaction keeps the last record of each id, so counts begin somewhere; *jumps* are transitions that no coordinator makes, as seen
-    where records between were removed.
+    Compaction keeps the last record of each id, so counts begin somewhere; *jumps* are transitions that no
+    coordinator makes, as seen where records between were removed.
     """
 
     noted: Transaction
@@ -174,10 +192,13 @@ def fold_transactions(rows: Rows[TransactionRow], note: TransactionNote, at_ms: 
     was = before.noted
     rows[key] = TransactionRow(
         noted=after,
-        committed=before.committed + (after.state is TransactionState.COMPLETE_COMMIT and was.state is not after.state),
-        aborted=before.aborted + (after.state is TransactionState.COMPLETE_ABORT and was.state is not after.state),
+        committed=before.committed
+        + (after.state is TransactionState.COMPLETE_COMMIT and was.state is not after.state),
+        aborted=before.aborted
+        + (after.state is TransactionState.COMPLETE_ABORT and was.state is not after.state),
         fenced=before.fenced + ((was.producer_id, was.epoch) != (after.producer_id, after.epoch)),
-        jumps=before.jumps + (was.state not in ALLOWED_PREVIOUS[after.state] and was.state is not after.state),
+        jumps=before.jumps
+        + (was.state not in ALLOWED_PREVIOUS[after.state] and was.state is not after.state),
     )
 
 
@@ -269,7 +290,9 @@ def decode_group(key: bytes | None, value: bytes | None) -> GroupEvent:
         return GroupNote(group=group, noted=None if value is None else _generation(value))
     topic, partition = name.text("topic"), name.reader.int32("partition")
     name.finish()
-    return OffsetNote(group=group, topic=topic, partition=partition, noted=None if value is None else _committed(value))
+    return OffsetNote(
+        group=group, topic=topic, partition=partition, noted=None if value is None else _committed(value)
+    )
 
 
 def _committed(value: bytes) -> Committed:
@@ -355,4 +378,11 @@ def _forget(rows: Rows[GroupRow], key: str) -> None:
 
 def committed_log() -> Processor[GroupEvent, GroupRow]:
     """Return the fold of `__consumer_offsets`, for replays."""
-    return Processor(name=COMMITTED, source=OFFSETS_TOPIC, decode=decode_group, inputs=("key", "value"), fold=fold_groups, row=GroupRow)
+    return Processor(
+        name=COMMITTED,
+        source=OFFSETS_TOPIC,
+        decode=decode_group,
+        inputs=("key", "value"),
+        fold=fold_groups,
+        row=GroupRow,
+    )

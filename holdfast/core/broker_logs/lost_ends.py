@@ -1,6 +1,8 @@
-"""Transactions whose ends the brokers have lost: open in a partition's log, though their coordinator holds them for ended.
+"""Transactions whose ends the brokers have lost: open in a partition's log, though their coordinator holds
+them for ended.
 
-Readers of committed records wait before them for ever. How they come about: docs/operating.md, "A transaction that never ends".
+Readers of committed records wait before them for ever. How they come about: docs/operating.md, "A transaction
+that never ends".
 """
 
 from __future__ import annotations
@@ -44,7 +46,9 @@ class OpenTransactions:
             self._open.pop(batch.producer_id, None)
         elif batch.is_transactional and not batch.is_control and batch.producer_id not in self._open:
             place = self._topic, self._partition
-            self._open[batch.producer_id] = UnendedTransaction(*place, batch.base_offset, batch.producer_id, batch.producer_epoch)
+            self._open[batch.producer_id] = UnendedTransaction(
+                *place, batch.base_offset, batch.producer_id, batch.producer_epoch
+            )
 
     def found(self) -> list[UnendedTransaction]:
         return list(self._open.values())
@@ -66,7 +70,9 @@ class KnownTransaction(msgspec.Struct, frozen=True, array_like=True, tag="t"):
 
 
 class Decided(msgspec.Struct, frozen=True, array_like=True, tag="d"):
-    """The last decision on a transaction of one producer id that wrote to one partition, and the epoch its markers have."""
+    """The last decision on a transaction of one producer id that wrote to one partition, and the epoch its
+    markers have.
+    """
 
     transactional_id: str
     epoch: int
@@ -82,7 +88,9 @@ def decision_key(producer_id: int, topic: str, partition: int) -> str:
 
 
 def fold_ends(rows: Rows[EndsRow], note: TransactionNote, at_ms: int) -> None:
-    """Keep what each transactional id has come to, and what was last decided for each partition: decisions outlive the id's next steps."""
+    """Keep what each transactional id has come to, and what was last decided for each partition: decisions
+    outlive the id's next steps.
+    """
     key, noted = transaction_key(note.transactional_id), note.noted
     if noted is None or noted.state is TransactionState.DEAD:
         if key in rows:
@@ -92,39 +100,60 @@ def fold_ends(rows: Rows[EndsRow], note: TransactionNote, at_ms: int) -> None:
     if noted.state in PREPARED:
         commit = noted.state is TransactionState.PREPARE_COMMIT
         for place in noted.partitions:
-            rows[decision_key(noted.producer_id, *place)] = Decided(note.transactional_id, noted.epoch, commit, noted.updated_ms)
+            rows[decision_key(noted.producer_id, *place)] = Decided(
+                note.transactional_id, noted.epoch, commit, noted.updated_ms
+            )
 
 
 def ends_log() -> Processor[TransactionNote, EndsRow]:
     """Return the fold of `__transaction_state` that knows how transactions were to end, for replays."""
-    return Processor(name=ENDS, source=TRANSACTION_TOPIC, decode=decode_transaction, inputs=("key", "value"), fold=fold_ends, row=EndsRow)
+    return Processor(
+        name=ENDS,
+        source=TRANSACTION_TOPIC,
+        decode=decode_transaction,
+        inputs=("key", "value"),
+        fold=fold_ends,
+        row=EndsRow,
+    )
 
 
 # -- both
 
 
 class LostEnd(msgspec.Struct, frozen=True, kw_only=True):
-    """An open transaction that nobody will end. *decided* is what its coordinator decided, None when its log does not tell any more."""
+    """An open transaction that nobody will end.
+
+    *decided* is what its coordinator decided, None when its log does not tell any more.
+    """
 
     transaction: UnendedTransaction
     decided: Decided | None
 
 
-def lost_ends(before: Iterable[UnendedTransaction], rows: Mapping[str, EndsRow], after: Iterable[UnendedTransaction]) -> list[LostEnd]:
-    """Return which of the transactions that were open *before* and *after* the coordinators' log was read as *rows* nobody will end.
+def lost_ends(
+    before: Iterable[UnendedTransaction], rows: Mapping[str, EndsRow], after: Iterable[UnendedTransaction]
+) -> list[LostEnd]:
+    """Return which of the transactions that were open *before* and *after* the coordinators' log was read as
+    *rows* nobody will end.
 
-    A coordinator writes that a transaction is complete when it takes all its markers for written. So one that was open before its log
-    was read, is not under way by that log, and is open after, has lost its end.
+    A coordinator writes that a transaction is complete when it takes all its markers for written. So one that
+    was open before its log was read, is not under way by that log, and is open after, has lost its end.
     """
     under_way = {
         (row.noted.producer_id, *place)
         for row in rows.values()
-        if isinstance(row, KnownTransaction) and (row.noted.state is TransactionState.ONGOING or row.noted.state in PREPARED)
+        if isinstance(row, KnownTransaction)
+        and (row.noted.state is TransactionState.ONGOING or row.noted.state in PREPARED)
         for place in row.noted.partitions
     }
     found: list[LostEnd] = []
     for each in sorted(set(before) & set(after)):
         if (each.producer_id, each.topic, each.partition) not in under_way:
             row = rows.get(decision_key(each.producer_id, each.topic, each.partition))
-            found.append(LostEnd(transaction=each, decided=row if isinstance(row, Decided) and row.epoch >= each.epoch else None))
+            found.append(
+                LostEnd(
+                    transaction=each,
+                    decided=row if isinstance(row, Decided) and row.epoch >= each.epoch else None,
+                )
+            )
     return found

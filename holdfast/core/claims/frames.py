@@ -1,11 +1,12 @@
-"""The frames of the coordination topic: what the Go library writes and reads, byte for byte (PROTOCOL.md#frames).
+"""The frames of the coordination topic: what the Go library writes and reads, byte for byte
+(PROTOCOL.md#frames).
 
 A value is ASCII or UTF-8 text, fields joined by `/`, nothing escaped; the record has no key and no headers:
 
     Type/Version/UnixSeconds/InstanceID/ClientID/GroupID/Topic/PartID[/Int64]
 
-Reading accepts what the Go decoder accepts, bounded where that decoder would crash or eat memory. Writing is stricter: only what
-every reader understands leaves this module.
+Reading accepts what the Go decoder accepts, bounded where that decoder would crash or eat memory. Writing is
+stricter: only what every reader understands leaves this module.
 """
 
 from __future__ import annotations
@@ -30,7 +31,10 @@ BASE_FIELDS = 8
 
 
 class FrameReason(StrEnum):
-    """Why a value is no frame. The first eight are the errors of the Go decoder, which it reports in this order of checks."""
+    """Why a value is no frame.
+
+    The first eight are the errors of the Go decoder, which it reports in this order of checks.
+    """
 
     LENGTH = "Invalid message (length)"
     NUMBER = "number"
@@ -88,7 +92,9 @@ class ReleasingPartition(msgspec.Struct, frozen=True, gc=False, array_like=True,
 
 
 class ClaimingMessages(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="ClaimingMessages"):
-    """At most once: the owner announces the batch up to *proposed_current_offset* (exclusive) before it commits it by a heartbeat."""
+    """At most once: the owner announces the batch up to *proposed_current_offset* (exclusive) before it
+    commits it by a heartbeat.
+    """
 
     time_s: int
     instance_id: str
@@ -101,7 +107,10 @@ class ClaimingMessages(msgspec.Struct, frozen=True, gc=False, array_like=True, t
 
 
 class ReleaseGroup(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="ReleaseGroup"):
-    """An administrator pauses the whole group until *msg_expire_time_s*. Today's Go library cannot decode it (PROTOCOL.md#pauses)."""
+    """An administrator pauses the whole group until *msg_expire_time_s*.
+
+    Today's Go library cannot decode it (PROTOCOL.md#pauses).
+    """
 
     time_s: int
     instance_id: str
@@ -129,8 +138,8 @@ _LENGTHS = {
     b"ReleaseGroup": (BASE_FIELDS + 1, FrameReason.RG_LENGTH),
 }
 
-# Partitions are few, and thousands of frames share a second: a look-up is cheaper than int(). Both hold canonical spellings only, so
-# "+3", "03" and digits of other scripts take the careful way.
+# Partitions are few, and thousands of frames share a second: a look-up is cheaper than int(). Both hold
+# canonical spellings only, so "+3", "03" and digits of other scripts take the careful way.
 _PARTITIONS = {str(partition): partition for partition in range(4096)}
 _TIMES: dict[str, int] = {}
 _LIMIT_TIMES = 4096
@@ -139,27 +148,39 @@ _LIMIT_TIMES = 4096
 def decode(value: bytes | None) -> Frame:
     """Return the frame in *value*, or raise FrameError.
 
-    Heartbeats in the shape every live client writes are nearly all of the traffic and are taken apart here; anything else, good or
-    bad, goes the careful way, which alone decides what is an error.
+    Heartbeats in the shape every live client writes are nearly all of the traffic and are taken apart here;
+    anything else, good or bad, goes the careful way, which alone decides what is an error.
 
     >>> decode(b"ClaimingPartition/1/1476147590/3c5a0f1e/worker-7/foo.bar_consumer/orders/3").topic
     'orders'
     """
     try:
         if len(value) <= LIMIT_FRAME_BYTES:  # type: ignore[arg-type]
-            kind, version, time, instance_id, client_id, group_id, topic, partition, offset = value.decode("ascii").split("/", 9)  # type: ignore[union-attr]
+            kind, version, time, instance_id, client_id, group_id, topic, partition, offset = value.decode(  # type: ignore[union-attr]
+                "ascii"
+            ).split("/", 9)
             if kind == "Heartbeat" and version == "1" and offset.isdigit():
                 current_offset = int(offset)
                 if current_offset < LIMIT_INTEGER:
                     time_s = _TIMES.get(time) or _known_time(time)
-                    return Heartbeat(time_s, instance_id, client_id, group_id, topic, _PARTITIONS[partition], current_offset)
+                    return Heartbeat(
+                        time_s,
+                        instance_id,
+                        client_id,
+                        group_id,
+                        topic,
+                        _PARTITIONS[partition],
+                        current_offset,
+                    )
     except (ValueError, KeyError, TypeError):
         pass
     return _decode_carefully(value)
 
 
 def _known_time(text: str) -> int:
-    """Return the time that *text* spells and remember it; ValueError unless it is spelled as every live client does."""
+    """Return the time that *text* spells and remember it; ValueError unless it is spelled as every live
+    client does.
+    """
     if len(text) != 10 or not text.isdigit():
         raise ValueError(text)
     if len(_TIMES) >= _LIMIT_TIMES:
@@ -171,7 +192,10 @@ def _known_time(text: str) -> int:
 def _decode_carefully(value: bytes | None) -> Frame:
     """Decode with the checks of the Go decoder in its order, then ours."""
     if value is None:
-        raise FrameError("a record without a value on the coordination topic: frames are never deleted by key", FrameReason.NULL)
+        raise FrameError(
+            "a record without a value on the coordination topic: frames are never deleted by key",
+            FrameReason.NULL,
+        )
     if len(value) > LIMIT_FRAME_BYTES:
         _refuse_size(value)
     parts = value.split(b"/", BASE_FIELDS + 1)
@@ -184,7 +208,11 @@ def _decode_carefully(value: bytes | None) -> Frame:
         _refuse(value, FrameReason.TYPE, "unknown type of frame")
     fields, reason = _LENGTHS[parts[0]]
     if len(parts) != fields:
-        _refuse(value, reason, f"{'more than ' if len(parts) > fields else ''}{min(len(parts), fields)} fields, this type has {fields}")
+        _refuse(
+            value,
+            reason,
+            f"{'more than ' if len(parts) > fields else ''}{min(len(parts), fields)} fields, this type has {fields}",
+        )
     if parts[0] == b"ReleaseGroup" and (parts[6] or partition):
         _refuse(value, FrameReason.RG_TARGET, "topic must be empty and partition 0")
     trailing = _integer(value, "last field", parts[8]) if fields > BASE_FIELDS else 0
@@ -193,16 +221,22 @@ def _decode_carefully(value: bytes | None) -> Frame:
     try:
         instance_id, client_id, group_id, topic = (str(part, "utf-8") for part in parts[3:7])
     except UnicodeDecodeError as error:
-        raise FrameError(f"{_excerpt(value)}: an id is not UTF-8 ({error.reason})", FrameReason.UTF8) from None
+        raise FrameError(
+            f"{_excerpt(value)}: an id is not UTF-8 ({error.reason})", FrameReason.UTF8
+        ) from None
     match parts[0]:
         case b"Heartbeat":
             return Heartbeat(time_s, instance_id, client_id, group_id, topic, partition, trailing, version)
         case b"ClaimingPartition":
             return ClaimingPartition(time_s, instance_id, client_id, group_id, topic, partition, version)
         case b"ReleasingPartition":
-            return ReleasingPartition(time_s, instance_id, client_id, group_id, topic, partition, trailing, version)
+            return ReleasingPartition(
+                time_s, instance_id, client_id, group_id, topic, partition, trailing, version
+            )
         case b"ClaimingMessages":
-            return ClaimingMessages(time_s, instance_id, client_id, group_id, topic, partition, trailing, version)
+            return ClaimingMessages(
+                time_s, instance_id, client_id, group_id, topic, partition, trailing, version
+            )
     return ReleaseGroup(time_s, instance_id, client_id, group_id, trailing, version)
 
 
@@ -235,8 +269,8 @@ def _excerpt(value: bytes) -> str:
 def encode(frame: Frame) -> bytes:
     """Return the value to produce for *frame*, with a null key and to `coordination_partition(topic)`.
 
-    Raises FrameError for what some reader would misread: an id that is empty or holds `/` or a control character, a number out of
-    range, a time of 0 (which the Go library reads as "no heartbeat").
+    Raises FrameError for what some reader would misread: an id that is empty or holds `/` or a control
+    character, a number out of range, a time of 0 (which the Go library reads as "no heartbeat").
 
     >>> encode(ClaimingPartition(1476147590, "3c5a0f1e", "worker-7", "foo.bar_consumer", "orders", 3))
     b'ClaimingPartition/1/1476147590/3c5a0f1e/worker-7/foo.bar_consumer/orders/3'
@@ -258,7 +292,9 @@ def encode(frame: Frame) -> bytes:
                 _check_number(kind, "current_offset", frame.current_offset, 0, LIMIT_INTEGER)
                 text = f"{text}/{frame.current_offset}"
             case ClaimingMessages():
-                _check_number(kind, "proposed_current_offset", frame.proposed_current_offset, 0, LIMIT_INTEGER)
+                _check_number(
+                    kind, "proposed_current_offset", frame.proposed_current_offset, 0, LIMIT_INTEGER
+                )
                 text = f"{text}/{frame.proposed_current_offset}"
             case ClaimingPartition():
                 pass
@@ -277,11 +313,13 @@ _FORBIDDEN = re.compile("[/\x00-\x1f\x7f-\x9f\ud800-\udfff]")
 
 
 def check_id(field: str, identifier: str) -> None:
-    """Raise FrameError unless *identifier* may stand in a frame; call it where an id enters the system, before anything is produced.
+    """Raise FrameError unless *identifier* may stand in a frame; call it where an id enters the system,
+    before anything is produced.
 
     >>> check_id("client_id", "team/worker")
     Traceback (most recent call last):
-    holdfast.errors.FrameError: client_id 'team/worker': '/' is not allowed: a frame with it is unreadable for every member; rename it
+    holdfast.errors.FrameError: client_id 'team/worker': '/' is not allowed: a frame with it is unreadable for
+    every member; rename it
     """
     if not identifier:
         raise FrameError(f"{field} is empty: give it a name", FrameReason.ID)
@@ -298,9 +336,11 @@ def _check_number(kind: str, field: str, number: int, low: int, high: int) -> No
 
 
 def coordination_partition(topic: str, partitions: int) -> int:
-    """Return the partition of the coordination topic, out of *partitions*, that carries everything about *topic*.
+    """Return the partition of the coordination topic, out of *partitions*, that carries everything about
+    *topic*.
 
-    Give it explicitly when producing; no partitioner chooses it. All groups and all partitions of a topic share it.
+    Give it explicitly when producing; no partitioner chooses it. All groups and all partitions of a topic
+    share it.
 
     >>> [coordination_partition(topic, 4) for topic in ("test1", "test2", "test3", "unknown")]
     [2, 1, 2, 1]

@@ -1,4 +1,5 @@
-"""Lanes: one partition worked on by several members at once, each key by one of them, in order (PROTOCOL.md#lanes).
+"""Lanes: one partition worked on by several members at once, each key by one of them, in order
+(PROTOCOL.md#lanes).
 
 A lane is claimed under a topic name of its own, so every reader of the log that knows claims knows lanes.
 
@@ -75,7 +76,8 @@ def lane_named(name: str) -> Lane | None:
 def lane_of_key(key: bytes, lanes: int) -> int:
     """Return the lane of *key*: the high bits of the hash whose low bits chose the partition.
 
-    Were the low bits used again, the keys of a partition would share a few of its lanes: with 4 partitions, hash mod 8 has two values.
+    Were the low bits used again, the keys of a partition would share a few of its lanes: with 4 partitions,
+    hash mod 8 has two values.
 
     >>> [lane_of_key(key, 8) for key in (b"key-0", b"key-1", b"key-2")]
     [0, 0, 3]
@@ -99,7 +101,8 @@ def lane_finder(lanes: int) -> Callable[[bytes | None, int], int]:
 
 
 def lowest(offsets: Iterable[int | None]) -> int | None:
-    """Return where a partition stands whose lanes stand at *offsets*: at the lowest; None unless all are known.
+    """Return where a partition stands whose lanes stand at *offsets*: at the lowest; None unless all are
+    known.
 
     >>> lowest([30, 10, 20]), lowest([30, None, 20]), lowest([])
     (10, None, None)
@@ -110,7 +113,8 @@ def lowest(offsets: Iterable[int | None]) -> int | None:
 
 
 class ClaimNames:
-    """Under which names the partitions of Kafka's topics are claimed: with 0 lanes their own, else one for each lane.
+    """Under which names the partitions of Kafka's topics are claimed: with 0 lanes their own, else one for
+    each lane.
 
     >>> names = ClaimNames(2)
     >>> names.all(["orders"]), names.source("orders~lane-1-of-2"), names.lane("orders~lane-1-of-2")
@@ -148,7 +152,8 @@ class ClaimNames:
 
 
 def is_full(was_full: bool, level: float) -> bool:
-    """Return whether a lane takes nothing now whose share of the queue is used up to *level*; once full, not before half of it is gone.
+    """Return whether a lane takes nothing now whose share of the queue is used up to *level*; once full, not
+    before half of it is gone.
 
     >>> is_full(False, 0.9), is_full(False, 1.0), is_full(True, 0.9), is_full(True, 0.5)
     (False, True, True, False)
@@ -169,9 +174,11 @@ NEAR = 2_000
 
 
 def steer(position: int | None, wanted: Iterable[int]) -> ReadingStep:
-    """Return how to read on at *position* (None: nothing is being read) for lanes that want their messages from *wanted* on.
+    """Return how to read on at *position* (None: nothing is being read) for lanes that want their messages
+    from *wanted* on.
 
-    One pass serves all lanes: it begins where the one that is furthest behind stands, and the others let pass what they have had.
+    One pass serves all lanes: it begins where the one that is furthest behind stands, and the others let pass
+    what they have had.
 
     >>> steer(None, [70, 50]), steer(50, [70, 50]), steer(60, [70, 50]), steer(60, [9_000])
     (Step(seek=50, idle=False), Step(seek=None, idle=False), Step(seek=50, idle=False), Step(seek=9000, idle=False))

@@ -1,8 +1,10 @@
-"""Resets of claim groups: what is decided in one record, and which frames follow from it (PROTOCOL.md#pausing-and-resetting-a-group).
+"""Resets of claim groups: what is decided in one record, and which frames follow from it
+(PROTOCOL.md#pausing-and-resetting-a-group).
 
-Partitions of a group lie in several logs, and no write covers two of them. So a reset is decided by *one* record on a topic of its
-own: whoever finds a partition in the hands of a reset that did not end reads that topic, and gives the partition back with the offset
-the decision says. The first decision about a reset in the log is the decision.
+Partitions of a group lie in several logs, and no write covers two of them. So a reset is decided by *one*
+record on a topic of its own: whoever finds a partition in the hands of a reset that did not end reads that
+topic, and gives the partition back with the offset the decision says. The first decision about a reset in the
+log is the decision.
 """
 
 from __future__ import annotations
@@ -30,7 +32,10 @@ LANE_MARK = "~"
 
 
 class ResetCommit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", tag_field="decision"):
-    """Every partition named starts at its new offset. *offsets* is topic -> (partition, old offset, new offset)."""
+    """Every partition named starts at its new offset.
+
+    *offsets* is topic -> (partition, old offset, new offset).
+    """
 
     reset_id: str
     group: str
@@ -42,7 +47,9 @@ class ResetCommit(msgspec.Struct, frozen=True, kw_only=True, tag="commit", tag_f
         """Return where *key* starts by this reset; None when it is not part of it."""
         if key.group_id != self.group:
             return None
-        return next((new for partition, _, new in self.offsets.get(key.topic, ()) if partition == key.partition), None)
+        return next(
+            (new for partition, _, new in self.offsets.get(key.topic, ()) if partition == key.partition), None
+        )
 
 
 class ResetAbort(msgspec.Struct, frozen=True, kw_only=True, tag="abort", tag_field="decision"):
@@ -119,19 +126,27 @@ def reset_id_of(instance_id: str) -> str | None:
 
 
 def held_by_reset(claim: Claim) -> str | None:
-    """Return the reset that holds *claim*, however old its last heartbeat; None when a member holds it or nobody."""
+    """Return the reset that holds *claim*, however old its last heartbeat; None when a member holds it or
+    nobody.
+    """
     return None if claim.heartbeat_at_s is None else reset_id_of(claim.instance_id)
 
 
 def final_offset(decision: Decision, key: ClaimKey, claim: Claim) -> int | None:
-    """Return where *key*, in the hands of the reset that *decision* is about, starts; None when nobody ever told an offset."""
+    """Return where *key*, in the hands of the reset that *decision* is about, starts; None when nobody
+    ever told an offset.
+    """
     new = decision.new_offset(key) if isinstance(decision, ResetCommit) else None
     return claim.current_offset if new is None else new
 
 
 def release(key: ClaimKey, claim: Claim, offset: int, at_s: int) -> ReleasingPartition:
-    """Return the frame by which *claim* is given back in its owner's name: anybody may send it who knows the decision."""
-    return ReleasingPartition(at_s, claim.instance_id, claim.client_id, key.group_id, key.topic, key.partition, offset)
+    """Return the frame by which *claim* is given back in its owner's name: anybody may send it who knows
+    the decision.
+    """
+    return ReleasingPartition(
+        at_s, claim.instance_id, claim.client_id, key.group_id, key.topic, key.partition, offset
+    )
 
 
 # -- where a group is sent
@@ -149,7 +164,10 @@ class Where(StrEnum):
 
 
 class Spot(NamedTuple):
-    """What is known of one partition when its new offset is found. *at_time* is the first offset at the time asked for, None for none."""
+    """What is known of one partition when its new offset is found.
+
+    *at_time* is the first offset at the time asked for, None for none.
+    """
 
     current: int | None
     earliest: int
@@ -174,7 +192,8 @@ class Aim(msgspec.Struct, frozen=True):
         return self.value if self.where in (Where.DATETIME, Where.DURATION) else None
 
     def offset(self, spot: Spot) -> int:
-        """Return the new offset, never outside the log: what lies before its beginning or behind its end is moved there.
+        """Return the new offset, never outside the log: what lies before its beginning or behind its end is
+        moved there.
 
         A shift counts from the current offset; without one, from the beginning, where a member would start.
 
@@ -199,12 +218,17 @@ class Aim(msgspec.Struct, frozen=True):
 
 
 class Scope(msgspec.Struct, frozen=True):
-    """Which partitions of a group are meant: all its topics when *topics* is empty, all partitions of a topic whose set is empty."""
+    """Which partitions of a group are meant: all its topics when *topics* is empty, all partitions of a
+    topic whose set is empty.
+    """
 
     topics: Mapping[str, frozenset[int]] = msgspec.field(default_factory=dict)
 
     def has(self, topic: str, partition: int) -> bool:
-        """Return whether the partition is meant. A lane is meant by its own name, and by that of the topic it is a part of."""
+        """Return whether the partition is meant.
+
+        A lane is meant by its own name, and by that of the topic it is a part of.
+        """
         if not self.topics:
             return True
         partitions = self.topics.get(topic, self.topics.get(data_topic(topic)))
@@ -212,7 +236,8 @@ class Scope(msgspec.Struct, frozen=True):
 
 
 def data_topic(topic: str) -> str:
-    """Return the topic whose offsets a claim counts: the topic itself, or of a lane (PROTOCOL.md#lanes) the topic that is split.
+    """Return the topic whose offsets a claim counts: the topic itself, or of a lane (PROTOCOL.md#lanes) the
+    topic that is split.
 
     >>> data_topic("orders~lane-3-of-8"), data_topic("orders")
     ('orders', 'orders')
@@ -243,7 +268,9 @@ def parse_scope(texts: Iterable[str]) -> Scope:
 _UNITS_S = {"ms": 0.001, "s": 1, "m": 60, "h": 3_600, "d": 86_400}
 _PLAIN = re.compile(r"(?:[0-9]+(?:\.[0-9]+)?(?:ms|[smhd]))+")
 _PLAIN_PART = re.compile(r"([0-9]+(?:\.[0-9]+)?)(ms|[smhd])")
-_ISO = re.compile(r"P(?:([0-9]+)D)?(?:T(?:([0-9]+)H)?(?:([0-9]+)M)?(?:([0-9]+(?:\.[0-9]+)?)S)?)?", re.IGNORECASE)
+_ISO = re.compile(
+    r"P(?:([0-9]+)D)?(?:T(?:([0-9]+)H)?(?:([0-9]+)M)?(?:([0-9]+(?:\.[0-9]+)?)S)?)?", re.IGNORECASE
+)
 
 
 def parse_duration_ms(text: str) -> int:
@@ -270,7 +297,9 @@ def parse_datetime_ms(text: str) -> int:
     try:
         at = datetime.fromisoformat(text)
     except ValueError:
-        raise ConfigError(f"{text!r} is not a valid time: write 2026-11-21T08:30:00Z, or with .500 and +01:00") from None
+        raise ConfigError(
+            f"{text!r} is not a valid time: write 2026-11-21T08:30:00Z, or with .500 and +01:00"
+        ) from None
     at = at if at.tzinfo is not None else at.replace(tzinfo=UTC)
     at_ms = round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000)
     if at_ms < 0:

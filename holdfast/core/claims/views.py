@@ -1,9 +1,12 @@
-"""Who owns which partition, as a fold of the coordination topic (PROTOCOL.md#the-guarded-view, PROTOCOL.md#the-compat-view).
+"""Who owns which partition, as a fold of the coordination topic (PROTOCOL.md#the-guarded-view,
+PROTOCOL.md#the-compat-view).
 
-Two views of one log. The *guarded* view decides: only the log's time counts, and owner and instance are checked on every branch.
-The *compat* view holds what the Go library holds, byte for byte, to show where the two would part in a mixed fleet.
+Two views of one log. The *guarded* view decides: only the log's time counts, and owner and instance are
+checked on every branch. The *compat* view holds what the Go library holds, byte for byte, to show where the
+two would part in a mixed fleet.
 
-Both are sparse: a claim nobody ever held has no row. Row keys cannot be confused, since no id of a frame contains `/`:
+Both are sparse: a claim nobody ever held has no row. Row keys cannot be confused, since no id of a frame
+contains `/`:
 
     group/topic/partition      a claim: exactly two slashes
     /pause//group              a pause of a group: three
@@ -32,7 +35,9 @@ from holdfast.core.engine.rows import Rows
 LIMIT_FENCED = 8
 PAUSE_PREFIX = "/pause//"
 RESET_INSTANCE = "reset-"
-"""Begins the instance id of an administrator that resets a group; what members make up are hexadecimal digits."""
+"""Begins the instance id of an administrator that resets a group; what members make up are hexadecimal
+digits.
+"""
 
 
 class ClaimKey(NamedTuple):
@@ -44,7 +49,10 @@ class ClaimKey(NamedTuple):
 
 
 def claim_key(group_id: str, topic: str, partition: int) -> str:
-    """Return the row key of a claim in either view. `scan(f"{group}/")` gives the claims of a group, `scan(f"{group}/{topic}/")` those of a topic."""
+    """Return the row key of a claim in either view.
+
+    `scan(f"{group}/")` gives the claims of a group, `scan(f"{group}/{topic}/")` those of a topic.
+    """
     return f"{group_id}/{topic}/{partition}"
 
 
@@ -64,21 +72,28 @@ def pause_key(group_id: str) -> str:
 
 
 def route(key: str, partitions: int) -> int | None:
-    """Return the coordination partition whose table holds *key*; None for a pause, which is sent to every partition it concerns.
+    """Return the coordination partition whose table holds *key*; None for a pause, which is sent to every
+    partition it concerns.
 
     >>> route("foo.bar_consumer/test1/0", 4), route(pause_key("foo.bar_consumer"), 4)
     (2, None)
     """
-    return None if key.startswith(PAUSE_PREFIX) else coordination_partition(parse_claim_key(key).topic, partitions)
+    return (
+        None
+        if key.startswith(PAUSE_PREFIX)
+        else coordination_partition(parse_claim_key(key).topic, partitions)
+    )
 
 
 # -- the guarded view: rows
 
 
 class AnomalyKind(Enum):
-    """What a frame tried that the guarded view did not allow. The sender should take it as notice that it is not the owner.
+    """What a frame tried that the guarded view did not allow. The sender should take it as notice that it is
+    not the owner.
 
-    No StrEnum: its members equal mere texts, and rows of such types are looked at one by one (holdfast/core/engine/row_types.py).
+    No StrEnum: its members equal mere texts, and rows of such types are looked at one by one
+    (holdfast/core/engine/row_types.py).
     """
 
     FOREIGN_HEARTBEAT = "foreign-heartbeat"
@@ -105,7 +120,8 @@ class Anomaly(msgspec.Struct, frozen=True, gc=False, array_like=True):
 class Claim(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
     """A claim as the guarded view holds it. Group, topic and partition are its key.
 
-    The identity stays after a release: then it is that of the last owner, and *heartbeat_at_s* is None. Exactly one of
+    The identity stays after a release: then it is that of the last owner, and *heartbeat_at_s* is None.
+    Exactly one of
     *heartbeat_at_s* and *released_at_s* is set. *epoch* counts owners and only grows: a fencing token for what the owner writes.
     *frame_time_s* is what the owner's clock said in its last heartbeat; it decides nothing and shows skew.
     """
@@ -138,7 +154,8 @@ GuardedRow: TypeAlias = Claim | Pause
 
 
 def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s: int | None = None) -> Emits:
-    """Apply *frame* to the guarded view; *at_ms* is the partition's append time, -1 while it has none. Emits nothing.
+    """Apply *frame* to the guarded view; *at_ms* is the partition's append time, -1 while it has none. Emits
+    nothing.
 
     *stale_after_s* is twice the fleet's heartbeat interval, None for STALE_AFTER_S: every reader of one log must use the same.
     """
@@ -182,7 +199,9 @@ def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s
 
 
 def _log_time_s(claim: Claim | None, frame_time_s: int, at_ms: int) -> int:
-    """Return the time that decides (PROTOCOL.md#time): the broker's, in whole seconds; without any, the claim's latest known."""
+    """Return the time that decides (PROTOCOL.md#time): the broker's, in whole seconds; without any, the
+    claim's latest known.
+    """
     if at_ms >= 0:
         return at_ms // 1000
     if claim is None:
@@ -195,13 +214,23 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
     """Return the claim after any heartbeat but the plain renewal."""
     offset = frame.current_offset if frame.current_offset >= 0 else None
     by_reset = frame.instance_id.startswith(RESET_INSTANCE)
-    if claim is not None and not _owns(claim, frame) and (by_reset or claim.instance_id.startswith(RESET_INSTANCE)):
-        # Nobody takes from a reset, and a reset takes by claiming only: its heartbeat that comes late must not. Nor is what it gave back
-        # taken by a heartbeat: that would be of an owner from before, and undo the reset.
+    if (
+        claim is not None
+        and not _owns(claim, frame)
+        and (by_reset or claim.instance_id.startswith(RESET_INSTANCE))
+    ):
+        # Nobody takes from a reset, and a reset takes by claiming only: its heartbeat that comes late must
+        # not. Nor is what it gave back taken by a heartbeat: that would be of an owner from before, and undo
+        # the reset.
         return _with_anomaly(claim, AnomalyKind.FOREIGN_HEARTBEAT, frame, now_s)
     if claim is None or not is_live(claim, now_s, stale_after_s):
-        # Nobody holds it. Taking it by a heartbeat alone is how a Go client hands over, and how a stale owner comes back.
-        after = _renewed(claim, frame, now_s) if claim is not None and _owns(claim, frame) else _taken(claim, frame, now_s)
+        # Nobody holds it. Taking it by a heartbeat alone is how a Go client hands over, and how a stale owner
+        # comes back.
+        after = (
+            _renewed(claim, frame, now_s)
+            if claim is not None and _owns(claim, frame)
+            else _taken(claim, frame, now_s)
+        )
     elif _owns(claim, frame):
         after = _renewed(claim, frame, now_s)
     elif claim.client_id != frame.client_id:
@@ -209,22 +238,29 @@ def _heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s:
     elif frame.instance_id in claim.fenced:
         return _with_anomaly(claim, AnomalyKind.FENCED_HEARTBEAT, frame, now_s)
     else:
-        # A new process of the owner's own client: the fast reclaim after a restart, which sends no ClaimingPartition. It fences the
-        # instance it replaces, so that two processes under one client id cannot take turns.
+        # A new process of the owner's own client: the fast reclaim after a restart, which sends no
+        # ClaimingPartition. It fences the instance it replaces, so that two processes under one client id
+        # cannot take turns.
         after = _taken(claim, frame, now_s)
     if offset is None:
         return _with_anomaly(after, AnomalyKind.NEGATIVE_OFFSET, frame, now_s)
     if after.current_offset is not None and offset < after.current_offset:
-        # It was under way for long, or is appended twice. What is done is done: whoever starts here must not do it again.
+        # It was under way for long, or is appended twice. What is done is done: whoever starts here must not
+        # do it again.
         return _with_anomaly(after, AnomalyKind.BACKWARD_OFFSET, frame, now_s)
     proposed = after.proposed_offset
     return msgspec.structs.replace(
-        after, current_offset=offset, proposed_offset=None if proposed is None or offset >= proposed else proposed
+        after,
+        current_offset=offset,
+        proposed_offset=None if proposed is None or offset >= proposed else proposed,
     )
 
 
 def _other(
-    claim: Claim | None, frame: ClaimingPartition | ReleasingPartition | ClaimingMessages, now_s: int, stale_after_s: int | None
+    claim: Claim | None,
+    frame: ClaimingPartition | ReleasingPartition | ClaimingMessages,
+    now_s: int,
+    stale_after_s: int | None,
 ) -> Claim | None:
     match frame:
         case ClaimingPartition():
@@ -244,7 +280,8 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
         return _with_anomaly(claim, AnomalyKind.FOREIGN_RELEASE, frame, now_s)
     if claim.heartbeat_at_s is None:
         return _with_anomaly(claim, AnomalyKind.LATE_RELEASE, frame, now_s)
-    # A stale owner may still release as long as nobody took over: it knows best where it stopped. Only a reset goes back.
+    # A stale owner may still release as long as nobody took over: it knows best where it stopped. Only a
+    # reset goes back.
     anomaly = None
     if frame.current_offset < 0:
         anomaly = AnomalyKind.NEGATIVE_OFFSET
@@ -255,12 +292,17 @@ def _released(claim: Claim, frame: ReleasingPartition, now_s: int) -> Claim:
     ):
         anomaly = AnomalyKind.BACKWARD_OFFSET
     offset = frame.current_offset if anomaly is None else claim.current_offset
-    after = msgspec.structs.replace(claim, heartbeat_at_s=None, released_at_s=now_s, current_offset=offset, proposed_offset=None)
+    after = msgspec.structs.replace(
+        claim, heartbeat_at_s=None, released_at_s=now_s, current_offset=offset, proposed_offset=None
+    )
     return after if anomaly is None else _with_anomaly(after, anomaly, frame, now_s)
 
 
 def _proposed(claim: Claim, frame: ClaimingMessages, now_s: int, stale_after_s: int | None) -> Claim:
-    """Step 3 of consuming at most once. It renews nothing: only a heartbeat does, and only that commits the batch (step 5)."""
+    """Step 3 of consuming at most once.
+
+    It renews nothing: only a heartbeat does, and only that commits the batch (step 5).
+    """
     if not (claim.client_id == frame.client_id and claim.instance_id == frame.instance_id):
         return _with_anomaly(claim, AnomalyKind.FOREIGN_PROPOSAL, frame, now_s)
     if not is_live(claim, now_s, stale_after_s):
@@ -272,7 +314,11 @@ def _proposed(claim: Claim, frame: ClaimingMessages, now_s: int, stale_after_s: 
 
 
 def _owns(claim: Claim, frame: Heartbeat) -> bool:
-    return claim.client_id == frame.client_id and claim.instance_id == frame.instance_id and claim.heartbeat_at_s is not None
+    return (
+        claim.client_id == frame.client_id
+        and claim.instance_id == frame.instance_id
+        and claim.heartbeat_at_s is not None
+    )
 
 
 def _renewed(claim: Claim, frame: Heartbeat, now_s: int) -> Claim:
@@ -280,7 +326,10 @@ def _renewed(claim: Claim, frame: Heartbeat, now_s: int) -> Claim:
 
 
 def _taken(claim: Claim | None, frame: Heartbeat | ClaimingPartition, now_s: int) -> Claim:
-    """Return the claim with the sender as its new owner. The offset is the last owner's; a batch it announced is void."""
+    """Return the claim with the sender as its new owner.
+
+    The offset is the last owner's; a batch it announced is void.
+    """
     if claim is None:
         return Claim(frame.client_id, frame.instance_id, 1, now_s, None, None, None, frame.time_s)
     fenced = tuple(each for each in claim.fenced if each != frame.instance_id)
@@ -302,11 +351,15 @@ def _taken(claim: Claim | None, frame: Heartbeat | ClaimingPartition, now_s: int
 
 def _with_anomaly(claim: Claim, kind: AnomalyKind, frame: Frame, now_s: int) -> Claim:
     count = 1 if claim.anomaly is None else claim.anomaly.count + 1
-    return msgspec.structs.replace(claim, anomaly=Anomaly(count, kind, now_s, frame.client_id, frame.instance_id))
+    return msgspec.structs.replace(
+        claim, anomaly=Anomaly(count, kind, now_s, frame.client_id, frame.instance_id)
+    )
 
 
 def _pause(rows: Rows[GuardedRow], frame: ReleaseGroup, now_s: int) -> None:
-    """The latest ReleaseGroup counts, whoever sent it; one that has expired when it is appended lifts the pause."""
+    """The latest ReleaseGroup counts, whoever sent it; one that has expired when it is appended lifts the
+    pause.
+    """
     key = pause_key(frame.group_id)
     if frame.msg_expire_time_s > now_s:
         rows[key] = Pause(frame.msg_expire_time_s, now_s, frame.client_id, frame.instance_id)
@@ -327,14 +380,18 @@ class ClaimStatus(StrEnum):
 
 
 def is_live(claim: Claim, now_s: int, stale_after_s: int | None = None) -> bool:
-    """Return whether the claim has an owner at *now_s*: whoever asks at the log's time gets what the fold decides by."""
+    """Return whether the claim has an owner at *now_s*: whoever asks at the log's time gets what the fold
+    decides by.
+    """
     heartbeat_at_s = claim.heartbeat_at_s
-    return heartbeat_at_s is not None and now_s - heartbeat_at_s < (STALE_AFTER_S if stale_after_s is None else stale_after_s)
+    return heartbeat_at_s is not None and now_s - heartbeat_at_s < (
+        STALE_AFTER_S if stale_after_s is None else stale_after_s
+    )
 
 
 def is_reserved(claim: Claim) -> bool:
-    """Return whether a reset of the group holds the claim: nobody can take it, however old it is, until it is released
-    (PROTOCOL.md#pausing-and-resetting-a-group)."""
+    """Return whether a reset of the group holds the claim: nobody can take it, however old it is, until it is
+    released (PROTOCOL.md#pausing-and-resetting-a-group)."""
     return claim.heartbeat_at_s is not None and claim.instance_id.startswith(RESET_INSTANCE)
 
 
@@ -346,8 +403,8 @@ def claimed(claim: Claim | None, now_s: int, stale_after_s: int | None = None) -
 def status(claim: Claim, now_s: int, stale_after_s: int | None = None) -> ClaimStatus:
     """Return how much *claim* can be trusted at *now_s* (PROTOCOL.md#status).
 
-    A heartbeat from the future (the reader's clock is behind) counts as age 0. Exactly twice the interval is stale, as in the Go
-    code; the upstream document says "more than twice".
+    A heartbeat from the future (the reader's clock is behind) counts as age 0. Exactly twice the interval is
+    stale, as in the Go code; the upstream document says "more than twice".
 
     >>> claim = Claim("c", "i", 1, heartbeat_at_s=100, released_at_s=None, current_offset=0, proposed_offset=None, frame_time_s=100)
     >>> [status(claim, 100 + age_s).value for age_s in (-5, 59, 60, 119, 120)]
@@ -363,7 +420,9 @@ def status(claim: Claim, now_s: int, stale_after_s: int | None = None) -> ClaimS
     return ClaimStatus.UNKNOWN if age_s < stale_after_s else ClaimStatus.STALE
 
 
-def owned_by(claim: Claim | None, client_id: str, instance_id: str, now_s: int, stale_after_s: int | None = None) -> bool:
+def owned_by(
+    claim: Claim | None, client_id: str, instance_id: str, now_s: int, stale_after_s: int | None = None
+) -> bool:
     """Return whether exactly this instance holds the claim at *now_s*: to ask before each delivery."""
     if claim is None or claim.client_id != client_id or claim.instance_id != instance_id:
         return False
@@ -371,7 +430,8 @@ def owned_by(claim: Claim | None, client_id: str, instance_id: str, now_s: int, 
 
 
 def skew_s(claim: Claim) -> int | None:
-    """Return how far the owner's clock was ahead of the log at its last heartbeat, in seconds; None once released.
+    """Return how far the owner's clock was ahead of the log at its last heartbeat, in seconds; None once
+    released.
 
     A second behind is normal: the frame took its time to the broker.
     """
@@ -401,7 +461,8 @@ UNCLAIMED = CompatClaim()
 
 
 def fold_compat(rows: Rows[CompatClaim], frame: Frame, at_ms: int) -> Emits:
-    """Apply *frame* as the Go library does, faults included. *at_ms* stands for the clock of a reader that keeps up with the log.
+    """Apply *frame* as the Go library does, faults included. *at_ms* stands for the clock of a reader that
+    keeps up with the log.
 
     ReleaseGroup changes nothing: the library has not known that frame since 2017.
     """
@@ -410,11 +471,15 @@ def fold_compat(rows: Rows[CompatClaim], frame: Frame, at_ms: int) -> Emits:
     key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
     match frame:
         case Heartbeat():
-            rows[key] = CompatClaim(frame.instance_id, frame.client_id, frame.group_id, 0, frame.time_s, frame.current_offset)
+            rows[key] = CompatClaim(
+                frame.instance_id, frame.client_id, frame.group_id, 0, frame.time_s, frame.current_offset
+            )
         case ClaimingPartition():
             claim = rows.get(key) or UNCLAIMED
             if not _compat_live(claim, at_ms // 1000 if at_ms >= 0 else frame.time_s):
-                rows[key] = CompatClaim(frame.instance_id, frame.client_id, frame.group_id, 0, frame.time_s, claim.current_offset)
+                rows[key] = CompatClaim(
+                    frame.instance_id, frame.client_id, frame.group_id, 0, frame.time_s, claim.current_offset
+                )
         case ReleasingPartition():
             claim = rows.get(key) or UNCLAIMED
             owner = (claim.instance_id, claim.client_id, claim.group_id)

@@ -1,1 +1,3 @@
-"""The framework's rules: what a user declares, how records are folded into rows, and how rows are written down."""
+"""The framework's rules: what a user declares, how records are folded into rows, and how rows are written
+down.
+"""

@@ -77,10 +77,11 @@ def decode_due(value: bytes) -> int:
 
 
 class RowCodec(Generic[R]):
-    """Turns rows of one type into bytes and back. Equal rows give equal bytes: sets and dicts are written sorted.
+    """Turns rows of one type into bytes and back. Equal rows give equal bytes: sets and dicts are written
+    sorted.
 
-    `plain` tells that a row of this type reads back exactly as it was given, `lookalikes` that one may hold what is written the same and
-    can be changed in place (see `rowtypes`).
+    `plain` tells that a row of this type reads back exactly as it was given, `lookalikes` that one may hold
+    what is written the same and can be changed in place (see `rowtypes`).
 
     >>> class Total(msgspec.Struct, frozen=True):
     ...     count: int = 0
@@ -104,7 +105,9 @@ class RowCodec(Generic[R]):
         return [FORMAT + encoded for encoded in map(self._encode, rows)]
 
     def exact_all(self, rows: list[R]) -> list[bytes] | None:
-        """Return what is stored of *rows*, or None when a later reader would find others in it; raises FoldError when none could read them."""
+        """Return what is stored of *rows*, or None when a later reader would find others in it; raises
+        FoldError when none could read them.
+        """
         encoded = list(map(self._encode, rows))
         try:
             found: list[R] = self._decode_all(b"\xdd" + len(rows).to_bytes(4, "big") + b"".join(encoded))
@@ -115,8 +118,8 @@ class RowCodec(Generic[R]):
     def canonical(self, row: R) -> R:
         """Return *row* as any later reader will find it; raises FoldError when none could read it.
 
-        What a type takes in more than one form comes back in the stored one (a float for an int, dicts and sets in order), so that
-        a fold meets the same row before and after a restart.
+        What a type takes in more than one form comes back in the stored one (a float for an int, dicts and
+        sets in order), so that a fold meets the same row before and after a restart.
 
         >>> class Mean(msgspec.Struct, frozen=True):
         ...     of: float
@@ -134,7 +137,9 @@ class RowCodec(Generic[R]):
         return len(self._encode(rows))
 
     def decode(self, value: bytes) -> R:
-        """Return the row in *value*; raises ChangelogError when another format, or not this type of row, was written."""
+        """Return the row in *value*; raises ChangelogError when another format, or not this type of row,
+        was written.
+        """
         if value[:1] != FORMAT:
             raise ChangelogError(
                 f"row of format {value[:1].hex() or 'none'}, this version reads {FORMAT.hex()}: upgrade, or rebuild the table"
@@ -142,7 +147,9 @@ class RowCodec(Generic[R]):
         try:
             row: R = self._decode(memoryview(value)[1:])
         except UNFIT as error:
-            raise ChangelogError(f"row does not fit its type ({error}): raise the processor's version when the row changes") from error
+            raise ChangelogError(
+                f"row does not fit its type ({error}): raise the processor's version when the row changes"
+            ) from error
         return row
 
 
@@ -151,7 +158,10 @@ def _unreadable(error: msgspec.DecodeError) -> FoldError:
 
 
 class Marker(msgspec.Struct, frozen=True, array_like=True):
-    """The position of a partition's state: everything up to *applied* is in it. Closes every transaction on the changelog."""
+    """The position of a partition's state: everything up to *applied* is in it.
+
+    Closes every transaction on the changelog.
+    """
 
     applied: int
     stream_ms: int
@@ -171,13 +181,19 @@ def encode_marker(marker: Marker) -> bytes:
 
 
 def decode_marker(value: bytes) -> Marker:
-    """Return the marker in *value*; raises ChangelogError for bytes that no holdfast worker of this format wrote."""
+    """Return the marker in *value*; raises ChangelogError for bytes that no holdfast worker of this format
+    wrote.
+    """
     try:
         marker = _decode_marker(value)
     except UNFIT as error:
-        raise ChangelogError(f"position marker is malformed ({error}): this topic is not a changelog of holdfast") from error
+        raise ChangelogError(
+            f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
+        ) from error
     if marker.format != FORMAT[0]:
-        raise ChangelogError(f"position marker of format {marker.format}, this version reads {FORMAT[0]}: upgrade the workers")
+        raise ChangelogError(
+            f"position marker of format {marker.format}, this version reads {FORMAT[0]}: upgrade the workers"
+        )
     return marker
 
 

@@ -1,4 +1,6 @@
-"""What is wrong with a declaration, told when it is made: what is wrong here would otherwise be wrong for every record."""
+"""What is wrong with a declaration, told when it is made: what is wrong here would otherwise be wrong for
+every record.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from typing import Any
 
 
 def why_uncallable(call: Any, takes: tuple[str, ...]) -> str | None:
-    """Return why *call* cannot be called with arguments of these names, and what to write; None when it can, or does not tell.
+    """Return why *call* cannot be called with arguments of these names, and what to write; None when it can,
+    or does not tell.
 
     >>> why_uncallable(lambda rows, event: None, ("rows", "event", "at_ms"))
     'takes (rows, event), but is called with 3 arguments: (rows, event, at_ms)'
@@ -21,7 +24,9 @@ def why_uncallable(call: Any, takes: tuple[str, ...]) -> str | None:
     if not callable(call):
         return f"is {call!r:.100}, which cannot be called: write a function of {listed}"
     if _is_async(call):
-        return f"is an async function: folds are pure and wait for nothing; write a plain function of {listed}"
+        return (
+            f"is an async function: folds are pure and wait for nothing; write a plain function of {listed}"
+        )
     try:
         signature = inspect.signature(call, follow_wrapped=False)
     except (TypeError, ValueError):
@@ -42,5 +47,8 @@ def _is_async(call: Callable[..., Any]) -> bool:
         call = call.func  # a partial
     return any(
         inspect.iscoroutinefunction(each) or inspect.isasyncgenfunction(each)
-        for each in (call, None if isinstance(call, type) else inspect.getattr_static(type(call), "__call__", None))
+        for each in (
+            call,
+            None if isinstance(call, type) else inspect.getattr_static(type(call), "__call__", None),
+        )
     )

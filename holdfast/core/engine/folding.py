@@ -1,4 +1,7 @@
-"""The fold of a partition: batches of records in, one transaction's worth of changes out. Live, local and Spark all run this."""
+"""The fold of a partition: batches of records in, one transaction's worth of changes out.
+
+Live, local and Spark all run this.
+"""
 
 from __future__ import annotations
 
@@ -30,10 +33,16 @@ R = TypeVar("R")
 
 Stage = Literal["decode", "fold", "wake"]
 USERS_FAILURES = (Exception, SystemExit)
-"""How code of users fails. A fold that exits is one that fails: the process is not its own, and would meet the record again."""
+"""How code of users fails.
+
+A fold that exits is one that fails: the process is not its own, and would meet the record again.
+"""
 STEP_RECORDS = 512
 STEP_S = 0.05
-"""What a step may take: a caller lets others work between steps. At full speed one of STEP_RECORDS takes 2 ms."""
+"""What a step may take: a caller lets others work between steps.
+
+At full speed one of STEP_RECORDS takes 2 ms.
+"""
 LIMIT_BYTES = 1_000_000
 """What a row, and a record that is emitted, may take. Topics are asked for as much when a worker starts."""
 HEADER_BYTES = 10
@@ -59,12 +68,18 @@ class Batch:
         return self.slice(cut, len(self.offsets))
 
     def slice(self, start: int, stop: int) -> Batch:
-        return Batch(self.offsets[start:stop], self.times_ms[start:stop], tuple(column[start:stop] for column in self.columns))
+        return Batch(
+            self.offsets[start:stop],
+            self.times_ms[start:stop],
+            tuple(column[start:stop] for column in self.columns),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Refused:
-    """A record (or, at stage "wake", a timer met at that record) that changed nothing because decoding or folding it failed."""
+    """A record (or, at stage "wake", a timer met at that record) that changed nothing because decoding or
+    folding it failed.
+    """
 
     offset: int
     stage: Stage
@@ -85,7 +100,8 @@ class Transition(Generic[R]):
 
 @dataclass(slots=True, kw_only=True)
 class Changes:
-    """What one transaction writes: stored keys with new values (None deletes), records to emit, records refused.
+    """What one transaction writes: stored keys with new values (None deletes), records to emit, records
+    refused.
 
     *marker* closes the transaction: everything up to `marker.applied` is in the state once this is applied.
     """
@@ -103,20 +119,25 @@ class Changes:
 
 
 class _LooseError(Exception):
-    """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which the next record could change."""
+    """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
+    the next record could change.
+    """
 
 
 class Folder(Generic[R]):
     """State of one partition between transactions: its rows, its position, its stream time.
 
-    A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again record by record, each
-    undone on failure: because folds are pure, the records before the bad one give the same rows again, and a healthy stream
-    pays next to nothing for being able to refuse one record. What is refused does not depend on where the log was cut into
-    transactions: the fast fold also looks at rows that a later record of the transaction replaces. (One thing it does not see there,
-    in rows of plain types: a replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
-    found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows looked at from then on.)
+    A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again
+    record by record, each undone on failure: because folds are pure, the records before the bad one give the
+    same rows again, and a healthy stream pays next to nothing for being able to refuse one record. What is
+    refused does not depend on where the log was cut into transactions: the fast fold also looks at rows that
+    a later record of the transaction replaces. (One thing it does not see there, in rows of plain types: a
+    replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
+    found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows looked at
+    from then on.)
 
-    When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is due.
+    When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
+    due.
 
     With *trace*, every transaction is folded record by record and each change of a row is told.
     """
@@ -140,21 +161,26 @@ class Folder(Generic[R]):
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
         self._open, self._enough = False, False
-        # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice as many each.
+        # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
+        # as many each.
         self._step_records, self._most_records = 1, STEP_RECORDS
         self.changes: Changes | None = None
 
     def fold(self, batches: Iterable[Batch]) -> Changes | None:
-        """Fold *batches* as one transaction; None when all of it was applied before. Follow with `commit` or `rollback`."""
+        """Fold *batches* as one transaction; None when all of it was applied before.
+
+        Follow with `commit` or `rollback`.
+        """
         for _ in self.steps(batches):
             pass
         return self.changes
 
     def steps(self, batches: Iterable[Batch]) -> Iterator[None]:
-        """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then see `changes`.
+        """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then
+        see `changes`.
 
-        Each batch is asked for when those before it are folded. After `close_early` the transaction ends before the last of what they
-        hold, and no other is asked for: `changes.marker` tells where.
+        Each batch is asked for when those before it are folded. After `close_early` the transaction ends
+        before the last of what they hold, and no other is asked for: `changes.marker` tells where.
         """
         assert not self._open, "commit or roll back the transaction before folding the next"
         taken: list[Batch] = []
@@ -170,7 +196,9 @@ class Folder(Generic[R]):
                 raise
             except _LooseError:
                 self.rollback()
-                self.rows.__class__ = CanonicalRows  # from here on each row is at once what a later reader will find
+                self.rows.__class__ = (
+                    CanonicalRows  # from here on each row is at once what a later reader will find
+                )
                 self._open, self._enough = True, False
             except USERS_FAILURES:  # the store's comes up again below
                 self.rollback()
@@ -188,11 +216,15 @@ class Folder(Generic[R]):
                 yield rest
 
     def close_early(self) -> None:
-        """Let the transaction being folded by `steps` end with what is folded so far; what is left of its batches is for the next."""
+        """Let the transaction being folded by `steps` end with what is folded so far; what is left of its
+        batches is for the next.
+        """
         self._enough = True
 
     def stepped(self, took_s: float) -> None:
-        """Be told how long the step of `steps` took that has just yielded: the next are as short as a slow fold makes necessary."""
+        """Be told how long the step of `steps` took that has just yielded: the next are as short as a slow
+        fold makes necessary.
+        """
         if took_s > STEP_S:
             self._most_records = max(1, int(self._step_records * STEP_S / took_s))
             self._step_records = min(self._step_records, self._most_records)
@@ -210,7 +242,9 @@ class Folder(Generic[R]):
         return len(self.rows.changed()[0])
 
     def commit(self) -> None:
-        """Take `changes` as durable: the position moves and the rows become readable by later transactions' look-ups."""
+        """Take `changes` as durable: the position moves and the rows become readable by later
+        transactions' look-ups.
+        """
         assert self.changes is not None
         self.applied, self._before_ms = self.changes.marker.applied, self.stream_ms
         self.rows.commit()
@@ -270,7 +304,9 @@ class Folder(Generic[R]):
         size = self._codec.size(put)
         if size > self._limit_bytes:
             self._check_sizes(put)
-            self._step_records = max(min(8, self._most_records), self._step_records // 2)  # large rows: hold fewer of those replaced
+            self._step_records = max(
+                min(8, self._most_records), self._step_records // 2
+            )  # large rows: hold fewer of those replaced
         elif 2 * size <= self._limit_bytes:
             self._step_records = min(self._most_records, 2 * self._step_records)
         put.clear()
@@ -287,7 +323,9 @@ class Folder(Generic[R]):
 
     def _on_wake(self, rows: Rows[R], key: str, at_ms: int) -> Emits:
         if self.processor.on_wake is None:
-            raise FoldError(f"processor {self.processor.name} sets timers (key {key!r}) but declares no on_wake")
+            raise FoldError(
+                f"processor {self.processor.name} sets timers (key {key!r}) but declares no on_wake"
+            )
         return self.processor.on_wake(rows, key, at_ms)
 
     # -- record by record
@@ -313,7 +351,13 @@ class Folder(Generic[R]):
             for key, due_ms in rows.due(at_ms):
                 if rows.fire(key, due_ms):
                     rows.keep()  # a timer that fails has fired all the same
-                    self._attempt(rows, offset, "wake", partial(self._on_wake, rows, key, due_ms), f"timer {key!r:.200} due at {due_ms}: ")
+                    self._attempt(
+                        rows,
+                        offset,
+                        "wake",
+                        partial(self._on_wake, rows, key, due_ms),
+                        f"timer {key!r:.200} due at {due_ms}: ",
+                    )
         try:
             event = self.processor.decode(*inputs)
         except MemoryError:
@@ -323,7 +367,9 @@ class Folder(Generic[R]):
             return
         self._attempt(rows, offset, "fold", partial(self.processor.fold, rows, event, self.stream_ms))
 
-    def _attempt(self, rows: JournaledRows[R], offset: int, stage: Stage, act: Callable[[], Emits], what: str = "") -> None:
+    def _attempt(
+        self, rows: JournaledRows[R], offset: int, stage: Stage, act: Callable[[], Emits], what: str = ""
+    ) -> None:
         try:
             emits = list(act() or ())
             for emit in emits:
@@ -344,7 +390,9 @@ class Folder(Generic[R]):
             for key, (before, _) in rows.before.items():
                 after = rows.get(key)
                 if before is not None or after is not None:
-                    self._trace(Transition(offset=offset, at_ms=self.stream_ms, key=key, before=before, after=after))
+                    self._trace(
+                        Transition(offset=offset, at_ms=self.stream_ms, key=key, before=before, after=after)
+                    )
         rows.keep()
 
     def _refuse(self, offset: int, stage: Stage, error: BaseException, what: str = "") -> None:
@@ -364,14 +412,27 @@ class Folder(Generic[R]):
         puts: list[tuple[bytes, bytes | None]] = []
         changed = list(rows.items())
         for start in range(0, len(changed), STEP_RECORDS):
-            puts.extend(self._stored(changed[start : start + STEP_RECORDS], settled=checked or isinstance(self.rows, CanonicalRows)))
+            puts.extend(
+                self._stored(
+                    changed[start : start + STEP_RECORDS],
+                    settled=checked or isinstance(self.rows, CanonicalRows),
+                )
+            )
             yield
-        puts.extend((wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items())
+        puts.extend(
+            (wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items()
+        )
         marker = Marker(_offset_of(batches, records), self.stream_ms, self.processor.version)
-        self.changes = Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
+        self.changes = Changes(
+            marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused
+        )
 
-    def _stored(self, changed: list[tuple[str, R | None]], *, settled: bool) -> Iterable[tuple[bytes, bytes | None]]:
-        """Return what is stored for changed rows; unless *settled*, each must be the row that a later reader will find."""
+    def _stored(
+        self, changed: list[tuple[str, R | None]], *, settled: bool
+    ) -> Iterable[tuple[bytes, bytes | None]]:
+        """Return what is stored for changed rows; unless *settled*, each must be the row that a later
+        reader will find.
+        """
         keys = row_keys([key for key, _ in changed])
         if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
             raise _long_key(max(keys, key=len))
@@ -382,35 +443,47 @@ class Folder(Generic[R]):
         if len(stored) == len(keys):
             return zip(keys, stored, strict=True)
         values = iter(stored)
-        return [(key, None if row is None else next(values)) for key, (_, row) in zip(keys, changed, strict=True)]
+        return [
+            (key, None if row is None else next(values)) for key, (_, row) in zip(keys, changed, strict=True)
+        ]
 
     def _check_emit(self, emit: Emit) -> None:
-        """Raise for what a producer would refuse: once the transaction is being written, one bad record would stop the partition."""
+        """Raise for what a producer would refuse: once the transaction is being written, one bad record
+        would stop the partition.
+        """
         if not isinstance(emit, Emit):
             raise FoldError(f"a fold may emit only Emit, not {type(emit).__name__}")
         topic, key, value, partition = emit.topic, emit.key, emit.value, emit.partition
         if not isinstance(topic, str) or topic not in self._may_emit_to:
             name, declared = self.processor.name, ", ".join(self.processor.emits) or "none"
-            raise FoldError(f"emit to {topic!r:.200}: not among the emits of processor {name} ({declared}); declare it there")
+            raise FoldError(
+                f"emit to {topic!r:.200}: not among the emits of processor {name} ({declared}); declare it there"
+            )
         if not isinstance(key, str | bytes | type(None)) or not isinstance(value, bytes | type(None)):
             raise FoldError(f"emit to {topic}: key must be str or bytes and value bytes, or None")
         if partition is not None and not (type(partition) is int and 0 <= partition < 1 << 31):
             raise FoldError(f"emit to {topic}: partition {partition!r:.200} is not a partition's number")
         size = len(key.encode() if isinstance(key, str) else key or b"") + len(value or b"")
         if not isinstance(emit.headers, tuple | list):
-            raise FoldError(f"emit to {topic}: headers must be a tuple of (name, value), not {type(emit.headers).__name__}")
+            raise FoldError(
+                f"emit to {topic}: headers must be a tuple of (name, value), not {type(emit.headers).__name__}"
+            )
         for header in emit.headers:
             match header:
                 case (str() as name, bytes() | None as content):
                     size += HEADER_BYTES + len(name.encode()) + len(content or b"")
                 case _:
-                    raise FoldError(f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None")
+                    raise FoldError(
+                        f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None"
+                    )
         if size > self._limit_bytes:
             raise FoldError(f"emit to {topic} takes {size} bytes, the limit is {self._limit_bytes}")
 
 
 def _check_hashable(rows: list[Any]) -> None:
-    """Raise for a row that holds what can be changed in place, where its type declares otherwise: nothing of that kind has a hash."""
+    """Raise for a row that holds what can be changed in place, where its type declares otherwise: nothing
+    of that kind has a hash.
+    """
     try:
         deque(map(hash, rows), 0)
     except (TypeError, ValueError) as error:  # a memoryview that can be written to raises the latter

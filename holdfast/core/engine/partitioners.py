@@ -32,7 +32,8 @@ def murmur2(key: bytes) -> int:
 
 
 def by_key(key: str, partitions: int) -> int:
-    """Return the partition of *key* among *partitions*, as the Java default partitioner (and librdkafka's murmur2) chooses it.
+    """Return the partition of *key* among *partitions*, as the Java default partitioner (and librdkafka's
+    murmur2) chooses it.
 
     A processor whose rows have the keys of its records takes it as its `route`.
 
@@ -50,7 +51,8 @@ def of_key(key: bytes, partitions: int) -> int:
 
 
 def goharvest_cell(key: bytes, cells: int) -> int:
-    """Return which of a reaper's send cells publishes *key*: FNV-1a of 32 bits. To find in its log who held a key up.
+    """Return which of a reaper's send cells publishes *key*: FNV-1a of 32 bits. To find in its log who held a
+    key up.
 
     >>> goharvest_cell(b"key-1", 8), goharvest_cell(b"", 8), goharvest_cell(b"key-1", 1)
     (6, 5, 0)

@@ -1,4 +1,7 @@
-"""What a user declares: a processor is a decoder, a fold and the type of a row. Nothing here runs anything."""
+"""What a user declares: a processor is a decoder, a fold and the type of a row.
+
+Nothing here runs anything.
+"""
 
 from __future__ import annotations
 
@@ -47,15 +50,17 @@ class Processor(Generic[E, R]):
 
     *decode* gets the *inputs* of a record in that order (only its value unless told otherwise) and returns an event, or raises:
     then the record goes to quarantine. *fold* gets the rows of the record's partition, the event and the partition's stream time
-    in ms (the highest append time so far); it changes rows and may return or yield what to emit. *on_wake* is called when stream
-    time passes a time set with `rows.wake_at`. All three must be pure: no clock, no randomness, no input or output.
+    in ms (the highest append time so far); it changes rows and may return or yield what to emit. *on_wake* is
+    called when stream time passes a time set with `rows.wake_at`. All three must be pure: no clock, no
+    randomness, no input or output.
 
     *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
     partition, since only the records' producer knows. `emits` names the topics the fold may emit to: a record whose fold emits to another
-    is refused. With *in_place* the fold emits into the partition of the record it was given, so each of them needs as many partitions
-    as the source.
+    is refused. With *in_place* the fold emits into the partition of the record it was given, so each of them
+    needs as many partitions as the source.
 
-    Rows of another *version* are never read: each version has its own table and changelog, built from the log's beginning.
+    Rows of another *version* are never read: each version has its own table and changelog, built from the
+    log's beginning.
     """
 
     name: str
@@ -72,7 +77,9 @@ class Processor(Generic[E, R]):
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
-            raise ConfigError(f"processor name {self.name!r}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name")
+            raise ConfigError(
+                f"processor name {self.name!r}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name"
+            )
         self._check_topics()
         if type(self.version) is not int:
             raise self._wrong(f"version {self.version!r} is not a whole number: write version=2, say")
@@ -80,7 +87,11 @@ class Processor(Generic[E, R]):
             raise self._wrong(f"version {self.version}; versions start at 1")
         if isinstance(self.inputs, str):
             raise self._wrong(f"inputs {self.inputs!r}; write a tuple: ({self.inputs!r},)")
-        if not isinstance(self.inputs, tuple | list) or not self.inputs or any(name not in INPUTS for name in self.inputs):
+        if (
+            not isinstance(self.inputs, tuple | list)
+            or not self.inputs
+            or any(name not in INPUTS for name in self.inputs)
+        ):
             raise self._wrong(f"inputs {self.inputs}; choose from {', '.join(INPUTS)}")
         self._check_functions()
         if (why := why_unfit(self.row)) is not None:
@@ -88,7 +99,9 @@ class Processor(Generic[E, R]):
 
     def _check_topics(self) -> None:
         if not isinstance(self.source, str):
-            raise self._wrong(f"source {self.source!r:.200} is not the name of a topic: a processor folds one; declare one for each topic")
+            raise self._wrong(
+                f"source {self.source!r:.200} is not the name of a topic: a processor folds one; declare one for each topic"
+            )
         if isinstance(self.emits, str):
             raise self._wrong(f"emits {self.emits!r}; write a tuple of topics: ({self.emits!r},)")
         if not isinstance(self.emits, tuple | list):
@@ -129,15 +142,21 @@ class Processor(Generic[E, R]):
 
 
 def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[Any, Any]]:
-    """Return *processors* by their names; ConfigError when they are not a list of processors, or two share a name."""
+    """Return *processors* by their names; ConfigError when they are not a list of processors, or two share
+    a name.
+    """
     if isinstance(processors, Processor):
-        raise ConfigError(f"processors is the processor {processors.name} alone; write a list: [{processors.name}]")
+        raise ConfigError(
+            f"processors is the processor {processors.name} alone; write a list: [{processors.name}]"
+        )
     if not isinstance(processors, Sequence) or isinstance(processors, str | bytes):
         raise ConfigError(f"processors is {processors!r:.200}; write a list of Processor")
     found: dict[str, Processor[Any, Any]] = {}
     for each in processors:
         if not isinstance(each, Processor):
-            raise ConfigError(f"processors holds {each!r:.200}, which is no Processor; write Processor(name=..., source=..., ...)")
+            raise ConfigError(
+                f"processors holds {each!r:.200}, which is no Processor; write Processor(name=..., source=..., ...)"
+            )
         if each.name in found:
             raise ConfigError(
                 f"two processors share a name, {each.name} of {found[each.name].source} and of {each.source}: give one another, since "

@@ -1,7 +1,8 @@
-"""What goes over the wire between a table's worker and whoever asks it: replies, refusals, limits, and how staleness is written.
+"""What goes over the wire between a table's worker and whoever asks it: replies, refusals, limits, and how
+staleness is written.
 
-Bodies are MessagePack or JSON maps of the same shape. In MessagePack a row is its stored bytes, so that the asker decodes it with
-its own row type; in JSON it is rendered for people.
+Bodies are MessagePack or JSON maps of the same shape. In MessagePack a row is its stored bytes, so that the
+asker decodes it with its own row type; in JSON it is rendered for people.
 """
 
 from __future__ import annotations
@@ -29,12 +30,22 @@ WAIT_MS = 10_000
 
 Role = Literal["active", "standby"]
 Reason = Literal[
-    "moved", "not_ready", "offset_timeout", "no_such_table", "no_token", "wrong_token", "forbidden", "malformed", "too_large", "failed"
+    "moved",
+    "not_ready",
+    "offset_timeout",
+    "no_such_table",
+    "no_token",
+    "wrong_token",
+    "forbidden",
+    "malformed",
+    "too_large",
+    "failed",
 ]
 
 
 class Reply(msgspec.Struct, frozen=True, kw_only=True):
-    """What every reply tells: the answer reflects everything in *partition* up to source offset *as_of_offset*, perhaps more.
+    """What every reply tells: the answer reflects everything in *partition* up to source offset
+    *as_of_offset*, perhaps more.
 
     *stream_ms* is the highest append time among those records, -1 for none.
     """
@@ -58,14 +69,18 @@ class RowReply(Reply, frozen=True, kw_only=True):
 class RowsReply(Reply, frozen=True, kw_only=True):
     """Rows of the keys asked for, in that order, None for a missing one.
 
-    Fewer than asked for, and at least one, when the rest would not fit `LIMIT_REPLY_BYTES`: ask for the rest again.
+    Fewer than asked for, and at least one, when the rest would not fit `LIMIT_REPLY_BYTES`: ask for the rest
+    again.
     """
 
     values: Annotated[list[bytes | None], msgspec.Meta(max_length=LIMIT_KEYS)]
 
 
 class PageReply(Reply, frozen=True, kw_only=True):
-    """Rows in the order of their keys' UTF-8 bytes. *after* continues the scan; None when there is no more."""
+    """Rows in the order of their keys' UTF-8 bytes.
+
+    *after* continues the scan; None when there is no more.
+    """
 
     rows: Annotated[list[tuple[str, bytes]], msgspec.Meta(max_length=LIMIT_PAGE_ROWS)]
     after: str | None
@@ -86,13 +101,18 @@ class Page(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True
 
 
 class Inspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The body that asks for the digest of a partition. *inspection* is the asker's own name for the state that is pinned by it."""
+    """The body that asks for the digest of a partition.
+
+    *inspection* is the asker's own name for the state that is pinned by it.
+    """
 
     inspection: str
 
 
 class InspectReply(Reply, frozen=True, kw_only=True):
-    """The digest of all rows and timers served, exactly as of *as_of_offset*; its changelog holds that state before *changelog_next*."""
+    """The digest of all rows and timers served, exactly as of *as_of_offset*; its changelog holds that
+    state before *changelog_next*.
+    """
 
     inspection: str
     changelog_next: int
@@ -102,7 +122,9 @@ class InspectReply(Reply, frozen=True, kw_only=True):
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
-    """The body that asks for rows and timers of an inspected state as they are stored, in the order of their keys."""
+    """The body that asks for rows and timers of an inspected state as they are stored, in the order of
+    their keys.
+    """
 
     inspection: str
     after: bytes = b""
@@ -178,7 +200,8 @@ class TableClaims(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerClaims(msgspec.Struct, frozen=True, kw_only=True):
     """The value of a worker's record on the workers topic (its key is *url*, a tombstone says it has left).
 
-    Written whenever the worker has opened what a rebalance gave it. Of two claims on an active partition, the higher *generation* is the newer.
+    Written whenever the worker has opened what a rebalance gave it. Of two claims on an active partition, the
+    higher *generation* is the newer.
     """
 
     url: str
@@ -212,7 +235,8 @@ def readable_bytes(content: bytes) -> str:
 
 
 def render(value: Any) -> Any:
-    """Return a row as JSON can show it: structs as objects even when they are stored as arrays, bytes as base64.
+    """Return a row as JSON can show it: structs as objects even when they are stored as arrays, bytes as
+    base64.
 
     >>> class Point(msgspec.Struct, array_like=True, tag=True):
     ...     x: int
@@ -221,11 +245,16 @@ def render(value: Any) -> Any:
     {'at': {'type': 'Point', 'x': 1, 'y': [2, 3]}}
     """
     if isinstance(value, msgspec.Struct):
-        shown = {field.encode_name: render(getattr(value, field.name)) for field in msgspec.structs.fields(value)}
+        shown = {
+            field.encode_name: render(getattr(value, field.name)) for field in msgspec.structs.fields(value)
+        }
         config = value.__struct_config__
         return shown if config.tag is None else {config.tag_field or "type": config.tag, **shown}
     if isinstance(value, Mapping):
-        return {name if isinstance(name, str) else str(msgspec.to_builtins(name)): render(each) for name, each in value.items()}
+        return {
+            name if isinstance(name, str) else str(msgspec.to_builtins(name)): render(each)
+            for name, each in value.items()
+        }
     if isinstance(value, list | tuple | set | frozenset):
         return [render(each) for each in value]
     return msgspec.to_builtins(value, enc_hook=str)

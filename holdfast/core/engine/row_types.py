@@ -25,10 +25,12 @@ _ONE_FORM = (
 
 
 def is_plain(row: Any) -> bool:
-    """Return whether values of type *row* have one form only, so that reading one back gives what was written.
+    """Return whether values of type *row* have one form only, so that reading one back gives what was
+    written.
 
-    A float also takes an int, a dict and a set any order, a datetime any zone: those are not plain. Nor are types whose values equal
-    what is not of the type, so that comparing does not tell them apart: a named tuple equals a bare one, a member of a StrEnum its value.
+    A float also takes an int, a dict and a set any order, a datetime any zone: those are not plain. Nor are
+    types whose values equal what is not of the type, so that comparing does not tell them apart: a named
+    tuple equals a bare one, a member of a StrEnum its value.
 
     >>> is_plain(tuple[int, str | None]), is_plain(float), is_plain(dict[str, int])
     (True, False, False)
@@ -48,7 +50,8 @@ def _has_one_form(info: inspect.Type) -> bool:
 
 
 def has_lookalikes(row: Any) -> bool:
-    """Return whether rows of type *row* may hold what can be changed in place and is written as the declared type is.
+    """Return whether rows of type *row* may hold what can be changed in place and is written as the declared
+    type is.
 
     A list is written as a tuple is, a bytearray as bytes are, a dict as a Struct is.
 
@@ -65,8 +68,8 @@ def has_lookalikes(row: Any) -> bool:
 def why_unfit(row: Any) -> str | None:
     """Return why *row* cannot be the type of rows, or None when it can.
 
-    Rows must be immutable at any depth: what a fold changes in place changes in the cache, unseen by the changelog, and is not taken
-    back when the record is refused.
+    Rows must be immutable at any depth: what a fold changes in place changes in the cache, unseen by the
+    changelog, and is not taken back when the record is refused.
 
     >>> why_unfit(tuple[int, str]) is None
     True
@@ -95,7 +98,14 @@ def why_unfit(row: Any) -> str | None:
     return None
 
 
-_CONTAINERS = (inspect.AnyType, inspect.ByteArrayType, inspect.DictType, inspect.ListType, inspect.SetType, inspect.TypedDictType)
+_CONTAINERS = (
+    inspect.AnyType,
+    inspect.ByteArrayType,
+    inspect.DictType,
+    inspect.ListType,
+    inspect.SetType,
+    inspect.TypedDictType,
+)
 _CURES = {
     inspect.AnyType: "names no type, so it may hold what can change: say which types it holds, as in int | str or Box[int]",
     inspect.ByteArrayType: "is a bytearray: declare it bytes",
@@ -111,7 +121,9 @@ _CURES = {
 
 
 def _cure(info: inspect.Type) -> str | None:
-    """Return what is wrong with a type by itself, whatever it is made of, and what to write instead; None for an immutable one."""
+    """Return what is wrong with a type by itself, whatever it is made of, and what to write instead; None
+    for an immutable one.
+    """
     if isinstance(info, inspect.StructType | inspect.DataclassType):
         cls = get_origin(info.cls) or info.cls
         return None if _frozen(cls) else f"declare {cls.__name__} with frozen=True"
@@ -119,7 +131,8 @@ def _cure(info: inspect.Type) -> str | None:
 
 
 def _located(where: str, info: inspect.Type, seen: set[Any]) -> Iterator[tuple[str, inspect.Type]]:
-    """Yield a type and what it is made of with the place of each, a class once; the outermost has the place ''.
+    """Yield a type and what it is made of with the place of each, a class once; the outermost has the place
+    ''.
 
     What dicts hold is left out: they are refused whatever they hold.
     """
@@ -135,7 +148,9 @@ def _located(where: str, info: inspect.Type, seen: set[Any]) -> Iterator[tuple[s
                 yield from _located(f"{where}[{at}]" if where else f"item {at}", each, seen)
         case inspect.CollectionType():
             yield from _located(f"{where}[...]" if where else "an item", info.item_type, seen)
-        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType() if info.cls not in seen:
+        case inspect.StructType() | inspect.DataclassType() | inspect.NamedTupleType() if (
+            info.cls not in seen
+        ):
             seen.add(info.cls)
             name = (get_origin(info.cls) or info.cls).__name__
             for field in info.fields:

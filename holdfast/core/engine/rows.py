@@ -20,7 +20,10 @@ LIMIT_KEY_BYTES = 32_768
 
 
 class Store(Protocol):
-    """Where committed rows lie. RocksDB live, a dict on Spark and in tests. What it raises stops the folder: no record is to blame."""
+    """Where committed rows lie.
+
+    RocksDB live, a dict on Spark and in tests. What it raises stops the folder: no record is to blame.
+    """
 
     def get(self, key: bytes) -> bytes | None: ...
 
@@ -41,16 +44,18 @@ _UNKNOWN = _Unknown()
 class Rows(Generic[R]):
     """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`.
 
-    Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see this transaction's own
-    changes. Keys are `str`.
+    Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see
+    this transaction's own changes. Keys are `str`.
 
-    What this transaction changed is looked up first: in a large one most rows are changed again and again, and that one dict is all
-    they touch. Committed rows are cached decoded in two generations (a full young one becomes the old one), which bounds memory at
-    about *cache_rows* rows; those that the transaction replaces are let go while it is folded. Over a store that began empty the cache
-    holds every row until it first drops some, and until then no row is looked for in the store.
+    What this transaction changed is looked up first: in a large one most rows are changed again and again,
+    and that one dict is all they touch. Committed rows are cached decoded in two generations (a full young
+    one becomes the old one), which bounds memory at about *cache_rows* rows; those that the transaction
+    replaces are let go while it is folded. Over a store that began empty the cache holds every row until it
+    first drops some, and until then no row is looked for in the store.
 
-    `put` lists every row set since the folder last looked: a row that the same transaction replaces must be refused for what
-    another cut of the log would have refused it for. `failures` holds what the store raised, even when a fold swallowed it.
+    `put` lists every row set since the folder last looked: a row that the same transaction replaces must be
+    refused for what another cut of the log would have refused it for. `failures` holds what the store raised,
+    even when a fold swallowed it.
     """
 
     __slots__ = (
@@ -98,7 +103,9 @@ class Rows(Generic[R]):
         row = self._changed.get(key, _UNKNOWN)
         if row is _UNKNOWN:
             try:
-                row = self._young[key]  # cheaper than its get() where it hits, and a miss costs a read of the store anyway
+                row = self._young[
+                    key
+                ]  # cheaper than its get() where it hits, and a miss costs a read of the store anyway
             except KeyError:
                 row = self._load(key)
         return default if row is None else row  # type: ignore[return-value]
@@ -135,7 +142,8 @@ class Rows(Generic[R]):
         self._changed[key] = None
 
     def scan(self, prefix: str = "") -> Iterator[tuple[str, R]]:
-        """Yield (key, row) with *prefix* in the order of the keys' UTF-8 bytes, changes of this transaction included.
+        """Yield (key, row) with *prefix* in the order of the keys' UTF-8 bytes, changes of this transaction
+        included.
 
         What the caller changes while scanning is not seen by that scan.
         """
@@ -155,8 +163,9 @@ class Rows(Generic[R]):
     def _changed_within(self, prefix: bytes) -> dict[bytes, R | None]:
         """Return this transaction's changes under *prefix* by stored key, in order, as they are now.
 
-        The order is made when the first scan asks for it and takes in what was changed since: those keys are the last of the dict, since a
-        key keeps its place there when its row changes again, and an undone record's keys are taken out of both.
+        The order is made when the first scan asks for it and takes in what was changed since: those keys are
+        the last of the dict, since a key keeps its place there when its row changes again, and an undone
+        record's keys are taken out of both.
         """
         order, fresh = self._order, len(self._changed) - len(self._order)
         if fresh:
@@ -173,10 +182,12 @@ class Rows(Generic[R]):
             raise
 
     def wake_at(self, key: str, at_ms: int | None) -> None:
-        """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before that record is folded.
+        """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before
+        that record is folded.
 
-        One timer per key: another call replaces it, None cancels it. A time already passed fires at the next later append time,
-        so an `on_wake` that sets a time not after the record's (its own again, say) is called for it once per append time, not for ever.
+        One timer per key: another call replaces it, None cancels it. A time already passed fires at the next
+        later append time, so an `on_wake` that sets a time not after the record's (its own again, say) is
+        called for it once per append time, not for ever.
         """
         if at_ms is not None and not (isinstance(at_ms, int) and -NEVER < at_ms < NEVER):
             raise FoldError(f"wake_at({key!r:.200}, {at_ms!r:.200}): not a time in whole ms")
@@ -196,38 +207,52 @@ class Rows(Generic[R]):
             return
         self._wakes[key] = at_ms
         heappush(self._heap, (at_ms, key))
-        if len(self._heap) > 2 * len(self._wakes) + 64:  # mostly timers since replaced: a session's, pushed back by each heartbeat
+        if (
+            len(self._heap) > 2 * len(self._wakes) + 64
+        ):  # mostly timers since replaced: a session's, pushed back by each heartbeat
             self._heap[:] = [(at_ms, key) for key, at_ms in self._wakes.items()]
             heapify(self._heap)
         self.next_wake_ms = self._heap[0][0]
 
     def due(self, now_ms: int) -> list[tuple[str, int]]:
-        """Take the timers due at *now_ms*, each as (key, due time), the earliest first, ties by key. For the folder only.
+        """Take the timers due at *now_ms*, each as (key, due time), the earliest first, ties by key. For the
+        folder only.
 
-        `fire` each in turn. Timers set meanwhile wait for another call, which is what ends an `on_wake` that sets its own again.
+        `fire` each in turn. Timers set meanwhile wait for another call, which is what ends an `on_wake` that
+        sets its own again.
         """
         ready: list[tuple[str, int]] = []
         while self._heap and self._heap[0][0] <= now_ms:
             at_ms, key = heappop(self._heap)
-            if self._wakes.get(key) == at_ms and (not ready or ready[-1] != (key, at_ms)):  # an undone change leaves its entry twice
+            if self._wakes.get(key) == at_ms and (
+                not ready or ready[-1] != (key, at_ms)
+            ):  # an undone change leaves its entry twice
                 ready.append((key, at_ms))
                 self._undo_wakes.setdefault(key, at_ms)  # no longer in the heap: a rollback must put it back
         self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
         return ready
 
     def fire(self, key: str, due_ms: int) -> bool:
-        """Remove a timer taken by `due`; False when an earlier one's `on_wake` cancelled or replaced it. For the folder only."""
+        """Remove a timer taken by `due`; False when an earlier one's `on_wake` cancelled or replaced it.
+
+        For the folder only.
+        """
         if self._wakes.get(key) != due_ms:
             return False
         self.wake_at(key, None)
         return True
 
     def changed(self) -> tuple[dict[str, R | None], dict[str, int | None]]:
-        """Return what this transaction changed so far: rows and timers by key, None for a removed one. For the folder only."""
+        """Return what this transaction changed so far: rows and timers by key, None for a removed one.
+
+        For the folder only.
+        """
         return self._changed, self._wakes_changed
 
     def forget_replaced(self) -> None:
-        """Drop the committed rows that this transaction has replaced so far, while the processor's cache has them. For the folder only."""
+        """Drop the committed rows that this transaction has replaced so far, while the processor's cache
+        has them. For the folder only.
+        """
         fresh = len(self._changed) - self._replaced
         if fresh:
             deque(map(self._young.pop, islice(reversed(self._changed), fresh), repeat(None)), 0)
@@ -236,7 +261,8 @@ class Rows(Generic[R]):
     def commit(self) -> None:
         """Take the changes as committed to the store. For the folder only."""
         self.forget_replaced()
-        # They have no key in common now, so the larger takes in the smaller: a large transaction has often replaced every row.
+        # They have no key in common now, so the larger takes in the smaller: a large transaction has often
+        # replaced every row.
         few, many = sorted((self._young, self._changed), key=len)
         many.update(few)
         self._young, self._changed, self._replaced = many, {}, 0
@@ -265,7 +291,9 @@ class Rows(Generic[R]):
 
 
 class CanonicalRows(Rows[R]):
-    """Rows of a type that takes more than one form of a value: each row set is at once the one a later reader would find."""
+    """Rows of a type that takes more than one form of a value: each row set is at once the one a later
+    reader would find.
+    """
 
     __slots__ = ()
 
@@ -282,8 +310,8 @@ class CanonicalRows(Rows[R]):
 class JournaledRows(CanonicalRows[R]):
     """The same rows, shared with *base* for one transaction, but able to undo one record at a time.
 
-    Slower; used where a record may be refused or where each change is to be told. `before` holds what this record changed: the
-    row it found and whether an earlier record of the transaction had changed it.
+    Slower; used where a record may be refused or where each change is to be told. `before` holds what this
+    record changed: the row it found and whether an earlier record of the transaction had changed it.
     """
 
     __slots__ = ("_base", "before", "wakes_before")
@@ -306,7 +334,11 @@ class JournaledRows(CanonicalRows[R]):
 
     def _note_wake(self, key: str) -> None:
         if key not in self.wakes_before:
-            self.wakes_before[key] = (self._wakes.get(key), key in self._wakes_changed, self._wakes_changed.get(key))
+            self.wakes_before[key] = (
+                self._wakes.get(key),
+                key in self._wakes_changed,
+                self._wakes_changed.get(key),
+            )
         super()._note_wake(key)
 
     def keep(self) -> None:

@@ -1,8 +1,10 @@
-"""What is skipped of a source because nobody can read it: a part of the log's history, written down before anything goes on behind it.
+"""What is skipped of a source because nobody can read it: a part of the log's history, written down before
+anything goes on behind it.
 
-A skip is a record of `{app}-skips`, keyed by topic, partition and last offset. An operator *asks* for one, under a key of its own: the topic
-is compacted, and a wish that comes late must not displace what was made. A worker that owns the partition *makes* it. What was made holds for
-all tables, versions and replays of the application: the source is what its log holds without it.
+A skip is a record of `{app}-skips`, keyed by topic, partition and last offset. An operator *asks* for one,
+under a key of its own: the topic is compacted, and a wish that comes late must not displace what was made. A
+worker that owns the partition *makes* it. What was made holds for all tables, versions and replays of the
+application: the source is what its log holds without it.
 """
 
 from __future__ import annotations
@@ -21,11 +23,14 @@ LIMIT_OFFSETS = 10_000_000
 """No batch has as many records as a skip that spans more offsets than this would claim."""
 
 OffsetRanges: TypeAlias = tuple[tuple[int, int], ...]
-"""Offsets of one partition that are skipped: (first, last), both included, ascending, none touching another."""
+"""Offsets of one partition that are skipped: (first, last), both included, ascending, none touching
+another.
+"""
 
 
 class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=False):
-    """Offsets *first* to *last*, both included, of one batch. *made* False: an operator asks that who stands before it goes on.
+    """Offsets *first* to *last*, both included, of one batch. *made* False: an operator asks that who stands
+    before it goes on.
 
     *error* and *reason* tell why it cannot be read, *by* who wrote this (a worker's URL, or a person's name), *at_ms* when.
     """
@@ -42,12 +47,17 @@ class Skip(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=Fals
 
     @property
     def key(self) -> bytes:
-        """Return the record's key: compaction keeps the last of the wishes for a batch, and beside it what was made."""
+        """Return the record's key: compaction keeps the last of the wishes for a batch, and beside it what
+        was made.
+        """
         return f"{self.topic}/{self.partition}/{self.last}{'' if self.made else '/asked'}".encode()
 
     @property
     def batch(self) -> tuple[str, int, int]:
-        """Return what is skipped. Whatever reader tells where the batch ends tells the same, but not where it had come to within it."""
+        """Return what is skipped.
+
+        Whatever reader tells where the batch ends tells the same, but not where it had come to within it.
+        """
         return self.topic, self.partition, self.last
 
     @property
@@ -80,7 +90,8 @@ def decode_skip(key: bytes | None, value: bytes) -> Skip:
 
 
 class Skips:
-    """What `{app}-skips` says: the last record of each batch counts, and what was made before any wish. *has_topic* tells whether it is there.
+    """What `{app}-skips` says: the last record of each batch counts, and what was made before any wish.
+    *has_topic* tells whether it is there.
 
     >>> made = Skip(topic="orders", partition=0, first=5, last=7, made=True)
     >>> Skips([made]).made("orders", 0), Skips([made]).made("orders", 1)
@@ -108,7 +119,11 @@ class Skips:
 
     def made(self, topic: str, partition: int) -> OffsetRanges:
         """Return what is skipped of a partition."""
-        return merged((each.first, each.last) for each in self._records.values() if each.made and each.place == (topic, partition))
+        return merged(
+            (each.first, each.last)
+            for each in self._records.values()
+            if each.made and each.place == (topic, partition)
+        )
 
     def of_topic(self, topic: str) -> dict[int, OffsetRanges]:
         """Return what is skipped of each partition of *topic* that has a skip."""
@@ -117,7 +132,11 @@ class Skips:
 
     def asked(self, topic: str, partition: int, first: int, last: int) -> Skip | None:
         """Return the wish that holds for a batch which cannot be read, None when there is none."""
-        found = (each for each in self._records.values() if not each.made and each.place == (topic, partition) and each.covers(first, last))
+        found = (
+            each
+            for each in self._records.values()
+            if not each.made and each.place == (topic, partition) and each.covers(first, last)
+        )
         return next(found, None)
 
 

@@ -1,8 +1,9 @@
-"""What in a changelog no worker wrote, and what has to be written so that the log says again what the last worker left.
+"""What in a changelog no worker wrote, and what has to be written so that the log says again what the last
+worker left.
 
-A worker writes transactions only, each of rows and timers and, last, the position marker. Whatever else a reader of committed records is shown
-is a stray. What a stray hid comes from the log itself where it still is there. Compaction drops what it takes for replaced: then only
-a replay of the source can tell.
+A worker writes transactions only, each of rows and timers and, last, the position marker. Whatever else a
+reader of committed records is shown is a stray. What a stray hid comes from the log itself where it still is
+there. Compaction drops what it takes for replaced: then only a replay of the source can tell.
 """
 
 from __future__ import annotations
@@ -20,7 +21,10 @@ _DUE_BYTES = 8
 
 
 class Stray(NamedTuple):
-    """A record that no worker wrote, and what tells. *producer_id* is None for one written by no transactional or idempotent producer."""
+    """A record that no worker wrote, and what tells.
+
+    *producer_id* is None for one written by no transactional or idempotent producer.
+    """
 
     offset: int
     key: bytes | None
@@ -45,7 +49,10 @@ class _Seen(NamedTuple):
 
 @dataclass(slots=True, kw_only=True)
 class Mending:
-    """What to write. *unknown* are keys whose value the log has lost; *marker* None: the log has lost the position."""
+    """What to write.
+
+    *unknown* are keys whose value the log has lost; *marker* None: the log has lost the position.
+    """
 
     puts: dict[bytes, bytes | None]
     marker: Marker | None
@@ -73,7 +80,9 @@ class ForeignRecords:
 
     def state(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield keys and values as a reader of committed records finds them, but for the marker."""
-        return ((key, each.value) for key, each in self._seen.items() if each.value is not None and key != APPLIED)
+        return (
+            (key, each.value) for key, each in self._seen.items() if each.value is not None and key != APPLIED
+        )
 
     def mend(self) -> Mending:
         """Return what has to be written for the log to say what the last worker left."""
@@ -102,7 +111,9 @@ class ForeignRecords:
 
 
 class Audit:
-    """Takes whole batches of one partition in their order, from the beginning of the log, and finds the strays."""
+    """Takes whole batches of one partition in their order, from the beginning of the log, and finds the
+    strays.
+    """
 
     def __init__(self, version: int) -> None:
         self._version = version
@@ -128,10 +139,14 @@ class Audit:
                 if kind in (ControlType.COMMIT, ControlType.ABORT):
                     self._end(batch.producer_id, commit=kind is ControlType.COMMIT)
             elif batch.is_transactional:
-                self._open.setdefault(batch.producer_id, []).append(_Written(offset, record.key, record.value))
+                self._open.setdefault(batch.producer_id, []).append(
+                    _Written(offset, record.key, record.value)
+                )
             else:
                 producer = None if batch.producer_id == NO_PRODUCER else batch.producer_id
-                self._stray(_Written(offset, record.key, record.value), producer, "not written in a transaction")
+                self._stray(
+                    _Written(offset, record.key, record.value), producer, "not written in a transaction"
+                )
         self._note_hole(batch.last_offset + 1)
         self._next = max(self._next, batch.last_offset + 1)
 
@@ -143,7 +158,11 @@ class Audit:
     def findings(self) -> ForeignRecords:
         """Return what was found."""
         opened = [records[0].offset for records in self._open.values() if records]
-        disowned = self._disowned_at if self._disowned_at is not None and self._disowned_at > self._marker_at else None
+        disowned = (
+            self._disowned_at
+            if self._disowned_at is not None and self._disowned_at > self._marker_at
+            else None
+        )
         return ForeignRecords(
             strays=sorted(self._strays),
             marker=self._marker,
@@ -176,7 +195,10 @@ class Audit:
                 self._marker, self._marker_at = decode_marker(each.value), each.offset
 
     def _objection(self, records: list[_Written]) -> str | None:
-        """Return why no worker wrote this transaction, None when one may have. What compaction took out of it is not missed."""
+        """Return why no worker wrote this transaction, None when one may have.
+
+        What compaction took out of it is not missed.
+        """
         last = records[-1]
         for each in records:
             if (why := _unfit(each)) is not None:

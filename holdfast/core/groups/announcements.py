@@ -1,7 +1,7 @@
 """What members of balanced groups say on the topic `holdfast.groups` (PROTOCOL.md#announcements).
 
-A value is the format byte and a MessagePack array whose first element names the kind. Reading is strict: what breaks a limit
-is refused with its reason, and nothing is half accepted.
+A value is the format byte and a MessagePack array whose first element names the kind. Reading is strict: what
+breaks a limit is refused with its reason, and nothing is half accepted.
 """
 
 from __future__ import annotations
@@ -47,7 +47,10 @@ class AnnouncementReason(StrEnum):
 
 
 class GroupMember(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """One member of a group. *pattern* is how it chose *topics*: members of one pattern share what any of them has found."""
+    """One member of a group.
+
+    *pattern* is how it chose *topics*: members of one pattern share what any of them has found.
+    """
 
     member_id: str
     client_id: str
@@ -89,7 +92,10 @@ class Beat(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="beat"):
 
 
 class Leave(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="leave"):
-    """The member goes for good. A static one is removed by its *static_id* and an empty *member_id*: an administrator's word."""
+    """The member goes for good.
+
+    A static one is removed by its *static_id* and an empty *member_id*: an administrator's word.
+    """
 
     group_id: str
     member_id: str
@@ -97,9 +103,11 @@ class Leave(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="leave")
 
 
 class Summary(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="summary"):
-    """The whole group as its sender saw it after the record at *as_of*: what a reader starts from who did not read the beginning.
+    """The whole group as its sender saw it after the record at *as_of*: what a reader starts from who did not
+    read the beginning.
 
-    It counts only when nothing changed the group between *as_of* and itself. *seen* are members with their last sign of life, ms.
+    It counts only when nothing changed the group between *as_of* and itself. *seen* are members with their
+    last sign of life, ms.
     """
 
     group_id: str
@@ -124,11 +132,18 @@ def decode(value: bytes | None) -> Announcement:
     Beat(group_id='orders-group', member_id='m-1', generation=7)
     """
     if value is None:
-        raise AnnouncementError("a record without a value: announcements are never deleted by key", AnnouncementReason.NULL)
+        raise AnnouncementError(
+            "a record without a value: announcements are never deleted by key", AnnouncementReason.NULL
+        )
     if len(value) > LIMIT_ANNOUNCEMENT_BYTES:
-        raise AnnouncementError(f"{len(value)} bytes, the limit is {LIMIT_ANNOUNCEMENT_BYTES}", AnnouncementReason.SIZE)
+        raise AnnouncementError(
+            f"{len(value)} bytes, the limit is {LIMIT_ANNOUNCEMENT_BYTES}", AnnouncementReason.SIZE
+        )
     if value[:1] != FORMAT:
-        raise AnnouncementError(f"begins with {value[:1]!r}, not {FORMAT!r}: another format, or not ours", AnnouncementReason.FORMAT)
+        raise AnnouncementError(
+            f"begins with {value[:1]!r}, not {FORMAT!r}: another format, or not ours",
+            AnnouncementReason.FORMAT,
+        )
     try:
         found = _decoder.decode(memoryview(value)[1:])
     except UNFIT as error:
@@ -142,7 +157,9 @@ def encode(announcement: Announcement) -> bytes:
     check(announcement)
     value = FORMAT + _encoder.encode(announcement)
     if len(value) > LIMIT_ANNOUNCEMENT_BYTES:
-        raise AnnouncementError(f"{len(value)} bytes, the limit is {LIMIT_ANNOUNCEMENT_BYTES}", AnnouncementReason.SIZE)
+        raise AnnouncementError(
+            f"{len(value)} bytes, the limit is {LIMIT_ANNOUNCEMENT_BYTES}", AnnouncementReason.SIZE
+        )
     return value
 
 
@@ -195,7 +212,9 @@ def _check_member(member: Announce | GroupMember) -> None:
     if member.static_id is not None:
         _check_id("static_id", member.static_id)
     if member.pattern is not None and not 0 < len(member.pattern) <= LIMIT_PATTERN:
-        _refuse(AnnouncementReason.LIMIT, f"pattern of {len(member.pattern)} characters, use 1 to {LIMIT_PATTERN}")
+        _refuse(
+            AnnouncementReason.LIMIT, f"pattern of {len(member.pattern)} characters, use 1 to {LIMIT_PATTERN}"
+        )
     if len(member.topics) > LIMIT_TOPICS or len(member.counts) > LIMIT_TOPICS:
         _refuse(AnnouncementReason.LIMIT, f"more than {LIMIT_TOPICS} topics")
     for name, topics in (("topics", member.topics), ("counts", tuple(topic for topic, _ in member.counts))):
@@ -212,8 +231,15 @@ def _check_member(member: Announce | GroupMember) -> None:
 
 
 def _check_assignors(names: tuple[str, ...]) -> None:
-    if not 0 < len(names) <= LIMIT_ASSIGNORS or len(set(names)) < len(names) or not set(names) <= set(AssignorName):
-        _refuse(AnnouncementReason.LIMIT, f"assignors {names!r:.200}: name 1 to {LIMIT_ASSIGNORS} of {', '.join(AssignorName)}, each once")
+    if (
+        not 0 < len(names) <= LIMIT_ASSIGNORS
+        or len(set(names)) < len(names)
+        or not set(names) <= set(AssignorName)
+    ):
+        _refuse(
+            AnnouncementReason.LIMIT,
+            f"assignors {names!r:.200}: name 1 to {LIMIT_ASSIGNORS} of {', '.join(AssignorName)}, each once",
+        )
 
 
 def _check_blocks(name: str, blocks: tuple[TopicBlock, ...]) -> None:
@@ -224,7 +250,9 @@ def _check_blocks(name: str, blocks: tuple[TopicBlock, ...]) -> None:
     for topic, partitions in blocks:
         _check_id("topic", topic)
         if not partitions or list(partitions) != sorted(set(partitions)):
-            _refuse(AnnouncementReason.ORDER, f"partitions of {topic} in {name} are not ascending and distinct")
+            _refuse(
+                AnnouncementReason.ORDER, f"partitions of {topic} in {name} are not ascending and distinct"
+            )
         _check_number("partition", partitions[0], 0, LIMIT_PARTITIONS)
         _check_number("partition", partitions[-1], 0, LIMIT_PARTITIONS)
 

@@ -1,7 +1,9 @@
-"""One member of a balanced group as a pure machine: what it says on `holdfast.groups`, and which partitions it should aim for.
+"""One member of a balanced group as a pure machine: what it says on `holdfast.groups`, and which partitions
+it should aim for.
 
-It folds the group's announcements itself, from somewhere before the end of the log, and acts on what it has read back only: its own
-announcements too. A shell gives it records, times and what the claims say; it answers with values to append.
+It folds the group's announcements itself, from somewhere before the end of the log, and acts on what it has
+read back only: its own announcements too. A shell gives it records, times and what the claims say; it answers
+with values to append.
 """
 
 from __future__ import annotations
@@ -90,13 +92,17 @@ class BalancerSettings:
         if self.static_id is not None:
             check_id("static_id", self.static_id)
         if bool(self.topics) == (self.pattern is not None):
-            raise ConfigError("a member of a balanced group names its topics or a pattern of topics, one of the two")
+            raise ConfigError(
+                "a member of a balanced group names its topics or a pattern of topics, one of the two"
+            )
         if not self.assignors:
             raise ConfigError("assignors is empty: name at least one")
         for name in self.assignors:
             assignor_named(name)
         if not SESSION_LOW_MS <= self.session_s * 1_000 <= SESSION_HIGH_MS:
-            raise ConfigError(f"session_s is {self.session_s:g}: use {SESSION_LOW_MS / 1_000:g} to {SESSION_HIGH_MS / 1_000:g}")
+            raise ConfigError(
+                f"session_s is {self.session_s:g}: use {SESSION_LOW_MS / 1_000:g} to {SESSION_HIGH_MS / 1_000:g}"
+            )
 
     @property
     def beat_s(self) -> float:
@@ -105,12 +111,17 @@ class BalancerSettings:
 
     @property
     def lookback_s(self) -> float:
-        """Return how far before the log's end to begin reading: a living group has said there what it consists of."""
+        """Return how far before the log's end to begin reading: a living group has said there what it
+        consists of.
+        """
         return LOOKBACK_SUMMARIES * SUMMARY_S
 
 
 class Balancer:
-    """The member's part in its group. Every input takes *now_s*, monotonic, and returns values to append to the group's partition, in order."""
+    """The member's part in its group.
+
+    Every input takes *now_s*, monotonic, and returns values to append to the group's partition, in order.
+    """
 
     def __init__(self, settings: BalancerSettings, *, draws: Draws) -> None:
         self.settings = settings
@@ -150,7 +161,9 @@ class Balancer:
         progress, group = self.progress, self.group
         if progress is None or not progress.complete or group is None:
             return None
-        return next((at for at, each in enumerate(group.members) if each.member_id == self.settings.member_id), None)
+        return next(
+            (at for at, each in enumerate(group.members) if each.member_id == self.settings.member_id), None
+        )
 
     def target(self) -> frozenset[TopicPartition]:
         """Return this member's part of the target; nothing as long as it is no member."""
@@ -162,7 +175,9 @@ class Balancer:
         return self._known[2]
 
     def topics(self) -> tuple[str, ...]:
-        """Return the topics to work on: those named, or those that any member of the same pattern has found."""
+        """Return the topics to work on: those named, or those that any member of the same pattern has
+        found.
+        """
         group = self.group
         if self.settings.pattern is None or group is None:
             return self._topics
@@ -171,10 +186,11 @@ class Balancer:
     def aim(self, now_s: float) -> frozenset[TopicPartition]:
         """Return what to hold: the target of when the group last came to rest.
 
-        Rest is a quarter of a second in which nobody comes or changes, three seconds at most; a second, and six, as long as nobody holds
-        anything, for all members of a fleet are started together. So not everything moves with each member that joins, and nothing lies
-        idle between the one who gives it back and the one who is to take it. What members leave behind by going is not waited with:
-        nothing but what is free moves by it.
+        Rest is a quarter of a second in which nobody comes or changes, three seconds at most; a second, and
+        six, as long as nobody holds anything, for all members of a fleet are started together. So not
+        everything moves with each member that joins, and nothing lies idle between the one who gives it back
+        and the one who is to take it. What members leave behind by going is not waited with: nothing but what
+        is free moves by it.
         """
         if now_s >= self._quiet_at_s:
             self._aimed = self.target()
@@ -195,8 +211,14 @@ class Balancer:
         return self._announce(now_s)
 
     def counts(self, counts: Mapping[str, int], now_s: float) -> list[bytes]:
-        """These topics have so many partitions: the ones named, or all that match the pattern; not given or 0 means there is none."""
-        topics = self._topics if self.settings.pattern is None else tuple(sorted(topic for topic, count in counts.items() if count))
+        """These topics have so many partitions: the ones named, or all that match the pattern; not given
+        or 0 means there is none.
+        """
+        topics = (
+            self._topics
+            if self.settings.pattern is None
+            else tuple(sorted(topic for topic, count in counts.items() if count))
+        )
         found = tuple((topic, counts[topic]) for topic in topics if counts.get(topic, 0) > 0)
         if (topics, found) == (self._topics, self._counts):
             return []
@@ -225,10 +247,18 @@ class Balancer:
         before = self.group
         code = apply(cast("Rows[GroupsRow]", self.rows), NumberedAnnouncement(offset, said), at_ms)
         group = self.group
-        if group is not None and (before is None or before.generation != group.generation) and not _have_only_gone(before, group):
+        if (
+            group is not None
+            and (before is None or before.generation != group.generation)
+            and not _have_only_gone(before, group)
+        ):
             if now_s >= self._quiet_at_s:
                 self._moved_since_s = now_s
-            rest_s, limit_s = (SETTLE_S, SETTLE_LIMIT_S) if self._has_owners(group) else (FIRST_SETTLE_S, FIRST_SETTLE_LIMIT_S)
+            rest_s, limit_s = (
+                (SETTLE_S, SETTLE_LIMIT_S)
+                if self._has_owners(group)
+                else (FIRST_SETTLE_S, FIRST_SETTLE_LIMIT_S)
+            )
             self._quiet_at_s = min(now_s + rest_s, self._moved_since_s + limit_s)
         if self._left or not self._caught_up:
             return []
@@ -240,17 +270,23 @@ class Balancer:
         return any(isinstance(each, LastSeen) and each.owned for each in seen)
 
     def _look_later(self, at_ms: int, now_s: float) -> None:
-        """Plan to speak when the first session can be over: a member is gone by the log only when something is said after that."""
+        """Plan to speak when the first session can be over: a member is gone by the log only when
+        something is said after that.
+        """
         progress = self.progress
         if progress is None or not progress.complete or not progress.look_at_ms:
             self._look_at_s = inf
         else:
-            self._look_at_s = now_s + (progress.look_at_ms - at_ms) / 1_000 + self._draws.uniform(LOOK_S / 10, LOOK_S)
+            self._look_at_s = (
+                now_s + (progress.look_at_ms - at_ms) / 1_000 + self._draws.uniform(LOOK_S / 10, LOOK_S)
+            )
 
     def _react(self, said: Announcement, code: GroupCode, now_s: float) -> list[bytes]:
         mine = not isinstance(said, Summary) and said.member_id == self.settings.member_id
         if mine and code in _REFUSED:
-            self.failure = MembershipError(f"group {self.settings.group_id}, client {self.settings.client_id}: {_REFUSED[code]}", code)
+            self.failure = MembershipError(
+                f"group {self.settings.group_id}, client {self.settings.client_id}: {_REFUSED[code]}", code
+            )
             return []
         if mine and isinstance(said, Announce) and said == self._said:
             self._heard, self._answer_by_s = True, inf
@@ -260,8 +296,8 @@ class Balancer:
         elif isinstance(said, Summary) and self._summary_at_s < inf:
             self._summary_at_s = now_s + self._turn_s()  # somebody is at it
         elif self._heard and progress is not None and not progress.complete and self._summary_at_s == inf:
-            # Nobody has said what the group consists of since reading began. Who knows it will; if there is nobody, this member does,
-            # or another one in its place, whoever is first.
+            # Nobody has said what the group consists of since reading began. Who knows it will; if there is
+            # nobody, this member does, or another one in its place, whoever is first.
             if progress.generation_seen <= 0 and not self._rank():
                 return self._summarize(now_s)
             self._summary_at_s = now_s + (self._turn_s() if progress.generation_seen <= 0 else FOUND_AFTER_S)
@@ -327,17 +363,24 @@ class Balancer:
         return [encode(self._said)]
 
     def _rank(self) -> int:
-        """Return how many members come before this one, by what was read so far, be that all of the group or not."""
+        """Return how many members come before this one, by what was read so far, be that all of the group
+        or not.
+        """
         group = self.group
         ids = [] if group is None else [each.member_id for each in group.members]
         return ids.index(self.settings.member_id) if self.settings.member_id in ids else len(ids)
 
     def _turn_s(self) -> float:
-        """Return how long to leave a summary to those before this member: all at once would read nothing but each other's."""
+        """Return how long to leave a summary to those before this member: all at once would read nothing
+        but each other's.
+        """
         return self._draws.uniform(RETRY_LOW_S, RETRY_HIGH_S) + STAGGER_S * self._rank()
 
     def _summarize(self, now_s: float) -> list[bytes]:
-        """Write down the group. When something came in between it counts for nothing, and is written again after a moment."""
+        """Write down the group.
+
+        When something came in between it counts for nothing, and is written again after a moment.
+        """
         self._summary_at_s = now_s + self._turn_s()
         summary = summary_of(self.rows, self.settings.group_id)
         return [] if summary is None else [encode(summary)]
@@ -345,4 +388,6 @@ class Balancer:
 
 def _have_only_gone(before: Group | None, after: Group) -> bool:
     """Return whether members have left *before* and none has come."""
-    return before is not None and {each.member_id for each in after.members} < {each.member_id for each in before.members}
+    return before is not None and {each.member_id for each in after.members} < {
+        each.member_id for each in before.members
+    }

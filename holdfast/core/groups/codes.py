@@ -28,7 +28,8 @@ class GroupCode(IntEnum):
 
 
 def chosen_protocol(candidates: Iterable[Sequence[str]]) -> str | None:
-    """Return the protocol a group uses: among those every member supports, the one most members prefer; None without any in common.
+    """Return the protocol a group uses: among those every member supports, the one most members prefer; None
+    without any in common.
 
     Each member votes for the first of its own that all support. A tie goes to the name that comes first.
 

@@ -1,7 +1,9 @@
-"""What Java's String.hashCode, String.compareTo and HashMap decide in Kafka: where a group lives, and who comes first in an assignor.
+"""What Java's String.hashCode, String.compareTo and HashMap decide in Kafka: where a group lives, and who
+comes first in an assignor.
 
-Kafka's sticky assignors walk over hash maps. The order they meet their members in is not by name, and it decides who keeps a
-partition when there are too many claimants: an assignor with the same rules and another order gives other results.
+Kafka's sticky assignors walk over hash maps. The order they meet their members in is not by name, and it
+decides who keeps a partition when there are too many claimants: an assignor with the same rules and another
+order gives other results.
 """
 
 from __future__ import annotations
@@ -52,9 +54,11 @@ def string_order(text: str) -> bytes:
 
 
 def coordinator_partition(group_id: str, partitions: int = OFFSETS_PARTITIONS) -> int:
-    """Return the partition of `__consumer_offsets` whose leader coordinates *group_id* (PROTOCOL.md#where-a-group-lives).
+    """Return the partition of `__consumer_offsets` whose leader coordinates *group_id*
+    (PROTOCOL.md#where-a-group-lives).
 
-    The rule of the transaction coordinator too, with the transactional id. `abs` as Kafka's: of the smallest integer it is 0.
+    The rule of the transaction coordinator too, with the transactional id. `abs` as Kafka's: of the smallest
+    integer it is 0.
 
     >>> [coordinator_partition(group) for group in ("test-group", "neli_test.group", "")]
     [12, 6, 0]
@@ -68,9 +72,9 @@ def coordinator_partition(group_id: str, partitions: int = OFFSETS_PARTITIONS) -
 class HashOrder(Generic[K]):
     """Keys in the order a `java.util.HashMap` grown from its default size iterates over them.
 
-    Chains keep the order of insertion and a table never shrinks, so what was removed still shows in the order. A chain of more than
-    eight in a table of 64 or more becomes a tree in Java, whose order is that of insertion but for its root: not imitated, and met
-    only by ids made to collide.
+    Chains keep the order of insertion and a table never shrinks, so what was removed still shows in the
+    order. A chain of more than eight in a table of 64 or more becomes a tree in Java, whose order is that of
+    insertion but for its root: not imitated, and met only by ids made to collide.
     """
 
     __slots__ = ("_chains", "_count")

@@ -1,7 +1,9 @@
-"""Balanced groups as a fold of the topic `holdfast.groups`: who is a member, and which partitions are whose (PROTOCOL.md#balanced-groups).
+"""Balanced groups as a fold of the topic `holdfast.groups`: who is a member, and which partitions are whose
+(PROTOCOL.md#balanced-groups).
 
-Everybody who reads the topic computes the same target, with the assignor the members agree on; nobody is told it. What a partition's
-owner does about it is the claims' business: a target never takes a partition from anybody, it says who should hand over to whom.
+Everybody who reads the topic computes the same target, with the assignor the members agree on; nobody is told
+it. What a partition's owner does about it is the claims' business: a target never takes a partition from
+anybody, it says who should hand over to whom.
 
 Rows, by key (no id contains `/`):
 
@@ -9,7 +11,8 @@ Rows, by key (no id contains `/`):
     group/member   the member's last sign of life and what it said it holds
     group//        how far the group has been read, and when to look for members that have gone
 
-Time is the log's. Members that have gone are looked for whenever their group is spoken of: a group nobody speaks of has nobody to serve.
+Time is the log's. Members that have gone are looked for whenever their group is spoken of: a group nobody
+speaks of has nobody to serve.
 """
 
 from __future__ import annotations
@@ -45,7 +48,10 @@ LIMIT_PENDING = 1_000
 
 
 class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="g"):
-    """A group's members, each with its part of the target. *fenced* are the latest member ids replaced by a newer process."""
+    """A group's members, each with its part of the target.
+
+    *fenced* are the latest member ids replaced by a newer process.
+    """
 
     generation: int
     assignor: str
@@ -54,7 +60,9 @@ class Group(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="g"):
 
 
 class LastSeen(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="s"):
-    """A member's last sign of life, and what it said last: what it holds, and the generation it works towards."""
+    """A member's last sign of life, and what it said last: what it holds, and the generation it works
+    towards.
+    """
 
     at_ms: int
     owned: tuple[TopicBlock, ...]
@@ -118,7 +126,9 @@ def fold_groups(rows: Rows[GroupsRow], heard: NumberedAnnouncement, at_ms: int) 
 
 
 def apply(rows: Rows[GroupsRow], heard: NumberedAnnouncement, at_ms: int) -> GroupCode:
-    """Apply an announcement and return what its sender is answered with; what is refused changes nobody's target."""
+    """Apply an announcement and return what its sender is answered with; what is refused changes nobody's
+    target.
+    """
     offset, said = heard
     group_id = said.group_id
     group: Group = rows.get(group_id) or EMPTY  # type: ignore[assignment]
@@ -143,7 +153,9 @@ def apply(rows: Rows[GroupsRow], heard: NumberedAnnouncement, at_ms: int) -> Gro
 class _Fold:
     """One announcement's way through a group."""
 
-    def __init__(self, rows: Rows[GroupsRow], group_id: str, group: Group, progress: ReadProgress, at_ms: int) -> None:
+    def __init__(
+        self, rows: Rows[GroupsRow], group_id: str, group: Group, progress: ReadProgress, at_ms: int
+    ) -> None:
         self._rows, self._group_id, self._before, self._at_ms = rows, group_id, group, at_ms
         self._group, self._progress = group, progress
         self._look_at_ms = progress.look_at_ms
@@ -157,7 +169,9 @@ class _Fold:
         """Remove the members whose session is over."""
         if self._at_ms < self._look_at_ms or not self._group.members:
             return
-        ends = {each.member_id: self._seen(each.member_id).at_ms + each.session_ms for each in self._group.members}
+        ends = {
+            each.member_id: self._seen(each.member_id).at_ms + each.session_ms for each in self._group.members
+        }
         gone = [member_id for member_id, end_ms in ends.items() if end_ms <= self._at_ms]
         if gone:
             self._remove(gone)
@@ -173,8 +187,11 @@ class _Fold:
             return GroupCode.GROUP_MAX_SIZE_REACHED
         if chosen_protocol([*(each.assignors for each in others), said.assignors]) is None:
             return GroupCode.INCONSISTENT_GROUP_PROTOCOL
-        # One process under each client id and each static id: the newer one takes the older one's place, and its part with it.
-        before = next((each for each in found if each.member_id == said.member_id), found[0] if found else None)
+        # One process under each client id and each static id: the newer one takes the older one's place, and
+        # its part with it.
+        before = next(
+            (each for each in found if each.member_id == said.member_id), found[0] if found else None
+        )
         after = GroupMember(
             said.member_id,
             said.client_id,
@@ -186,13 +203,19 @@ class _Fold:
             said.session_ms,
             before.target if before is not None else said.owned,
         )
-        members = [after if each is before else each for each in self._group.members if each is before or each not in found]
+        members = [
+            after if each is before else each
+            for each in self._group.members
+            if each is before or each not in found
+        ]
         if before is None:
             members.append(after)
         replaced = tuple(each.member_id for each in found if each.member_id != said.member_id)
         for member_id in replaced:
             del self._rows[seen_key(self._group_id, member_id)]
-        self._rows[seen_key(self._group_id, said.member_id)] = LastSeen(self._at_ms, said.owned, said.generation)
+        self._rows[seen_key(self._group_id, said.member_id)] = LastSeen(
+            self._at_ms, said.owned, said.generation
+        )
         self._hear(said.session_ms)
         self._pending = tuple(each for each in self._pending if each[0] != said.member_id)
         fenced = (*self._group.fenced, *replaced)[-LIMIT_FENCED_MEMBERS:]
@@ -222,7 +245,11 @@ class _Fold:
             if (each.member_id == said.member_id if said.member_id else each.static_id == said.static_id)
         ]
         if not gone:
-            return GroupCode.FENCED_INSTANCE_ID if said.member_id in self._group.fenced else GroupCode.UNKNOWN_MEMBER_ID
+            return (
+                GroupCode.FENCED_INSTANCE_ID
+                if said.member_id in self._group.fenced
+                else GroupCode.UNKNOWN_MEMBER_ID
+            )
         self._remove(gone)
         return GroupCode.NONE
 
@@ -265,18 +292,24 @@ class _Fold:
                 member_id=each.member_id,
                 instance_id=each.static_id,
                 topics=wanted[each.member_id],
-                owned=self._kept(each, held) if newcomer is None or each.member_id != newcomer.member_id else partitions_of(each.target),
+                owned=self._kept(each, held)
+                if newcomer is None or each.member_id != newcomer.member_id
+                else partitions_of(each.target),
                 generation=group.generation - (newcomer is not None and each.member_id == newcomer.member_id),
             )
             for each in group.members
         ]
         parts = assign(method_of(name), counts_of(group), subscribers) if subscribers else {}
-        members = tuple(msgspec.structs.replace(each, target=blocks_of(parts[each.member_id])) for each in group.members)
+        members = tuple(
+            msgspec.structs.replace(each, target=blocks_of(parts[each.member_id])) for each in group.members
+        )
         generation = max(group.generation, self._seen_generation) + 1
         self._group = Group(generation, name, members, group.fenced)
 
     def _kept(self, member: GroupMember, held: frozenset[TopicPartition]) -> tuple[TopicPartition, ...]:
-        """Return a member's part of the present target, without what a newcomer holds and the member has not taken over yet."""
+        """Return a member's part of the present target, without what a newcomer holds and the member has
+        not taken over yet.
+        """
         target = partitions_of(member.target)
         if held.isdisjoint(target):
             return target
@@ -297,33 +330,55 @@ def _wants(member: GroupMember) -> tuple[object, ...]:
     return member.static_id, member.topics, member.pattern, member.counts, member.assignors
 
 
-def _adopt(rows: Rows[GroupsRow], group: Group, progress: ReadProgress, said: Summary, at_ms: int) -> GroupCode:
-    """Take a summary for the truth, if it is one: everything of the group since *as_of* was read here and changed nothing.
+def _adopt(
+    rows: Rows[GroupsRow], group: Group, progress: ReadProgress, said: Summary, at_ms: int
+) -> GroupCode:
+    """Take a summary for the truth, if it is one: everything of the group since *as_of* was read here and
+    changed nothing.
 
     For a reader that knows the group it says what its rows say already. Signs of life since *as_of* are kept.
     """
     key = progress_key(said.group_id)
     if progress.changed > said.as_of or progress.first > said.as_of or rows.get(key) is None:
         return GroupCode.ILLEGAL_GENERATION
-    later = {each.member_id: seen for each in group.members if (seen := rows.get(seen_key(said.group_id, each.member_id))) is not None}
+    later = {
+        each.member_id: seen
+        for each in group.members
+        if (seen := rows.get(seen_key(said.group_id, each.member_id))) is not None
+    }
     pending = dict(progress.pending)
     for each in group.members:
         del rows[seen_key(said.group_id, each.member_id)]
     look_at_ms = 0
-    for member, (member_id, seen_ms) in zip(sorted(said.members, key=lambda each: each.member_id), sorted(said.seen), strict=True):
+    for member, (member_id, seen_ms) in zip(
+        sorted(said.members, key=lambda each: each.member_id), sorted(said.seen), strict=True
+    ):
         known = later.get(member_id)
         known_ms = max(pending.get(member_id, -1), known.at_ms if isinstance(known, LastSeen) else -1)
-        owned, generation = (known.owned, known.generation) if isinstance(known, LastSeen) else (member.target, said.generation)
+        owned, generation = (
+            (known.owned, known.generation)
+            if isinstance(known, LastSeen)
+            else (member.target, said.generation)
+        )
         rows[seen_key(said.group_id, member_id)] = LastSeen(max(seen_ms, known_ms), owned, generation)
         end_ms = max(seen_ms, known_ms) + member.session_ms
         look_at_ms = min(look_at_ms, end_ms) if look_at_ms else end_ms
     rows[said.group_id] = Group(said.generation, said.assignor, said.members, said.fenced)
-    rows[key] = ReadProgress(progress.first, progress.last, progress.changed, look_at_ms, True, said.generation, progress.summaries + 1)
+    rows[key] = ReadProgress(
+        progress.first,
+        progress.last,
+        progress.changed,
+        look_at_ms,
+        True,
+        said.generation,
+        progress.summaries + 1,
+    )
     return GroupCode.NONE
 
 
 def summary_of(rows: Mapping[str, GroupsRow], group_id: str) -> Summary | None:
-    """Return the summary a member may write of the group as it sees it; None of a group it knows nothing about.
+    """Return the summary a member may write of the group as it sees it; None of a group it knows nothing
+    about.
 
     Of a group not read from its beginning the generation is one higher than any that was heard of.
     """
@@ -331,8 +386,12 @@ def summary_of(rows: Mapping[str, GroupsRow], group_id: str) -> Summary | None:
     if not isinstance(group, Group) or not isinstance(progress, ReadProgress):
         return None
     seen = {each.member_id: rows[seen_key(group_id, each.member_id)] for each in group.members}
-    generation = group.generation if progress.complete else max(group.generation, progress.generation_seen) + 1
-    signs = tuple((member_id, row.at_ms) for member_id, row in sorted(seen.items()) if isinstance(row, LastSeen))
+    generation = (
+        group.generation if progress.complete else max(group.generation, progress.generation_seen) + 1
+    )
+    signs = tuple(
+        (member_id, row.at_ms) for member_id, row in sorted(seen.items()) if isinstance(row, LastSeen)
+    )
     return Summary(group_id, progress.last, generation, group.assignor, group.members, signs, group.fenced)
 
 
@@ -340,12 +399,17 @@ def summary_of(rows: Mapping[str, GroupsRow], group_id: str) -> Summary | None:
 
 
 def method_of(name: str) -> AssignorName:
-    """Return the assignor that computes a target. Cooperative rounds withhold what is still owned; here the claims do that."""
+    """Return the assignor that computes a target.
+
+    Cooperative rounds withhold what is still owned; here the claims do that.
+    """
     return AssignorName.STICKY if name == AssignorName.COOPERATIVE_STICKY else AssignorName(name)
 
 
 def counts_of(group: Group) -> dict[str, int]:
-    """Return the partition count of each topic: the most that any member sees, since partitions are only ever added."""
+    """Return the partition count of each topic: the most that any member sees, since partitions are only
+    ever added.
+    """
     counts: dict[str, int] = {}
     for member in group.members:
         for topic, count in member.counts:
@@ -354,15 +418,23 @@ def counts_of(group: Group) -> dict[str, int]:
 
 
 def subscriptions(group: Group) -> dict[str, tuple[str, ...]]:
-    """Return each member's topics. Members of one pattern share what any of them has found: metadata reaches them at different times."""
+    """Return each member's topics.
+
+    Members of one pattern share what any of them has found: metadata reaches them at different times.
+    """
     found: dict[str, set[str]] = {}
     for member in group.members:
         if member.pattern is not None:
             found.setdefault(member.pattern, set()).update(member.topics)
-    return {member.member_id: member.topics if member.pattern is None else tuple(sorted(found[member.pattern])) for member in group.members}
+    return {
+        member.member_id: member.topics if member.pattern is None else tuple(sorted(found[member.pattern]))
+        for member in group.members
+    }
 
 
 def target_of(group: Group | None, member_id: str) -> frozenset[TopicPartition] | None:
     """Return a member's part of the target; None when it is no member."""
     members = () if group is None else group.members
-    return next((frozenset(partitions_of(each.target)) for each in members if each.member_id == member_id), None)
+    return next(
+        (frozenset(partitions_of(each.target)) for each in members if each.member_id == member_id), None
+    )

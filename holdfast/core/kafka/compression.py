@@ -1,4 +1,6 @@
-"""The compressions of a record batch, by libraries, and bounded: what unpacks to more than a limit is an error, not a full memory."""
+"""The compressions of a record batch, by libraries, and bounded: what unpacks to more than a limit is an
+error, not a full memory.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ class Compression(IntEnum):
 
 
 def compress(kind: Compression, data: bytes) -> bytes:
-    """Return *data* packed as Kafka's Java clients pack it: snappy in xerial's frames, lz4 in independent blocks."""
+    """Return *data* packed as Kafka's Java clients pack it: snappy in xerial's frames, lz4 in independent
+    blocks.
+    """
     match kind:
         case Compression.NONE:
             return data
@@ -56,8 +60,11 @@ def compress(kind: Compression, data: bytes) -> bytes:
             assert_never(kind)
 
 
-def decompress(kind: Compression, data: bytes, *, limit_bytes: int = LIMIT_UNPACKED_BYTES, base: int = 0) -> bytes:
-    """Return what is packed in *data*; WireError (at *base*, or within) when it is corrupt or takes more than *limit_bytes*.
+def decompress(
+    kind: Compression, data: bytes, *, limit_bytes: int = LIMIT_UNPACKED_BYTES, base: int = 0
+) -> bytes:
+    """Return what is packed in *data*; WireError (at *base*, or within) when it is corrupt or takes more than
+    *limit_bytes*.
 
     >>> decompress(Compression.ZSTD, compress(Compression.ZSTD, b"abc" * 9), limit_bytes=27)[:6]
     b'abcabc'
@@ -81,11 +88,15 @@ def decompress(kind: Compression, data: bytes, *, limit_bytes: int = LIMIT_UNPAC
 
 
 def _too_large(limit_bytes: int, base: int) -> WireError:
-    return WireError(f"the records unpack to more than {limit_bytes} bytes", offset=base, reason=WireReason.SIZE)
+    return WireError(
+        f"the records unpack to more than {limit_bytes} bytes", offset=base, reason=WireReason.SIZE
+    )
 
 
 def _grown(unpack: Callable[[bytes, Any], int], data: bytes, limit_bytes: int, base: int) -> bytes:
-    """Unpack into a buffer that grows only after it was really filled: what the data say of their size is not believed."""
+    """Unpack into a buffer that grows only after it was really filled: what the data say of their size is
+    not believed.
+    """
     size = min(limit_bytes, max(_FIRST_BYTES, 4 * len(data)))
     while True:
         out = bytearray(size)
@@ -130,9 +141,12 @@ def _snappy_block(data: bytes, limit_bytes: int, base: int) -> bytes:
     told = int(cramjam.snappy.decompress_raw_len(data))
     if told > limit_bytes:
         raise _too_large(limit_bytes, base)
-    # Snappy writes at most 64 bytes for three of its own: a larger promise is a lie, and no memory is made for it.
+    # Snappy writes at most 64 bytes for three of its own: a larger promise is a lie, and no memory is made
+    # for it.
     if told > 64 * len(data):
-        raise WireError(f"snappy: {len(data)} bytes cannot hold {told}", offset=base, reason=WireReason.COMPRESSION)
+        raise WireError(
+            f"snappy: {len(data)} bytes cannot hold {told}", offset=base, reason=WireReason.COMPRESSION
+        )
     out = bytearray(told)
     written = int(cramjam.snappy.decompress_raw_into(data, out))
     return bytes(out[:written])

@@ -34,7 +34,8 @@ class Wanted(NamedTuple):
 
 
 class Answered(NamedTuple):
-    """What a leader answers for one partition. *aborted* are (producer id, first offset) of aborted transactions that reach into *records*.
+    """What a leader answers for one partition. *aborted* are (producer id, first offset) of aborted
+    transactions that reach into *records*.
 
     Offsets are -1 where the leader does not tell them, as beside most error codes.
     """
@@ -49,7 +50,9 @@ class Answered(NamedTuple):
 
 
 def fetch_request(wanted: Iterable[Wanted], *, max_wait_ms: int, max_bytes: int) -> bytes:
-    """Return the body of a request: no session, committed records only, an answer as soon as there is a byte."""
+    """Return the body of a request: no session, committed records only, an answer as soon as there is a
+    byte.
+    """
     out = bytearray(_BEFORE.pack(-1, max_wait_ms, 1, max_bytes, READ_COMMITTED, 0, -1))
     topics = [(topic, list(found)) for topic, found in groupby(wanted, lambda each: each.place[0])]
     put_uvarint(out, len(topics) + 1)
@@ -63,7 +66,9 @@ def fetch_request(wanted: Iterable[Wanted], *, max_wait_ms: int, max_bytes: int)
 
 
 def fetched(answer: bytes, at: int = 0) -> tuple[int, list[Answered]]:
-    """Return the error code of a whole answer, whose body begins at *at*, and what it holds of each partition."""
+    """Return the error code of a whole answer, whose body begins at *at*, and what it holds of each
+    partition.
+    """
     reader, view = WireReader(answer, at), memoryview(answer)
     _, code, _ = _ANSWER.unpack_from(view, _step(reader, _ANSWER.size))
     return code, list(_partitions(reader, view))
@@ -72,7 +77,9 @@ def fetched(answer: bytes, at: int = 0) -> tuple[int, list[Answered]]:
 def _step(reader: WireReader, size: int) -> int:
     at = reader.at
     if size > reader.left:
-        raise reader.error(f"a fetch response needs {size} bytes, {reader.left} are left", WireReason.TRUNCATED)
+        raise reader.error(
+            f"a fetch response needs {size} bytes, {reader.left} are left", WireReason.TRUNCATED
+        )
     reader.at = at + size
     return at
 
@@ -99,7 +106,8 @@ def _aborted(reader: WireReader, view: memoryview) -> Iterator[tuple[int, int]]:
 
 
 def whole_batches(records: bytes | memoryview) -> tuple[int, int] | None:
-    """Return where the last whole batch of *records* ends, and the offset after its last record; None without a whole batch.
+    """Return where the last whole batch of *records* ends, and the offset after its last record; None without
+    a whole batch.
 
     WireError when what comes first is no batch.
     """
@@ -109,7 +117,11 @@ def whole_batches(records: bytes | memoryview) -> tuple[int, int] | None:
         if length < _LEAST_LENGTH or magic != _MAGIC:
             if last >= 0:
                 break
-            raise WireError(f"offset {offset}, length {length}, format {magic} begin no batch", offset=at, reason=WireReason.LENGTH)
+            raise WireError(
+                f"offset {offset}, length {length}, format {magic} begin no batch",
+                offset=at,
+                reason=WireReason.LENGTH,
+            )
         if length > size - at - _OVERHEAD:
             break
         last, at = at, at + _OVERHEAD + length

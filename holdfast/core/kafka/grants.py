@@ -1,6 +1,8 @@
-"""What a principal must be allowed on a Kafka cluster: grants as values, and as arguments of Kafka's own `kafka-acls`.
+"""What a principal must be allowed on a Kafka cluster: grants as values, and as arguments of Kafka's own
+`kafka-acls`.
 
-Which grants a role needs stands where the role's code is: holdfast/clients/topics/grants.py, outbox/grants.py.
+Which grants a role needs stands where the role's code is: holdfast/clients/topics/grants.py,
+outbox/grants.py.
 """
 
 from __future__ import annotations
@@ -21,7 +23,10 @@ class Resource(StrEnum):
 
 
 class Operation(StrEnum):
-    """What a grant allows, under Kafka's names. READ, WRITE, DELETE and ALTER of a resource imply DESCRIBE of it."""
+    """What a grant allows, under Kafka's names.
+
+    READ, WRITE, DELETE and ALTER of a resource imply DESCRIBE of it.
+    """
 
     READ = "Read"
     WRITE = "Write"
@@ -81,7 +86,9 @@ def kafka_acls(grants: Iterable[Grant], principal: str) -> list[str]:
     """
     lines: dict[tuple[Resource, str, Pattern], list[str]] = {}
     for grant in grants:
-        lines.setdefault((grant.resource, grant.name, grant.pattern), []).append(f"--operation {grant.operation}")
+        lines.setdefault((grant.resource, grant.name, grant.pattern), []).append(
+            f"--operation {grant.operation}"
+        )
     return [
         " ".join(["--add", f"--allow-principal {shlex.quote(principal)}", *operations, *_about(*about)])
         for about, operations in lines.items()

@@ -1,4 +1,6 @@
-"""What a partition's leader keeps of its producers, and the events that change it (docs/producers.md, The leader's table)."""
+"""What a partition's leader keeps of its producers, and the events that change it (docs/producers.md, The
+leader's table).
+"""
 
 from __future__ import annotations
 
@@ -69,7 +71,9 @@ class ProducerEntry(msgspec.Struct, frozen=True, array_like=True, tag="p"):
 
 
 class Verification(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="v"):
-    """The coordinator was asked whether a transaction may write here; *lowest_sequence* is the first that asked."""
+    """The coordinator was asked whether a transaction may write here; *lowest_sequence* is the first that
+    asked.
+    """
 
     epoch: int
     lowest_sequence: int
@@ -77,7 +81,10 @@ class Verification(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="
 
 
 class OpenTransaction(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """A transaction that holds back the last stable offset. *last_offset* is that of its marker once it is decided."""
+    """A transaction that holds back the last stable offset.
+
+    *last_offset* is that of its marker once it is decided.
+    """
 
     first_offset: int
     producer_id: int
@@ -85,7 +92,9 @@ class OpenTransaction(msgspec.Struct, frozen=True, gc=False, array_like=True):
 
 
 class AbortedTransaction(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="a"):
-    """What readers of committed records leave out: the producer's batches from *first_offset* to the marker at *last_offset*."""
+    """What readers of committed records leave out: the producer's batches from *first_offset* to the
+    marker at *last_offset*.
+    """
 
     producer_id: int
     first_offset: int
@@ -94,7 +103,10 @@ class AbortedTransaction(msgspec.Struct, frozen=True, gc=False, array_like=True,
 
 
 class LogEntry(msgspec.Struct, frozen=True, array_like=True, tag="l"):
-    """The partition as a whole. *ongoing* and *unreplicated* (decided above the high watermark) are sorted by first offset."""
+    """The partition as a whole.
+
+    *ongoing* and *unreplicated* (decided above the high watermark) are sorted by first offset.
+    """
 
     end_offset: int = 0
     high_watermark: int = 0
@@ -134,7 +146,10 @@ def aborted_key(marker_offset: int) -> str:
 
 
 class Append(msgspec.Struct, frozen=True, kw_only=True, tag="append"):
-    """A batch arrives. *base_offset* is where it would lie; *verified* says that the writer went through a verification."""
+    """A batch arrives.
+
+    *base_offset* is where it would lie; *verified* says that the writer went through a verification.
+    """
 
     producer_id: int
     epoch: int
@@ -194,7 +209,10 @@ class Outcome(StrEnum):
 
 
 class AppendVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What the producer is told. *rule* is the row of the table that decided (0: nothing to check); a duplicate has its first offsets."""
+    """What the producer is told.
+
+    *rule* is the row of the table that decided (0: nothing to check); a duplicate has its first offsets.
+    """
 
     outcome: Outcome
     rule: int

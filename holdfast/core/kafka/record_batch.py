@@ -1,7 +1,9 @@
-"""Record batches, format 2, byte for byte as they lie in a log segment, a produce request and a fetch response (KIP-98).
+"""Record batches, format 2, byte for byte as they lie in a log segment, a produce request and a fetch
+response (KIP-98).
 
-Reading is strict: what Kafka would not have written is a WireError with its byte, and never costs more memory than the bytes there are
-(compressed records: than a stated limit). Writing an uncompressed batch that was read gives the same bytes again.
+Reading is strict: what Kafka would not have written is a WireError with its byte, and never costs more memory
+than the bytes there are (compressed records: than a stated limit). Writing an uncompressed batch that was
+read gives the same bytes again.
 """
 
 from __future__ import annotations
@@ -16,7 +18,16 @@ import msgspec
 
 from holdfast.core.kafka.compression import LIMIT_UNPACKED_BYTES, Compression, compress, decompress
 from holdfast.core.kafka.sequences import NO_SEQUENCE, advance
-from holdfast.core.kafka.wire import LIMIT_INT16, LIMIT_INT32, LIMIT_INT64, WireReader, WireReason, check_range, put_varbytes, put_varlong
+from holdfast.core.kafka.wire import (
+    LIMIT_INT16,
+    LIMIT_INT32,
+    LIMIT_INT64,
+    WireReader,
+    WireReason,
+    check_range,
+    put_varbytes,
+    put_varlong,
+)
 from holdfast.errors import WireError
 
 MAGIC = 2
@@ -24,7 +35,9 @@ HEADER_BYTES = 61
 OVERHEAD_BYTES = 12
 """Offset and length stand before what the length counts."""
 CRC_FROM = 21
-"""The checksum covers a batch from its attributes to its end; offset and leader epoch may be changed by a broker."""
+"""The checksum covers a batch from its attributes to its end; offset and leader epoch may be changed by a
+broker.
+"""
 LEAST_RECORD_BYTES = 7
 NO_PRODUCER = -1
 
@@ -32,8 +45,23 @@ COMPRESSION_BITS, LOG_APPEND_TIME_BIT, TRANSACTIONAL_BIT, CONTROL_BIT = 0x07, 0x
 
 _HEADER = Struct(">qiibIhiqqqhii")
 _NAMES = (
-    *("base_offset", "batch_length", "partition_leader_epoch", "magic", "crc32c", "attributes", "last_offset_delta"),
-    *("base_timestamp_ms", "max_timestamp_ms", "producer_id", "producer_epoch", "base_sequence", "records_count"),
+    *(
+        "base_offset",
+        "batch_length",
+        "partition_leader_epoch",
+        "magic",
+        "crc32c",
+        "attributes",
+        "last_offset_delta",
+    ),
+    *(
+        "base_timestamp_ms",
+        "max_timestamp_ms",
+        "producer_id",
+        "producer_epoch",
+        "base_sequence",
+        "records_count",
+    ),
 )
 """What stands in a header, in its order."""
 _AFTER_CRC = Struct(">hiqqqhii")
@@ -74,8 +102,14 @@ class BatchFields(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def last_sequence(self) -> int:
-        """Return the sequence of the last record, also of one that compaction has removed; -1 without sequences."""
-        return NO_SEQUENCE if self.base_sequence == NO_SEQUENCE else advance(self.base_sequence, self.last_offset_delta)
+        """Return the sequence of the last record, also of one that compaction has removed; -1 without
+        sequences.
+        """
+        return (
+            NO_SEQUENCE
+            if self.base_sequence == NO_SEQUENCE
+            else advance(self.base_sequence, self.last_offset_delta)
+        )
 
     @property
     def is_log_append_time(self) -> bool:
@@ -110,13 +144,20 @@ class BatchHeader(BatchFields, frozen=True, kw_only=True):
 
 
 class RecordBatch(BatchFields, frozen=True, kw_only=True):
-    """A batch with its records. Compaction leaves fewer of them than `last_offset_delta` + 1, perhaps none."""
+    """A batch with its records.
+
+    Compaction leaves fewer of them than `last_offset_delta` + 1, perhaps none.
+    """
 
     records: tuple[Record, ...] = ()
 
     def timestamp_ms(self, record: Record) -> int:
         """Return the time of one of its records."""
-        return self.max_timestamp_ms if self.is_log_append_time else self.base_timestamp_ms + record.timestamp_delta
+        return (
+            self.max_timestamp_ms
+            if self.is_log_append_time
+            else self.base_timestamp_ms + record.timestamp_delta
+        )
 
 
 # -- control records
@@ -136,7 +177,10 @@ class ControlType(IntEnum):
 
 
 class ControlRecord(msgspec.Struct, frozen=True):
-    """A control record. *coordinator_epoch* is that of the transaction coordinator, None for what is no end of a transaction."""
+    """A control record.
+
+    *coordinator_epoch* is that of the transaction coordinator, None for what is no end of a transaction.
+    """
 
     type: ControlType
     coordinator_epoch: int | None = None
@@ -153,18 +197,28 @@ def control_of(batch: RecordBatch, record: Record) -> ControlRecord:
     if not batch.is_control:
         raise WireError(f"{where}: the batch is no control batch", offset=0, reason=WireReason.RANGE)
     if len(record.key or b"") < _CONTROL.size:
-        raise WireError(f"{where}: key of {len(record.key or b'')} bytes", offset=0, reason=WireReason.TRUNCATED)
+        raise WireError(
+            f"{where}: key of {len(record.key or b'')} bytes", offset=0, reason=WireReason.TRUNCATED
+        )
     number = _CONTROL.unpack_from(record.key or b"")[1]
     kind = ControlType(number) if number in set(ControlType) else ControlType.UNKNOWN
     if kind not in (ControlType.ABORT, ControlType.COMMIT):
         return ControlRecord(kind)
     if len(record.value or b"") < _MARKER.size:
-        raise WireError(f"{where}: value of {len(record.value or b'')} bytes", offset=0, reason=WireReason.TRUNCATED)
+        raise WireError(
+            f"{where}: value of {len(record.value or b'')} bytes", offset=0, reason=WireReason.TRUNCATED
+        )
     return ControlRecord(kind, _MARKER.unpack_from(record.value or b"")[1])
 
 
 def marker_batch(
-    kind: ControlType, *, producer_id: int, producer_epoch: int, coordinator_epoch: int, base_offset: int, timestamp_ms: int
+    kind: ControlType,
+    *,
+    producer_id: int,
+    producer_epoch: int,
+    coordinator_epoch: int,
+    base_offset: int,
+    timestamp_ms: int,
 ) -> RecordBatch:
     """Return the control batch that ends a transaction."""
     marker = Record(key=_CONTROL.pack(0, kind), value=_MARKER.pack(0, coordinator_epoch))
@@ -183,22 +237,38 @@ def marker_batch(
 
 
 def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
-    """Return the header of the batch at *at*; WireError when it is cut short, of an older format, or contradicts itself."""
+    """Return the header of the batch at *at*; WireError when it is cut short, of an older format, or
+    contradicts itself.
+    """
     left = len(data) - at
     if left < HEADER_BYTES:
         if left > 16 and data[at + 16] != MAGIC:
             raise _old_format(data[at + 16], at)
-        raise WireError(f"the header of a batch takes {HEADER_BYTES} bytes, {left} are left", offset=at, reason=WireReason.TRUNCATED)
-    offset, length, leader, magic, crc, attributes, last, base_ms, max_ms, pid, epoch, sequence, count = _HEADER.unpack_from(data, at)
+        raise WireError(
+            f"the header of a batch takes {HEADER_BYTES} bytes, {left} are left",
+            offset=at,
+            reason=WireReason.TRUNCATED,
+        )
+    offset, length, leader, magic, crc, attributes, last, base_ms, max_ms, pid, epoch, sequence, count = (
+        _HEADER.unpack_from(data, at)
+    )
     if magic != MAGIC:
         raise _old_format(magic, at)
     if length < HEADER_BYTES - OVERHEAD_BYTES:
-        raise WireError(f"a batch of length {length}, its header alone takes more", offset=at + 8, reason=WireReason.LENGTH)
+        raise WireError(
+            f"a batch of length {length}, its header alone takes more",
+            offset=at + 8,
+            reason=WireReason.LENGTH,
+        )
     if last < 0 or not 0 <= count <= last + 1:
-        raise WireError(f"{count} records with offsets up to +{last}", offset=at + 57, reason=WireReason.LENGTH)
+        raise WireError(
+            f"{count} records with offsets up to +{last}", offset=at + 57, reason=WireReason.LENGTH
+        )
     if attributes & COMPRESSION_BITS > max(Compression):
         raise WireError(
-            f"compression {attributes & COMPRESSION_BITS} is none that exists", offset=at + CRC_FROM, reason=WireReason.COMPRESSION
+            f"compression {attributes & COMPRESSION_BITS} is none that exists",
+            offset=at + CRC_FROM,
+            reason=WireReason.COMPRESSION,
         )
     return BatchHeader(
         base_offset=offset,
@@ -217,7 +287,9 @@ def decode_header(data: bytes | memoryview, at: int = 0) -> BatchHeader:
 
 
 def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
-    """Return what the header of the batch at *at* says, however it contradicts itself; None when it is cut short or of an older format."""
+    """Return what the header of the batch at *at* says, however it contradicts itself; None when it is cut
+    short or of an older format.
+    """
     if len(data) - at < HEADER_BYTES or data[at + 16] != MAGIC:
         return None
     told: dict[str, int] = dict(zip(_NAMES, _HEADER.unpack_from(data, at), strict=True))
@@ -226,15 +298,25 @@ def claimed_header(data: bytes | memoryview, at: int = 0) -> BatchHeader | None:
 
 
 def _old_format(magic: int, at: int) -> WireError:
-    return WireError(f"format {magic} of a message set; this reads record batches, format {MAGIC}", offset=at + 16, reason=WireReason.MAGIC)
+    return WireError(
+        f"format {magic} of a message set; this reads record batches, format {MAGIC}",
+        offset=at + 16,
+        reason=WireReason.MAGIC,
+    )
 
 
-def decode_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES) -> RecordBatch:
-    """Return the batch at *at*; WireError when it is cut short, fails its checksum, or its records are not what they should be."""
+def decode_batch(
+    data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES
+) -> RecordBatch:
+    """Return the batch at *at*; WireError when it is cut short, fails its checksum, or its records are not
+    what they should be.
+    """
     return read_batch(data, at, limit_bytes=limit_bytes)[1]
 
 
-def read_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES) -> tuple[BatchHeader, RecordBatch]:
+def read_batch(
+    data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES
+) -> tuple[BatchHeader, RecordBatch]:
     """Return header and batch at *at*; the next batch begins `header.size_bytes` later."""
     header = decode_header(data, at)
     records = tuple(_records_of(data, at, header, limit_bytes))
@@ -253,7 +335,9 @@ def read_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMI
     return header, batch
 
 
-def check_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES) -> BatchHeader:
+def check_batch(
+    data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIMIT_UNPACKED_BYTES
+) -> BatchHeader:
     """Return the header of the batch at *at*; WireError where `read_batch` raises it. No record is kept."""
     header = decode_header(data, at)
     for _ in _records_of(data, at, header, limit_bytes):
@@ -264,10 +348,18 @@ def check_batch(data: bytes | memoryview, at: int = 0, *, limit_bytes: int = LIM
 def _records_of(data: bytes | memoryview, at: int, header: BatchHeader, limit_bytes: int) -> Iterator[Record]:
     end = at + header.size_bytes
     if end > len(data):
-        raise WireError(f"a batch of {header.size_bytes} bytes, {len(data) - at} are left", offset=at + 8, reason=WireReason.TRUNCATED)
+        raise WireError(
+            f"a batch of {header.size_bytes} bytes, {len(data) - at} are left",
+            offset=at + 8,
+            reason=WireReason.TRUNCATED,
+        )
     body = bytes(data[at + CRC_FROM : end])
     if (found := int(google_crc32c.value(body))) != header.crc32c:
-        raise WireError(f"checksum {found:08x}, the batch says {header.crc32c:08x}", offset=at + 17, reason=WireReason.CHECKSUM)
+        raise WireError(
+            f"checksum {found:08x}, the batch says {header.crc32c:08x}",
+            offset=at + 17,
+            reason=WireReason.CHECKSUM,
+        )
     packed = body[HEADER_BYTES - CRC_FROM :]
     kind, base = header.compression, at + HEADER_BYTES
     unpacked = decompress(kind, packed, limit_bytes=limit_bytes, base=base)
@@ -276,12 +368,16 @@ def _records_of(data: bytes | memoryview, at: int, header: BatchHeader, limit_by
     except WireError as error:
         if not kind:
             raise
-        raise WireError(f"unpacked, {error}", offset=base, reason=error.reason) from None  # no byte of *data* to point at
+        raise WireError(
+            f"unpacked, {error}", offset=base, reason=error.reason
+        ) from None  # no byte of *data* to point at
 
 
 def _records(reader: WireReader, header: BatchHeader) -> Iterator[Record]:
     if header.records_count * LEAST_RECORD_BYTES > reader.left:
-        raise reader.error(f"{header.records_count} records do not fit {reader.left} bytes", WireReason.LENGTH)
+        raise reader.error(
+            f"{header.records_count} records do not fit {reader.left} bytes", WireReason.LENGTH
+        )
     before = -1
     for number in range(header.records_count):
         at = reader.at
@@ -299,7 +395,9 @@ def _record(reader: WireReader, number: int) -> Record:
     length = reader.varint(f"length of record {number}")
     start, outer = reader.at, reader.end
     if not 0 <= length <= reader.left:
-        raise reader.error(f"record {number} of {length} bytes, {reader.left} are left", WireReason.LENGTH, at)
+        raise reader.error(
+            f"record {number} of {length} bytes, {reader.left} are left", WireReason.LENGTH, at
+        )
     reader.end = start + length
     attributes = reader.int8("record attributes")
     timestamp_delta, offset_delta = reader.varlong("timestamp delta"), reader.varint("offset delta")
@@ -308,7 +406,9 @@ def _record(reader: WireReader, number: int) -> Record:
     count = reader.varint("count of headers")
     if not 0 <= count * 2 <= reader.left:
         raise reader.error(f"{count} headers do not fit {reader.left} bytes", WireReason.LENGTH, at)
-    headers = tuple((reader.vartext("name of a header"), reader.varbytes("value of a header")) for _ in range(count))
+    headers = tuple(
+        (reader.vartext("name of a header"), reader.varbytes("value of a header")) for _ in range(count)
+    )
     if reader.left:
         raise reader.error(f"record {number} has {reader.left} bytes too many", WireReason.TRAILING)
     reader.end = outer
@@ -320,7 +420,8 @@ def batches(
 ) -> Iterator[tuple[int, BatchHeader, RecordBatch]]:
     """Yield (byte, header, batch) of each whole batch in *data*, as a fetch response or a segment holds them.
 
-    The last one may be cut short, as brokers cut responses: it is left out. Anything else that is wrong is a WireError.
+    The last one may be cut short, as brokers cut responses: it is left out. Anything else that is wrong is a
+    WireError.
     """
     while len(data) - at >= HEADER_BYTES:
         header = decode_header(data, at)
@@ -334,7 +435,9 @@ def batches(
 
 
 def encode_batch(batch: RecordBatch) -> bytes:
-    """Return the bytes of *batch*, its length, count and checksum computed; WireError for what no reader would read back."""
+    """Return the bytes of *batch*, its length, count and checksum computed; WireError for what no reader
+    would read back.
+    """
     packed = compress(batch.compression, encode_records(batch.records, batch.last_offset_delta))
     check_range("base_offset", batch.base_offset, -LIMIT_INT64, LIMIT_INT64)
     check_range("attributes", batch.attributes, 0, LIMIT_INT16)
@@ -354,7 +457,9 @@ def encode_batch(batch: RecordBatch) -> bytes:
     )
     body += packed
     length = check_range("batch length", CRC_FROM - OVERHEAD_BYTES + len(body), 0, LIMIT_INT32)
-    start = _START.pack(batch.base_offset, length, batch.partition_leader_epoch, MAGIC, int(google_crc32c.value(body)))
+    start = _START.pack(
+        batch.base_offset, length, batch.partition_leader_epoch, MAGIC, int(google_crc32c.value(body))
+    )
     return start + body
 
 

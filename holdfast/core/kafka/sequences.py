@@ -1,4 +1,7 @@
-"""The arithmetic of sequences: after 2147483647 comes 0 (KIP-98). The one place that knows; everything else imports it."""
+"""The arithmetic of sequences: after 2147483647 comes 0 (KIP-98).
+
+The one place that knows; everything else imports it.
+"""
 
 from __future__ import annotations
 
@@ -18,7 +21,8 @@ def advance(sequence: int, by: int) -> int:
 
 
 def distance(first: int, last: int) -> int:
-    """Return how many records after *first* the record *last* is, the shorter way round; negative when it is before.
+    """Return how many records after *first* the record *last* is, the shorter way round; negative when it is
+    before.
 
     >>> distance(3, 5), distance(5, 3), distance(2147483647, 0), distance(0, 2147483647)
     (2, -2, 1, -1)

@@ -1,4 +1,6 @@
-"""Whether a log's tail holds records at all: the marker of a commit takes an offset too, and so does what was aborted."""
+"""Whether a log's tail holds records at all: the marker of a commit takes an offset too, and so does what
+was aborted.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,8 @@ from holdfast.core.kafka.record_batch import HEADER_BYTES, decode_header
 
 
 def only_markers(data: bytes, first: int, end: int, aborted: Iterable[tuple[int, int]]) -> bool:
-    """Return whether *data*, what lies in a log from the batch of *first* on, shows that no committed record does from there to *end*.
+    """Return whether *data*, what lies in a log from the batch of *first* on, shows that no committed record
+    does from there to *end*.
 
     *aborted* are (producer id, first offset) of the transactions in it that were aborted. Only headers are read: however large a batch
     is unpacked, it is not unpacked here. *data* may end in the middle of a batch.
@@ -18,11 +21,17 @@ def only_markers(data: bytes, first: int, end: int, aborted: Iterable[tuple[int,
     while at + HEADER_BYTES <= len(data) and reached < end:
         header = decode_header(data, at)
         at += header.size_bytes
-        transaction = next((each for each in ended if each[0] == header.producer_id and each[1] <= header.base_offset), None)
+        transaction = next(
+            (each for each in ended if each[0] == header.producer_id and each[1] <= header.base_offset), None
+        )
         if header.is_control:
             if transaction is not None:
                 ended.remove(transaction)
-        elif header.last_offset >= first and header.records_count and not (header.is_transactional and transaction is not None):
+        elif (
+            header.last_offset >= first
+            and header.records_count
+            and not (header.is_transactional and transaction is not None)
+        ):
             return False
         reached = max(reached, header.last_offset + 1)
     return reached >= end or not data

@@ -1,7 +1,9 @@
-"""What a transactional producer says to its coordinator and to leaders, as bodies of requests: KIP-98, and KIP-890 where brokers know it.
+"""What a transactional producer says to its coordinator and to leaders, as bodies of requests: KIP-98, and
+KIP-890 where brokers know it.
 
-All in flexible versions (KIP-482), without their headers. With `transaction.version` 2 a batch joins its transaction by being produced,
-and every end of a transaction raises the epoch: what is late from an older one is refused, where before it could leak into the next.
+All in flexible versions (KIP-482), without their headers. With `transaction.version` 2 a batch joins its
+transaction by being produced, and every end of a transaction raises the epoch: what is late from an older one
+is refused, where before it could leak into the next.
 """
 
 from __future__ import annotations
@@ -57,7 +59,9 @@ def api_versions() -> bytes:
 
 
 def transaction_version(answer: bytes) -> int:
-    """Return the version of the transaction protocol that an answer to `api_versions` tells, 0 when it tells none."""
+    """Return the version of the transaction protocol that an answer to `api_versions` tells, 0 when it
+    tells none.
+    """
     reader = WireReader(answer)
     reader.int16("error code")
     for _ in range(reader.compact_array("versions")):
@@ -75,7 +79,9 @@ def transaction_version(answer: bytes) -> int:
 
 
 def init_producer_id(transactional_id: str, timeout_ms: int, known: Identity = NOBODY) -> bytes:
-    """Return the body of an InitProducerId request: as a new owner, who fences all others, or with *known* to raise the own epoch."""
+    """Return the body of an InitProducerId request: as a new owner, who fences all others, or with *known*
+    to raise the own epoch.
+    """
     out = bytearray()
     put_compact(out, transactional_id.encode())
     out += _INIT.pack(timeout_ms, *known)
@@ -122,7 +128,9 @@ def added(answer: bytes) -> list[tuple[Place, int]]:
 
 
 def produce(transactional_id: str, timeout_ms: int, batches: Mapping[Place, bytes]) -> bytes:
-    """Return the body of a Produce request of one record batch for each place, acknowledged by all replicas in sync."""
+    """Return the body of a Produce request of one record batch for each place, acknowledged by all
+    replicas in sync.
+    """
     by_topic: dict[str, list[tuple[int, bytes]]] = {}
     for (topic, partition), batch in batches.items():
         by_topic.setdefault(topic, []).append((partition, batch))
@@ -171,7 +179,9 @@ def end_transaction(transactional_id: str, me: Identity, *, commit: bool) -> byt
 
 
 def ended(answer: bytes, version: int) -> tuple[int, Identity | None]:
-    """Return the error code of an answer to `end_transaction`, and who the producer is from now on, where that changes."""
+    """Return the error code of an answer to `end_transaction`, and who the producer is from now on, where
+    that changes.
+    """
     reader = WireReader(answer)
     reader.int32("throttle time")
     code = reader.int16("error code")

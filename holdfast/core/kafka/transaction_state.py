@@ -1,4 +1,6 @@
-"""What a transaction coordinator keeps of a transactional id, and the commands that change it (docs/producers.md, The coordinator)."""
+"""What a transaction coordinator keeps of a transactional id, and the commands that change it
+(docs/producers.md, The coordinator).
+"""
 
 from __future__ import annotations
 
@@ -24,7 +26,10 @@ IDS_KEY = "ids"
 
 
 class TransactionState(IntEnum):
-    """The states, with the numbers that `__transaction_state` has for them. PREPARE_EPOCH_FENCE is never written."""
+    """The states, with the numbers that `__transaction_state` has for them.
+
+    PREPARE_EPOCH_FENCE is never written.
+    """
 
     EMPTY = 0
     ONGOING = 1
@@ -90,7 +95,10 @@ def client_may(before: ClientState, after: ClientState) -> bool:
 
 
 class Transaction(msgspec.Struct, frozen=True, array_like=True, tag="t"):
-    """One transactional id; -1 is no id, no epoch, no time. *started_ms* is when its open or last transaction got its first partition."""
+    """One transactional id; -1 is no id, no epoch, no time.
+
+    *started_ms* is when its open or last transaction got its first partition.
+    """
 
     producer_id: int
     timeout_ms: int
@@ -135,7 +143,10 @@ def transaction_key(transactional_id: str) -> str:
 
 
 class InitProducerId(msgspec.Struct, frozen=True, kw_only=True, tag="init"):
-    """A producer starts. *expected* is the id and epoch it has (KIP-360): it goes on from an error instead of fencing itself."""
+    """A producer starts.
+
+    *expected* is the id and epoch it has (KIP-360): it goes on from an error instead of fencing itself.
+    """
 
     transactional_id: str | None
     timeout_ms: int
@@ -195,7 +206,14 @@ class ExpireIds(msgspec.Struct, frozen=True, kw_only=True, tag="expiry"):
 
 
 CoordinatorCommand: TypeAlias = (
-    InitProducerId | AddPartitions | VerifyPartition | EndTransaction | MarkersWritten | TransitionPending | AbortTimedOut | ExpireIds
+    InitProducerId
+    | AddPartitions
+    | VerifyPartition
+    | EndTransaction
+    | MarkersWritten
+    | TransitionPending
+    | AbortTimedOut
+    | ExpireIds
 )
 
 

@@ -1,4 +1,7 @@
-"""A batch of a source that no reader of ours reads: it unpacks to more than a limit, or is corrupt. What is told of it comes from its header."""
+"""A batch of a source that no reader of ours reads: it unpacks to more than a limit, or is corrupt.
+
+What is told of it comes from its header.
+"""
 
 from __future__ import annotations
 

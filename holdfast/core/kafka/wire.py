@@ -1,7 +1,7 @@
 """Reading and writing the primitive types of Kafka's protocol, never further than the bytes there are.
 
-Every failure is a WireError that names the byte. A length is compared with what is left before anything of that size is made, so a
-hostile length costs nothing.
+Every failure is a WireError that names the byte. A length is compared with what is left before anything of
+that size is made, so a hostile length costs nothing.
 """
 
 from __future__ import annotations
@@ -41,7 +41,9 @@ class WireReader:
 
     __slots__ = ("at", "base", "data", "end")
 
-    def __init__(self, data: bytes | memoryview, at: int = 0, end: int | None = None, *, base: int = 0) -> None:
+    def __init__(
+        self, data: bytes | memoryview, at: int = 0, end: int | None = None, *, base: int = 0
+    ) -> None:
         self.data, self.at, self.base = data, at, base
         self.end = len(data) if end is None else min(end, len(data))
 
@@ -99,12 +101,16 @@ class WireReader:
         return value
 
     def array(self, what: str, least_bytes: int) -> int:
-        """Take the count of an array whose elements have *least_bytes* each; a count that cannot be is an error at once."""
+        """Take the count of an array whose elements have *least_bytes* each; a count that cannot be is an
+        error at once.
+        """
         at = self.at
         count = self.int32(what)
         if not 0 <= count * least_bytes <= self.left or count < 0:
             raise self.error(
-                f"{what}: {count} elements of at least {least_bytes} bytes do not fit {self.left} bytes", WireReason.LENGTH, at
+                f"{what}: {count} elements of at least {least_bytes} bytes do not fit {self.left} bytes",
+                WireReason.LENGTH,
+                at,
             )
         return count
 
@@ -196,7 +202,9 @@ class WireReader:
 
 
 def check_range(what: str, value: int, low: int, limit: int) -> int:
-    """Return *value* if it is within low..limit-1; else WireError, since no reader would read back what was meant."""
+    """Return *value* if it is within low..limit-1; else WireError, since no reader would read back what
+    was meant.
+    """
     if not low <= value < limit:
         raise WireError(f"{what} {value} is not within {low}..{limit - 1}", offset=0, reason=WireReason.RANGE)
     return value

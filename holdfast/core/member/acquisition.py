@@ -18,13 +18,17 @@ from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 LIMIT_ATTEMPTS = 200
 """Partitions claimed in one run of the claim loop; with more to claim it runs again at once."""
 ALIVE_INTERVALS = 0.1
-"""How far apart, in the log, frames of one process must be to show that it lives; heartbeats are 0.25 intervals apart at least."""
+"""How far apart, in the log, frames of one process must be to show that it lives; heartbeats are 0.25
+intervals apart at least.
+"""
 LIMIT_INSTANCES = 64
 """Processes of the own client that are remembered; the newest."""
 
 
 class _Birth:
-    """When an instance of the own client first wrote to a log, by the log's time, when last by its own, and whether it has gone on since."""
+    """When an instance of the own client first wrote to a log, by the log's time, when last by its own,
+    and whether it has gone on since.
+    """
 
     __slots__ = ("at", "goes_on", "time_s")
 
@@ -48,7 +52,9 @@ class Claiming(Keeping):
     # -- the loop
 
     def _wake_loop(self, now_s: float) -> None:
-        """Run the loop soon: members that see the same partition go free should not all claim it, so each waits a little by chance."""
+        """Run the loop soon: members that see the same partition go free should not all claim it, so each
+        waits a little by chance.
+        """
         wait_s = 0.0 if self._aims() else self._draws.uniform(0.0, CLAIM_LOOP_INTERVALS) * self._interval_s
         self._loop_at_s = min(self._loop_at_s, now_s + wait_s)
 
@@ -81,7 +87,9 @@ class Claiming(Keeping):
         return False
 
     def _claim_partitions(self, now_s: float) -> bool:
-        """Claim free partitions from a random one on: one in a run, or with *greedy* all that the limit allows."""
+        """Claim free partitions from a random one on: one in a run, or with *greedy* all that the limit
+        allows.
+        """
         limit = self.settings.maximum_claims
         attempts = 0
         while len(self._pool) and not (limit and len(self._claims) >= limit):
@@ -129,8 +137,12 @@ class Claiming(Keeping):
         claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._interval_s
         self._plan(claim, claim.deadline_s)
 
-    def _attempt_seen(self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float) -> None:
-        """Only our own frame tells how the race ended: whatever came before it was in time, whatever comes after is late."""
+    def _attempt_seen(
+        self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float
+    ) -> None:
+        """Only our own frame tells how the race ended: whatever came before it was in time, whatever comes
+        after is late.
+        """
         kind = ClaimingPartition if claim.stage is ClaimStage.CLAIMING else Heartbeat
         if not own or not isinstance(frame, kind):
             return
@@ -148,7 +160,11 @@ class Claiming(Keeping):
             self._won(claim, frame, row.epoch, now_s)
             self._release(claim, ReleaseReason.UNWANTED, now_s)
             return
-        if claim.stage is ClaimStage.RECLAIMING and seen.before is not None and seen.before.current_offset is not None:
+        if (
+            claim.stage is ClaimStage.RECLAIMING
+            and seen.before is not None
+            and seen.before.current_offset is not None
+        ):
             # The process we replace may have gone on meanwhile: what it has done is done.
             claim.offset_logged = max(claim.offset_logged, seen.before.current_offset)
         self._won(claim, frame, row.epoch, now_s)
@@ -201,9 +217,18 @@ class Claiming(Keeping):
         for key, row in log.claims():
             claim = parse_claim_key(key)
             place = TopicPartition(claim.topic, claim.partition)
-            if claim.topic != topic or row.client_id != self._me[0] or row.instance_id == self._me[1] or row.current_offset is None:
+            if (
+                claim.topic != topic
+                or row.client_id != self._me[0]
+                or row.instance_id == self._me[1]
+                or row.current_offset is None
+            ):
                 continue
-            if self._claimable(place) and place not in self._claims and log.is_live(row, now_s, self._unix_s(now_s)):
+            if (
+                self._claimable(place)
+                and place not in self._claims
+                and log.is_live(row, now_s, self._unix_s(now_s))
+            ):
                 places.append((place, row.current_offset))
         if self.settings.whole_topic:
             limit = self.settings.maximum_claims
@@ -220,9 +245,10 @@ class Claiming(Keeping):
     def _own_client_seen(self, frame: Frame, log: LogView, at_ms: int, now_s: float) -> None:
         """Note a frame of the own client; if a newer process than this one writes, this one ends (D17).
 
-        The first frame in the log says who is newer, so both come to the same answer. Frames that come all at once are not enough, nor
-        the same frame twice: those of a process which ended may have been under way. A process that lives writes again later, and says
-        that it is later. And the answer waits a moment, until all logs have been read as far.
+        The first frame in the log says who is newer, so both come to the same answer. Frames that come all at
+        once are not enough, nor the same frame twice: those of a process which ended may have been under way.
+        A process that lives writes again later, and says that it is later. And the answer waits a moment,
+        until all logs have been read as far.
         """
         instance = frame.instance_id
         born = (at_ms if at_ms >= 0 else frame.time_s * 1000, instance)
@@ -236,10 +262,15 @@ class Claiming(Keeping):
             birth.at = min(birth.at, born)
             if frame.time_s > birth.time_s:
                 birth.time_s = frame.time_s
-                birth.goes_on = birth.goes_on or born[0] - birth.at[0] >= ALIVE_INTERVALS * self._interval_s * 1000
+                birth.goes_on = (
+                    birth.goes_on or born[0] - birth.at[0] >= ALIVE_INTERVALS * self._interval_s * 1000
+                )
         if instance != self._me[1] and log.live and self._conflict_at_s == inf and self._newer(birth):
             self._conflict_at_s = now_s + SETTLE_INTERVALS * self._interval_s
-            self._tell(Event.RIVAL, text=f"another process (instance {instance}) writes under client id {self._me[0]}")
+            self._tell(
+                Event.RIVAL,
+                text=f"another process (instance {instance}) writes under client id {self._me[0]}",
+            )
 
     def _newer(self, rival: _Birth) -> bool:
         mine = self._births.get(self._me[1])
@@ -262,8 +293,12 @@ class Claiming(Keeping):
 
     # -- clocks
 
-    def _own_frame_seen(self, log: LogView, frame: Frame, sent_s: float | None, at_ms: int, now_s: float) -> None:
-        """Measure the own clock against the broker's, by a frame whose way took from *sent_s* to *now_s* (D3)."""
+    def _own_frame_seen(
+        self, log: LogView, frame: Frame, sent_s: float | None, at_ms: int, now_s: float
+    ) -> None:
+        """Measure the own clock against the broker's, by a frame whose way took from *sent_s* to *now_s*
+        (D3).
+        """
         log.known = True
         if at_ms < 0 or sent_s is None:
             return
@@ -291,7 +326,9 @@ class Claiming(Keeping):
     def _pauses(self, now_s: float) -> None:
         """Look whether the group is paused; if so, give everything back at once."""
         unix_s = self._unix_s(now_s)
-        longest_s = max((log.paused_for_s(now_s, unix_s) for log in self._logs.values() if log.live), default=0.0)
+        longest_s = max(
+            (log.paused_for_s(now_s, unix_s) for log in self._logs.values() if log.live), default=0.0
+        )
         before, self._paused = self._paused, longest_s > 0
         self._paused_until_s = now_s + longest_s + 0.001
         if self._paused:

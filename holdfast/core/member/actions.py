@@ -21,9 +21,11 @@ class DeliveryToken(NamedTuple):
 
 
 class Send(msgspec.Struct, frozen=True, gc=False):
-    """Produce *frame* to *coordination_partition* of the coordination topic (null key, no headers, acks=all, idempotent, in order).
+    """Produce *frame* to *coordination_partition* of the coordination topic (null key, no headers, acks=all,
+    idempotent, in order).
 
-    Then call `sent(send_id, ok)`: ok when the broker acknowledged it, not ok when the outcome is an error or unknown after the deadline.
+    Then call `sent(send_id, ok)`: ok when the broker acknowledged it, not ok when the outcome is an error or
+    unknown after the deadline.
     """
 
     frame: Frame
@@ -32,14 +34,19 @@ class Send(msgspec.Struct, frozen=True, gc=False):
 
 
 class FetchOffsets(msgspec.Struct, frozen=True, gc=False):
-    """Find out earliest and latest offset of the partition and what `__consumer_offsets` has, and call `watermarks`."""
+    """Find out earliest and latest offset of the partition and what `__consumer_offsets` has, and call
+    `watermarks`.
+    """
 
     topic: str
     partition: int
 
 
 class Start(msgspec.Struct, frozen=True, gc=False):
-    """The claim is held: fetch from *offset*. *epoch* goes into the tokens of its messages and can fence what they cause elsewhere."""
+    """The claim is held: fetch from *offset*.
+
+    *epoch* goes into the tokens of its messages and can fence what they cause elsewhere.
+    """
 
     topic: str
     partition: int
@@ -50,7 +57,8 @@ class Start(msgspec.Struct, frozen=True, gc=False):
 class Stop(msgspec.Struct, frozen=True, gc=False):
     """Stop fetching and throw away what is fetched and not handed out.
 
-    If some of that was already reported by `delivered`, give it back by `withdrawn` at once: a release waits for the rest only.
+    If some of that was already reported by `delivered`, give it back by `withdrawn` at once: a release waits
+    for the rest only.
     """
 
     topic: str
@@ -58,7 +66,9 @@ class Stop(msgspec.Struct, frozen=True, gc=False):
 
 
 class Deliver(msgspec.Struct, frozen=True, gc=False):
-    """At most once: the batch whose end is *offset_end* is committed in the log; hand it out (as long as `may_deliver`)."""
+    """At most once: the batch whose end is *offset_end* is committed in the log; hand it out (as long as
+    `may_deliver`).
+    """
 
     topic: str
     partition: int
@@ -113,7 +123,8 @@ class ReleaseReason(StrEnum):
 
 
 class Notify(msgspec.Struct, frozen=True, gc=False):
-    """Something the user may want to know. *topic* is "" and *partition* -1 when it is about the whole member.
+    """Something the user may want to know. *topic* is "" and *partition* -1 when it is about the whole
+    member.
 
     `topics` is set on Event.TOPICS only: all topics now held (whole-topic mode: those whose partition 0 is).
     """
@@ -127,7 +138,10 @@ class Notify(msgspec.Struct, frozen=True, gc=False):
 
 
 class Fail(msgspec.Struct, frozen=True, gc=False):
-    """The member cannot go on: raise *error* to the user. Everything is stopped already; frames to release may precede this."""
+    """The member cannot go on: raise *error* to the user.
+
+    Everything is stopped already; frames to release may precede this.
+    """
 
     error: HoldfastError
 

@@ -25,7 +25,8 @@ class Checking(MemberCore):
             heartbeat_age_s=now_s - claim.heartbeat_s,
             group_paused=self._paused,
             idle_s=now_s - claim.message_s,
-            # A balanced group places partitions by its target; nobody else would take what one gives back for being slow.
+            # A balanced group places partitions by its target; nobody else would take what one gives back for
+            # being slow.
             release_if_behind=settings.release_if_behind and not settings.balanced,
             whole_topic=settings.whole_topic,
             current=current,
@@ -43,7 +44,8 @@ class Checking(MemberCore):
         return verdict
 
     def _at_work_s(self, claim: LocalClaim, now_s: float) -> float | None:
-        """Return how long the user has been at work on the first message that is not done; None: nothing is in hand, or nobody asks.
+        """Return how long the user has been at work on the first message that is not done; None: nothing is
+        in hand, or nobody asks.
 
         Once per check it is seen whether that message is still the same, so commits cost nothing here.
         """
@@ -62,7 +64,9 @@ class Checking(MemberCore):
 
     def _in_flight(self, claim: LocalClaim) -> bool:
         if self.settings.delivery is Delivery.AT_MOST_ONCE:
-            return not claim.stopped and (claim.committing is not None or claim.handed < claim.tracker.current)
+            return not claim.stopped and (
+                claim.committing is not None or claim.handed < claim.tracker.current
+            )
         return claim.tracker.outstanding > 0
 
     def _warn_of_work(self, claim: LocalClaim, at_work_s: float, *, given_up: bool) -> None:
@@ -72,7 +76,11 @@ class Checking(MemberCore):
             return
         claim.warned = True
         taken = settings.delivery is not Delivery.AT_MOST_ONCE and self._in_flight(claim)
-        what = "the message at offset {} has been in hand" if taken else "messages from offset {} on have waited to be taken"
+        what = (
+            "the message at offset {} has been in hand"
+            if taken
+            else "messages from offset {} on have waited to be taken"
+        )
         if given_up:
             then = "the claim is given up, and the message goes to its next owner"
         elif settings.release_if_behind and not settings.balanced:

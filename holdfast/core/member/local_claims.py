@@ -32,7 +32,9 @@ FrameMark = tuple[str, int, int]
 
 
 def frame_mark(frame: Frame) -> FrameMark:
-    """Return what tells a frame of ours from the others about the same claim: type, time, and its last field."""
+    """Return what tells a frame of ours from the others about the same claim: type, time, and its last
+    field.
+    """
     last = frame.__struct_fields__[-2]  # before the version
     return type(frame).__name__, frame.time_s, getattr(frame, last) if last.endswith("offset") else -1
 
@@ -42,9 +44,10 @@ class LocalClaim:
 
     *sent* holds when frames that are not seen in the log yet were handed to the shell. *deliver_until_s* is the gate: until then, and
     not a moment longer, messages may be handed out. *beat_at_s* is when the next heartbeat is due, *deadline_s* when patience with the
-    present stage ends, *due_s* the earlier of both as it stands in the schedule. *committing* is the end of the batch whose commit (at
-    most once) is under way, *proposed* that of one announced and *handed* how far batches were handed out. *work_s* is when the user began with what
-    is in hand, or when messages began to wait (*waits*): never later than the offset *checked*, where the last check found it, moved on.
+    present stage ends, *due_s* the earlier of both as it stands in the schedule. *committing* is the end of
+    the batch whose commit (at most once) is under way, *proposed* that of one announced and *handed* how far
+    batches were handed out. *work_s* is when the user began with what is in hand, or when messages began to
+    wait (*waits*): never later than the offset *checked*, where the last check found it, moved on.
     *drain_until_s* is how long a release waits at most.
     """
 
@@ -86,7 +89,9 @@ class LocalClaim:
         "work_s",
     )
 
-    def __init__(self, place: TopicPartition, key: str, coordination: int, stage: ClaimStage, now_s: float) -> None:
+    def __init__(
+        self, place: TopicPartition, key: str, coordination: int, stage: ClaimStage, now_s: float
+    ) -> None:
         self.place, self.key, self.coordination, self.stage = place, key, coordination, stage
         self.epoch = 0
         self.sent: dict[FrameMark, float] = {}
@@ -113,7 +118,9 @@ class LocalClaim:
         self.drain_until_s = inf
 
     def offset(self) -> int:
-        """Return the offset that frames carry: what is done, or at most once what is committed or about to be."""
+        """Return the offset that frames carry: what is done, or at most once what is committed or about to
+        be.
+        """
         current = self.tracker.current
         return current if self.committing is None else max(current, self.committing)
 
@@ -122,11 +129,15 @@ class LocalClaim:
         self.deliver_until_s = -inf
 
     def note_sent(self, mark: FrameMark, now_s: float) -> None:
-        """Remember when a frame was sent; of frames that look the same, the first, so that a lease is rather too short."""
+        """Remember when a frame was sent; of frames that look the same, the first, so that a lease is
+        rather too short.
+        """
         self.sent.setdefault(mark, now_s)
 
     def take_sent(self, frame: Frame) -> float | None:
-        """Return when *frame*, now seen in the log, was sent, and forget what was sent before; None for one not remembered."""
+        """Return when *frame*, now seen in the log, was sent, and forget what was sent before; None for
+        one not remembered.
+        """
         sent_s = self.sent.get(frame_mark(frame))
         if sent_s is not None:
             self.sent = {mark: at_s for mark, at_s in self.sent.items() if at_s > sent_s}
@@ -149,14 +160,16 @@ class ClaimView(NamedTuple):
 def held_as(claim: LocalClaim) -> ClaimView:
     """Return *claim* as seen from outside."""
     offset, outstanding = claim.tracker.current, claim.tracker.outstanding
-    return ClaimView(*claim.place, claim.epoch, claim.stage.value, offset, claim.latest, outstanding, claim.deliver_until_s)
+    return ClaimView(
+        *claim.place, claim.epoch, claim.stage.value, offset, claim.latest, outstanding, claim.deliver_until_s
+    )
 
 
 class Pool:
     """The partitions that might be claimed: those known to be free, and those to look at again at some time.
 
-    A partition is looked at when its time comes, however often its owner has sent heartbeats meanwhile: an owner's heartbeats cost
-    nothing here.
+    A partition is looked at when its time comes, however often its owner has sent heartbeats meanwhile: an
+    owner's heartbeats cost nothing here.
     """
 
     __slots__ = ("_at", "_busy", "_free", "_heap")

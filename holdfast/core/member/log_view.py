@@ -23,7 +23,10 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.settings import MemberSettings
 
 DRIFT = 0.005
-"""How much faster than the broker's the own clock may tick. Differences add up over days, and an estimate must stay one from below."""
+"""How much faster than the broker's the own clock may tick.
+
+Differences add up over days, and an estimate must stay one from below.
+"""
 
 
 class FrameEffect(NamedTuple):
@@ -35,12 +38,14 @@ class FrameEffect(NamedTuple):
 
 
 class LogView:
-    """The fold of one coordination partition, restricted to one group. *live* once all that was there at the start has been read.
+    """The fold of one coordination partition, restricted to one group. *live* once all that was there at the
+    start has been read.
 
-    What time it is in the log is estimated from below: the append time of a record was past when it was seen. `known` is set once a
-    frame of this instance was seen: from then on the estimate is at most its way through the broker behind. Before, the log may have
-    been silent for long, and the own clock tells more: as it is where to be early costs a claim that the log refuses, less the skew it
-    may have where to be early would break a pause.
+    What time it is in the log is estimated from below: the append time of a record was past when it was seen.
+    `known` is set once a frame of this instance was seen: from then on the estimate is at most its way
+    through the broker behind. Before, the log may have been silent for long, and the own clock tells more: as
+    it is where to be early costs a claim that the log refuses, less the skew it may have where to be early
+    would break a pause.
     """
 
     __slots__ = (
@@ -102,7 +107,9 @@ class LogView:
         return [(key, row) for key, row in self._rows.items() if isinstance(row, Claim)]
 
     def _led_s(self, now_s: float) -> float:
-        """Return how far the log's clock is ahead of the monotonic one at least: what was once seen is worth less as time goes by."""
+        """Return how far the log's clock is ahead of the monotonic one at least: what was once seen is
+        worth less as time goes by.
+        """
         return self._lead_s - DRIFT * (now_s - self._lead_at_s)
 
     def now_s(self, now_s: float, unix_s: float) -> float:
@@ -113,12 +120,18 @@ class LogView:
         return told_s if self.known else max(told_s, unix_s)
 
     def paused_for_s(self, now_s: float, unix_s: float) -> float:
-        """Return for how long the group is still paused by what this partition says; 0 or less when it is not."""
+        """Return for how long the group is still paused by what this partition says; 0 or less when it is
+        not.
+        """
         pause = self._rows.get(pause_key(self._group))
-        return pause.expires_at_s - self.now_s(now_s, unix_s - self._skew_s) if isinstance(pause, Pause) else 0.0
+        return (
+            pause.expires_at_s - self.now_s(now_s, unix_s - self._skew_s) if isinstance(pause, Pause) else 0.0
+        )
 
     def busy_for_s(self, place: TopicPartition, now_s: float, unix_s: float) -> float:
-        """Return how long it takes at least until the claim may be taken; 0 or less when that is now, inf when only a frame can tell."""
+        """Return how long it takes at least until the claim may be taken; 0 or less when that is now, inf
+        when only a frame can tell.
+        """
         row = self.row(place)
         wait_s = 0.0
         if row is not None and row.heartbeat_at_s is not None:
@@ -128,7 +141,8 @@ class LogView:
         if self._interop:
             other = self._compat.get(claim_key(self._group, *place))
             if other is not None and other.last_heartbeat_s:
-                # By the log's time: the own wall clock may be far off. A Go member's may be ahead a little, and it works all the same.
+                # By the log's time: the own wall clock may be far off. A Go member's may be ahead a little,
+                # and it works all the same.
                 age_s = self.now_s(now_s, unix_s) - other.last_heartbeat_s
                 if -self._skew_s <= age_s < self._stale_after_s:
                     wait_s = max(wait_s, self._stale_after_s - age_s, 0.001)
@@ -139,6 +153,9 @@ class LogView:
         return is_live(row, int(self.now_s(now_s, unix_s)), self._stale_after_s)
 
     def replaced(self, key: str, client_id: str, instance_id: str) -> bool:
-        """Return whether the Go library's view names another owner. Only with interop is there anything to tell."""
+        """Return whether the Go library's view names another owner.
+
+        Only with interop is there anything to tell.
+        """
         other = self._compat.get(key)
         return other is not None and (other.client_id, other.instance_id) != (client_id, instance_id)

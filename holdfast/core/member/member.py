@@ -1,4 +1,6 @@
-"""One instance of a claim client as a pure machine: it decides, a shell moves bytes (PROTOCOL.md#the-member)."""
+"""One instance of a claim client as a pure machine: it decides, a shell moves bytes
+(PROTOCOL.md#the-member).
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ _COMMITTING = frozenset({ClaimStage.ACTIVE, ClaimStage.DRAINING})
 
 
 class Gate(Protocol):
-    """Until when messages of one stay may be handed out: a number that moves as heartbeats are accepted, and drops at any stop."""
+    """Until when messages of one stay may be handed out: a number that moves as heartbeats are accepted,
+    and drops at any stop.
+    """
 
     deliver_until_s: float
 
@@ -30,15 +34,25 @@ class Gate(Protocol):
 class Member(Claiming):
     """Everything one instance does to claim, keep, measure, commit and release partitions.
 
-    Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here reads a clock. The wall
-    clock is told by `clock` (at the start, and again before frames are observed and before each tick, since it may have jumped) because
-    frames carry it.
+    Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here
+    reads a clock. The wall clock is told by `clock` (at the start, and again before frames are observed and
+    before each tick, since it may have jumped) because frames carry it.
 
     *coordination_partitions* is the number of partitions of the coordination topic. Read all of them that `coordination` names.
     """
 
-    def __init__(self, settings: MemberSettings, *, coordination_partitions: int, draws: Draws, now_s: float, unix_s: float) -> None:
-        super().__init__(settings, coordination_partitions=coordination_partitions, draws=draws, now_s=now_s, unix_s=unix_s)
+    def __init__(
+        self,
+        settings: MemberSettings,
+        *,
+        coordination_partitions: int,
+        draws: Draws,
+        now_s: float,
+        unix_s: float,
+    ) -> None:
+        super().__init__(
+            settings, coordination_partitions=coordination_partitions, draws=draws, now_s=now_s, unix_s=unix_s
+        )
         self._targets: frozenset[TopicPartition] | None = None
         self._births = {}
         self._began_ms = -1
@@ -51,7 +65,9 @@ class Member(Claiming):
 
     @property
     def coordination(self) -> frozenset[int]:
-        """Return the coordination partitions to read from their beginning and to follow; grows when topics are added."""
+        """Return the coordination partitions to read from their beginning and to follow; grows when topics
+        are added.
+        """
         return frozenset(self._topics.values())
 
     def wake_at_s(self) -> float:
@@ -59,25 +75,43 @@ class Member(Claiming):
         if self._ended:
             return inf
         pause_s = self._paused_until_s if self._paused and not self._ending else inf
-        return min(self._next_due_s(), self._loop_at_s, self._pool.next_s(), self._conflict_at_s, self._end_at_s, pause_s)
+        return min(
+            self._next_due_s(),
+            self._loop_at_s,
+            self._pool.next_s(),
+            self._conflict_at_s,
+            self._end_at_s,
+            pause_s,
+        )
 
     def may_deliver(self, topic: str, partition: int, now_s: float) -> bool:
-        """Return whether a message may be handed out right now: the last gate before each hand-out, one look-up.
+        """Return whether a message may be handed out right now: the last gate before each hand-out, one
+        look-up.
 
-        False once the lease may be over, fenced, paused, draining, terminated, or when too many messages are outstanding.
+        False once the lease may be over, fenced, paused, draining, terminated, or when too many messages are
+        outstanding.
         """
         claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        return claim is not None and now_s < claim.deliver_until_s and claim.tracker.outstanding < self.settings.maximum_outstanding
+        return (
+            claim is not None
+            and now_s < claim.deliver_until_s
+            and claim.tracker.outstanding < self.settings.maximum_outstanding
+        )
 
     def gate(self, topic: str, partition: int) -> Gate | None:
-        """Return the gate of a claim, to look at before each of many messages: the same object from `Start` to the end of the stay.
+        """Return the gate of a claim, to look at before each of many messages: the same object from `Start`
+        to the end of the stay.
 
-        It knows nothing of `maximum_outstanding`: whoever reports whole batches as delivered keeps them within it by `outstanding`.
+        It knows nothing of `maximum_outstanding`: whoever reports whole batches as delivered keeps them
+        within it by `outstanding`.
         """
         return self._claims.get(TopicPartition(topic, partition))
 
     def deliver_until_s(self, topic: str, partition: int) -> float:
-        """Return until when messages may be handed out as things stand (-inf: not at all). Can shrink at any input: ask again."""
+        """Return until when messages may be handed out as things stand (-inf: not at all).
+
+        Can shrink at any input: ask again.
+        """
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or claim.tracker.outstanding >= self.settings.maximum_outstanding:
             return -inf
@@ -115,12 +149,16 @@ class Member(Claiming):
         return 0 if claim is None else claim.tracker.outstanding
 
     def committed_offset(self, topic: str, partition: int) -> int | None:
-        """Return the offset that the log shows for the claim (guarded view), whoever holds it; None when nobody told any."""
+        """Return the offset that the log shows for the claim (guarded view), whoever holds it; None when
+        nobody told any.
+        """
         row = self.row(topic, partition)
         return None if row is None else row.current_offset
 
     def row(self, topic: str, partition: int) -> Claim | None:
-        """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not read."""
+        """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not
+        read.
+        """
         log = self._topics.get(topic)
         return None if log is None else self._logs[log].row(TopicPartition(topic, partition))
 
@@ -132,9 +170,14 @@ class Member(Claiming):
         return self._take()
 
     def partitions(self, topic: str, count: int, now_s: float) -> list[Action]:
-        """*topic* has *count* partitions: call at the start and when metadata changes. More are claimed, missing ones given up."""
+        """*topic* has *count* partitions: call at the start and when metadata changes.
+
+        More are claimed, missing ones given up.
+        """
         before, self._counts[topic] = self._counts.get(topic, 0), count
-        for claim in [each for place, each in self._claims.items() if place.topic == topic and place.partition >= count]:
+        for claim in [
+            each for place, each in self._claims.items() if place.topic == topic and place.partition >= count
+        ]:
             self._release(claim, ReleaseReason.PARTITION_GONE, now_s, drain=False)
         for partition in range(count, before):
             self._pool.discard(TopicPartition(topic, partition))
@@ -150,7 +193,10 @@ class Member(Claiming):
             self._sort(TopicPartition(topic, partition), now_s)
 
     def topics(self, topics: Sequence[str], now_s: float) -> list[Action]:
-        """Work on these topics from now on (pattern subscriptions). Claims of others are handed over. See `coordination` for new partitions to read."""
+        """Work on these topics from now on (pattern subscriptions).
+
+        Claims of others are handed over. See `coordination` for new partitions to read.
+        """
         wanted = set(topics)
         for topic in [each for each in self._topics if each not in wanted]:
             for claim in [each for place, each in self._claims.items() if place.topic == topic]:
@@ -168,7 +214,10 @@ class Member(Claiming):
         return self._done(now_s)
 
     def caught_up(self, coordination_partition: int, now_s: float) -> list[Action]:
-        """All that was in the coordination partition when reading began has been observed. Fast reclaim happens here."""
+        """All that was in the coordination partition when reading began has been observed.
+
+        Fast reclaim happens here.
+        """
         log = self._logs.get(coordination_partition)
         if log is None or log.live or self._ended:
             return []
@@ -182,10 +231,20 @@ class Member(Claiming):
                     self._enter(topic, 0, now_s)
         return self._done(now_s)
 
-    def observe(self, frame: Frame, coordination_partition: int, offset: int, at_ms: int, now_s: float) -> list[Action]:
-        """A frame was read; *at_ms* is its append time, -1 without LogAppendTime. In offset order; what was seen before is ignored."""
+    def observe(
+        self, frame: Frame, coordination_partition: int, offset: int, at_ms: int, now_s: float
+    ) -> list[Action]:
+        """A frame was read; *at_ms* is its append time, -1 without LogAppendTime.
+
+        In offset order; what was seen before is ignored.
+        """
         log = self._logs.get(coordination_partition)
-        if log is None or not log.arrive(offset, at_ms, now_s) or frame.group_id != self.settings.group_id or self._ended:
+        if (
+            log is None
+            or not log.arrive(offset, at_ms, now_s)
+            or frame.group_id != self.settings.group_id
+            or self._ended
+        ):
             return []
         if isinstance(frame, ReleaseGroup):
             log.pause(frame)
@@ -204,7 +263,9 @@ class Member(Claiming):
         place = TopicPartition(frame.topic, frame.partition)
         claim = self._claims.get(place)
         if own:
-            self._own_frame_seen(log, frame, None if claim is None else claim.sent.get(frame_mark(frame)), at_ms, now_s)
+            self._own_frame_seen(
+                log, frame, None if claim is None else claim.sent.get(frame_mark(frame)), at_ms, now_s
+            )
             claim = self._claims.get(place)  # a clock that is too far off ends everything
         if claim is None:
             if own and not self._leaving and self._mine(seen.after):
@@ -216,9 +277,12 @@ class Member(Claiming):
             self._held_seen(claim, frame, seen, own, now_s)
         return self._done(now_s)
 
-    def watermarks(self, topic: str, partition: int, earliest: int, latest: int, committed: int | None, now_s: float) -> list[Action]:
-        """Earliest, latest (next to be written) and committed offset (None: none). In answer to `Look`, and for every claim held a few
-        times per heartbeat interval: health is measured by it (then *committed* may be None)."""
+    def watermarks(
+        self, topic: str, partition: int, earliest: int, latest: int, committed: int | None, now_s: float
+    ) -> list[Action]:
+        """Earliest, latest (next to be written) and committed offset (None: none). In answer to `Look`, and
+        for every claim held a few times per heartbeat interval: health is measured by it (then *committed*
+        may be None)."""
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None:
             return []
@@ -246,11 +310,17 @@ class Member(Claiming):
         """Return what is to be done after an input."""
         if self.settings.whole_topic:
             self._tell_topics()
-        if self._ending and not self._ended and (now_s >= self._end_at_s or not (self._claims or self._sends)):
+        if (
+            self._ending
+            and not self._ended
+            and (now_s >= self._end_at_s or not (self._claims or self._sends))
+        ):
             self._ended = True
             for claim in list(self._claims.values()):
                 self._stop(claim)
-                self._tell(Event.ABANDONED, claim, claim.reason, "terminated before the log showed it released")
+                self._tell(
+                    Event.ABANDONED, claim, claim.reason, "terminated before the log showed it released"
+                )
                 self._forget(claim, now_s)
             self._tell(Event.TERMINATED)
         return self._take()
@@ -266,7 +336,9 @@ class Member(Claiming):
         return self._done(now_s) if self._ending or self._out else []
 
     def fetch_failed(self, topic: str, partition: int, reason: str, now_s: float) -> list[Action]:
-        """The partition cannot be fetched (offset out of range, not authorized, gone): the claim is released."""
+        """The partition cannot be fetched (offset out of range, not authorized, gone): the claim is
+        released.
+        """
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is not None:
             self._tell(Event.FETCH_FAILED, claim, text=reason)
@@ -275,8 +347,11 @@ class Member(Claiming):
 
     # -- inputs: the user
 
-    def delivered(self, topic: str, partition: int, offsets: range | Sequence[int], now_s: float) -> list[Action]:
-        """Messages were handed out: ascending offsets, a `range` where they are contiguous (that is the fast way).
+    def delivered(
+        self, topic: str, partition: int, offsets: range | Sequence[int], now_s: float
+    ) -> list[Action]:
+        """Messages were handed out: ascending offsets, a `range` where they are contiguous (that is the fast
+        way).
 
         Asserts that they follow what was delivered before.
         """
@@ -295,7 +370,9 @@ class Member(Claiming):
         return self._done(now_s)
 
     def skipped(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
-        """Nothing below *offset* that was not delivered concerns this claim: holes of compaction, control records, other lanes."""
+        """Nothing below *offset* that was not delivered concerns this claim: holes of compaction, control
+        records, other lanes.
+        """
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or not claim.started:
             return []
@@ -310,7 +387,8 @@ class Member(Claiming):
         return []
 
     def waiting(self, topic: str, partition: int, waits: bool, now_s: float) -> list[Action]:
-        """Say whether messages are fetched (or not fetched for want of room) and wait for the user to take them: call a few times per interval.
+        """Say whether messages are fetched (or not fetched for want of room) and wait for the user to take
+        them: call a few times per interval.
 
         A partition that is held up by its user is not wedged; that has another deadline, `handler_timeout_s`.
         """
@@ -332,7 +410,8 @@ class Member(Claiming):
         return self._done(now_s)
 
     def fetched(self, topic: str, partition: int, offset_end: int, now_s: float) -> list[Action]:
-        """At most once: a batch that ends before *offset_end* waits to be handed out. `Deliver` follows when the log has committed it.
+        """At most once: a batch that ends before *offset_end* waits to be handed out. `Deliver` follows when
+        the log has committed it.
 
         One batch at a time per claim: the next after `Deliver`. Asserts delivery at most once.
         """
@@ -340,12 +419,17 @@ class Member(Claiming):
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None or claim.stage is not ClaimStage.ACTIVE or offset_end <= claim.tracker.current:
             return []
-        assert (claim.proposed, claim.committing) == (None, None), f"{topic}/{partition}: a batch is under way already"
+        assert (claim.proposed, claim.committing) == (None, None), (
+            f"{topic}/{partition}: a batch is under way already"
+        )
         self._propose(claim, offset_end, now_s)
         return self._done(now_s)
 
     def commit(self, token: DeliveryToken, now_s: float) -> list[Action]:
-        """The message is done. Twice is once. Raises CommitError when it was never delivered, ClaimLostError when its claim is gone."""
+        """The message is done.
+
+        Twice is once. Raises CommitError when it was never delivered, ClaimLostError when its claim is gone.
+        """
         claim = self._holding(token.topic, token.partition, token.epoch)
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             claim.tracker.commit(token.offset)
@@ -364,8 +448,13 @@ class Member(Claiming):
             )
         return claim
 
-    def commit_many(self, topic: str, partition: int, epoch: int, offsets: range | Sequence[int], now_s: float) -> list[Action]:
-        """The messages are done: a `range`, or the list given to `delivered`, in one step. Raises as `commit`, and then commits none."""
+    def commit_many(
+        self, topic: str, partition: int, epoch: int, offsets: range | Sequence[int], now_s: float
+    ) -> list[Action]:
+        """The messages are done: a `range`, or the list given to `delivered`, in one step.
+
+        Raises as `commit`, and then commits none.
+        """
         claim = self._holding(topic, partition, epoch)
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             claim.tracker.commit_many(offsets)
@@ -393,7 +482,10 @@ class Member(Claiming):
         return True
 
     def aim(self, targets: Collection[tuple[str, int]] | None, now_s: float) -> list[Action]:
-        """Balanced groups: claim these and only these, hand others over; what stays is not touched. None returns to the free race."""
+        """Balanced groups: claim these and only these, hand others over; what stays is not touched.
+
+        None returns to the free race.
+        """
         self._targets = None if targets is None else frozenset(TopicPartition(*target) for target in targets)
         if self._targets is not None:
             for claim in list(self._claims.values()):
@@ -403,7 +495,9 @@ class Member(Claiming):
         return self._done(now_s)
 
     def terminate(self, release: bool, now_s: float) -> list[Action]:
-        """Stop: with *release* drain and give everything back, else write a last heartbeat so that a restart reclaims fast."""
+        """Stop: with *release* drain and give everything back, else write a last heartbeat so that a
+        restart reclaims fast.
+        """
         if self._ending:
             return self._done(now_s)
         self._ending, self._leaving = True, not release

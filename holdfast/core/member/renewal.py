@@ -1,4 +1,6 @@
-"""How a member keeps its claims, and gives them back: heartbeats, health, leases, releases, both ways of delivery."""
+"""How a member keeps its claims, and gives them back: heartbeats, health, leases, releases, both ways of
+delivery.
+"""
 
 from __future__ import annotations
 
@@ -48,7 +50,9 @@ class Keeping(Checking):
         """Begin to consume: the claim is won, and the watermarks are known."""
         row = self._row(claim)
         told = None if row is None else row.current_offset
-        offset = told if told is not None else claim.committed if claim.committed is not None else claim.earliest
+        offset = (
+            told if told is not None else claim.committed if claim.committed is not None else claim.earliest
+        )
         offset = max(offset, claim.earliest, claim.offset_logged)
         claim.tracker = Tracker(offset)
         claim.handed = offset
@@ -69,7 +73,10 @@ class Keeping(Checking):
 
     def _beat(self, claim: LocalClaim, now_s: float) -> None:
         """Check the health of a claim and renew it, or give it back."""
-        if claim.stage is ClaimStage.ACTIVE and (verdict := self._check(claim, now_s)) is not ClaimVerdict.KEEP:
+        if (
+            claim.stage is ClaimStage.ACTIVE
+            and (verdict := self._check(claim, now_s)) is not ClaimVerdict.KEEP
+        ):
             self._release(claim, REASONS[verdict], now_s)
             return
         self._renew(claim, now_s)
@@ -79,7 +86,9 @@ class Keeping(Checking):
         return self._send_heartbeat(claim, claim.offset(), now_s)
 
     def _accepted(self, claim: LocalClaim, frame: Frame, row: Claim, now_s: float) -> None:
-        """A frame of ours was seen in the log and made or left us the owner: the lease counts from when it was sent."""
+        """A frame of ours was seen in the log and made or left us the owner: the lease counts from when it
+        was sent.
+        """
         sent_s = claim.take_sent(frame)
         if sent_s is not None and sent_s > claim.heartbeat_s:
             claim.heartbeat_s = sent_s
@@ -88,9 +97,13 @@ class Keeping(Checking):
             claim.deliver_until_s = claim.lease_until_s
         if claim.stage is ClaimStage.DRAINING and claim.reason is ReleaseReason.BEHIND:
             claim.deadline_s = min(claim.drain_until_s, claim.lease_until_s)
-        if claim.stage is ClaimStage.ACTIVE and row.current_offset is not None and row.current_offset < claim.offset_logged:
-            # The log went back: a heartbeat of ours came twice, the second time late. Put it right before somebody starts from there,
-            # unless what puts it right is under way.
+        if (
+            claim.stage is ClaimStage.ACTIVE
+            and row.current_offset is not None
+            and row.current_offset < claim.offset_logged
+        ):
+            # The log went back: a heartbeat of ours came twice, the second time late. Put it right before
+            # somebody starts from there, unless what puts it right is under way.
             under_way = any(offset >= claim.offset_logged for _, _, offset in claim.sent)
             if not under_way:
                 self._send_heartbeat(claim, claim.offset(), now_s)
@@ -126,21 +139,30 @@ class Keeping(Checking):
         if claim.stage in (ClaimStage.ACTIVE, ClaimStage.DRAINING) and not claim.stopped:
             self._out.append(Deliver(*claim.place, end))
         else:
-            self._tell(Event.UNDELIVERED, claim, text=f"offsets {begin} to {end - 1} were committed too late to be handed out")
+            self._tell(
+                Event.UNDELIVERED,
+                claim,
+                text=f"offsets {begin} to {end - 1} were committed too late to be handed out",
+            )
 
     def _patience(self, claim: LocalClaim, now_s: float) -> None:
         claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._interval_s
         self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
 
     def _batch_late(self, claim: LocalClaim, now_s: float) -> None:
-        """The log does not show what was sent for the batch in hand: send it again. Both frames may be repeated."""
+        """The log does not show what was sent for the batch in hand: send it again.
+
+        Both frames may be repeated.
+        """
         if claim.proposed is not None:
             self._propose(claim, claim.proposed, now_s)
         elif claim.committing is not None:
             self._renew(claim, now_s)
             self._patience(claim, now_s)
         else:
-            claim.deadline_s = inf  # nothing is under way any more: an old deadline must not keep the member awake
+            claim.deadline_s = (
+                inf  # nothing is under way any more: an old deadline must not keep the member awake
+            )
 
     # -- giving back
 
@@ -148,7 +170,9 @@ class Keeping(Checking):
         """Give a claim back: stop handing out, wait for what is in flight, tell the log."""
         match claim.stage:
             case ClaimStage.CLAIMING | ClaimStage.RECLAIMING:
-                self._forget(claim, now_s)  # should it be won all the same, it is given back when that is seen
+                self._forget(
+                    claim, now_s
+                )  # should it be won all the same, it is given back when that is seen
                 return
             case ClaimStage.DRAINING if not drain:
                 self._finish(claim, now_s)
@@ -158,7 +182,9 @@ class Keeping(Checking):
                 self._drain(claim, self.settings.drain_within_s, now_s)
                 return
             case ClaimStage.DRAINING:
-                if claim.reason is ReleaseReason.BEHIND:  # that had all the time a handler may take; any other reason has not
+                if (
+                    claim.reason is ReleaseReason.BEHIND
+                ):  # that had all the time a handler may take; any other reason has not
                     self._drain(claim, self.settings.drain_within_s, now_s)
                 return
             case ClaimStage.RELEASING:
@@ -178,8 +204,11 @@ class Keeping(Checking):
             # Nobody is in a hurry for it: who is at work on a message is not made to do it in vain.
             wait_s = self.settings.overdue_after_s
         if self.settings.delivery is Delivery.AT_LEAST_ONCE or reason is ReleaseReason.PAUSED:
-            self._stop(claim)  # a pause is obeyed at once, though at most once it costs what was committed for hand-out
-        # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed (D21).
+            self._stop(
+                claim
+            )  # a pause is obeyed at once, though at most once it costs what was committed for hand-out
+        # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed
+        # (D21).
         self._drain(claim, wait_s, now_s)
 
     def _drain(self, claim: LocalClaim, wait_s: float, now_s: float) -> None:
@@ -193,7 +222,9 @@ class Keeping(Checking):
             self._drained(claim, now_s)
 
     def _drained(self, claim: LocalClaim, now_s: float) -> None:
-        """Give a draining claim back if nothing is in flight any more; else see to it that it stays ours meanwhile."""
+        """Give a draining claim back if nothing is in flight any more; else see to it that it stays ours
+        meanwhile.
+        """
         if not self._in_flight(claim):
             self._finish(claim, now_s)
         else:
@@ -210,18 +241,21 @@ class Keeping(Checking):
         self._stop(claim)
         if claim.stage is not ClaimStage.RELEASING:
             claim.stage = ClaimStage.RELEASING
-            # A log that does not answer is not waited for beyond the lease; one that was silent for all of it gets one chance.
+            # A log that does not answer is not waited for beyond the lease; one that was silent for all of it
+            # gets one chance.
             claim.deadline_s = max(claim.lease_until_s, now_s + ATTEMPT_INTERVALS * self._interval_s)
         claim.beat_at_s = now_s + ATTEMPT_INTERVALS * self._interval_s
         self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
         claim.releases += 1
-        # A batch whose commit is not seen yet was not handed out and will not be: if the log has not taken it, it is the next owner's.
+        # A batch whose commit is not seen yet was not handed out and will not be: if the log has not taken
+        # it, it is the next owner's.
         self._send_release(claim, max(claim.tracker.current, 0), now_s)
 
     def _give_back_unstarted(self, claim: LocalClaim, now_s: float) -> None:
         row = self._row(claim)
         if row is None or row.current_offset is None:
-            # No offset is known, and a release must name one: others would start there. The claim lapses by itself.
+            # No offset is known, and a release must name one: others would start there. The claim lapses by
+            # itself.
             self._tell(Event.ABANDONED, claim, claim.reason)
             self._forget(claim, now_s)
             return
@@ -247,7 +281,8 @@ class Keeping(Checking):
         if self._claims.get(claim.place) is not claim:
             return
         del self._claims[claim.place]
-        # A repeated release may still be under way; appended after another claim of ours, it would give that back.
+        # A repeated release may still be under way; appended after another claim of ours, it would give that
+        # back.
         unsettled = claim.releases > 1 and claim.unacknowledged
         if (claim.cooldown or unsettled) and self._claimable(claim.place):
             self._cooling[claim.place] = now_s + COOLDOWN_INTERVALS * self._interval_s
@@ -264,7 +299,12 @@ class Keeping(Checking):
         row = seen.after
         if not self._mine(row):
             released = row is not None and row.heartbeat_at_s is None
-            if claim.stage is ClaimStage.RELEASING and released and own and isinstance(frame, ReleasingPartition):
+            if (
+                claim.stage is ClaimStage.RELEASING
+                and released
+                and own
+                and isinstance(frame, ReleasingPartition)
+            ):
                 assert row is not None
                 self._commit_offset(claim, row.current_offset)
                 self._released(claim, now_s)
@@ -274,8 +314,12 @@ class Keeping(Checking):
                 self._fenced(claim, f"{row.client_id} (instance {row.instance_id}) holds it", now_s)
             return
         assert row is not None
-        if self._logs[claim.coordination].replaced(claim.key, *self._me) and claim.stage is not ClaimStage.RELEASING:
-            # In a mixed fleet the other members follow the rival: stop, and free the claim in the view that still names us.
+        if (
+            self._logs[claim.coordination].replaced(claim.key, *self._me)
+            and claim.stage is not ClaimStage.RELEASING
+        ):
+            # In a mixed fleet the other members follow the rival: stop, and free the claim in the view that
+            # still names us.
             self._stop(claim)
             self._tell(Event.FENCED, claim, text="members of the Go library hold another for its owner")
             claim.reason = ReleaseReason.UNWANTED
@@ -322,7 +366,9 @@ class Keeping(Checking):
                     self._renew(claim, now_s)
             case ClaimStage.RELEASING:
                 if now_s >= claim.deadline_s:
-                    self._tell(Event.ABANDONED, claim, claim.reason, "the log did not show the release in time")
+                    self._tell(
+                        Event.ABANDONED, claim, claim.reason, "the log did not show the release in time"
+                    )
                     claim.cooldown = True
                     self._forget(claim, now_s)
                 else:
@@ -353,7 +399,11 @@ class Keeping(Checking):
     # -- whole topics
 
     def _topics_held(self) -> tuple[str, ...]:
-        held = {claim.place.topic for claim in self._claims.values() if claim.place.partition == 0 and claim.stage is ClaimStage.ACTIVE}
+        held = {
+            claim.place.topic
+            for claim in self._claims.values()
+            if claim.place.partition == 0 and claim.stage is ClaimStage.ACTIVE
+        }
         return tuple(sorted(held))
 
     def _tell_topics(self) -> None:

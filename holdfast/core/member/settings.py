@@ -1,4 +1,6 @@
-"""What a claim client may be told, and every constant that follows from the one knob, the heartbeat interval (PROTOCOL.md#the-member)."""
+"""What a claim client may be told, and every constant that follows from the one knob, the heartbeat
+interval (PROTOCOL.md#the-member).
+"""
 
 from __future__ import annotations
 
@@ -48,14 +50,16 @@ class MemberSettings:
 
     *maximum_claims* counts partitions, topics with *whole_topic*; 0 is no limit. *drain_s* is how long a release waits for messages in
     flight (None: a quarter of the interval); never longer than the claim is safe. *maximum_outstanding* bounds delivered and
-    uncommitted messages of one claim. With *balanced*, nothing is claimed but what `aim` names. *skew_limit_s* is how far the clock may
-    be from the broker's at the start (None: half the interval, at least 5 s). With *interop*, only what is free in the Go library's view
-    too is claimed, and what another member holds in either view is given up. Turn *fast_reclaim* off where a process may freeze and be
+    uncommitted messages of one claim. With *balanced*, nothing is claimed but what `aim` names.
+    *skew_limit_s* is how far the clock may be from the broker's at the start (None: half the interval, at
+    least 5 s). With *interop*, only what is free in the Go library's view too is claimed, and what another
+    member holds in either view is given up. Turn *fast_reclaim* off where a process may freeze and be
     replaced under the same client id (PROTOCOL.md#two-processes-under-one-client-id).
 
     *handler_timeout_s* is how long the user may work on one message, or let messages wait, before the claim is given to others (as Kafka's
     max.poll.interval.ms; 0: for ever); a warning comes at half of it. With *release_if_behind* off and with *balanced* there is the warning
-    only. With *interop* the Go library's rule counts instead: who commits nothing for a heartbeat interval is wedged.
+    only. With *interop* the Go library's rule counts instead: who commits nothing for a heartbeat interval is
+    wedged.
 
     >>> settings = MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("orders",), heartbeat_interval_s=3.0)
     >>> settings.stale_after_s, round(settings.lease_s, 3), settings.drain_within_s
@@ -86,7 +90,9 @@ class MemberSettings:
         if not self.topics or isinstance(self.topics, str):
             raise ConfigError(f"topics is {self.topics!r}: name at least one topic, as a tuple")
         if self.instance_id.startswith(RESET_INSTANCE):
-            raise ConfigError(f"instance_id is {self.instance_id!r}: {RESET_INSTANCE!r} begins those of resets; choose another")
+            raise ConfigError(
+                f"instance_id is {self.instance_id!r}: {RESET_INSTANCE!r} begins those of resets; choose another"
+            )
         for topic in self.topics:
             check_id("topic", topic)
         if len(set(self.topics)) != len(self.topics):
@@ -99,16 +105,22 @@ class MemberSettings:
         if self.maximum_claims < 0:
             raise ConfigError(f"maximum_claims is {self.maximum_claims}: use 0 for no limit")
         if self.maximum_outstanding < 1:
-            raise ConfigError(f"maximum_outstanding is {self.maximum_outstanding}: at least one message must be allowed in flight")
+            raise ConfigError(
+                f"maximum_outstanding is {self.maximum_outstanding}: at least one message must be allowed in flight"
+            )
         if self.drain_s is not None and not 0 <= self.drain_s <= self.lease_s:
-            raise ConfigError(f"drain_s is {self.drain_s:g}: a claim is safe for {self.lease_s:g} s; use 0 to {self.lease_s:g}")
+            raise ConfigError(
+                f"drain_s is {self.drain_s:g}: a claim is safe for {self.lease_s:g} s; use 0 to {self.lease_s:g}"
+            )
         if not (self.handler_timeout_s == 0 or 1.0 <= self.handler_timeout_s <= LIMIT_HANDLER_TIMEOUT_S):
             raise ConfigError(
                 f"handler_timeout_s is {self.handler_timeout_s:g}: use 1 to {LIMIT_HANDLER_TIMEOUT_S:g} s, longer than a handler takes, or 0 for "
                 "no deadline"
             )
         if self.skew_limit_s is not None and self.skew_limit_s < LEASE_ROUNDING_S:
-            raise ConfigError(f"skew_limit_s is {self.skew_limit_s:g}: times of the protocol are whole seconds, so it is at least 1")
+            raise ConfigError(
+                f"skew_limit_s is {self.skew_limit_s:g}: times of the protocol are whole seconds, so it is at least 1"
+            )
 
     @property
     def stale_after_s(self) -> int:
@@ -119,8 +131,8 @@ class MemberSettings:
     def lease_s(self) -> float:
         """Return for how long after *sending* a heartbeat that was accepted a message may be handed out.
 
-        The log rounds times down, so a rival may count from up to a second before the append; the margin covers clocks that tick
-        at different rates.
+        The log rounds times down, so a rival may count from up to a second before the append; the margin
+        covers clocks that tick at different rates.
         """
         return self.stale_after_s - LEASE_ROUNDING_S - LEASE_MARGIN_INTERVALS * self.heartbeat_interval_s
 

@@ -1,4 +1,6 @@
-"""What all of a member's decisions stand on: its logs, its claims, its schedule, and what it has asked the shell to do."""
+"""What all of a member's decisions stand on: its logs, its claims, its schedule, and what it has asked the
+shell to do.
+"""
 
 from __future__ import annotations
 
@@ -7,16 +9,34 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
 
-from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition
+from holdfast.core.claims.frames import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Frame,
+    Heartbeat,
+    ReleasingPartition,
+    coordination_partition,
+)
 from holdfast.core.claims.views import Claim, ClaimKey, claim_key, is_reserved, parse_claim_key
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.actions import Action, CommitOffset, Event, FetchOffsets, Notify, ReleaseReason, Send
+from holdfast.core.member.actions import (
+    Action,
+    CommitOffset,
+    Event,
+    FetchOffsets,
+    Notify,
+    ReleaseReason,
+    Send,
+)
 from holdfast.core.member.local_claims import ClaimStage, FrameMark, LocalClaim, Pool, frame_mark
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.settings import JITTER_HIGH_INTERVALS, JITTER_LOW_INTERVALS, MemberSettings
 
 LIMIT_DUE = 100
-"""Claims attended to in one tick: the rest in the next, which is due at once. Keeps a tick short after a stall."""
+"""Claims attended to in one tick: the rest in the next, which is due at once.
+
+Keeps a tick short after a stall.
+"""
 
 
 class Draws(Protocol):
@@ -33,7 +53,15 @@ class _Sent(NamedTuple):
 class MemberCore:
     """State and small change of a member. No decisions."""
 
-    def __init__(self, settings: MemberSettings, *, coordination_partitions: int, draws: Draws, now_s: float, unix_s: float) -> None:
+    def __init__(
+        self,
+        settings: MemberSettings,
+        *,
+        coordination_partitions: int,
+        draws: Draws,
+        now_s: float,
+        unix_s: float,
+    ) -> None:
         assert coordination_partitions > 0
         self.settings = settings
         self._interval_s = settings.heartbeat_interval_s
@@ -67,8 +95,16 @@ class MemberCore:
             self._logs[log] = LogView(self.settings)
 
     def reserved(self) -> dict[ClaimKey, Claim]:
-        """Return the group's claims that a reset holds: only their release frees them (PROTOCOL.md#pausing-and-resetting-a-group)."""
-        return {parse_claim_key(key): row for log in self._logs.values() if log.live for key, row in log.claims() if is_reserved(row)}
+        """Return the group's claims that a reset holds: only their release frees them
+        (PROTOCOL.md#pausing-and-resetting-a-group).
+        """
+        return {
+            parse_claim_key(key): row
+            for log in self._logs.values()
+            if log.live
+            for key, row in log.claims()
+            if is_reserved(row)
+        }
 
     # -- time and chance
 
@@ -133,38 +169,50 @@ class MemberCore:
             del self._unseen[place]
 
     def _unmoved(self, place: TopicPartition, offset: int) -> int:
-        """Return what to name in a release of *place*, nothing of which was done, so that it moves nothing. The row that was read is at *offset*.
+        """Return what to name in a release of *place*, nothing of which was done, so that it moves nothing.
+        The row that was read is at *offset*.
 
-        While the log does not show the last frame that was sent about *place*, as when a member reads what it missed, the row is what was.
-        Since then the claim may have been given back, reset to less, and granted to us anew: *offset* would undo the reset, and what is to
-        be read again would be lost. 0 moves no offset whatever the row is by now. Members of the Go library take an offset as it is; beside
-        them there are no resets.
+        While the log does not show the last frame that was sent about *place*, as when a member reads what it
+        missed, the row is what was. Since then the claim may have been given back, reset to less, and granted
+        to us anew: *offset* would undo the reset, and what is to be read again would be lost. 0 moves no
+        offset whatever the row is by now. Members of the Go library take an offset as it is; beside them
+        there are no resets.
         """
         return offset if self.settings.interop or place not in self._unseen else 0
 
     def _send_claiming(self, claim: LocalClaim, now_s: float) -> None:
         client_id, instance_id = self._me
-        frame = ClaimingPartition(self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place)
+        frame = ClaimingPartition(
+            self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place
+        )
         self._send(claim, frame, now_s)
 
     def _send_heartbeat(self, claim: LocalClaim, offset: int, now_s: float) -> int:
         client_id, instance_id = self._me
         claim.offset_logged = max(claim.offset_logged, offset)
-        frame = Heartbeat(self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset)
+        frame = Heartbeat(
+            self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset
+        )
         return self._send(claim, frame, now_s)
 
     def _send_release(self, claim: LocalClaim, offset: int, now_s: float) -> int:
         client_id, instance_id = self._me
-        frame = ReleasingPartition(self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset)
+        frame = ReleasingPartition(
+            self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset
+        )
         return self._send(claim, frame, now_s)
 
     def _send_proposal(self, claim: LocalClaim, offset_end: int, now_s: float) -> None:
         client_id, instance_id = self._me
-        frame = ClaimingMessages(self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset_end)
+        frame = ClaimingMessages(
+            self._frame_s(now_s), instance_id, client_id, self.settings.group_id, *claim.place, offset_end
+        )
         self._send(claim, frame, now_s)
 
     def _commit_offset(self, claim: LocalClaim, offset: int | None) -> None:
-        """Have `__consumer_offsets` follow the log: what the log did not take, as from an owner that was replaced, is not committed."""
+        """Have `__consumer_offsets` follow the log: what the log did not take, as from an owner that was
+        replaced, is not committed.
+        """
         if offset is not None and offset != claim.kafka_offset:
             claim.kafka_offset = offset
             self._out.append(CommitOffset(*claim.place, offset))
@@ -172,7 +220,13 @@ class MemberCore:
     def _look(self, claim: LocalClaim) -> None:
         self._out.append(FetchOffsets(*claim.place))
 
-    def _tell(self, event: Event, claim: LocalClaim | None = None, reason: ReleaseReason | None = None, text: str = "") -> None:
+    def _tell(
+        self,
+        event: Event,
+        claim: LocalClaim | None = None,
+        reason: ReleaseReason | None = None,
+        text: str = "",
+    ) -> None:
         if claim is None:
             self._out.append(Notify(event, reason=reason, text=text))
         else:
@@ -181,7 +235,9 @@ class MemberCore:
     # -- looking around
 
     def _new_claim(self, place: TopicPartition, stage: ClaimStage, now_s: float) -> LocalClaim:
-        claim = LocalClaim(place, claim_key(self.settings.group_id, *place), self._topics[place.topic], stage, now_s)
+        claim = LocalClaim(
+            place, claim_key(self.settings.group_id, *place), self._topics[place.topic], stage, now_s
+        )
         self._claims[place] = claim
         self._pool.discard(place)
         return claim
@@ -194,7 +250,11 @@ class MemberCore:
 
     def _mine(self, row: Claim | None) -> bool:
         """Return whether *row* names this very instance as its owner."""
-        return row is not None and row.heartbeat_at_s is not None and (row.client_id, row.instance_id) == self._me
+        return (
+            row is not None
+            and row.heartbeat_at_s is not None
+            and (row.client_id, row.instance_id) == self._me
+        )
 
     def _claimable(self, place: TopicPartition) -> bool:
         """Return whether *place* exists, as far as this member is concerned, and its log is known."""

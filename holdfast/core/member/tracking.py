@@ -1,12 +1,13 @@
-"""What of a partition was handed out and what of it is done, when the done comes in any order (PROTOCOL.md#commits).
+"""What of a partition was handed out and what of it is done, when the done comes in any order
+(PROTOCOL.md#commits).
 
     delivered   ............................
     done        xxxxxxxxx..xxx....x.........
                          ^ current             ^ position
 
-`current` is the offset to commit: everything below it is done, or was never ours. Offsets may have holes (compaction, control records,
-other lanes), which cost nothing. A batch is one block, not an entry per offset, so a batch committed in order costs the same whatever
-it holds.
+`current` is the offset to commit: everything below it is done, or was never ours. Offsets may have holes
+(compaction, control records, other lanes), which cost nothing. A batch is one block, not an entry per offset,
+so a batch committed in order costs the same whatever it holds.
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ LIMIT_POPPED = 256
 class _Block:
     """Offsets delivered one after the other: a contiguous range, or (with *offsets*) an ascending list.
 
-    The first *prefix* of them are done; which others are says *done*, by index, once there are any. *left* are not done.
+    The first *prefix* of them are done; which others are says *done*, by index, once there are any. *left*
+    are not done.
     """
 
     __slots__ = ("count", "done", "first", "left", "offsets", "own", "prefix")
@@ -167,7 +169,10 @@ class Tracker:
         self.position = max(self._start, min(self.position, offset))
 
     def commit(self, offset: int) -> bool:
-        """Note a message as done; return whether it was not before. Raises CommitError for one that was never delivered."""
+        """Note a message as done; return whether it was not before.
+
+        Raises CommitError for one that was never delivered.
+        """
         block = self._blocks[self._head] if self._head < len(self._blocks) else None
         index = -1 if block is None else block.find(offset)
         if index < 0:
@@ -190,8 +195,8 @@ class Tracker:
     def commit_many(self, offsets: range | Sequence[int]) -> int:
         """Note messages as done, all or (with CommitError) none; return how many were not before.
 
-        A `range` means all delivered messages within it; it must lie within what was delivered. Fast for ranges and for lists that are
-        contiguous or were given to `deliver` as they are.
+        A `range` means all delivered messages within it; it must lie within what was delivered. Fast for
+        ranges and for lists that are contiguous or were given to `deliver` as they are.
         """
         if not offsets:
             return 0
@@ -201,9 +206,17 @@ class Tracker:
         at = bisect_right(self._firsts, first, self._head) - 1
         if at >= self._head:
             block = self._blocks[at]
-            if block.first == first and block.count == len(offsets) and (block.offsets is offsets or block.offsets == offsets):
+            if (
+                block.first == first
+                and block.count == len(offsets)
+                and (block.offsets is offsets or block.offsets == offsets)
+            ):
                 return self._mark(block, 0, block.count)
-            if block.offsets is None and last < block.first + block.count and list(offsets) == list(range(first, last + 1)):
+            if (
+                block.offsets is None
+                and last < block.first + block.count
+                and list(offsets) == list(range(first, last + 1))
+            ):
                 return self._mark(block, first - block.first, last + 1 - block.first)
         for offset in offsets:
             self._search(offset)
@@ -245,7 +258,10 @@ class Tracker:
             self._head = 0
 
     def _search(self, offset: int) -> tuple[_Block | None, int]:
-        """Return block and index of *offset*; no block when it is done and forgotten. CommitError when it was never delivered."""
+        """Return block and index of *offset*; no block when it is done and forgotten.
+
+        CommitError when it was never delivered.
+        """
         if self._start <= offset < self.current:
             return None, -1
         at = bisect_right(self._firsts, offset, self._head) - 1
@@ -253,4 +269,6 @@ class Tracker:
             block = self._blocks[at]
             if (index := block.find(offset)) >= 0:
                 return block, index
-        raise CommitError(f"offset {offset} was never delivered under this claim, which has delivered {self._start} to {self.position - 1}")
+        raise CommitError(
+            f"offset {offset} was never delivered under this claim, which has delivered {self._start} to {self.position - 1}"
+        )

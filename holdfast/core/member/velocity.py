@@ -1,7 +1,7 @@
 """Whether an owner keeps up with its partition, by the velocities of both (PROTOCOL.md#health).
 
-The Go library's rules, exactly, where nothing is known of the user (`at_work_s` None). Who has a message in hand is at work, not wedged: that
-has a deadline of its own.
+The Go library's rules, exactly, where nothing is known of the user (`at_work_s` None). Who has a message in
+hand is at work, not wedged: that has a deadline of its own.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ PREDICTED_CYCLES = 2
 
 
 def velocity(ring: Sequence[int]) -> float:
-    """Return how many offsets a ring of samples gained per heartbeat; slots of 0 are not filled yet, or at offset 0.
+    """Return how many offsets a ring of samples gained per heartbeat; slots of 0 are not filled yet, or at
+    offset 0.
 
     >>> velocity([1, 21, 21, 0, 0, 0, 0, 0, 0, 0]), velocity([21, 0, 0, 0, 0, 0, 0, 0, 0, 0])
     (10.0, 0.0)
@@ -76,8 +77,13 @@ class Health:
         self.latest_ring[self._at] = latest
         self._at = (self._at + 1) % RING_SLOTS
 
-    def check(self, sample: Sample, *, expired_after_s: float, idle_after_s: float, overdue_after_s: float = inf) -> ClaimVerdict:
-        """Return what is to become of the claim, and count the checks it is behind. The rules in order; the first that fits decides."""
+    def check(
+        self, sample: Sample, *, expired_after_s: float, idle_after_s: float, overdue_after_s: float = inf
+    ) -> ClaimVerdict:
+        """Return what is to become of the claim, and count the checks it is behind.
+
+        The rules in order; the first that fits decides.
+        """
         if sample.terminated:
             return ClaimVerdict.NONE
         if sample.heartbeat_age_s > expired_after_s:
@@ -98,8 +104,14 @@ class Health:
             return ClaimVerdict.KEEP
         if consumer is None or partition is None:
             consumer, partition = velocity(self.current_ring), velocity(self.latest_ring)
-        at_first = sample.at_work_s is not None and consumer == 0  # a message that takes long: no velocity is known yet
-        if at_first or sample.current + int(PREDICTED_CYCLES * consumer) >= sample.latest or partition < consumer:
+        at_first = (
+            sample.at_work_s is not None and consumer == 0
+        )  # a message that takes long: no velocity is known yet
+        if (
+            at_first
+            or sample.current + int(PREDICTED_CYCLES * consumer) >= sample.latest
+            or partition < consumer
+        ):
             self.cycles_behind = 0
             return ClaimVerdict.KEEP
         self.cycles_behind += 1

@@ -1,6 +1,8 @@
-"""Leader election on a Kafka consumer group, without Kafka: one `RoleElection` per role decides, a shell moves its bytes.
+"""Leader election on a Kafka consumer group, without Kafka: one `RoleElection` per role decides, a shell
+moves its bytes.
 
-Role *j* belongs to partition *j* of the leader topic. The group gives the partition to one process; that alone makes it a
+Role *j* belongs to partition *j* of the leader topic. The group gives the partition to one process; that
+alone makes it a
 *candidate*. It becomes *leader* when it reads its own claim back from the partition, and stays leader while it reads its own
 heartbeats back in time (docs/PROTOCOL.md, "Election"). The offset of the claim is the epoch of the leadership: it only grows, and
 everybody who reads the partition agrees on it.
@@ -89,7 +91,10 @@ class FenceReason(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Leadership:
-    """One term of one leader. *epoch* is the offset of the claim on the role's partition: later terms have larger ones."""
+    """One term of one leader.
+
+    *epoch* is the offset of the claim on the role's partition: later terms have larger ones.
+    """
 
     role: int
     epoch: int
@@ -105,7 +110,10 @@ class Acquired:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Revoked:
-    """The group wants the role back. The receiver may finish what it has begun, within its deadline: the successor waits for it."""
+    """The group wants the role back.
+
+    The receiver may finish what it has begun, within its deadline: the successor waits for it.
+    """
 
     leadership: Leadership
 
@@ -123,7 +131,8 @@ LeadershipEvent = Acquired | Revoked | Fenced
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ElectionSettings:
-    """What an election is told. One that exists is valid: everything is checked on construction, before any input or output.
+    """What an election is told. One that exists is valid: everything is checked on construction, before any
+    input or output.
 
     >>> ElectionSettings(group_id="harvest", leader_topic="harvest.neli", name="a").session_timeout_s
     15.0
@@ -136,9 +145,13 @@ class ElectionSettings:
     instance_id: str | None = None
     heartbeat_timeout_s: float = HEARTBEAT_TIMEOUT_S
     interop: bool = False
-    """Share the group with goNELI members, which know only eager assignors; then every join of a standby moves the leader."""
+    """Share the group with goNELI members, which know only eager assignors; then every join of a standby
+    moves the leader.
+    """
     drain_s: float = 0.0
-    """How long a revocation may wait for the leader to finish; 0 means half of heartbeat_timeout_s, which is also the most."""
+    """How long a revocation may wait for the leader to finish; 0 means half of heartbeat_timeout_s, which
+    is also the most.
+    """
     consumer: Mapping[str, str | int | float | bool] = field(default_factory=dict)
     producer: Mapping[str, str | int | float | bool] = field(default_factory=dict)
 
@@ -152,11 +165,15 @@ class ElectionSettings:
             )
         for what, given in (("name", self.name), ("instance_id", self.instance_id)):
             if given is not None and not _NAME.fullmatch(given):
-                raise ConfigError(f"{what} is {given!r}; use 1 to 200 characters, none of them {SEPARATOR!r} or a control character")
+                raise ConfigError(
+                    f"{what} is {given!r}; use 1 to 200 characters, none of them {SEPARATOR!r} or a control character"
+                )
         if not 1 <= self.roles <= 1000:
             raise ConfigError(f"roles is {self.roles}; an election has 1 to 1000")
         if self.interop and self.roles != 1:
-            raise ConfigError(f"roles is {self.roles}; with goNELI members in the group there is one, that of partition 0")
+            raise ConfigError(
+                f"roles is {self.roles}; with goNELI members in the group there is one, that of partition 0"
+            )
         if not MINIMUM_TIMEOUT_S <= self.heartbeat_timeout_s <= MAXIMUM_TIMEOUT_S:
             raise ConfigError(
                 f"heartbeat_timeout_s is {self.heartbeat_timeout_s:g}; use {MINIMUM_TIMEOUT_S:g} to {MAXIMUM_TIMEOUT_S:g}, since the session, "
@@ -199,7 +216,8 @@ def sanitise(name: str) -> str:
 class LeaderRecord:
     """One record of the leader topic: a claim (no epoch yet) or a heartbeat of the term that a claim began.
 
-    The first two fields are the whole of what goNELI writes and nobody reads; the others tell whose it is beyond doubt.
+    The first two fields are the whole of what goNELI writes and nobody reads; the others tell whose it is
+    beyond doubt.
 
     >>> LeaderRecord(unix_ns=7, name="a", nonce="n", term=1, number=3, epoch=None).encode()
     b'7%a%n%1%3%'
@@ -249,13 +267,16 @@ def _count(digits: str) -> int:
 
 
 class RoleElection:
-    """What one process knows of one role: feed it what happens, act on the events it returns, send what `tick` hands out.
+    """What one process knows of one role: feed it what happens, act on the events it returns, send what
+    `tick` hands out.
 
-    A lease runs from the moment the heartbeat that came back was *sent*, so that a process that was frozen, or cut off from the
-    partition, has lost it before the group could have named another.
+    A lease runs from the moment the heartbeat that came back was *sent*, so that a process that was frozen,
+    or cut off from the partition, has lost it before the group could have named another.
     """
 
-    def __init__(self, role: int, *, name: str, nonce: str, heartbeat_timeout_s: float, heartbeat_interval_s: float) -> None:
+    def __init__(
+        self, role: int, *, name: str, nonce: str, heartbeat_timeout_s: float, heartbeat_interval_s: float
+    ) -> None:
         self.role, self.name, self.nonce = role, name, nonce
         self._timeout_s, self._interval_s = heartbeat_timeout_s, heartbeat_interval_s
         self.phase = Phase.STANDBY
@@ -273,7 +294,9 @@ class RoleElection:
     # -- what others ask
 
     def leadership(self, now_s: float) -> Leadership | None:
-        """Return the term this process leads in at *now_s*, None when it does not, whoever forgot to tell it so."""
+        """Return the term this process leads in at *now_s*, None when it does not, whoever forgot to tell
+        it so.
+        """
         return self._leadership if self.phase is Phase.LEADER and now_s < self._lease_until_s else None
 
     def lease_until_s(self) -> float:
@@ -293,7 +316,9 @@ class RoleElection:
     # -- what happens
 
     def assigned(self, offset_next: int, now_s: float) -> list[LeadershipEvent]:
-        """The group gave the role's partition to this process; nothing below *offset_next*, its end, counts from here on."""
+        """The group gave the role's partition to this process; nothing below *offset_next*, its end,
+        counts from here on.
+        """
         assert self.phase is Phase.STANDBY, f"role {self.role} was assigned while {self.phase}"
         self._move(Phase.CANDIDATE)
         self._first_offset = offset_next
@@ -347,7 +372,8 @@ class RoleElection:
         if wake_at_s is None or now_s < wake_at_s:
             return events, None
         if self.phase is not Phase.LEADER:
-            # One claim a term: two of one term at different offsets would give others two opinions of its epoch.
+            # One claim a term: two of one term at different offsets would give others two opinions of its
+            # epoch.
             self._term += 1
             self._sent.clear()
             self._claiming = True
@@ -359,7 +385,14 @@ class RoleElection:
         while len(self._sent) > LIMIT_OUTSTANDING:
             del self._sent[next(iter(self._sent))]
         epoch = self._leadership.epoch if self.phase is Phase.LEADER and self._leadership else None
-        return events, LeaderRecord(unix_ns=unix_ns, name=self.name, nonce=self.nonce, term=self._term, number=self._number, epoch=epoch)
+        return events, LeaderRecord(
+            unix_ns=unix_ns,
+            name=self.name,
+            nonce=self.nonce,
+            term=self._term,
+            number=self._number,
+            epoch=epoch,
+        )
 
     def unsent(self, number: int, now_s: float) -> None:
         """The record with *number* was not written; a claim is made anew after an interval."""
@@ -384,7 +417,9 @@ class RoleElection:
 
     def _acquire(self, epoch: int, until_s: float, now_s: float) -> list[LeadershipEvent]:
         self._move(Phase.LEADER)
-        self._leadership = Leadership(role=self.role, epoch=epoch, leader_id=f"{self.name}/{self.nonce}/{epoch}")
+        self._leadership = Leadership(
+            role=self.role, epoch=epoch, leader_id=f"{self.name}/{self.nonce}/{epoch}"
+        )
         self._lease_until_s, self._due_s = until_s, now_s + self._interval_s
         return [Acquired(leadership=self._leadership)]
 
@@ -401,10 +436,12 @@ class RoleElection:
         return [Fenced(leadership=held, reason=reason)]
 
     def _heard_other(self, beat: LeaderRecord, offset: int, now_s: float) -> list[LeadershipEvent]:
-        """Another process spoke. A newer epoch means that it leads, or was told to: step aside until it has been silent for a timeout.
+        """Another process spoke. A newer epoch means that it leads, or was told to: step aside until it has
+        been silent for a timeout.
 
-        One of the two is a zombie, and only the group knows which. If it is this process, its partition is taken from it. If it is the
-        other, whose claim was delayed on its way, it says no more, and this one claims again.
+        One of the two is a zombie, and only the group knows which. If it is this process, its partition is
+        taken from it. If it is the other, whose claim was delayed on its way, it says no more, and this one
+        claims again.
         """
         epoch = offset if beat.epoch is None else beat.epoch
         if self.phase is Phase.LEADER:

@@ -1,9 +1,11 @@
-"""What is known of rows on their way from an outbox to Kafka, without either: numbering, progress, batch sizes.
+"""What is known of rows on their way from an outbox to Kafka, without either: numbering, progress, batch
+sizes.
 
-One *shard* of an outbox has one leader at a time and one producer name for ever. Every record it publishes carries that name, the
-epoch of the leader and a sequence that is contiguous per destination partition, whoever led. With the records of a transaction go
-its *progress records*: which rows it published, and how far the sequences are. A leader that comes reads them first, so the crash
-of the one before it, at whatever moment, costs nothing (docs/PROTOCOL.md, "Outbox progress").
+One *shard* of an outbox has one leader at a time and one producer name for ever. Every record it publishes
+carries that name, the epoch of the leader and a sequence that is contiguous per destination partition,
+whoever led. With the records of a transaction go its *progress records*: which rows it published, and how far
+the sequences are. A leader that comes reads them first, so the crash of the one before it, at whatever
+moment, costs nothing (docs/PROTOCOL.md, "Outbox progress").
 """
 
 from __future__ import annotations
@@ -44,7 +46,8 @@ def producer_name(outbox: str, shard: int) -> str:
 
 
 class RowsProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Rows that were published and are not known to be deleted: those of this transaction and of all before it that matter.
+    """Rows that were published and are not known to be deleted: those of this transaction and of all before
+    it that matter.
 
     *rows* is `pack_ids` of their ids.
     """
@@ -56,7 +59,9 @@ class RowsProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class SequencesProgress(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The last sequence in each partition of one destination topic that the producer ever wrote to, as [partition, sequence] pairs."""
+    """The last sequence in each partition of one destination topic that the producer ever wrote to, as
+    [partition, sequence] pairs.
+    """
 
     version: int
     producer: str
@@ -86,7 +91,9 @@ def sequences_key(producer: str, topic: str) -> bytes:
 
 
 def decode_progress(key: bytes | None, value: bytes | None) -> RowsProgress | SequencesProgress | None:
-    """Return what a progress record says, None for a tombstone; raises DecodeError for what is none, or of a newer version."""
+    """Return what a progress record says, None for a tombstone; raises DecodeError for what is none, or of
+    a newer version.
+    """
     if key is None:
         raise DecodeError("a progress record without a key")
     if value is None:
@@ -99,11 +106,15 @@ def decode_progress(key: bytes | None, value: bytes | None) -> RowsProgress | Se
         elif kind == SEQUENCES_KEY:
             found = _sequences_decoder.decode(value)
         else:
-            raise DecodeError(f"progress record {key!r}: the kind {kind!r} is not known; was it written by a newer version?")
+            raise DecodeError(
+                f"progress record {key!r}: the kind {kind!r} is not known; was it written by a newer version?"
+            )
     except UNFIT as error:
         raise DecodeError(f"progress record {key!r}: {error}") from error
     if found.version != VERSION:
-        raise DecodeError(f"progress record {key!r} has version {found.version}, this is {VERSION}: do not go back to an older holdfast")
+        raise DecodeError(
+            f"progress record {key!r} has version {found.version}, this is {VERSION}: do not go back to an older holdfast"
+        )
     return found
 
 
@@ -133,16 +144,20 @@ def unpack_ids(packed: Iterable[int]) -> list[int]:
         raise DecodeError(f"packed ids of {len(numbers)} numbers: they come in pairs")
     for gap, length in zip(numbers[::2], numbers[1::2], strict=True):
         if gap < 0 or length < 1 or len(out) + length > LIMIT_IDS:
-            raise DecodeError(f"packed ids with gap {gap} and length {length}: a progress record names {LIMIT_IDS} rows at most")
+            raise DecodeError(
+                f"packed ids with gap {gap} and length {length}: a progress record names {LIMIT_IDS} rows at most"
+            )
         out.extend(range(end + gap, end + gap + length))
         end += gap + length
     return out
 
 
 class Books:
-    """One producer's books: its epoch, the sequences it has reached, the rows it published that may still lie in the table.
+    """One producer's books: its epoch, the sequences it has reached, the rows it published that may still lie
+    in the table.
 
-    Changes become true by `commit`, when the transaction that carries them was committed; until then nothing moves.
+    Changes become true by `commit`, when the transaction that carries them was committed; until then nothing
+    moves.
     """
 
     def __init__(self, producer: str) -> None:
@@ -155,9 +170,11 @@ class Books:
         self._packed = 0
 
     def restore(self, key: bytes | None, value: bytes | None) -> None:
-        """Take in one progress record, in log order. Rows of every producer count, sequences only of this one.
+        """Take in one progress record, in log order. Rows of every producer count, sequences only of this
+        one.
 
-        When an outbox is given another number of shards, a row may have been published by the leader of another one.
+        When an outbox is given another number of shards, a row may have been published by the leader of
+        another one.
         """
         found = decode_progress(key, value)
         if isinstance(found, RowsProgress):
@@ -173,7 +190,10 @@ class Books:
                 self._note((found.topic, partition), sequence)
 
     def begin(self) -> None:
-        """All progress records are in: a new term begins, in the next epoch. DecodeError when they name more rows than there can be."""
+        """All progress records are in: a new term begins, in the next epoch.
+
+        DecodeError when they name more rows than there can be.
+        """
         self.published = set()
         for packed in self._rows.values():
             self.published.update(unpack_ids(packed))
@@ -188,7 +208,8 @@ class Books:
         self._partitions.setdefault(destination[0], set()).add(destination[1])
 
     def number(self, destinations: Iterable[Destination]) -> tuple[list[bytes], dict[Destination, int]]:
-        """Return the sequence of each record in turn, as it stands in its header, and what `last` becomes by them.
+        """Return the sequence of each record in turn, as it stands in its header, and what `last` becomes by
+        them.
 
         >>> books = Books("orders-0")
         >>> books.number([("paid", 0), ("paid", 1), ("paid", 0)])
@@ -210,12 +231,19 @@ class Books:
         return (PRODUCER_HEADER, self.producer.encode()), (EPOCH_HEADER, b"%d" % self.epoch)
 
     def records(self, ids: Iterable[int], ahead: Mapping[Destination, int]) -> list[tuple[bytes, bytes]]:
-        """Return the progress records of a transaction that publishes the rows *ids* and brings the sequences to *ahead*."""
+        """Return the progress records of a transaction that publishes the rows *ids* and brings the
+        sequences to *ahead*.
+        """
         rows = RowsProgress(VERSION, self.producer, self.epoch, pack_ids(self.published.union(ids)))
         out = [(rows_key(self.producer), msgspec.json.encode(rows))]
         for topic in sorted({topic for topic, _ in ahead}):
-            partitions = self._partitions.get(topic, set()) | {partition for name, partition in ahead if name == topic}
-            pairs = [(partition, ahead.get((topic, partition), self.last.get((topic, partition), 0))) for partition in sorted(partitions)]
+            partitions = self._partitions.get(topic, set()) | {
+                partition for name, partition in ahead if name == topic
+            }
+            pairs = [
+                (partition, ahead.get((topic, partition), self.last.get((topic, partition), 0)))
+                for partition in sorted(partitions)
+            ]
             out.append(
                 (
                     sequences_key(self.producer, topic),
@@ -242,7 +270,9 @@ def _too_many() -> DecodeError:
 
 
 class Partitioning:
-    """Which partition of its topic a key belongs to: murmur2, as Kafka's Java clients and Faust choose it, remembered for hot keys."""
+    """Which partition of its topic a key belongs to: murmur2, as Kafka's Java clients and Faust choose it,
+    remembered for hot keys.
+    """
 
     def __init__(self) -> None:
         self._hashes: dict[bytes, int] = {}
@@ -262,7 +292,8 @@ class Partitioning:
 
     @staticmethod
     def of_bucket(bucket: int, count: int) -> int | None:
-        """Return the partition among *count* that the low byte of the hash tells already, None where it does not.
+        """Return the partition among *count* that the low byte of the hash tells already, None where it does
+        not.
 
         >>> Partitioning.of_bucket(murmur2(b"key-0") & 255, 8), Partitioning.of_bucket(41, 12)
         (1, None)

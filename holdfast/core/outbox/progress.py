@@ -1,6 +1,8 @@
-"""How far each outbox says it is: the last sequence of every producer in every partition, from its leaders' own progress records.
+"""How far each outbox says it is: the last sequence of every producer in every partition, from its leaders'
+own progress records.
 
-Beside the books of a destination topic this shows what a leader believes to have published, and what readers really found.
+Beside the books of a destination topic this shows what a leader believes to have published, and what readers
+really found.
 """
 
 from __future__ import annotations
@@ -14,7 +16,10 @@ from holdfast.core.outbox.harvest import SequencesProgress, decode_progress
 
 
 class Reached(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """What a producer last said of one partition. *zombies* are older epochs' words, *backward* those of lower sequences."""
+    """What a producer last said of one partition.
+
+    *zombies* are older epochs' words, *backward* those of lower sequences.
+    """
 
     epoch: int
     last_sequence: int

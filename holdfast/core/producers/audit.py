@@ -1,8 +1,10 @@
-"""The proof of an outbox: of every published row, whether it is there once, in its key's order, in numbers without a gap.
+"""The proof of an outbox: of every published row, whether it is there once, in its key's order, in numbers
+without a gap.
 
-A fold over one destination partition keeps the books of every producer (holdfast.core.producers.ledger), the last number of every key, and notes
-whatever is not as it must be, with its offset. `conclude` says what is left of that once the whole partition is known: a number that
-came late is out of order and not lost. Both are pure, so every engine says the same (docs/outbox.md, "Proving it").
+A fold over one destination partition keeps the books of every producer (holdfast.core.producers.ledger), the
+last number of every key, and notes whatever is not as it must be, with its offset. `conclude` says what is
+left of that once the whole partition is known: a number that came late is out of order and not lost. Both are
+pure, so every engine says the same (docs/outbox.md, "Proving it").
 
 The rows of a partition:
 
@@ -34,7 +36,9 @@ from holdfast.errors import DecodeError
 LIMIT_FINDINGS = 10_000
 """Findings kept of one partition; the others are only counted."""
 LIMIT_NUMBERS = 256
-"""Numbers remembered of one key; of a lower one that is older, nobody can say whether it comes for the second time."""
+"""Numbers remembered of one key; of a lower one that is older, nobody can say whether it comes for the
+second time.
+"""
 LIMIT_KEY_BYTES = 512
 FOUND_KEY = "/found"
 INPUTS: tuple[Input, ...] = ("key", "headers", "offset", "value", "partition")
@@ -107,7 +111,8 @@ class Numbers(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="n"):
 
 
 class AuditFinding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="f", kw_only=True):
-    """One thing that is wrong in a partition. *offset* is that of the record to blame, and for lost ones of the first record behind them.
+    """One thing that is wrong in a partition. *offset* is that of the record to blame, and for lost ones of
+    the first record behind them.
 
     *after* is the offset of the record that should not, or does not directly, precede it; -1 for none. *first* and *last* are the numbers
     concerned, -1 when none can be read.
@@ -130,7 +135,9 @@ class AuditFinding(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="
 
 
 class Found(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="c"):
-    """How much was found in a partition: findings, of which not all are kept, repetitions that are allowed, and records without a digest."""
+    """How much was found in a partition: findings, of which not all are kept, repetitions that are
+    allowed, and records without a digest.
+    """
 
     findings: int = 0
     repeated: int = 0
@@ -158,7 +165,9 @@ def progress_topic(outbox: str) -> str:
 # -- the fold
 
 
-def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None, partition: int, *, rules: Rules) -> AuditedRecord:
+def decode(
+    key: bytes | None, headers: Headers, offset: int, value: bytes | None, partition: int, *, rules: Rules
+) -> AuditedRecord:
     """Return what counts of a record; for `INPUTS`. DecodeError for a stamp or number that cannot be read."""
     stamp = read_stamp(headers)
     if stamp is not None and not rules.covers(stamp.producer):
@@ -169,10 +178,21 @@ def decode(key: bytes | None, headers: Headers, offset: int, value: bytes | None
         if found is not None and found.isdigit() and len(found) <= 18:
             number = int(found)
         elif found is not None or stamp is not None:
-            told = "is missing" if found is None else f"{found[:40]!r} is not a number of ASCII digits below 10^18"
-            raise DecodeError(f"{rules.number} {told}, so the row's place among those of its key is not known")
+            told = (
+                "is missing"
+                if found is None
+                else f"{found[:40]!r} is not a number of ASCII digits below 10^18"
+            )
+            raise DecodeError(
+                f"{rules.number} {told}, so the row's place among those of its key is not known"
+            )
     digested = Digested() if stamp is None else examine(stamp, partition, key, value, headers)
-    if not digested.known and rules.partitions is not None and key is not None and (stamp is not None or number is not None):
+    if (
+        not digested.known
+        and rules.partitions is not None
+        and key is not None
+        and (stamp is not None or number is not None)
+    ):
         own = of_key(key, rules.partitions)
         if own != partition:
             digested = Digested(misplaced=f"its key's partition among {rules.partitions} is {own}")
@@ -211,14 +231,22 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord, at_ms: int) 
     if isinstance(known, Book) and stamp.sequence == known.last_sequence + 1 and stamp.epoch == known.epoch:
         # Nearly every record there is, so it is entered directly.
         rows[name] = Book(
-            known.epoch, stamp.sequence, seen.offset, at_ms, known.records + 1, known.first_sequence, known.first_offset, known.noted
+            known.epoch,
+            stamp.sequence,
+            seen.offset,
+            at_ms,
+            known.records + 1,
+            known.first_sequence,
+            known.first_offset,
+            known.noted,
         )
         if seen.key is not None:
             rows[f"k{key_text(seen.key)}"] = KeyPosition(stamp.producer, stamp.sequence, seen.offset)
         return
     began = stamp.first or 0
     if known is None and distance(began, stamp.sequence) >= 0:
-        # Its count began there, whatever is left of it here: then a number below the first one is late, and not one that came twice.
+        # Its count began there, whatever is left of it here: then a number below the first one is late, and
+        # not one that came twice.
         rows[name] = Book(stamp.epoch, advance(began, -1), -1, at_ms, 0, began, seen.offset)
     before, judgement = ledger.record(rows, stamp, seen.offset, at_ms)  # type: ignore[arg-type]
     if judgement in _STANDS:
@@ -230,11 +258,19 @@ def _enter(rows: Rows[AuditRow], stamp: Stamp, seen: AuditedRecord, at_ms: int) 
         return
     kind, first, last, after = _KINDS[judgement], stamp.sequence, stamp.sequence, before.last_offset
     if judgement is Judgement.GAP:
-        first = stamp.first if stamp.first is not None and stamp.epoch > before.epoch else advance(before.last_sequence, 1)
+        first = (
+            stamp.first
+            if stamp.first is not None and stamp.epoch > before.epoch
+            else advance(before.last_sequence, 1)
+        )
         last = advance(stamp.sequence, -1)
     elif judgement is Judgement.LATE and seen.key is not None:
         place = rows.get(f"k{key_text(seen.key)}")
-        if isinstance(place, KeyPosition) and place.producer == stamp.producer and distance(place.sequence, stamp.sequence) < 0:
+        if (
+            isinstance(place, KeyPosition)
+            and place.producer == stamp.producer
+            and distance(place.sequence, stamp.sequence) < 0
+        ):
             kind, after = FindingKind.INVERSION, place.offset
     _note(rows, _finding(kind, seen, stamp, first, last, after, _reason(kind, stamp, before, first, last)))
 
@@ -287,14 +323,19 @@ def _number(rows: Rows[AuditRow], seen: AuditedRecord, number: int, rules: Rules
             return
         kind, reason = FindingKind.DUPLICATE, f"row {number} of the key has come before"
     elif len(before.recent) == LIMIT_NUMBERS and number < min(before.recent):
-        kind, reason = FindingKind.DOUBTFUL, f"row {number} of the key came after {before.highest}, and perhaps before"
+        kind, reason = (
+            FindingKind.DOUBTFUL,
+            f"row {number} of the key came after {before.highest}, and perhaps before",
+        )
     else:
         kind, reason = FindingKind.INVERSION, f"row {number} of the key came after {before.highest}"
         rows[name] = Numbers(before.highest, before.offset, (*before.recent, number)[-LIMIT_NUMBERS:])
     _note(rows, _finding(kind, seen, stamp, number, number, before.offset, reason), "row")
 
 
-def _finding(kind: FindingKind, seen: AuditedRecord, stamp: Stamp, first: int, last: int, after: int, reason: str) -> AuditFinding:
+def _finding(
+    kind: FindingKind, seen: AuditedRecord, stamp: Stamp, first: int, last: int, after: int, reason: str
+) -> AuditFinding:
     key = None if seen.key is None or kind is FindingKind.LOST else key_text(seen.key)
     return AuditFinding(
         kind=kind,
@@ -387,11 +428,17 @@ def conclude(
     told = [row for row in rows.values() if isinstance(row, AuditFinding)]
     counted = found.findings if isinstance(found, Found) else 0
     findings = [
-        each for one in told for each in ([one] if one.kind is not FindingKind.LOST else _still_lost(one, kept.get(one.producer), whole))
+        each
+        for one in told
+        for each in (
+            [one] if one.kind is not FindingKind.LOST else _still_lost(one, kept.get(one.producer), whole)
+        )
     ]
     for producer, book in kept.items():
         if whole and book.first_sequence > MAX_SEQUENCE >> 1 and not book.faults.restarts:
-            findings.append(_lost(producer, book.epoch, 0, advance(book.first_sequence, -1), book.first_offset, -1))
+            findings.append(
+                _lost(producer, book.epoch, 0, advance(book.first_sequence, -1), book.first_offset, -1)
+            )
     findings += [_unreadable(each) for each in refused]
     for producer, last in (expected or {}).items():
         if rules.covers(producer):
@@ -407,7 +454,9 @@ def conclude(
         undigested=found.undigested if isinstance(found, Found) else 0,
         ends=expected is not None,
         untold=max(0, counted - len(told)),
-        findings=tuple(sorted(findings, key=lambda each: (each.offset, each.kind, each.producer, each.first))),
+        findings=tuple(
+            sorted(findings, key=lambda each: (each.offset, each.kind, each.producer, each.first))
+        ),
     )
 
 
@@ -421,7 +470,9 @@ def _books(rows: Mapping[str, AuditRow]) -> dict[str, Book]:
 
 
 def _still_lost(gap: AuditFinding, book: Book | None, whole: bool) -> Iterable[AuditFinding]:
-    """Yield what of a gap has not come late; a gap at the beginning of a log that was cut off there is none."""
+    """Yield what of a gap has not come late; a gap at the beginning of a log that was cut off there is
+    none.
+    """
     if gap.after < 0 and not whole:
         return
     faults = ledger.NO_FAULTS if book is None else book.faults
@@ -431,13 +482,24 @@ def _still_lost(gap: AuditFinding, book: Book | None, whole: bool) -> Iterable[A
     width = gap.last - gap.first & MAX_SEQUENCE
     for hole in faults.holes:
         if (hole.first - gap.first & MAX_SEQUENCE) <= width:
-            yield msgspec.structs.replace(gap, first=hole.first, last=hole.last, reason=_missing(hole.first, hole.last))
+            yield msgspec.structs.replace(
+                gap, first=hole.first, last=hole.last, reason=_missing(hole.first, hole.last)
+            )
 
 
-def _lost(producer: str, epoch: int, first: int, last: int, offset: int, after: int, why: str = "") -> AuditFinding:
+def _lost(
+    producer: str, epoch: int, first: int, last: int, offset: int, after: int, why: str = ""
+) -> AuditFinding:
     reason = _missing(first, last) + why
     return AuditFinding(
-        kind=FindingKind.LOST, offset=offset, after=after, producer=producer, epoch=epoch, first=first, last=last, reason=reason
+        kind=FindingKind.LOST,
+        offset=offset,
+        after=after,
+        producer=producer,
+        epoch=epoch,
+        first=first,
+        last=last,
+        reason=reason,
     )
 
 
@@ -448,10 +510,25 @@ def _short(producer: str, last: int, book: Book | None, whole: bool) -> Iterable
         if whole and last != NO_SEQUENCE:
             yield _lost(producer, 0, 0, last, 0, -1, why)
     elif distance(book.last_sequence, last) > 0:
-        yield _lost(producer, book.epoch, advance(book.last_sequence, 1), last, book.last_offset + 1, book.last_offset, why)
+        yield _lost(
+            producer,
+            book.epoch,
+            advance(book.last_sequence, 1),
+            last,
+            book.last_offset + 1,
+            book.last_offset,
+            why,
+        )
 
 
 def _unreadable(refused: Refused) -> AuditFinding:
     return AuditFinding(
-        kind=FindingKind.UNREADABLE, offset=refused.offset, after=-1, producer="", epoch=-1, first=-1, last=-1, reason=refused.reason
+        kind=FindingKind.UNREADABLE,
+        offset=refused.offset,
+        after=-1,
+        producer="",
+        epoch=-1,
+        first=-1,
+        last=-1,
+        reason=refused.reason,
     )

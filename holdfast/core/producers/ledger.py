@@ -1,7 +1,9 @@
-"""The books of stamped records: for each producer and partition, what came, what came twice, late, or from a zombie, and what is missing.
+"""The books of stamped records: for each producer and partition, what came, what came twice, late, or from a
+zombie, and what is missing.
 
-Every stamped topic may be folded into such a table (`decode`, `fold`). With `fold_clean` the same books also decide: what is new goes on
-to a clean topic, the rest with its reason to a topic of verdicts, in the same transaction as the books (docs/producers.md, The books).
+Every stamped topic may be folded into such a table (`decode`, `fold`). With `fold_clean` the same books also
+decide: what is new goes on to a clean topic, the rest with its reason to a topic of verdicts, in the same
+transaction as the books (docs/producers.md, The books).
 """
 
 from __future__ import annotations
@@ -24,7 +26,10 @@ NOBODY = Stamp("", 0, 0)
 
 
 class Judgement(Enum):
-    """What the books say of a record. No StrEnum, which would make each row be looked at (holdfast/core/engine/row_types.py)."""
+    """What the books say of a record.
+
+    No StrEnum, which would make each row be looked at (holdfast/core/engine/row_types.py).
+    """
 
     NEW = "new"
     GAP = "gap"
@@ -81,7 +86,8 @@ NO_FAULTS = Faults()
 
 
 class Book(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="b"):
-    """One producer on one partition. *records* counts those that were new, *first_offset* is where the books begin.
+    """One producer on one partition. *records* counts those that were new, *first_offset* is where the books
+    begin.
 
     *noted* are its faults, None while there were none: the row of a producer that behaves stays small.
     """
@@ -101,7 +107,9 @@ class Book(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="b"):
 
 
 class Totals(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="t"):
-    """The sums over a partition's books, and its records without a stamp: what metrics tell without reading every book."""
+    """The sums over a partition's books, and its records without a stamp: what metrics tell without
+    reading every book.
+    """
 
     producers: int = 0
     unstamped: int = 0
@@ -133,8 +141,8 @@ def producer_of_key(key: str) -> str | None:
 def judge(book: Book | None, stamp: Stamp) -> Judgement:
     """Return what *stamp* is to a producer's book.
 
-    A newer epoch fences the older ones from its first record on. It goes on counting, or counts anew when its stamps say where
-    it began. The first record of an unknown producer may have any number.
+    A newer epoch fences the older ones from its first record on. It goes on counting, or counts anew when its
+    stamps say where it began. The first record of an unknown producer may have any number.
 
     >>> book = Book(epoch=2, last_sequence=9, last_offset=9, last_at_ms=0, records=10, first_sequence=0, first_offset=0)
     >>> [judge(book, Stamp("p", *pair)).value for pair in ((2, 10), (3, 10), (2, 12), (2, 9), (3, 9), (1, 10), (3, 0, 0))]
@@ -178,31 +186,58 @@ def enter(book: Book | None, stamp: Stamp, judgement: Judgement, offset: int, at
             return _noted(book, stamp, judgement, offset, at_ms, doubtful=faults.doubtful + 1)
         case Judgement.LATE:
             after = msgspec.structs.replace(book, records=book.records + 1)
-            return _noted(after, stamp, judgement, offset, at_ms, late=faults.late + 1, holes=tuple(_without(faults.holes, sequence)))
+            return _noted(
+                after,
+                stamp,
+                judgement,
+                offset,
+                at_ms,
+                late=faults.late + 1,
+                holes=tuple(_without(faults.holes, sequence)),
+            )
     after = _next(book, sequence, offset, at_ms)
     if judgement is Judgement.NEW:
         return after
     hole = Hole(advance(book.last_sequence, 1), advance(sequence, -1))
     holes, forgotten = _bounded((*faults.holes, hole), faults.forgotten)
-    return _noted(after, stamp, judgement, offset, at_ms, gaps=faults.gaps + 1, holes=holes, forgotten=forgotten)
+    return _noted(
+        after, stamp, judgement, offset, at_ms, gaps=faults.gaps + 1, holes=holes, forgotten=forgotten
+    )
 
 
 def _next(book: Book, sequence: int, offset: int, at_ms: int) -> Book:
-    return Book(book.epoch, sequence, offset, at_ms, book.records + 1, book.first_sequence, book.first_offset, book.noted)
+    return Book(
+        book.epoch,
+        sequence,
+        offset,
+        at_ms,
+        book.records + 1,
+        book.first_sequence,
+        book.first_offset,
+        book.noted,
+    )
 
 
 def _succeeded(book: Book, stamp: Stamp) -> Book:
-    """Return the book in the hands of a newer epoch; one that counts anew voids the numbers of the old count, holes included."""
+    """Return the book in the hands of a newer epoch; one that counts anew voids the numbers of the old
+    count, holes included.
+    """
     if stamp.first is None:
         return msgspec.structs.replace(book, epoch=stamp.epoch)
     first = stamp.first if distance(stamp.first, stamp.sequence) >= 0 else stamp.sequence
-    faults = msgspec.structs.replace(book.faults, holes=(), forgotten=NO_SEQUENCE, restarts=book.faults.restarts + 1)
-    return msgspec.structs.replace(book, epoch=stamp.epoch, last_sequence=advance(first, -1), first_sequence=first, noted=faults)
+    faults = msgspec.structs.replace(
+        book.faults, holes=(), forgotten=NO_SEQUENCE, restarts=book.faults.restarts + 1
+    )
+    return msgspec.structs.replace(
+        book, epoch=stamp.epoch, last_sequence=advance(first, -1), first_sequence=first, noted=faults
+    )
 
 
 def _noted(book: Book, stamp: Stamp, kind: Judgement, offset: int, at_ms: int, **changes: object) -> Book:
     trouble = LedgerTrouble(kind, offset, at_ms, stamp.epoch, stamp.sequence)
-    return msgspec.structs.replace(book, noted=msgspec.structs.replace(book.faults, trouble=trouble, **changes))
+    return msgspec.structs.replace(
+        book, noted=msgspec.structs.replace(book.faults, trouble=trouble, **changes)
+    )
 
 
 def _without(holes: tuple[Hole, ...], sequence: int) -> Iterator[Hole]:
@@ -226,10 +261,11 @@ def _bounded(holes: tuple[Hole, ...], forgotten: int) -> tuple[tuple[Hole, ...],
 
 
 LedgerEntry: TypeAlias = tuple[str, int, int, int | None, int]
-"""A record as the books see it: row key, epoch, sequence, first and offset. "=" is the key of one without a stamp. A plain tuple, since there
-is one for each record and nothing else is as cheap."""
+"""A record as the books see it: row key, epoch, sequence, first and offset. "=" is the key of one without a
+stamp. A plain tuple, since there is one for each record and nothing else is as cheap."""
 
-# Names and epochs come again and again: a look-up is cheaper than to read them anew. Both hold only what was read and found good.
+# Names and epochs come again and again: a look-up is cheaper than to read them anew. Both hold only what was
+# read and found good.
 _KEYS: dict[bytes, str] = {}
 _EPOCHS: dict[bytes, int] = {}
 _LIMIT_KNOWN = 100_000
@@ -239,12 +275,21 @@ _NO_KEY = "="
 def decode(headers: Headers, offset: int) -> LedgerEntry:
     """Return the entry of a record; for inputs ("headers", "offset").
 
-    Three headers in the order in which every producer writes them are taken apart here; all else, good or bad, goes the careful way.
+    Three headers in the order in which every producer writes them are taken apart here; all else, good or
+    bad, goes the careful way.
     """
     try:
         # What outboxes publish bears a digest before its stamp.
-        (one, producer), (two, epoch), (three, sequence) = headers[1:] if len(headers) == 4 and headers[0][0] == DIGEST else headers
-        if one == PRODUCER and two == EPOCH and three == SEQUENCE and len(sequence) < 10 and sequence.isdigit():  # type: ignore[union-attr,arg-type]
+        (one, producer), (two, epoch), (three, sequence) = (
+            headers[1:] if len(headers) == 4 and headers[0][0] == DIGEST else headers
+        )
+        if (
+            one == PRODUCER
+            and two == EPOCH
+            and three == SEQUENCE
+            and len(sequence) < 10
+            and sequence.isdigit()  # type: ignore[union-attr,arg-type]
+        ):
             return _KEYS[producer], _EPOCHS[epoch], int(sequence), None, offset  # type: ignore[index,arg-type]
     except (ValueError, KeyError, TypeError):
         pass
@@ -269,7 +314,16 @@ def fold(rows: Rows[BookRow], entry: LedgerEntry, at_ms: int) -> Emits:
     book: Book | None = rows.get(key)  # type: ignore[assignment]
     if book is not None and sequence == book.last_sequence + 1 and epoch == book.epoch:
         # Nearly every record there is, so it is entered directly.
-        rows[key] = Book(epoch, sequence, offset, at_ms, book.records + 1, book.first_sequence, book.first_offset, book.noted)
+        rows[key] = Book(
+            epoch,
+            sequence,
+            offset,
+            at_ms,
+            book.records + 1,
+            book.first_sequence,
+            book.first_offset,
+            book.noted,
+        )
         return None
     record(rows, NOBODY if key == _NO_KEY else Stamp(key[1:], epoch, sequence, first), offset, at_ms)
     return None
@@ -327,14 +381,19 @@ class Whole(msgspec.Struct, frozen=True):
     stamp: Stamp
 
 
-def decode_whole(value: bytes | None, key: bytes | None, headers: Headers, partition: int, offset: int) -> Whole:
+def decode_whole(
+    value: bytes | None, key: bytes | None, headers: Headers, partition: int, offset: int
+) -> Whole:
     """Return the whole record; for inputs ("value", "key", "headers", "partition", "offset")."""
     stamp = read_stamp(headers)
     return Whole(value, key, headers, partition, offset, NOBODY if stamp is None else stamp)
 
 
 class LedgerVerdict(msgspec.Struct, frozen=True, kw_only=True):
-    """A verdict on one record: everything but the next one is told. *kept* says whether it went on to the clean topic."""
+    """A verdict on one record: everything but the next one is told.
+
+    *kept* says whether it went on to the clean topic.
+    """
 
     verdict: Judgement
     kept: bool
@@ -353,11 +412,13 @@ class LedgerVerdict(msgspec.Struct, frozen=True, kw_only=True):
 _encode_told = msgspec.json.Encoder().encode
 
 
-def fold_clean(rows: Rows[BookRow], whole: Whole, at_ms: int, *, source: str, clean: str, verdicts: str) -> Iterator[Emit]:
+def fold_clean(
+    rows: Rows[BookRow], whole: Whole, at_ms: int, *, source: str, clean: str, verdicts: str
+) -> Iterator[Emit]:
     """Enter a record, send it on to *clean* if it is new, and tell everything unusual to *verdicts*.
 
-    Key, value, headers and partition stay what they were, so the clean topic needs as many partitions as *source*. A record without
-    a stamp goes on: nothing is known against it.
+    Key, value, headers and partition stay what they were, so the clean topic needs as many partitions as
+    *source*. A record without a stamp goes on: nothing is known against it.
     """
     stamp = whole.stamp
     before, judgement = record(rows, stamp, whole.offset, at_ms)

@@ -1,7 +1,9 @@
-"""Who may send under a producer's name: commands on a topic, a row for each name, answers on another (docs/producers.md, The registry).
+"""Who may send under a producer's name: commands on a topic, a row for each name, answers on another
+(docs/producers.md, The registry).
 
-`register` gives the name's id and its next epoch: whoever held it before is fenced. `bump` raises the epoch for the holder itself, who goes
-on from an error. A command that is repeated under the same request id is answered the same again and changes nothing.
+`register` gives the name's id and its next epoch: whoever held it before is fenced. `bump` raises the epoch
+for the holder itself, who goes on from an error. A command that is repeated under the same request id is
+answered the same again and changes nothing.
 """
 
 from __future__ import annotations
@@ -101,14 +103,18 @@ def decode(value: bytes | None, partition: int) -> ReceivedCommand:
     except UNFIT as error:
         raise DecodeError(f"no command of the registry: {error}") from None
     if not command.name or len(command.name.encode()) > LIMIT_NAME_BYTES or not command.name.isprintable():
-        raise DecodeError(f"producer name {command.name[:80]!r}: use 1 to {LIMIT_NAME_BYTES} bytes of printable text")
+        raise DecodeError(
+            f"producer name {command.name[:80]!r}: use 1 to {LIMIT_NAME_BYTES} bytes of printable text"
+        )
     if not 0 < len(command.request) <= LIMIT_TEXT:
         raise DecodeError(f"request id of {len(command.request)} characters: use 1 to {LIMIT_TEXT}")
     return ReceivedCommand(command, partition)
 
 
 def fold(rows: Rows[Registration], asked: ReceivedCommand, at_ms: int, *, answers: str) -> Iterator[Emit]:
-    """Obey a command and emit the answer to topic *answers*, keyed by name, in the partition of the command."""
+    """Obey a command and emit the answer to topic *answers*, keyed by name, in the partition of the
+    command.
+    """
     answer = obey(rows, asked, at_ms)
     yield Emit(answers, answer.name, encode_answer(answer), partition=asked.partition)
 
@@ -122,9 +128,13 @@ def obey(rows: Rows[Registration], asked: ReceivedCommand, at_ms: int) -> Regist
         return _answer(command, held)
     if isinstance(command, Register):
         if held is None:
-            held = Registration(_next_id(rows, asked.partition), 0, command.instance, at_ms, at_ms, command.request)
+            held = Registration(
+                _next_id(rows, asked.partition), 0, command.instance, at_ms, at_ms, command.request
+            )
         else:
-            held = msgspec.structs.replace(held, epoch=held.epoch + 1, instance=command.instance, at_ms=at_ms, request=command.request)
+            held = msgspec.structs.replace(
+                held, epoch=held.epoch + 1, instance=command.instance, at_ms=at_ms, request=command.request
+            )
         rows[key] = held
         return _answer(command, held)
     if held is None:
@@ -137,8 +147,16 @@ def obey(rows: Rows[Registration], asked: ReceivedCommand, at_ms: int) -> Regist
     return _answer(command, held)
 
 
-def _answer(command: RegistryCommand, held: Registration, error: RegistryError = RegistryError.NONE) -> RegistryAnswer:
-    return RegistryAnswer(request=command.request, name=command.name, error=error, producer_id=held.producer_id, epoch=held.epoch)
+def _answer(
+    command: RegistryCommand, held: Registration, error: RegistryError = RegistryError.NONE
+) -> RegistryAnswer:
+    return RegistryAnswer(
+        request=command.request,
+        name=command.name,
+        error=error,
+        producer_id=held.producer_id,
+        epoch=held.epoch,
+    )
 
 
 def _next_id(rows: Rows[Registration], partition: int) -> int:
@@ -150,5 +168,7 @@ def _next_id(rows: Rows[Registration], partition: int) -> int:
 
 
 def route(key: str, partitions: int) -> int | None:
-    """Return the partition of a name's row: that of the commands, which are keyed by name; None for the row of ids."""
+    """Return the partition of a name's row: that of the commands, which are keyed by name; None for the
+    row of ids.
+    """
     return by_key(key[1:], partitions) if key.startswith("=") else None

@@ -1,11 +1,13 @@
-"""The digest that travels with each published row: what the row was, and where it was put (docs/producers.md, Stamps).
+"""The digest that travels with each published row: what the row was, and where it was put (docs/producers.md,
+Stamps).
 
     holdfast-digest: 6f0c2d9a51be7703/5/12
 
-64 bits of BLAKE2b in hexadecimal; the partition the row was put in; and, for a row that its key placed, among how many partitions. Hashed are
-the producer, its epoch and the row's sequence, partition and count, key, value, and the other headers in their order. So a record whose key,
-value or headers changed on the way, or that lies under another number or in another partition, does not fit its digest. Nobody's secret is
-in it: it finds damage, copies and careless changes, and not whoever computes it anew.
+64 bits of BLAKE2b in hexadecimal; the partition the row was put in; and, for a row that its key placed, among
+how many partitions. Hashed are the producer, its epoch and the row's sequence, partition and count, key,
+value, and the other headers in their order. So a record whose key, value or headers changed on the way, or
+that lies under another number or in another partition, does not fit its digest. Nobody's secret is in it: it
+finds damage, copies and careless changes, and not whoever computes it anew.
 """
 
 from __future__ import annotations
@@ -40,16 +42,28 @@ class RowDigests:
         self._begun = blake2b(b"%d/%s/%s/" % (len(producer), producer, epoch), digest_size=8)
 
     def header(
-        self, sequence: bytes, partition: int, among: int, key: bytes | None, value: bytes | None, headers: Iterable[Header]
+        self,
+        sequence: bytes,
+        partition: int,
+        among: int,
+        key: bytes | None,
+        value: bytes | None,
+        headers: Iterable[Header],
     ) -> bytes:
-        """Return the value of the header; *among* is the count of partitions by which the key was placed, 0 when it was not by the key."""
+        """Return the value of the header; *among* is the count of partitions by which the key was placed,
+        0 when it was not by the key.
+        """
         # -1 tells None from empty, and lengths keep one field's bytes from being taken for another's.
         sizes = -1 if key is None else len(key), -1 if value is None else len(value)
         parts = [b"%s/%d/%d/%d/%d/" % (sequence, partition, among, *sizes), key or b"", value or b""]
         for name, content in headers:
             if name not in _OURS:
                 encoded = name.encode()
-                parts += (b"%d/%d/" % (len(encoded), -1 if content is None else len(content)), encoded, content or b"")
+                parts += (
+                    b"%d/%d/" % (len(encoded), -1 if content is None else len(content)),
+                    encoded,
+                    content or b"",
+                )
         hashed = self._begun.copy()
         hashed.update(b"".join(parts))
         place = b"%d/%d" % (partition, among) if among else b"%d" % partition
@@ -57,7 +71,10 @@ class RowDigests:
 
 
 class Digested(msgspec.Struct, frozen=True, gc=False):
-    """What a record's digest says of it. *changed* and *misplaced* are reasons, empty when nothing is wrong; *known* is False without one."""
+    """What a record's digest says of it.
+
+    *changed* and *misplaced* are reasons, empty when nothing is wrong; *known* is False without one.
+    """
 
     known: bool = False
     changed: str = ""
@@ -67,8 +84,13 @@ class Digested(msgspec.Struct, frozen=True, gc=False):
 _NONE, _RIGHT = Digested(), Digested(known=True)
 
 
-def examine(stamp: Stamp, partition: int, key: bytes | None, value: bytes | None, headers: tuple[Header, ...]) -> Digested:
-    """Compare a record found in *partition* with the digest it bears. Of a header that is there twice, the last counts."""
+def examine(
+    stamp: Stamp, partition: int, key: bytes | None, value: bytes | None, headers: tuple[Header, ...]
+) -> Digested:
+    """Compare a record found in *partition* with the digest it bears.
+
+    Of a header that is there twice, the last counts.
+    """
     told = next((content for name, content in reversed(headers) if name == DIGEST), None)
     if told is None:
         return _NONE
@@ -76,7 +98,9 @@ def examine(stamp: Stamp, partition: int, key: bytes | None, value: bytes | None
     if form is None:
         return Digested(known=True, changed=f"{DIGEST} {told[:40]!r} is none that a harvester writes")
     put, among = int(form[2]), int(form[3] or 0)
-    computed = RowDigests(stamp.producer.encode(), b"%d" % stamp.epoch).header(b"%d" % stamp.sequence, put, among, key, value, headers)
+    computed = RowDigests(stamp.producer.encode(), b"%d" % stamp.epoch).header(
+        b"%d" % stamp.sequence, put, among, key, value, headers
+    )
     changed, misplaced = "", ""
     if computed != told:
         changed = f"key, value, headers or number are not those of its digest {told.decode()}"

@@ -1,8 +1,10 @@
-"""The three headers by which a record says who sent it, in which epoch, and its sequence number (docs/producers.md, Stamps).
+"""The three headers by which a record says who sent it, in which epoch, and its sequence number
+(docs/producers.md, Stamps).
 
     holdfast-producer: billing        the producer's name, the same over restarts
     holdfast-epoch: 7                 raised with each new owner of the name; ASCII digits
-    holdfast-sequence: 1041           contiguous for each producer and partition, 0 after 2147483647; ASCII digits
+    holdfast-sequence: 1041           contiguous for each producer and partition, 0 after 2147483647; ASCII
+    digits
     holdfast-first: 0                 optional: this epoch counts anew, from here
 
 A broker's own producer ids do not outlive a process and are not shown to consumers; these do and are.
@@ -31,7 +33,10 @@ LIMIT_EPOCH = 10**18
 
 
 class Stamp(msgspec.Struct, frozen=True, gc=False):
-    """Who sent a record, and as which one. *first* is the number with which this epoch's own count began; None goes on counting."""
+    """Who sent a record, and as which one.
+
+    *first* is the number with which this epoch's own count began; None goes on counting.
+    """
 
     producer: str
     epoch: int
@@ -65,7 +70,8 @@ def stamp_headers(stamp: Stamp) -> Headers:
 
 
 def read_stamp(headers: Headers) -> Stamp | None:
-    """Return the stamp among *headers*, None when there is none; DecodeError when it is not whole or not what it must be.
+    """Return the stamp among *headers*, None when there is none; DecodeError when it is not whole or not what
+    it must be.
 
     Of a header that is there twice, the last counts.
     """
@@ -82,11 +88,18 @@ def read_stamp(headers: Headers) -> Stamp | None:
     if producer is None and epoch is None and sequence is None:
         return None
     if not producer or len(producer) > LIMIT_NAME_BYTES:
-        raise DecodeError(f"{PRODUCER} {(producer or b'')[:80]!r}: a stamp names its producer in 1 to {LIMIT_NAME_BYTES} bytes")
+        raise DecodeError(
+            f"{PRODUCER} {(producer or b'')[:80]!r}: a stamp names its producer in 1 to {LIMIT_NAME_BYTES} bytes"
+        )
     # isdigit() is what the fields must be, and much cheaper than int() on bytes that are something else
     if epoch is None or not epoch.isdigit() or len(epoch) > 18:
         raise _no_number(EPOCH, epoch, "10^18")
-    if sequence is None or not sequence.isdigit() or len(sequence) > 10 or (number := int(sequence)) > MAX_SEQUENCE:
+    if (
+        sequence is None
+        or not sequence.isdigit()
+        or len(sequence) > 10
+        or (number := int(sequence)) > MAX_SEQUENCE
+    ):
         raise _no_number(SEQUENCE, sequence, "2^31")
     if first is not None and (not first.isdigit() or len(first) > 10 or int(first) > MAX_SEQUENCE):
         raise _no_number(FIRST, first, "2^31")

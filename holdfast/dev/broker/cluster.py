@@ -3,8 +3,9 @@
     with Cluster(folder) as cluster:
         producer = Producer(cluster.client_config())
 
-Nodes listen on loopback only. The folder holds everything: data, logs, settings, certificates, and the processes' identities, so
-`Cluster.attach(folder)` and `holdfast dev status | down` work from any other process.
+Nodes listen on loopback only. The folder holds everything: data, logs, settings, certificates, and the
+processes' identities, so `Cluster.attach(folder)` and `holdfast dev status | down` work from any other
+process.
 """
 
 from __future__ import annotations
@@ -40,8 +41,9 @@ _PORT_LOST = "Address already in use"
 class Cluster:
     """One node or three in one folder. Nothing runs before `start`; whoever starts it stops it.
 
-    Unless *detached*, nodes also end when this object or this process is gone, even by SIGKILL (on Linux; elsewhere only `stop` ends
-    them), so keep a reference. Data stays in the folder, and a later `start` there continues with it.
+    Unless *detached*, nodes also end when this object or this process is gone, even by SIGKILL (on Linux;
+    elsewhere only `stop` ends them), so keep a reference. Data stays in the folder, and a later `start` there
+    continues with it.
     """
 
     def __init__(
@@ -62,7 +64,8 @@ class Cluster:
         *port* is that of the first node, the other nodes take the next ones (free ports otherwise). *properties* are Kafka server
         properties and win over the defaults; a folder remembers them for later starts. *sasl* puts SASL/SCRAM over TLS in front of
         every client, for the user given or, for True, for one with a random password (see `client_config`).
-        Nodes that are *short_lived*, as those of a test session, take two thirds of the processor time and serve less at their best.
+        Nodes that are *short_lived*, as those of a test session, take two thirds of the processor time and
+        serve less at their best.
         """
         if nodes not in (1, 3):
             raise DevBrokerError(f"a cluster of {nodes} nodes: choose 1, or 3 so that one of them may die")
@@ -71,7 +74,10 @@ class Cluster:
         self._port = port
         self._properties = dict(properties or {})
         if message_max_bytes is not None:
-            self._properties |= {"message.max.bytes": str(message_max_bytes), "replica.fetch.max.bytes": str(message_max_bytes)}
+            self._properties |= {
+                "message.max.bytes": str(message_max_bytes),
+                "replica.fetch.max.bytes": str(message_max_bytes),
+            }
         self._sasl = sasl
         self._heap_max_mb = heap_max_mb
         self._detached, self._short_lived = detached, short_lived
@@ -81,7 +87,9 @@ class Cluster:
 
     @classmethod
     def find(cls, folder: Path | str) -> Cluster | None:
-        """Return the cluster that was ever started in *folder*, whoever started it and whether or not it runs; None without one."""
+        """Return the cluster that was ever started in *folder*, whoever started it and whether or not it
+        runs; None without one.
+        """
         known = state.load(Path(folder).absolute())
         if known is None:
             return None
@@ -94,7 +102,9 @@ class Cluster:
         """Return the cluster that was started in *folder*, as `find` does; without one it is an error."""
         cluster = cls.find(folder)
         if cluster is None:
-            raise DevBrokerError(f"no broker was ever started in {folder}; `holdfast dev up --dir {folder}` starts one")
+            raise DevBrokerError(
+                f"no broker was ever started in {folder}; `holdfast dev up --dir {folder}` starts one"
+            )
         return cluster
 
     # --- what it is ------------------------------------------------------------------------------------------------------
@@ -154,7 +164,9 @@ class Cluster:
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise DevBrokerError(f"cannot create {self.folder}: {error}; choose another folder with --dir") from error
+            raise DevBrokerError(
+                f"cannot create {self.folder}: {error}; choose another folder with --dir"
+            ) from error
         with state.exclusive(self.folder):
             before = state.load(self.folder)
             for attempt in range(1, _PORT_TRIES + 1):
@@ -175,11 +187,17 @@ class Cluster:
         known = state.load(self.folder) or self._new_state()
         otherwise = "choose another folder, or remove this one's data with `holdfast dev down --purge`"
         if len(known.nodes) != self._nodes:
-            raise DevBrokerError(f"{self.folder} holds a cluster of {len(known.nodes)} nodes, not {self._nodes}; {otherwise}")
+            raise DevBrokerError(
+                f"{self.folder} holds a cluster of {len(known.nodes)} nodes, not {self._nodes}; {otherwise}"
+            )
         if alive := [each.node_id for each in known.nodes if node.is_up(each)]:
-            raise DevBrokerError(f"nodes {alive} in {self.folder} run already; use Cluster.attach, or `holdfast dev down` first")
+            raise DevBrokerError(
+                f"nodes {alive} in {self.folder} run already; use Cluster.attach, or `holdfast dev down` first"
+            )
         if self._sasl and (known.credentials is None or self._sasl not in (True, known.credentials)):
-            raise DevBrokerError(f"{self.folder} holds a cluster without SASL or with other credentials; {otherwise}")
+            raise DevBrokerError(
+                f"{self.folder} holds a cluster without SASL or with other credentials; {otherwise}"
+            )
         known.detached = self._detached
         known.heap_max_mb = self._heap_max_mb or known.heap_max_mb
         known.properties |= self._properties
@@ -209,7 +227,9 @@ class Cluster:
             if self._port is not None:
                 each.port = self._port + index
                 if not ports.is_free(each.port):
-                    raise DevBrokerError(f"port {each.port} is taken by another program; choose another --port or leave it out")
+                    raise DevBrokerError(
+                        f"port {each.port} is taken by another program; choose another --port or leave it out"
+                    )
             elif not each.port or not ports.is_free(each.port):
                 each.port = spare
 
@@ -230,14 +250,17 @@ class Cluster:
         known = self._known()
         home = node.home_of(self.folder, launched)
         optimised = len(known.nodes) == 1 and not self._short_lived
-        command = node.command_line(home, java, heap_max_mb=known.heap_max_mb, leashed=not known.detached, optimised=optimised)
+        command = node.command_line(
+            home, java, heap_max_mb=known.heap_max_mb, leashed=not known.detached, optimised=optimised
+        )
 
         def fork() -> subprocess.Popen[bytes]:
             child = node.spawn(command, home)
             self._children.append(child)  # here, so that a Ctrl-C in the waiting thread loses no child
             return child
 
-        # A leashed node dies with the thread that forked it, so one thread forks them all and lives as long as this object.
+        # A leashed node dies with the thread that forked it, so one thread forks them all and lives as long
+        # as this object.
         if self._forker is None:
             self._forker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-dev")
         child = self._forker.submit(fork).result()
@@ -263,7 +286,9 @@ class Cluster:
         known = self._known()
         node.end_all(known.nodes, grace_s=grace_s)
         if self._forker is not None:
-            self._forker.submit(lambda: None).result()  # a child that is being forked right now is listed after this
+            self._forker.submit(
+                lambda: None
+            ).result()  # a child that is being forked right now is listed after this
         for child in self._children:
             if child.poll() is None:
                 child.kill()
@@ -276,7 +301,11 @@ class Cluster:
         on_disk = state.load(self.folder)
         for each in ended:
             for recorded in on_disk.nodes if on_disk else []:
-                if recorded.pid is not None and (recorded.node_id, recorded.pid, recorded.birth) == (each.node_id, each.pid, each.birth):
+                if recorded.pid is not None and (recorded.node_id, recorded.pid, recorded.birth) == (
+                    each.node_id,
+                    each.pid,
+                    each.birth,
+                ):
                     recorded.pid = recorded.birth = None
             each.pid = each.birth = None
         if on_disk is not None:
@@ -304,17 +333,27 @@ class Cluster:
                 for each in self._known().nodes:
                     if node.home_of(self.folder, each).exists():
                         shutil.rmtree(node.home_of(self.folder, each))
-                for name in (files.CA_FILE, files.STORE_FILE, files.CLIENT_FILE, state.STATE_FILE, state.LOCK_FILE):
+                for name in (
+                    files.CA_FILE,
+                    files.STORE_FILE,
+                    files.CLIENT_FILE,
+                    state.STATE_FILE,
+                    state.LOCK_FILE,
+                ):
                     (self.folder / name).unlink(missing_ok=True)
             except OSError as error:
-                raise DevBrokerError(f"could not remove all of {self.folder}: {error}; remove it by hand") from error
+                raise DevBrokerError(
+                    f"could not remove all of {self.folder}: {error}; remove it by hand"
+                ) from error
         with contextlib.suppress(OSError):  # not empty: the rest is not ours
             self.folder.rmdir()
 
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     # --- trouble on demand -----------------------------------------------------------------------------------------------------
@@ -328,10 +367,14 @@ class Cluster:
             self._forget([victim])
 
     def restart(self, node_id: int, *, deadline_s: float = START_DEADLINE_S) -> None:
-        """Start a node again that was killed, on its old port and data; returns when it is back in the cluster."""
+        """Start a node again that was killed, on its old port and data; returns when it is back in the
+        cluster.
+        """
         returning = self._node(node_id)
         if node.is_up(returning):
-            raise DevBrokerError(f"node {node_id} in {self.folder} still runs (pid {returning.pid}); kill() it first")
+            raise DevBrokerError(
+                f"node {node_id} in {self.folder} still runs (pid {returning.pid}); kill() it first"
+            )
         java = Java(program=jars.find_java(), class_path=jars.class_path())
         with self._exclusive():
             self._launch(returning, java)
@@ -346,11 +389,17 @@ class Cluster:
     def resume(self, node_id: int) -> None:
         """Let a paused node go on."""
         target = self._node(node_id)
-        if target.pid is None or target.birth is None or not processes.send(target.pid, target.birth, SIGCONT):
+        if (
+            target.pid is None
+            or target.birth is None
+            or not processes.send(target.pid, target.birth, SIGCONT)
+        ):
             raise DevBrokerError(f"node {node_id} in {self.folder} does not run; restart() it first")
 
 
 def _new_cluster_id() -> str:
-    """Return a random id that no command line takes for an option: as in Kafka's own, the first character is never a dash."""
+    """Return a random id that no command line takes for an option: as in Kafka's own, the first character
+    is never a dash.
+    """
     drawn = uuid.uuid4().bytes
     return base64.urlsafe_b64encode(bytes([drawn[0] & 0x7F]) + drawn[1:]).decode().rstrip("=")

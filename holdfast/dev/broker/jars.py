@@ -12,5 +12,7 @@ KAFKA_VERSION = "4.3.1"
 
 
 def class_path(*, progress: Progress | None = None) -> str:
-    """Return the verified jars of the broker as Java wants them; fetches them when this user's cache lacks some."""
+    """Return the verified jars of the broker as Java wants them; fetches them when this user's cache lacks
+    some.
+    """
     return os.pathsep.join(str(jar) for jar in (kafka_jars(progress=progress) if progress else kafka_jars()))

@@ -70,13 +70,21 @@ def write_settings(cluster: ClusterState, node: NodeState, folder: Path) -> None
     """Write the files *node* starts from, for the ports it has now."""
     home = home_of(folder, node)
     (home / "data").mkdir(parents=True, exist_ok=True)
-    state.write_private(home / "server.properties", properties.render(properties.server_properties(cluster, node, folder)))
+    state.write_private(
+        home / "server.properties", properties.render(properties.server_properties(cluster, node, folder))
+    )
     state.write_private(home / "log4j2.xml", properties.log_settings(home))
 
 
 def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
-    """Give every new data folder the cluster's id (and its SCRAM user); all at once, for each is a JVM of its own."""
-    fresh = [home for home in (home_of(folder, node) for node in cluster.nodes) if not (home / "data" / "meta.properties").exists()]
+    """Give every new data folder the cluster's id (and its SCRAM user); all at once, for each is a JVM of
+    its own.
+    """
+    fresh = [
+        home
+        for home in (home_of(folder, node) for node in cluster.nodes)
+        if not (home / "data" / "meta.properties").exists()
+    ]
     if not fresh:
         return
     flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dlog4j2.level=WARN"]
@@ -84,27 +92,44 @@ def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
     format_id = ["format", f"--cluster-id={cluster.cluster_id}"]
     command = [str(java.program), *flags, "-cp", java.class_path, "kafka.tools.StorageTool", *format_id]
     if user := cluster.credentials:
-        # Other users of this machine can list this for a second: it is the password of a cluster that only listens on loopback.
+        # Other users of this machine can list this for a second: it is the password of a cluster that only
+        # listens on loopback.
         command += ["--add-scram", f"{properties.MECHANISM}=[name={user.username},password={user.password}]"]
     with ThreadPoolExecutor(max_workers=len(fresh)) as pool:
-        for home, ran in zip(fresh, pool.map(lambda home: _run([*command, "-c", str(home / "server.properties")]), fresh), strict=True):
+        for home, ran in zip(
+            fresh,
+            pool.map(lambda home: _run([*command, "-c", str(home / "server.properties")]), fresh),
+            strict=True,
+        ):
             if ran.returncode != 0:
-                raise DevBrokerError(f"formatting {home / 'data'} failed: {'; '.join(_without_frames(ran.stderr + ran.stdout))}")
+                raise DevBrokerError(
+                    f"formatting {home / 'data'} failed: {'; '.join(_without_frames(ran.stderr + ran.stdout))}"
+                )
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
     try:
-        return subprocess.run(command, capture_output=True, text=True, timeout=FORMAT_DEADLINE_S, check=False, stdin=subprocess.DEVNULL)
+        return subprocess.run(
+            command,
+            capture_output=True,
+            text=True,
+            timeout=FORMAT_DEADLINE_S,
+            check=False,
+            stdin=subprocess.DEVNULL,
+        )
     except subprocess.TimeoutExpired as error:
-        raise DevBrokerError(f"{command[0]} took longer than {FORMAT_DEADLINE_S:.0f} s; is the machine overloaded?") from error
+        raise DevBrokerError(
+            f"{command[0]} took longer than {FORMAT_DEADLINE_S:.0f} s; is the machine overloaded?"
+        ) from error
 
 
 def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool) -> list[str]:
     """Return the command that runs a node; *leashed*, it ends with the thread that forks it (see `leash`).
 
-    A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the processor time (2.1 s for 3.1 s),
-    and in the minutes of a test session it never earns back what the optimising compiler takes (26 s instead of 42 s in four minutes).
-    Three such compilers on a small machine also take what the nodes need to answer each other in time.
+    A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the
+    processor time (2.1 s for 3.1 s), and in the minutes of a test session it never earns back what the
+    optimising compiler takes (26 s instead of 42 s in four minutes). Three such compilers on a small machine
+    also take what the nodes need to answer each other in time.
     """
     return [
         *([sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())] if leashed else []),
@@ -124,24 +149,44 @@ def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, opt
 
 
 def spawn(command: Sequence[str], home: Path) -> subprocess.Popen[bytes]:
-    """Start *command* with its output in ``console.log``; what the last run logged is kept as ``server.log.before``."""
+    """Start *command* with its output in ``console.log``; what the last run logged is kept as
+    ``server.log.before``.
+    """
     with contextlib.suppress(FileNotFoundError):
         os.replace(home / "server.log", home / "server.log.before")
     with (home / "console.log").open("wb") as log:
-        # In a session of its own a Ctrl-C at the terminal reaches its owner only, which then ends it in good order.
-        return subprocess.Popen(command, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd=home, start_new_session=True)
+        # In a session of its own a Ctrl-C at the terminal reaches its owner only, which then ends it in good
+        # order.
+        return subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            cwd=home,
+            start_new_session=True,
+        )
 
 
 def wait_ready(cluster: ClusterState, folder: Path, nodes: Sequence[NodeState], *, deadline_s: float) -> None:
-    """Return when each of *nodes*, asked by itself, lists all of them, and they lead every partition that one of them can lead."""
+    """Return when each of *nodes*, asked by itself, lists all of them, and they lead every partition that
+    one of them can lead.
+    """
     until_s = system_clock.monotonic_s() + deadline_s
     for node in nodes:
         _wait_for(cluster, folder, node, {each.node_id for each in nodes}, until_s)
 
 
-def _wait_for(cluster: ClusterState, folder: Path, node: NodeState, expected: set[int], until_s: float) -> None:
-    # One client for all tries: it dials again by itself, quickly, and keeps its complaints about a node still starting to itself.
-    quiet: dict[str, Any] = {"log_level": 0, "error_cb": lambda _: None, "reconnect.backoff.ms": 50, "reconnect.backoff.max.ms": 200}
+def _wait_for(
+    cluster: ClusterState, folder: Path, node: NodeState, expected: set[int], until_s: float
+) -> None:
+    # One client for all tries: it dials again by itself, quickly, and keeps its complaints about a node still
+    # starting to itself.
+    quiet: dict[str, Any] = {
+        "log_level": 0,
+        "error_cb": lambda _: None,
+        "reconnect.backoff.ms": 50,
+        "reconnect.backoff.max.ms": 200,
+    }
     client = AdminClient({**properties.client_properties(cluster, folder, nodes=[node]), **quiet})
     while True:
         try:
@@ -153,7 +198,9 @@ def _wait_for(cluster: ClusterState, folder: Path, node: NodeState, expected: se
         if not is_up(node):
             raise DevBrokerError(f"node {node.node_id} ended; its last words:\n{last_words(folder, node)}")
         if system_clock.monotonic_s() > until_s:
-            raise DevBrokerError(f"node {node.node_id} was not ready in time ({reason}); its last words:\n{last_words(folder, node)}")
+            raise DevBrokerError(
+                f"node {node.node_id} was not ready in time ({reason}); its last words:\n{last_words(folder, node)}"
+            )
 
 
 def _what_is_missing(client: AdminClient, expected: set[int]) -> str | None:
@@ -169,7 +216,8 @@ def _what_is_missing(client: AdminClient, expected: set[int]) -> str | None:
                 led[TopicPartition(name, number)] = latest
             elif expected & set(partition.isrs):
                 return f"{name} {number} has no leader"
-    # A node tells who leads a partition a moment before it does so itself; a client that asks in between is refused.
+    # A node tells who leads a partition a moment before it does so itself; a client that asks in between is
+    # refused.
     for place, answer in client.list_offsets(led, request_timeout=1.0).items() if led else ():
         try:
             answer.result(1.5)
@@ -191,21 +239,30 @@ def last_words(folder: Path, node: NodeState) -> str:
 
 def _without_frames(output: str) -> list[str]:
     """Return the last lines that are no frames of a Java stack trace."""
-    return [line for line in output.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))][-_LAST_LINES:]
+    return [line for line in output.splitlines() if line.strip() and not line.startswith(("\tat ", "\t..."))][
+        -_LAST_LINES:
+    ]
 
 
 def end_all(nodes: Sequence[NodeState], *, grace_s: float) -> None:
     """End every process of *nodes*: SIGTERM to all, then SIGKILL to those left after *grace_s*.
 
-    Nodes left without a majority cannot say goodbye to a controller and would wait in vain, so they get a second only. They lose
-    nothing: what was acknowledged is with the operating system, and a majority had it before it was acknowledged.
+    Nodes left without a majority cannot say goodbye to a controller and would wait in vain, so they get a
+    second only. They lose nothing: what was acknowledged is with the operating system, and a majority had it
+    before it was acknowledged.
     """
     majority = len(nodes) // 2 + 1
     until_s = system_clock.monotonic_s() + grace_s
     if grace_s > 0:
         for node in nodes:
-            if node.pid is not None and node.birth is not None and processes.send(node.pid, node.birth, SIGTERM):
-                processes.send(node.pid, node.birth, SIGCONT)  # a paused one hears the signal only when it is woken
+            if (
+                node.pid is not None
+                and node.birth is not None
+                and processes.send(node.pid, node.birth, SIGTERM)
+            ):
+                processes.send(
+                    node.pid, node.birth, SIGCONT
+                )  # a paused one hears the signal only when it is woken
     while (alive := [node for node in nodes if is_up(node)]) and system_clock.monotonic_s() < until_s:
         if len(alive) < majority:
             until_s = min(until_s, system_clock.monotonic_s() + _MINORITY_GRACE_S)

@@ -14,8 +14,9 @@ CA_FILE = "ca.pem"
 STORE_FILE = "broker.p12"
 CLIENT_FILE = "client.properties"
 
-# For a laptop or a CI machine, and for tests that wait for these things to happen: few internal partitions, no rebalance delay,
-# a log cleaner that looks every second, transactions that time out on time, failover in seconds. Everything else is Kafka's default.
+# For a laptop or a CI machine, and for tests that wait for these things to happen: few internal partitions,
+# no rebalance delay, a log cleaner that looks every second, transactions that time out on time, failover in
+# seconds. Everything else is Kafka's default.
 _SMALL = {
     "num.partitions": "4",
     "offsets.topic.num.partitions": "8",
@@ -79,7 +80,8 @@ def _security(state: ClusterState, folder: Path) -> dict[str, str]:
         "ssl.keystore.password": state.store_password,
         "ssl.truststore.type": "PEM",
         "ssl.truststore.location": str(folder / CA_FILE),
-        # SCRAM cannot guard the quorum itself (its users are stored there), so nodes show each other the certificate.
+        # SCRAM cannot guard the quorum itself (its users are stored there), so nodes show each other the
+        # certificate.
         "listener.name.controller.ssl.client.auth": "required",
     }
 
@@ -89,11 +91,17 @@ def _jaas(credentials: Credentials) -> str:
         return '"' + text.replace("\\", "\\\\").replace('"', '\\"') + '"'
 
     module = "org.apache.kafka.common.security.scram.ScramLoginModule"
-    return f"{module} required username={quoted(credentials.username)} password={quoted(credentials.password)};"
+    return (
+        f"{module} required username={quoted(credentials.username)} password={quoted(credentials.password)};"
+    )
 
 
-def client_properties(state: ClusterState, folder: Path, *, nodes: list[NodeState] | None = None) -> dict[str, str]:
-    """Return what a client needs to reach the cluster, under Kafka's property names as librdkafka reads them."""
+def client_properties(
+    state: ClusterState, folder: Path, *, nodes: list[NodeState] | None = None
+) -> dict[str, str]:
+    """Return what a client needs to reach the cluster, under Kafka's property names as librdkafka reads
+    them.
+    """
     settings = {"bootstrap.servers": ",".join(f"{HOST}:{node.port}" for node in nodes or state.nodes)}
     if state.credentials is not None:
         settings |= {
@@ -112,7 +120,9 @@ def render(properties: Mapping[str, str]) -> bytes:
     >>> render({"a": "b", "log.dirs": "/x y/\\u00e9", "p": "\\\\d"}).decode()
     'a=b\\nlog.dirs=/x y/\\\\u00e9\\np=\\\\\\\\d\\n'
     """
-    return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items()).encode("ascii")
+    return "".join(f"{_escaped(key)}={_escaped(value)}\n" for key, value in properties.items()).encode(
+        "ascii"
+    )
 
 
 def _escaped(text: str) -> str:

@@ -31,8 +31,11 @@ class Credentials(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name, text in (("username", self.username), ("password", self.password)):
             if not re.fullmatch(r"[\w.~+/@%!?:;*#&|(){}<>^$-]+", text, re.ASCII):
-                # Kafka's storage tool reads both from one argument, [name=…,password=…], which has no way to quote.
-                raise DevBrokerError(f"the {name} of a development broker may hold letters, digits and ._~+/@%!?:;*#&|(){{}}<>^$- only")
+                # Kafka's storage tool reads both from one argument, [name=…,password=…], which has no way to
+                # quote.
+                raise DevBrokerError(
+                    f"the {name} of a development broker may hold letters, digits and ._~+/@%!?:;*#&|(){{}}<>^$- only"
+                )
 
 
 class NodeState(msgspec.Struct, kw_only=True):
@@ -69,9 +72,13 @@ def load(folder: Path) -> ClusterState | None:
     try:
         state = msgspec.json.decode(content, type=ClusterState)
     except msgspec.DecodeError as error:
-        raise DevBrokerError(f"{path} is not a state file of holdfast dev ({error}); remove the folder {folder} to start anew") from error
+        raise DevBrokerError(
+            f"{path} is not a state file of holdfast dev ({error}); remove the folder {folder} to start anew"
+        ) from error
     if state.format != FORMAT:
-        raise DevBrokerError(f"{path} has format {state.format}, this holdfast reads {FORMAT}; remove the folder {folder} to start anew")
+        raise DevBrokerError(
+            f"{path} has format {state.format}, this holdfast reads {FORMAT}; remove the folder {folder} to start anew"
+        )
     return state
 
 
@@ -99,7 +106,9 @@ def exclusive(folder: Path, *, deadline_s: float = 150.0) -> Iterator[None]:
                 yield
                 return
         if system_clock.monotonic_s() > until_s:
-            raise DevBrokerError(f"another process is starting or stopping the broker in {folder}; try again when it is done")
+            raise DevBrokerError(
+                f"another process is starting or stopping the broker in {folder}; try again when it is done"
+            )
         time.sleep(_POLL_S)
 
 

@@ -22,9 +22,31 @@ def ensure_certificate(folder: Path, password: str) -> None:
     if store.exists() and certificate.exists():
         return
     store.unlink(missing_ok=True)
-    common = ["-keystore", str(store), "-storetype", "PKCS12", "-storepass:env", "HOLDFAST_STORE_PASSWORD", "-alias", _ALIAS]
+    common = [
+        "-keystore",
+        str(store),
+        "-storetype",
+        "PKCS12",
+        "-storepass:env",
+        "HOLDFAST_STORE_PASSWORD",
+        "-alias",
+        _ALIAS,
+    ]
     subject = ["-dname", "CN=holdfast dev", "-ext", "san=ip:127.0.0.1,dns:localhost", "-ext", "bc:c=ca:true"]
-    _keytool(["-genkeypair", "-keyalg", "EC", "-groupname", "secp256r1", "-validity", _VALID_DAYS, *subject, *common], password)
+    _keytool(
+        [
+            "-genkeypair",
+            "-keyalg",
+            "EC",
+            "-groupname",
+            "secp256r1",
+            "-validity",
+            _VALID_DAYS,
+            *subject,
+            *common,
+        ],
+        password,
+    )
     _keytool(["-exportcert", "-rfc", "-file", str(certificate), *common], password)
     store.chmod(0o600)
 
@@ -32,9 +54,13 @@ def ensure_certificate(folder: Path, password: str) -> None:
 def _keytool(arguments: list[str], password: str) -> None:
     keytool = find_java().resolve().with_name("keytool")
     if not keytool.exists():
-        raise DevBrokerError(f"no keytool beside {find_java()}: TLS needs a whole JDK; install one or leave --sasl out")
+        raise DevBrokerError(
+            f"no keytool beside {find_java()}: TLS needs a whole JDK; install one or leave --sasl out"
+        )
     # By the environment, not as an argument that every user of the machine can list.
     environment = {"HOLDFAST_STORE_PASSWORD": password}
-    ran = subprocess.run([str(keytool), *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment)
+    ran = subprocess.run(
+        [str(keytool), *arguments], capture_output=True, text=True, timeout=60, check=False, env=environment
+    )
     if ran.returncode != 0:
         raise DevBrokerError(f"keytool could not make a certificate: {(ran.stdout + ran.stderr).strip()}")

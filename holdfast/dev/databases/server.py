@@ -1,4 +1,6 @@
-"""A database server as a process of this one: started, waited for, killed, frozen and started again on its data."""
+"""A database server as a process of this one: started, waited for, killed, frozen and started again on its
+data.
+"""
 
 from __future__ import annotations
 
@@ -31,9 +33,11 @@ _LOG_LINES = 15
 
 
 class DatabaseServer(ABC):
-    """One server in one folder (a temporary one when none is given, removed at `stop`). Nothing runs before `start`.
+    """One server in one folder (a temporary one when none is given, removed at `stop`). Nothing runs before
+    `start`.
 
-    With *durable*, a commit is on disk before it is answered, as in production; without, it has left the process: a kill loses nothing.
+    With *durable*, a commit is on disk before it is answered, as in production; without, it has left the
+    process: a kill loses nothing.
     """
 
     kind: ClassVar[str]
@@ -47,7 +51,9 @@ class DatabaseServer(ABC):
         self.durable = durable
         self.port = 0
         self.password = self._kept_password() or secrets.token_urlsafe(18)
-        """That of its folder, where it lies in `secret`: what made the data must be known to whoever starts a server on them."""
+        """That of its folder, where it lies in `secret`: what made the data must be known to whoever
+        starts a server on them.
+        """
         self._forker: ThreadPoolExecutor | None = None
         self._child: subprocess.Popen[bytes] | None = None
 
@@ -79,7 +85,10 @@ class DatabaseServer(ABC):
     # --- start and stop ----------------------------------------------------------------------------------------------------------
 
     def start(self, *, deadline_s: float = START_DEADLINE_S) -> Self:
-        """Start the server, on the data of its folder or on new data, and return when it answers. A start that fails leaves nothing running."""
+        """Start the server, on the data of its folder or on new data, and return when it answers.
+
+        A start that fails leaves nothing running.
+        """
         if self.is_running:
             raise DevBrokerError(f"{self.kind} in {self.folder} runs already")
         try:
@@ -97,7 +106,9 @@ class DatabaseServer(ABC):
         return self
 
     def _kept_password(self) -> str | None:
-        """Return the password that the data of a given folder were made with; None where there is none yet."""
+        """Return the password that the data of a given folder were made with; None where there is none
+        yet.
+        """
         if (folder := self._given or self._own) is None:
             return None
         with contextlib.suppress(FileNotFoundError):
@@ -105,7 +116,9 @@ class DatabaseServer(ABC):
         return None
 
     def _settle_password(self) -> None:
-        """Take the password that the data know, or leave the own one with data that are made now; only this user may read it."""
+        """Take the password that the data know, or leave the own one with data that are made now; only
+        this user may read it.
+        """
         if kept := self._kept_password():
             self.password = kept
             return
@@ -144,7 +157,9 @@ class DatabaseServer(ABC):
         except (OSError, subprocess.TimeoutExpired) as error:
             raise DevBrokerError(f"{command[0]} did not run: {error}") from error
         if done.returncode != 0:
-            raise DevBrokerError(f"{command[0]} exited with {done.returncode}: {' | '.join(done.stdout.splitlines()[-_LOG_LINES:])}")
+            raise DevBrokerError(
+                f"{command[0]} exited with {done.returncode}: {' | '.join(done.stdout.splitlines()[-_LOG_LINES:])}"
+            )
 
     def _launch(self) -> None:
         leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *self._command()]
@@ -152,10 +167,16 @@ class DatabaseServer(ABC):
         def fork() -> None:
             with (self.folder / "server.log").open("ab") as log:
                 self._child = subprocess.Popen(
-                    leashed, stdin=subprocess.DEVNULL, stdout=log, stderr=subprocess.STDOUT, cwd="/", start_new_session=True
+                    leashed,
+                    stdin=subprocess.DEVNULL,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                    cwd="/",
+                    start_new_session=True,
                 )
 
-        # A leashed server dies with the thread that forked it, so one thread forks and lives as long as this object.
+        # A leashed server dies with the thread that forked it, so one thread forks and lives as long as this
+        # object.
         if self._forker is None:
             self._forker = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-dev")
         self._forker.submit(fork).result()
@@ -168,14 +189,20 @@ class DatabaseServer(ABC):
                 return
             except Exception as error:  # of any driver: not there yet, or never
                 if not self.is_running:
-                    raise DevBrokerError(f"{self.kind} ended at its start; its log says: {self._log_tail()}") from error
+                    raise DevBrokerError(
+                        f"{self.kind} ended at its start; its log says: {self._log_tail()}"
+                    ) from error
                 if system_clock.monotonic_s() > until_s:
-                    raise DevBrokerError(f"{self.kind} did not answer within {deadline_s:.0f} s: {error}; {self._log_tail()}") from error
+                    raise DevBrokerError(
+                        f"{self.kind} did not answer within {deadline_s:.0f} s: {error}; {self._log_tail()}"
+                    ) from error
             time.sleep(_POLL_S)
 
     def _log_tail(self) -> str:
         with contextlib.suppress(OSError):
-            return " | ".join((self.folder / "server.log").read_text(errors="replace").splitlines()[-_LOG_LINES:])
+            return " | ".join(
+                (self.folder / "server.log").read_text(errors="replace").splitlines()[-_LOG_LINES:]
+            )
         return "(no log)"
 
     def stop(self, *, grace_s: float = STOP_GRACE_S) -> None:
@@ -208,18 +235,25 @@ class DatabaseServer(ABC):
     def __enter__(self) -> Self:
         return self.start()
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.stop()
 
     # --- trouble on demand ---------------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """End the server by SIGKILL, as a crash would; returns when all of it is gone. `restart` brings it back."""
+        """End the server by SIGKILL, as a crash would; returns when all of it is gone.
+
+        `restart` brings it back.
+        """
         self._end(0)
         self._wait_silent()
 
     def restart(self, *, deadline_s: float = START_DEADLINE_S) -> None:
-        """Start the server again on its old port and data, ending it first when it runs; returns when it answers."""
+        """Start the server again on its old port and data, ending it first when it runs; returns when it
+        answers.
+        """
         self._end(STOP_GRACE_S)
         self._wait_silent()
         self._launch()
@@ -233,7 +267,9 @@ class DatabaseServer(ABC):
             time.sleep(_POLL_S)
 
     def freeze(self) -> None:
-        """Stop every process of the server by SIGSTOP: connections stay open, and nothing is answered until `thaw`."""
+        """Stop every process of the server by SIGSTOP: connections stay open, and nothing is answered
+        until `thaw`.
+        """
         for pid in self.processes():  # the head first, so that it forks no more
             if (birth := birth_of(pid)) is not None:
                 pause(pid, birth)

@@ -3,8 +3,9 @@
     with Postgres(folder) as postgres:
         engine = create_engine(postgres.url)
 
-Servers listen on loopback only, on a free port, with a password. They keep their data in their folder, end with the process that
-started them (on Linux, even by SIGKILL; the password stays in the folder, in `secret`), and can be frozen, killed and started again to see what a client makes of it.
+Servers listen on loopback only, on a free port, with a password. They keep their data in their folder, end
+with the process that started them (on Linux, even by SIGKILL; the password stays in the folder, in `secret`),
+and can be frozen, killed and started again to see what a client makes of it.
 """
 
 from __future__ import annotations
@@ -28,13 +29,18 @@ DATABASE = "holdfast"
 
 
 class Postgres(DatabaseServer):
-    """PostgreSQL: the distribution's, or one that is fetched. Run by root, it runs as `postgres` or `nobody`, for it refuses root."""
+    """PostgreSQL: the distribution's, or one that is fetched.
+
+    Run by root, it runs as `postgres` or `nobody`, for it refuses root.
+    """
 
     kind = "postgres"
     stop_signal = signal.SIGINT  # does not wait for clients to leave
     sets_password = False
 
-    def __init__(self, folder: Path | str | None = None, *, durable: bool = False, programs: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | str | None = None, *, durable: bool = False, programs: Path | None = None
+    ) -> None:
         super().__init__(folder, durable=durable)
         self._programs = programs
 
@@ -46,7 +52,12 @@ class Postgres(DatabaseServer):
         import psycopg
 
         return psycopg.connect(
-            host="127.0.0.1", port=self.port, user=USER, password=self.password, dbname=DATABASE, connect_timeout=max(2, round(timeout_s))
+            host="127.0.0.1",
+            port=self.port,
+            user=USER,
+            password=self.password,
+            dbname=DATABASE,
+            connect_timeout=max(2, round(timeout_s)),
         )
 
     def _initialise(self) -> None:
@@ -59,8 +70,19 @@ class Postgres(DatabaseServer):
         password_file.chmod(0o600)
         if user is not None:
             os.chown(password_file, user.pw_uid, user.pw_gid)
-        changed: dict[str, Any] = {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
-        initdb = [str(programs / "initdb"), "-D", str(self.folder / "data"), "-U", USER, "--encoding=UTF8", "--no-locale", "--no-sync"]
+        changed: dict[str, Any] = (
+            {} if user is None else {"user": user.pw_uid, "group": user.pw_gid, "extra_groups": []}
+        )
+        initdb = [
+            str(programs / "initdb"),
+            "-D",
+            str(self.folder / "data"),
+            "-U",
+            USER,
+            "--encoding=UTF8",
+            "--no-locale",
+            "--no-sync",
+        ]
         self._run([*initdb, "--auth=scram-sha-256", f"--pwfile={password_file}"], **changed)
         password_file.unlink()
         settings = {
@@ -91,7 +113,14 @@ class Postgres(DatabaseServer):
     def _command(self) -> list[str]:
         user = _other_user()
         become = [] if user is None else ["--as", f"{user.pw_uid}:{user.pw_gid}"]
-        return [*become, str(self._find_programs() / "postgres"), "-D", str(self.folder / "data"), "-p", str(self.port)]
+        return [
+            *become,
+            str(self._find_programs() / "postgres"),
+            "-D",
+            str(self.folder / "data"),
+            "-p",
+            str(self.port),
+        ]
 
 
 class MariaDB(DatabaseServer):
@@ -100,7 +129,11 @@ class MariaDB(DatabaseServer):
     kind = "mariadb"
 
     def __init__(
-        self, folder: Path | str | None = None, *, durable: bool = False, programs: tuple[Path, Path, Path | None] | None = None
+        self,
+        folder: Path | str | None = None,
+        *,
+        durable: bool = False,
+        programs: tuple[Path, Path, Path | None] | None = None,
     ) -> None:
         super().__init__(folder, durable=durable)
         self._programs = programs
@@ -134,7 +167,13 @@ class MariaDB(DatabaseServer):
             "--skip-test-db",
             "--skip-name-resolve",
         ]
-        self._run([*command, "--auth-root-authentication-method=normal", *([] if base is None else [f"--basedir={base}"])])
+        self._run(
+            [
+                *command,
+                "--auth-root-authentication-method=normal",
+                *([] if base is None else [f"--basedir={base}"]),
+            ]
+        )
 
     def _find_programs(self) -> tuple[Path, Path, Path | None]:
         if self._programs is None:
@@ -180,7 +219,9 @@ class MySQL(MariaDB):
 
     kind = "mysql"
 
-    def __init__(self, folder: Path | str | None = None, *, durable: bool = False, base: Path | None = None) -> None:
+    def __init__(
+        self, folder: Path | str | None = None, *, durable: bool = False, base: Path | None = None
+    ) -> None:
         super().__init__(folder, durable=durable)
         self._base = base
 
@@ -192,8 +233,19 @@ class MySQL(MariaDB):
         if self._base is None:
             self._base = binaries.fetched_mysql()
         # Without the native I/O, since libaio is rarely there, and what would only cost memory.
-        frugal = ["--innodb-use-native-aio=0", "--performance-schema=OFF", "--mysqlx=OFF", "--skip-log-bin", "--skip-ssl"]
-        base = ["--no-defaults", *self._user(), f"--basedir={self._base}", f"--datadir={self.folder / 'data'}"]
+        frugal = [
+            "--innodb-use-native-aio=0",
+            "--performance-schema=OFF",
+            "--mysqlx=OFF",
+            "--skip-log-bin",
+            "--skip-ssl",
+        ]
+        base = [
+            "--no-defaults",
+            *self._user(),
+            f"--basedir={self._base}",
+            f"--datadir={self.folder / 'data'}",
+        ]
         return [str(self._base / "bin/mysqld"), *base, *frugal]
 
     def _initialise(self) -> None:
@@ -238,4 +290,7 @@ def _other_user() -> pwd.struct_passwd | None:
 
 def _may_enter(path: Path, user: pwd.struct_passwd) -> bool:
     """Return whether *user* may go through every folder down to *path*, judged by what others may."""
-    return all(each.stat().st_mode & 0o001 or each.stat().st_uid == user.pw_uid for each in [path, *path.resolve().parents])
+    return all(
+        each.stat().st_mode & 0o001 or each.stat().st_uid == user.pw_uid
+        for each in [path, *path.resolve().parents]
+    )

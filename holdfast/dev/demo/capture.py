@@ -1,4 +1,6 @@
-"""A real fleet's traffic, recorded: the coordination topic of 510 seconds of the original Go library, for the demo to load."""
+"""A real fleet's traffic, recorded: the coordination topic of 510 seconds of the original Go library, for
+the demo to load.
+"""
 
 from __future__ import annotations
 
@@ -34,7 +36,8 @@ def records() -> Sequence[Recorded]:
 
 
 def load(settings: Settings, recorded: Sequence[Recorded]) -> None:
-    """Write *recorded* to the coordination topic, which has as many partitions as the capture, in the order of their time.
+    """Write *recorded* to the coordination topic, which has as many partitions as the capture, in the order
+    of their time.
 
     Their own timestamps cannot be kept: the topic is under LogAppendTime, so this broker dates them itself.
     """
@@ -46,11 +49,22 @@ def load(settings: Settings, recorded: Sequence[Recorded]) -> None:
 
     producer = Producer(settings.producer(**{"enable.idempotence": True, "linger.ms": 5}), logger=logger)
     try:
-        for each in sorted(recorded, key=lambda record: (record.timestamp_ms, record.partition, record.offset)):
-            producer.produce(settings.coordination_topic, each.value.encode(), partition=each.partition, on_delivery=delivered)
+        for each in sorted(
+            recorded, key=lambda record: (record.timestamp_ms, record.partition, record.offset)
+        ):
+            producer.produce(
+                settings.coordination_topic,
+                each.value.encode(),
+                partition=each.partition,
+                on_delivery=delivered,
+            )
         left = producer.flush(FLUSH_TIMEOUT_S)
     except KafkaException as error:
-        raise BrokerError(f"the capture cannot be written to {settings.coordination_topic}: {error.args[0].str()}") from error
+        raise BrokerError(
+            f"the capture cannot be written to {settings.coordination_topic}: {error.args[0].str()}"
+        ) from error
     if left or failures:
         cause = failures[0].str() if failures else f"not acknowledged within {FLUSH_TIMEOUT_S:g} s"
-        raise BrokerError(f"{left + len(failures)} records of the capture were not written to {settings.coordination_topic}: {cause}")
+        raise BrokerError(
+            f"{left + len(failures)} records of the capture were not written to {settings.coordination_topic}: {cause}"
+        )

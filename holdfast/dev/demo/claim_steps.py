@@ -1,4 +1,6 @@
-"""Scenes of the demo: three services claim the partitions of a topic, one is killed, the others take over, and nothing stays unhandled."""
+"""Scenes of the demo: three services claim the partitions of a topic, one is killed, the others take over,
+and nothing stays unhandled.
+"""
 
 from __future__ import annotations
 
@@ -75,12 +77,16 @@ class ClaimScenes:
         Admin(self._settings).apply([new_topic(*each) for each in made])
 
     def _start(self) -> Mapping[str, list[int]]:
-        with self._teller.step(f"Start three services that share the {PARTITIONS} partitions of a topic by claims"):
+        with self._teller.step(
+            f"Start three services that share the {PARTITIONS} partitions of a topic by claims"
+        ):
             self._teller.waiting("waiting until each handles its part")
             for client in CLIENTS:
                 arguments = ("holdfast.dev.demo.consumer", TOPIC, GROUP, client, str(self._book(client)))
                 self._services[client] = self._stage.actor(client, *arguments)
-            share = self._until("each service handles its part of the partitions", self._shares, SETTLE_DEADLINE_S)
+            share = self._until(
+                "each service handles its part of the partitions", self._shares, SETTLE_DEADLINE_S
+            )
             heartbeat_s = self._settings.claim_interval_s
             self._teller.say(
                 f"Each is a ClaimConsumer in a process of its own: no worker of ours, no group of Kafka's, only claims in a topic, said "
@@ -96,12 +102,17 @@ class ClaimScenes:
             self._teller.waiting(f"waiting for letters of {_words(lost)}")
             process, killed_s = self._services.pop(victim), system_clock.monotonic_s()
             process.kill()
-            self._teller.say(f"pid {process.pid} is gone. Nobody says so for it; its claims of {_words(lost)} only stop being repeated.")
+            self._teller.say(
+                f"pid {process.pid} is gone. Nobody says so for it; its claims of {_words(lost)} only stop being repeated."
+            )
             first_s = self._until(
-                f"{_words(lost)} to be taken over from {victim}", lambda: self._taken(lost, victim, killed_s), TAKEOVER_DEADLINE_S
+                f"{_words(lost)} to be taken over from {victim}",
+                lambda: self._taken(lost, victim, killed_s),
+                TAKEOVER_DEADLINE_S,
             )
             takeover_s = max(first_s.values()) - killed_s
-            # A promise for a machine that runs: as long as this process itself stood still, others may have too.
+            # A promise for a machine that runs: as long as this process itself stood still, others may have
+            # too.
             if takeover_s > self.bound_s + letters.stalled_s:
                 raise DemoError(
                     f"the takeover from {victim} took {takeover_s:.1f} s; {self.bound_s:g} s are promised: is the machine overloaded?"
@@ -127,7 +138,9 @@ class ClaimScenes:
                 process.stop(grace_s=STOP_GRACE_S)
             times = Counter((each.partition, each.offset) for each in self._books())
             if strange := times.keys() - wanted:
-                raise DemoError(f"{len(strange)} letters were handled that nobody wrote, among them {min(strange)}")
+                raise DemoError(
+                    f"{len(strange)} letters were handled that nobody wrote, among them {min(strange)}"
+                )
             again = sum(count - 1 for count in times.values())
             self._teller.say(
                 f"All {len(wanted):,} letters were handled; {again:,} of them twice, which the killed one had handled and not yet said so: at "
@@ -142,11 +155,15 @@ class ClaimScenes:
         last: dict[int, str] = {}
         for each in sorted(self._books(), key=lambda each: each.at_s):
             last[each.partition] = each.client
-        share = {client: sorted(place for place, owner in last.items() if owner == client) for client in CLIENTS}
+        share = {
+            client: sorted(place for place, owner in last.items() if owner == client) for client in CLIENTS
+        }
         return share if all(len(places) == PARTITIONS // len(CLIENTS) for places in share.values()) else None
 
     def _taken(self, lost: Collection[int], victim: str, killed_s: float) -> dict[int, float] | None:
-        """Return when somebody else first handled a letter of each lost partition, once that is so for all."""
+        """Return when somebody else first handled a letter of each lost partition, once that is so for
+        all.
+        """
         first: dict[int, float] = {}
         for each in self._books():
             if each.client != victim and each.partition in lost and each.at_s > killed_s:
@@ -183,7 +200,9 @@ class Letters:
 
     def __init__(self, settings: Settings, *, clock: Clock = system_clock) -> None:
         self._clock = clock
-        self._producer = Producer(settings.producer(**{"enable.idempotence": True, "linger.ms": 2}), logger=logger)
+        self._producer = Producer(
+            settings.producer(**{"enable.idempotence": True, "linger.ms": 2}), logger=logger
+        )
         self._over = threading.Event()
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._run, name="letters", daemon=True)
@@ -196,7 +215,9 @@ class Letters:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._over.set()
         self._thread.join(LIMIT_FLUSH_S)
 
@@ -211,13 +232,17 @@ class Letters:
         self._thread.join(2 * LIMIT_FLUSH_S)
         self.check()
         if self._thread.is_alive():
-            raise BrokerError(f"the last letters were not in {TOPIC} within {LIMIT_FLUSH_S:g} s: is the broker overloaded?")
+            raise BrokerError(
+                f"the last letters were not in {TOPIC} within {LIMIT_FLUSH_S:g} s: is the broker overloaded?"
+            )
 
     def _run(self) -> None:
         try:
             number, due_s = 0, self._clock.monotonic_s()
             while not self._over.is_set() and self._failure is None:
-                self._producer.produce(TOPIC, b"letter %d" % number, partition=number % PARTITIONS, on_delivery=self._delivered)
+                self._producer.produce(
+                    TOPIC, b"letter %d" % number, partition=number % PARTITIONS, on_delivery=self._delivered
+                )
                 number += 1
                 self.stalled_s = max(self.stalled_s, self._clock.monotonic_s() - due_s)
                 due_s = max(due_s + 1 / LETTERS_A_SECOND, self._clock.monotonic_s() - 1.0)
@@ -231,14 +256,18 @@ class Letters:
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
         partition, offset = message.partition(), message.offset()
         if error is not None or partition is None or offset is None:
-            self._failure = self._failure or (KafkaException(error) if error else BrokerError("a letter without an offset"))
+            self._failure = self._failure or (
+                KafkaException(error) if error else BrokerError("a letter without an offset")
+            )
             return
         self.written.add((partition, offset))
 
 
 def new_topic(name: str, partitions: int, config: Mapping[str, str]) -> CreateTopic:
     """Return what creates a topic of one replica."""
-    spec = TopicSpec(name=name, partitions=partitions, config=config, replication_factor=1, role=TopicRole.SOURCE)
+    spec = TopicSpec(
+        name=name, partitions=partitions, config=config, replication_factor=1, role=TopicRole.SOURCE
+    )
     return CreateTopic(spec=spec, partitions=partitions)
 
 
@@ -249,4 +278,6 @@ def _words(places: Collection[int]) -> str:
     ('partition 4', 'partitions 1 and 3')
     """
     shown = sorted(map(str, places))
-    return f"partition {shown[0]}" if len(shown) == 1 else f"partitions {', '.join(shown[:-1])} and {shown[-1]}"
+    return (
+        f"partition {shown[0]}" if len(shown) == 1 else f"partitions {', '.join(shown[:-1])} and {shown[-1]}"
+    )

@@ -1,4 +1,6 @@
-"""What the demo runs on: a broker, workers of the Procfile and a folder for all of it, with one owner that ends everything."""
+"""What the demo runs on: a broker, workers of the Procfile and a folder for all of it, with one owner that
+ends everything.
+"""
 
 from __future__ import annotations
 
@@ -33,7 +35,10 @@ SERVICE = {
     "outbox_name": "shop",
     "outbox_heartbeat_timeout_s": 2.0,
 }
-"""Settings of the services of the demo. The fleet's claims are of 60 s, so these need a coordination topic of their own."""
+"""Settings of the services of the demo.
+
+The fleet's claims are of 60 s, so these need a coordination topic of their own.
+"""
 
 KEPT_FOLDER = Path(".holdfast/demo")
 STOP_GRACE_S = 10.0
@@ -50,13 +55,16 @@ class Running(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class DemoEnvironment:
-    """Everything the demo starts. Leaving the block ends it, whatever happened; with *keep* only a failure does.
+    """Everything the demo starts. Leaving the block ends it, whatever happened; with *keep* only a failure
+    does.
 
     Processes die with this one even when it is killed (Linux), unless they are to be kept.
     """
 
     def __init__(self, *, keep: bool, folder: Path | None = None) -> None:
-        """Take *folder*, which must not exist or be empty, or one of the system's temporary folders (of this one, to keep)."""
+        """Take *folder*, which must not exist or be empty, or one of the system's temporary folders (of
+        this one, to keep).
+        """
         self.keep = keep
         if folder is None and not keep:
             self.folder = Path(tempfile.mkdtemp(prefix="holdfast-demo-"))
@@ -64,7 +72,9 @@ class DemoEnvironment:
             self.folder = (folder or KEPT_FOLDER).absolute()
             if self.folder.exists() and any(self.folder.iterdir()):
                 where = "" if self.is_default else f" --dir {self.folder}"
-                raise DemoError(f"{self.folder} is not empty: end the demo there with `holdfast demo down{where}`, or choose another --dir")
+                raise DemoError(
+                    f"{self.folder} is not empty: end the demo there with `holdfast demo down{where}`, or choose another --dir"
+                )
             self.folder.mkdir(parents=True, exist_ok=True)
         self.cluster = Cluster(self.folder / "broker", detached=keep)
         self.config = self.folder / "holdfast.toml"
@@ -82,7 +92,9 @@ class DemoEnvironment:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         if self.keep and self._done and kind is None:
             return
         self.close(keep_logs=isinstance(error, Exception))
@@ -92,8 +104,15 @@ class DemoEnvironment:
         self._note()
         self.cluster.start()
         # A string in JSON is one in TOML too.
-        kafka = "".join(f"{json.dumps(name)} = {json.dumps(value)}\n" for name, value in self.cluster.client_config().items())
-        workers = {"app": APP, "session_timeout_s": SESSION_TIMEOUT_S, "heartbeat_interval_s": HEARTBEAT_INTERVAL_S}
+        kafka = "".join(
+            f"{json.dumps(name)} = {json.dumps(value)}\n"
+            for name, value in self.cluster.client_config().items()
+        )
+        workers = {
+            "app": APP,
+            "session_timeout_s": SESSION_TIMEOUT_S,
+            "heartbeat_interval_s": HEARTBEAT_INTERVAL_S,
+        }
         for path, told in ((self.config, workers), (self.service_config, SERVICE)):
             holdfast = "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
             path.write_text(f"[holdfast]\n{holdfast}\n[kafka]\n{kafka}", encoding="utf-8")
@@ -105,25 +124,47 @@ class DemoEnvironment:
 
     @property
     def service_settings(self) -> Settings:
-        """Return the settings of the services that claim and of the outbox: they have another application, and a shorter interval."""
+        """Return the settings of the services that claim and of the outbox: they have another application,
+        and a shorter interval.
+        """
         return load_settings(flags={}, env={}, file=self.service_config)
 
     def actor(self, name: str, *arguments: str) -> Process:
-        """Start `python -P -m ARGUMENTS` for a scene, with the settings of the services; it ends with the demo at the latest."""
+        """Start `python -P -m ARGUMENTS` for a scene, with the settings of the services; it ends with the
+        demo at the latest.
+        """
         process = procfile.program(name, *arguments, folder=self.folder, settings=self.service_config)
         self.actors.append(process)
         process.start()
         return process
 
     def command(self, *arguments: str) -> str:
-        """Return what `holdfast ARGUMENTS` prints with the settings of the services; DemoError when it fails."""
-        command = [sys.executable, "-P", "-m", "holdfast.cli", "--config", str(self.service_config), *arguments]
+        """Return what `holdfast ARGUMENTS` prints with the settings of the services; DemoError when it
+        fails.
+        """
+        command = [
+            sys.executable,
+            "-P",
+            "-m",
+            "holdfast.cli",
+            "--config",
+            str(self.service_config),
+            *arguments,
+        ]
         try:
             done = subprocess.run(
-                command, stdin=subprocess.DEVNULL, capture_output=True, text=True, timeout=COMMAND_DEADLINE_S, check=False, cwd=self.folder
+                command,
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                text=True,
+                timeout=COMMAND_DEADLINE_S,
+                check=False,
+                cwd=self.folder,
             )
         except subprocess.TimeoutExpired as error:
-            raise DemoError(f"`holdfast {' '.join(arguments)}` did not end within {COMMAND_DEADLINE_S:g} s") from error
+            raise DemoError(
+                f"`holdfast {' '.join(arguments)}` did not end within {COMMAND_DEADLINE_S:g} s"
+            ) from error
         if done.returncode:
             raise DemoError(
                 f"`holdfast {' '.join(arguments)}` ended with code {done.returncode}: {(done.stdout + done.stderr).strip()[-800:]}"
@@ -133,7 +174,11 @@ class DemoEnvironment:
     def start_workers(self) -> None:
         """Start the workers; they are not ready yet."""
         self.workers = procfile.workers(
-            WORKERS, ports=ports.free_ports(WORKERS), folder=self.folder, settings=self.config, detached=self.keep
+            WORKERS,
+            ports=ports.free_ports(WORKERS),
+            folder=self.folder,
+            settings=self.config,
+            detached=self.keep,
         )
         for worker in self.workers:
             self.start_worker(worker)
@@ -159,7 +204,10 @@ class DemoEnvironment:
         self._note()
 
     def close(self, *, keep_logs: bool) -> None:
-        """End everything and remove the folder, all but the logs when those are asked for. Every wait in here has a deadline."""
+        """End everything and remove the folder, all but the logs when those are asked for.
+
+        Every wait in here has a deadline.
+        """
         if self._closed:
             return
         self._closed = True
@@ -179,8 +227,14 @@ class DemoEnvironment:
             if path.is_dir() and not path.is_symlink():
                 with contextlib.suppress(OSError):
                     path.rmdir()
-            elif path.suffix != ".log" or "data" in path.relative_to(self.folder).parts or path.stat().st_size == 0:
-                path.unlink(missing_ok=True)  # in data folders, .log is what Kafka and RocksDB call their own files
+            elif (
+                path.suffix != ".log"
+                or "data" in path.relative_to(self.folder).parts
+                or path.stat().st_size == 0
+            ):
+                path.unlink(
+                    missing_ok=True
+                )  # in data folders, .log is what Kafka and RocksDB call their own files
         with contextlib.suppress(OSError):
             self.folder.rmdir()
 
@@ -188,7 +242,9 @@ class DemoEnvironment:
         if not self.keep:
             return
         workers = [
-            Running(name=worker.name, pid=worker.pid, birth=worker.birth) for worker in self.workers if worker.running and worker.birth
+            Running(name=worker.name, pid=worker.pid, birth=worker.birth)
+            for worker in self.workers
+            if worker.running and worker.birth
         ]
         content = msgspec.json.format(msgspec.json.encode([*workers, *self.others]))
         fresh = self.folder / f"{_STATE_FILE}.new"
@@ -204,7 +260,9 @@ def down(folder: Path) -> Sequence[str]:
     except FileNotFoundError:
         raise DemoError(f"no demo was kept in {folder}; `holdfast demo --keep` starts one there") from None
     except msgspec.DecodeError as error:
-        raise DemoError(f"{folder / _STATE_FILE} is not a file of `holdfast demo` ({error}); remove it yourself") from error
+        raise DemoError(
+            f"{folder / _STATE_FILE} is not a file of `holdfast demo` ({error}); remove it yourself"
+        ) from error
     ended = []
     for process in reversed(kept):
         if is_alive(process.pid, process.birth):

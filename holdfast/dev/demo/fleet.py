@@ -1,7 +1,8 @@
-"""A simulated fleet of claim holders: real frames on the coordination topic, and books to hold a table of claims against.
+"""A simulated fleet of claim holders: real frames on the coordination topic, and books to hold a table of
+claims against.
 
-`Fleet` is pure: told the time, it says what its clients write next, and keeps for every claim what a fold must make of that.
-`LiveFleet` writes it to a broker, in step with the clock, from a thread of its own.
+`Fleet` is pure: told the time, it says what its clients write next, and keeps for every claim what a fold
+must make of that. `LiveFleet` writes it to a broker, in step with the clock, from a thread of its own.
 """
 
 from __future__ import annotations
@@ -19,7 +20,14 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, coordination_partition, encode
+from holdfast.core.claims.frames import (
+    ClaimingPartition,
+    Frame,
+    Heartbeat,
+    ReleasingPartition,
+    coordination_partition,
+    encode,
+)
 from holdfast.core.claims.views import claim_key
 from holdfast.errors import BrokerError, ConfigError
 
@@ -38,8 +46,9 @@ RESTART_EVERY_TICKS = 10
 class FleetPlan:
     """How many clients share how many claims, and how often each claim's owner says it is alive.
 
-    Real clients do so every 60 s. Here time is short, so that every claim can be seen to live; the rules that count seconds (stale
-    after 120) are those of the log's time all the same, so no claim of the fleet goes stale while it runs.
+    Real clients do so every 60 s. Here time is short, so that every claim can be seen to live; the rules that
+    count seconds (stale after 120) are those of the log's time all the same, so no claim of the fleet goes
+    stale while it runs.
     """
 
     clients: int = 200
@@ -71,7 +80,9 @@ class Client:
 
 @dataclass(slots=True, kw_only=True)
 class FleetClaim:
-    """What the fleet's books say of one claim: who holds it under which epoch, where it stands, how many frames must have been refused."""
+    """What the fleet's books say of one claim: who holds it under which epoch, where it stands, how many
+    frames must have been refused.
+    """
 
     group_id: str
     topic: str
@@ -125,7 +136,9 @@ class Fleet:
         self._members = [[] for _ in GROUPS]
         for number in range(self.plan.clients):
             turn, group = divmod(number, len(GROUPS))
-            self._members[group].append(Client(client_id=f"{GROUPS[group][0]}-{turn:03d}", instance_id=self._instance()))
+            self._members[group].append(
+                Client(client_id=f"{GROUPS[group][0]}-{turn:03d}", instance_id=self._instance())
+            )
         self.entries = [self._entry(number) for number in range(self.plan.claims)]
 
     def _entry(self, number: int) -> FleetClaim:
@@ -133,13 +146,21 @@ class Fleet:
         owner = self._members[group][turn % len(self._members[group])]
         name, family = GROUPS[group]
         topic, partition = divmod(turn, PARTITIONS_PER_TOPIC)
-        return FleetClaim(group_id=name, topic=f"{family}-{topic:02d}", partition=partition, owner=owner, instance_id=owner.instance_id)
+        return FleetClaim(
+            group_id=name,
+            topic=f"{family}-{topic:02d}",
+            partition=partition,
+            owner=owner,
+            instance_id=owner.instance_id,
+        )
 
     def _instance(self) -> str:
         return f"{self._random.getrandbits(32):08x}"
 
     def arrive(self, time_s: int) -> Iterator[Frame]:
-        """Yield how the fleet comes up: every claim is claimed by its owner, contested by a neighbour a moment later, and begun."""
+        """Yield how the fleet comes up: every claim is claimed by its owner, contested by a neighbour a
+        moment later, and begun.
+        """
         for number, entry in enumerate(self.entries):
             yield self._claiming(entry, entry.owner, time_s)
             yield self._claiming(entry, self._neighbour(number, entry), time_s)
@@ -148,18 +169,23 @@ class Fleet:
             yield self._heartbeat(entry, time_s)
 
     def tick(self, time_s: int) -> Iterator[Frame]:
-        """Yield what the fleet writes in the next step of TICK_S: its share of heartbeats, and now and then an incident."""
+        """Yield what the fleet writes in the next step of TICK_S: its share of heartbeats, and now and
+        then an incident.
+        """
         at, self._tick = self._tick, self._tick + 1
         late, self._late = self._late, []
         for entry, client_id, instance_id in late:
-            # The replaced process did not know and speaks once more. Its claim is live, so this is refused and noted.
+            # The replaced process did not know and speaks once more. Its claim is live, so this is refused
+            # and noted.
             entry.refused += 1
             self.counts.zombies += 1
             yield Heartbeat(time_s, instance_id, client_id, entry.group_id, entry.topic, entry.partition, 0)
         for number in range(at % self.plan.ticks, len(self.entries), self.plan.ticks):
             yield self._heartbeat(self.entries[number], time_s)
         number = self._random.randrange(len(self.entries))
-        yield from self._hand_over(self.entries[number], self._neighbour(number, self.entries[number]), time_s)
+        yield from self._hand_over(
+            self.entries[number], self._neighbour(number, self.entries[number]), time_s
+        )
         number = self._random.randrange(len(self.entries))
         self.counts.contests += 1
         yield self._claiming(self.entries[number], self._neighbour(number, self.entries[number]), time_s)
@@ -182,7 +208,9 @@ class Fleet:
                 (owner, entry.instance_id, entry.epoch, entry.offset, entry.refused)
                 for owner, entry in zip(owners, self.entries, strict=True)
             ],
-            late=[(places[id(entry)], client_id, instance_id) for entry, client_id, instance_id in self._late],
+            late=[
+                (places[id(entry)], client_id, instance_id) for entry, client_id, instance_id in self._late
+            ],
             tick=self._tick,
             random=list(self._random.getstate()[1]),
         )
@@ -197,10 +225,14 @@ class Fleet:
             clients = [client for members in fleet._members for client in members]
             for client, instance_id in zip(clients, state.instances, strict=True):
                 client.instance_id = instance_id
-            for entry, (owner, instance_id, epoch, offset, refused) in zip(fleet.entries, state.claims, strict=True):
+            for entry, (owner, instance_id, epoch, offset, refused) in zip(
+                fleet.entries, state.claims, strict=True
+            ):
                 entry.owner, entry.instance_id = clients[owner], instance_id
                 entry.epoch, entry.offset, entry.refused = epoch, offset, refused
-            fleet._late = [(fleet.entries[place], client_id, instance_id) for place, client_id, instance_id in state.late]
+            fleet._late = [
+                (fleet.entries[place], client_id, instance_id) for place, client_id, instance_id in state.late
+            ]
             fleet._tick = state.tick
             fleet._random.setstate((_RANDOM_FORMAT, tuple(state.random), None))
         except (msgspec.DecodeError, ValueError, IndexError, TypeError) as error:
@@ -224,7 +256,9 @@ class Fleet:
         yield self._claiming(entry, heir, time_s)
 
     def _restart(self, client: Client, time_s: int) -> Iterator[Frame]:
-        """A client returns under a new instance id: one heartbeat each takes its claims back, and shuts the old process out."""
+        """A client returns under a new instance id: one heartbeat each takes its claims back, and shuts
+        the old process out.
+        """
         before, client.instance_id = client.instance_id, self._instance()
         mine = [entry for entry in self.entries if entry.owner is client]
         for entry in mine:
@@ -237,13 +271,23 @@ class Fleet:
 
     @staticmethod
     def _claiming(entry: FleetClaim, client: Client, time_s: int) -> Frame:
-        return ClaimingPartition(time_s, client.instance_id, client.client_id, entry.group_id, entry.topic, entry.partition)
+        return ClaimingPartition(
+            time_s, client.instance_id, client.client_id, entry.group_id, entry.topic, entry.partition
+        )
 
     def _heartbeat(self, entry: FleetClaim, time_s: int) -> Frame:
         entry.offset += self._random.randrange(1, 500)
         self.counts.heartbeats += 1
         owner = entry.owner
-        return Heartbeat(time_s, owner.instance_id, owner.client_id, entry.group_id, entry.topic, entry.partition, entry.offset)
+        return Heartbeat(
+            time_s,
+            owner.instance_id,
+            owner.client_id,
+            entry.group_id,
+            entry.topic,
+            entry.partition,
+            entry.offset,
+        )
 
 
 _RANDOM_FORMAT = random.Random().getstate()[0]
@@ -261,17 +305,33 @@ class _Saved(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class LiveFleet:
-    """Writes a fleet's frames to the coordination topic for as long as the block lasts, each to the partition its topic hashes to.
+    """Writes a fleet's frames to the coordination topic for as long as the block lasts, each to the partition
+    its topic hashes to.
 
-    One idempotent producer stands for all clients, so that the log has the order of the books. `stop` returns when every frame is in
-    the log, and raises what went wrong on the way. A fleet that is there already does not arrive again.
+    One idempotent producer stands for all clients, so that the log has the order of the books. `stop` returns
+    when every frame is in the log, and raises what went wrong on the way. A fleet that is there already does
+    not arrive again.
     """
 
-    def __init__(self, settings: Settings, fleet: Fleet, *, partitions: int, arrives: bool = True, clock: Clock = system_clock) -> None:
-        self.fleet, self._topic, self._partitions, self._clock = fleet, settings.coordination_topic, partitions, clock
+    def __init__(
+        self,
+        settings: Settings,
+        fleet: Fleet,
+        *,
+        partitions: int,
+        arrives: bool = True,
+        clock: Clock = system_clock,
+    ) -> None:
+        self.fleet, self._topic, self._partitions, self._clock = (
+            fleet,
+            settings.coordination_topic,
+            partitions,
+            clock,
+        )
         self._arrives = arrives
         self._producer = Producer(
-            settings.producer(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 30_000}), logger=logger
+            settings.producer(**{"enable.idempotence": True, "linger.ms": 2, "message.timeout.ms": 30_000}),
+            logger=logger,
         )
         self._places: dict[str, int] = {}
         self._wanted, self._arrived = threading.Event(), threading.Event()
@@ -286,7 +346,9 @@ class LiveFleet:
         self._thread.start()
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._wanted.set()
         self._thread.join(LIMIT_WAIT_S)
 
@@ -294,7 +356,9 @@ class LiveFleet:
         """Wait until every client holds its claims."""
         if not self._arrived.wait(LIMIT_WAIT_S):
             self.check()
-            raise BrokerError(f"the fleet's first frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker overloaded?")
+            raise BrokerError(
+                f"the fleet's first frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker overloaded?"
+            )
         self.check()
 
     def check(self) -> None:
@@ -308,7 +372,9 @@ class LiveFleet:
         self._thread.join(LIMIT_WAIT_S)
         self.check()
         if self._thread.is_alive():
-            raise BrokerError(f"the fleet's last frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker overloaded?")
+            raise BrokerError(
+                f"the fleet's last frames were not in {self._topic} within {LIMIT_WAIT_S:g} s: is the broker overloaded?"
+            )
 
     # -- in the thread
 
@@ -322,7 +388,9 @@ class LiveFleet:
             while not self._wanted.is_set() and self._failure is None:
                 for frame in self.fleet.tick(self._clock.now_ms() // 1000):
                     self._write(frame)
-                due_s = max(due_s + TICK_S, self._clock.monotonic_s() - 1.0)  # after a stall it does not make up for more than 1 s
+                due_s = max(
+                    due_s + TICK_S, self._clock.monotonic_s() - 1.0
+                )  # after a stall it does not make up for more than 1 s
                 self._producer.poll(0)
                 while (left_s := due_s - self._clock.monotonic_s()) > 0 and not self._wanted.is_set():
                     self._producer.poll(left_s)
@@ -338,7 +406,9 @@ class LiveFleet:
             place = self._places[frame.topic] = coordination_partition(frame.topic, self._partitions)
         while True:
             try:
-                self._producer.produce(self._topic, encode(frame), partition=place, on_delivery=self._delivered)
+                self._producer.produce(
+                    self._topic, encode(frame), partition=place, on_delivery=self._delivered
+                )
                 return
             except BufferError:
                 self._producer.poll(0.05)

@@ -1,4 +1,6 @@
-"""`python -P -m holdfast.dev.demo.fleet_process SETTINGS FLEET PARTITIONS`: lets a fleet of `holdfast demo --keep` live on after the demo."""
+"""`python -P -m holdfast.dev.demo.fleet_process SETTINGS FLEET PARTITIONS`: lets a fleet of `holdfast demo
+--keep` live on after the demo.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,9 @@ CHECK_S = 1.0
 
 
 def start(fleet: Fleet, folder: Path, settings: Path, *, partitions: int) -> subprocess.Popen[bytes]:
-    """Start a process in which *fleet*, which nobody else may use any more, goes on; it runs until it is ended."""
+    """Start a process in which *fleet*, which nobody else may use any more, goes on; it runs until it is
+    ended.
+    """
     fleet.plan = dataclasses.replace(fleet.plan, heartbeat_s=HEARTBEAT_S)
     saved = folder / "fleet.json"
     saved.write_bytes(fleet.saved())

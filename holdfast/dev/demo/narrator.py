@@ -1,4 +1,6 @@
-"""How the demo speaks: what it does, when, and what came of it, the same on a terminal and in a log; and its summary."""
+"""How the demo speaks: what it does, when, and what came of it, the same on a terminal and in a log; and
+its summary.
+"""
 
 from __future__ import annotations
 
@@ -96,7 +98,9 @@ class Teller:
 
     def _print(self, paragraph: str, *, indent: int = INDENT, style: str = "", label: str = "") -> None:
         columns = max(LEAST_COLUMNS, min(self.console.width, PLAIN_COLUMNS)) - indent
-        for number, words in enumerate(wrap(paragraph, columns, break_long_words=False, break_on_hyphens=False)):
+        for number, words in enumerate(
+            wrap(paragraph, columns, break_long_words=False, break_on_hyphens=False)
+        ):
             margin = f"{'' if number else label:{indent}}"
             self.console.print(Text.assemble((margin, "dim"), (words, style)), soft_wrap=True)
 
@@ -181,21 +185,33 @@ def require_one_hash(ways: Sequence[Way]) -> None:
 
 
 def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Line]:
-    """Return the page at the end: what held, in numbers, and where to look next. What did not hold never gets here."""
+    """Return the page at the end: what held, in numbers, and where to look next.
+
+    What did not hold never gets here.
+    """
     require_one_hash(found.ways)
     claimed, outbox = found.claimed, found.outbox
     p50_ms, p99_ms = (1000 * quantile(found.visible_s, share) for share in (0.5, 0.99))
     return [
         Line(words=f"Everything held, in {found.elapsed_s:.0f} s.", style="bold green"),
         Line(),
-        Line("records", f"{found.records:,} frames became {found.rows:,} rows, exactly once, with one of two workers killed"),
+        Line(
+            "records",
+            f"{found.records:,} frames became {found.rows:,} rows, exactly once, with one of two workers killed",
+        ),
         Line("rate", f"{found.live_rate:,.0f} frames a second while the fleet was watched"),
-        Line("read your writes", f"{p50_ms:.0f} ms from Kafka's acknowledgement to the answer (p50), {p99_ms:.0f} ms (p99)"),
+        Line(
+            "read your writes",
+            f"{p50_ms:.0f} ms from Kafka's acknowledgement to the answer (p50), {p99_ms:.0f} ms (p99)",
+        ),
         Line(
             "takeover",
             f"{found.takeover_s:.1f} s from SIGKILL to the survivor's answer; the session timeout is {found.session_timeout_s:g} s",
         ),
-        Line("fleet", f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts"),
+        Line(
+            "fleet",
+            f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts",
+        ),
         Line("refused", f"{found.refused:,} heartbeats of instances that had been replaced"),
         Line(
             "services",
@@ -209,7 +225,10 @@ def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Li
         ),
         Line(),
         Line(words="One log, three ways, one state", style="bold"),
-        *(Line(way.name, f"{way.digest[:HASH_SHOWN]}   {way.how} in {_span(way.seconds)}") for way in found.ways),
+        *(
+            Line(way.name, f"{way.digest[:HASH_SHOWN]}   {way.how} in {_span(way.seconds)}")
+            for way in found.ways
+        ),
         Line(),
         Line(words="Where to look next", style="bold"),
         *(Line(*pointer) for pointer in pointers),

@@ -1,4 +1,6 @@
-"""Holds what an outbox published against the database it came from: every order once, each customer's in order, nothing rolled back."""
+"""Holds what an outbox published against the database it came from: every order once, each customer's in
+order, nothing rolled back.
+"""
 
 from __future__ import annotations
 
@@ -44,7 +46,8 @@ class Published:
 
 
 def flaws(orders: Mapping[int, Order], published: Iterable[Published]) -> list[str]:
-    """Return what is wrong with *published*, which is in offset order in each partition, for the *orders* that were kept.
+    """Return what is wrong with *published*, which is in offset order in each partition, for the *orders*
+    that were kept.
 
     >>> kept = {1: Order(1, "ada", 500), 2: Order(2, "ada", 900)}
     >>> def told(*found): return [Published(partition=0, offset=at, order=each, stamp=None) for at, each in enumerate(found)]
@@ -65,11 +68,16 @@ def flaws(orders: Mapping[int, Order], published: Iterable[Published]) -> list[s
         elif last.get(order.customer, 0) > order.order:
             found.append(f"{each} comes after order {last[order.customer]} of {order.customer}")
         last[order.customer] = max(order.order, last.get(order.customer, 0))
-    return [*found, *(f"order {number} was never published" for number in sorted(orders.keys() - seen.keys()))]
+    return [
+        *found,
+        *(f"order {number} was never published" for number in sorted(orders.keys() - seen.keys())),
+    ]
 
 
 def gaps(published: Iterable[Published]) -> list[str]:
-    """Return where the harvesters' own numbers are not contiguous, or epochs go back, per producer and partition."""
+    """Return where the harvesters' own numbers are not contiguous, or epochs go back, per producer and
+    partition.
+    """
     found, at = [], dict[tuple[str, int], Stamp]()
     for each in published:
         if each.stamp is None:
@@ -89,7 +97,15 @@ def gaps(published: Iterable[Published]) -> list[str]:
 class PublishedReader:
     """Reads a destination topic from its beginning, records of committed transactions only."""
 
-    def __init__(self, settings: Settings, topic: str, partitions: int, *, committed: bool = True, clock: Clock = system_clock) -> None:
+    def __init__(
+        self,
+        settings: Settings,
+        topic: str,
+        partitions: int,
+        *,
+        committed: bool = True,
+        clock: Clock = system_clock,
+    ) -> None:
         self._clock, self._topic = clock, topic
         reading: dict[str, str | int | bool] = {
             "group.id": f"{settings.app}-reader",  # never joined
@@ -105,7 +121,9 @@ class PublishedReader:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._consumer.close()
 
     def take(self, wait_s: float = 0.02) -> list[Published]:
@@ -113,11 +131,15 @@ class PublishedReader:
         return list(self._decoded(self._consumer.consume(READ_RECORDS, wait_s)))
 
     def to_end(self) -> list[Published]:
-        """Return everything up to the end of the topic as it is now; BrokerError when that is not reached in time."""
+        """Return everything up to the end of the topic as it is now; BrokerError when that is not reached
+        in time.
+        """
         until_s, found = self._clock.monotonic_s() + READ_DEADLINE_S, []
         while self._unread:
             if self._clock.monotonic_s() > until_s:
-                raise BrokerError(f"{self._topic} was not read to its end within {READ_DEADLINE_S:g} s: is the broker overloaded?")
+                raise BrokerError(
+                    f"{self._topic} was not read to its end within {READ_DEADLINE_S:g} s: is the broker overloaded?"
+                )
             found += self.take(0.1)
         return found
 

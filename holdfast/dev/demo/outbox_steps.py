@@ -1,4 +1,6 @@
-"""Scenes of the demo: writers put orders and their messages into SQLite, harvesters publish them, one is killed, and an audit follows."""
+"""Scenes of the demo: writers put orders and their messages into SQLite, harvesters publish them, one is
+killed, and an audit follows.
+"""
 
 from __future__ import annotations
 
@@ -43,14 +45,19 @@ class OutboxScenes:
         self.session_s = 3 * self._settings.outbox_heartbeat_timeout_s
 
     def play(self) -> OutboxFindings:
-        """Play the scenes; what does not hold is a HoldfastError. Neither writer nor harvester runs afterwards."""
+        """Play the scenes; what does not hold is a HoldfastError.
+
+        Neither writer nor harvester runs afterwards.
+        """
         self._prepare()
         with OutboxRows(self._url) as rows, PublishedReader(self._settings, TOPIC, PARTITIONS) as reader:
             leader = self._start(rows, reader)
             takeover_s = self._kill(leader, rows, reader)
             rolled_back = self._stop(rows)
         orders = self._audit()
-        return OutboxFindings(orders=orders, rolled_back=rolled_back, takeover_s=takeover_s, session_s=self.session_s)
+        return OutboxFindings(
+            orders=orders, rolled_back=rolled_back, takeover_s=takeover_s, session_s=self.session_s
+        )
 
     # -- scenes
 
@@ -58,11 +65,15 @@ class OutboxScenes:
         Admin(self._settings).apply([new_topic(TOPIC, PARTITIONS, {})])
         upgrade(self._url)
         with closing(sqlite3.connect(self._database)) as connection:
-            connection.execute("CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, customer TEXT NOT NULL, cents INTEGER NOT NULL)")
+            connection.execute(
+                "CREATE TABLE orders (id INTEGER PRIMARY KEY AUTOINCREMENT, customer TEXT NOT NULL, cents INTEGER NOT NULL)"
+            )
             connection.commit()
 
     def _start(self, rows: OutboxRows, reader: PublishedReader) -> ShardLeader:
-        with self._teller.step(f"Take orders in {WRITERS} services, into SQLite, each with its message in the same transaction"):
+        with self._teller.step(
+            f"Take orders in {WRITERS} services, into SQLite, each with its message in the same transaction"
+        ):
             self._teller.waiting("waiting until a harvester is elected and publishes")
             for number in range(1, WRITERS + 1):
                 arguments = ("holdfast.dev.demo.writer", str(self._database), TOPIC, str(number))
@@ -72,7 +83,11 @@ class OutboxScenes:
                 harvest = ("outbox", "harvest", "--database", self._url, "--instance", name)
                 self._harvesters[name] = self._stage.actor(name, "holdfast.cli", *harvest)
             seen: list[Published] = []
-            self._until("the first messages", lambda: len(self._more(seen, reader)) >= PUBLISHED_BEFORE_KILL, START_DEADLINE_S)
+            self._until(
+                "the first messages",
+                lambda: len(self._more(seen, reader)) >= PUBLISHED_BEFORE_KILL,
+                START_DEADLINE_S,
+            )
             leader = self._leader(rows)
             self._teller.say(
                 f"{HARVESTERS} harvesters run, {leader.leader} was elected and publishes; the other one stands by. One order in ten is rolled back "
@@ -86,12 +101,18 @@ class OutboxScenes:
             self._teller.waiting("waiting until the other one publishes")
             killed_s = system_clock.monotonic_s()
             process.kill()
-            self._teller.say(f"pid {process.pid} is gone, whatever it had begun. The services go on taking orders and notice nothing.")
+            self._teller.say(
+                f"pid {process.pid} is gone, whatever it had begun. The services go on taking orders and notice nothing."
+            )
             seen: list[Published] = []
             first_s: list[float] = []
 
             def published() -> bool:
-                fresh = [each for each in self._more(seen, reader) if each.stamp and each.stamp.epoch > leader.epoch]
+                fresh = [
+                    each
+                    for each in self._more(seen, reader)
+                    if each.stamp and each.stamp.epoch > leader.epoch
+                ]
                 if fresh and not first_s:
                     first_s.append(system_clock.monotonic_s())
                 return len(fresh) >= PUBLISHED_AFTER_KILL
@@ -112,7 +133,9 @@ class OutboxScenes:
                 writer.stop(grace_s=STOP_GRACE_S)
                 told = re.search(r"(\d+) orders taken, (\d+) rolled back", writer.last_words())
                 if told is None:
-                    raise DemoError(f"{writer.name} did not end in order; the end of {writer.log} says: {writer.last_words()}")
+                    raise DemoError(
+                        f"{writer.name} did not end in order; the end of {writer.log} says: {writer.last_words()}"
+                    )
                 rolled_back += int(told[2])
             self._writers.clear()
             self._until("the outbox to run empty", lambda: rows.count() == 0, EMPTY_DEADLINE_S)
@@ -138,8 +161,19 @@ class OutboxScenes:
                 "and the harvesters' numbers without a gap from the first leader to the second."
             )
             self._teller.waiting("auditing")
-            audit = ("audit", "outbox", "--outbox", str(self._settings.outbox_name), "--number", "number", "--engine", "local")
-            self._teller.say(f"The same by what the topics alone say, for any outbox: `holdfast {' '.join(audit)}`.")
+            audit = (
+                "audit",
+                "outbox",
+                "--outbox",
+                str(self._settings.outbox_name),
+                "--number",
+                "number",
+                "--engine",
+                "local",
+            )
+            self._teller.say(
+                f"The same by what the topics alone say, for any outbox: `holdfast {' '.join(audit)}`."
+            )
             self._teller.show(self._stage.command(*audit))
             if unseen:
                 self._teller.note(

@@ -1,4 +1,6 @@
-"""The processes of a Procfile, started by a program that must be able to kill them and must leave none behind."""
+"""The processes of a Procfile, started by a program that must be able to kill them and must leave none
+behind.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,9 @@ KILL_DEADLINE_S = 10.0
 
 
 def read_commands(path: Path | None = None) -> dict[str, str]:
-    """Return the commands of the Procfile at *path*, by process name; of the repository's own, or its built-in twin, by default."""
+    """Return the commands of the Procfile at *path*, by process name; of the repository's own, or its
+    built-in twin, by default.
+    """
     found = Path(__file__).resolve().parents[3] / "Procfile" if path is None else path
     if path is None and not found.exists():
         return {"worker": WORKER}
@@ -39,16 +43,19 @@ def read_commands(path: Path | None = None) -> dict[str, str]:
     except OSError as error:
         raise DemoError(f"cannot read {found}: {error.strerror}") from error
     if "worker" not in commands:
-        raise DemoError(f"{found} declares no `worker`; its processes are: {', '.join(sorted(commands)) or 'none'}")
+        raise DemoError(
+            f"{found} declares no `worker`; its processes are: {', '.join(sorted(commands)) or 'none'}"
+        )
     return commands
 
 
 @dataclass(slots=True)
 class Process:
-    """One process of a Procfile. Whoever starts it ends it; unless *detached* it also dies with this process (Linux).
+    """One process of a Procfile. Whoever starts it ends it; unless *detached* it also dies with this process
+    (Linux).
 
-    The command replaces the shell that reads it (`exec`), so that a signal meets the program and not its shell; what it starts in turn is in
-    its process group and gets the same signals.
+    The command replaces the shell that reads it (`exec`), so that a signal meets the program and not its
+    shell; what it starts in turn is in its process group and gets the same signals.
     """
 
     name: str
@@ -59,9 +66,11 @@ class Process:
     detached: bool = False
     _child: subprocess.Popen[bytes] | None = None
     _birth: str | None = None
-    # A leashed process dies with the thread that forked it, so that thread stays. And what an interrupted `start` forks is known to
-    # `kill` all the same, since signals reach the main thread only.
-    _forker: ThreadPoolExecutor = field(default_factory=partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="holdfast-procfile"))
+    # A leashed process dies with the thread that forked it, so that thread stays. And what an interrupted
+    # `start` forks is known to `kill` all the same, since signals reach the main thread only.
+    _forker: ThreadPoolExecutor = field(
+        default_factory=partial(ThreadPoolExecutor, max_workers=1, thread_name_prefix="holdfast-procfile")
+    )
 
     @property
     def url(self) -> str:
@@ -91,9 +100,12 @@ class Process:
         self._forker.submit(self._fork).result()
 
     def _fork(self) -> None:
-        leashed = [] if self.detached else [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())]
+        leashed = (
+            [] if self.detached else [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())]
+        )
         with self.log.open("ab") as log:
-            # A session of its own: Ctrl-C at the terminal reaches the owner alone, who ends everything in order.
+            # A session of its own: Ctrl-C at the terminal reaches the owner alone, who ends everything in
+            # order.
             self._child = subprocess.Popen(
                 [*leashed, "/bin/sh", "-c", self.command],
                 stdin=subprocess.DEVNULL,
@@ -122,7 +134,9 @@ class Process:
         """Raise DemoError with its last words if it has ended."""
         if not self.running:
             code = None if self._child is None else self._child.returncode
-            raise DemoError(f"{self.name} ended with code {code}; the end of {self.log} says: {self.last_words()}")
+            raise DemoError(
+                f"{self.name} ended with code {code}; the end of {self.log} says: {self.last_words()}"
+            )
 
     def last_words(self) -> str:
         """Return the end of its log."""
@@ -149,9 +163,16 @@ class Process:
 
 
 def workers(
-    count: int, *, ports: list[int], folder: Path, settings: Path, commands: Mapping[str, str] | None = None, detached: bool = False
+    count: int,
+    *,
+    ports: list[int],
+    folder: Path,
+    settings: Path,
+    commands: Mapping[str, str] | None = None,
+    detached: bool = False,
 ) -> list[Process]:
-    """Return *count* workers of the Procfile, not yet started, each with its own port and data folder under *folder*.
+    """Return *count* workers of the Procfile, not yet started, each with its own port and data folder under
+    *folder*.
 
     They read their settings from the file *settings*; HOLDFAST_ variables of this process do not reach them.
     """
@@ -160,22 +181,45 @@ def workers(
     env = _environment(folder, settings)
     declared = expand_processes({"worker": command}, concurrency={"worker": count}, env=env)
     return [
-        Process(name=each.name, command=each.cmd, env=each.env | {"PORT": str(port)}, port=port, folder=folder, detached=detached)
+        Process(
+            name=each.name,
+            command=each.cmd,
+            env=each.env | {"PORT": str(port)},
+            port=port,
+            folder=folder,
+            detached=detached,
+        )
         for each, port in zip(declared, ports, strict=True)
     ]
 
 
 def program(name: str, *arguments: str, folder: Path, settings: Path) -> Process:
-    """Return `python -P -m ARGUMENTS`, not yet started, with the environment that workers have. It serves no port."""
+    """Return `python -P -m ARGUMENTS`, not yet started, with the environment that workers have.
+
+    It serves no port.
+    """
     command = f"exec {shlex.join((sys.executable, '-P', '-m', *arguments))}"
     return Process(name=name, command=command, env=_environment(folder, settings), port=0, folder=folder)
 
 
 def _environment(folder: Path, settings: Path) -> dict[str, str]:
-    """Return the environment of this process but for what it says of holdfast, which *settings* says instead."""
+    """Return the environment of this process but for what it says of holdfast, which *settings* says
+    instead.
+    """
     python = Path(sys.executable).parent
     path = os.pathsep.join([str(python), os.environ.get("PATH", os.defpath)])
     if shutil.which("python", path=path) is None:
-        raise DemoError(f"there is no `python` in {python} or on PATH, which the Procfile starts: use a virtual environment")
-    env = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "HONCHO_")) and name != "PORT"}
-    return env | {"PATH": path, "HOLDFAST_CONFIG": str(settings), "HOLDFAST_DATA_DIR": str(folder / "data"), "PYTHONUNBUFFERED": "1"}
+        raise DemoError(
+            f"there is no `python` in {python} or on PATH, which the Procfile starts: use a virtual environment"
+        )
+    env = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOLDFAST_", "HONCHO_")) and name != "PORT"
+    }
+    return env | {
+        "PATH": path,
+        "HOLDFAST_CONFIG": str(settings),
+        "HOLDFAST_DATA_DIR": str(folder / "data"),
+        "PYTHONUNBUFFERED": "1",
+    }

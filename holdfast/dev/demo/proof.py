@@ -1,4 +1,6 @@
-"""The part of the demo that folds the log again, with and without Spark, and holds three hashes side by side."""
+"""The part of the demo that folds the log again, with and without Spark, and holds three hashes side by
+side.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,9 @@ from holdfast.pipeline.session import SparkOptions, open_session
 class Proof:
     """Folds what the workers have folded, by two other ways."""
 
-    def __init__(self, stage: DemoEnvironment, processor: Processor[Any, Any], teller: Teller, ends: Mapping[int, int]) -> None:
+    def __init__(
+        self, stage: DemoEnvironment, processor: Processor[Any, Any], teller: Teller, ends: Mapping[int, int]
+    ) -> None:
         self._stage, self._processor, self._teller = stage, processor, teller
         self._ends = ends
         self._records = sum(end + 1 for end in ends.values())
@@ -30,7 +34,9 @@ class Proof:
 
     def ways(self, table: Snapshot) -> list[Way]:
         """Return the three ways to the state; DemoError unless all lead to the hash of the live *table*."""
-        live = Way(name="live table", digest=table.digest, how="read through both workers", seconds=table.seconds)
+        live = Way(
+            name="live table", digest=table.digest, how="read through both workers", seconds=table.seconds
+        )
         with self._teller.step("Fold the log again, in one Python process, from the topic"):
             self._teller.waiting("folding")
             local = self._replayed("local replay", "of the topic", ReplayOptions(engine="local", rows=False))
@@ -42,7 +48,9 @@ class Proof:
                 self._land(system_clock.monotonic_s() - began_s)
             with self._teller.step("Fold the Delta table, on Spark"):
                 self._teller.waiting("folding")
-                options = ReplayOptions(engine="spark", source="bronze", lake=self._lake, rows=False, spark=self._spark)
+                options = ReplayOptions(
+                    engine="spark", source="bronze", lake=self._lake, rows=False, spark=self._spark
+                )
                 spark = self._replayed("Spark replay", "of the Delta table", options)
                 self._teller.waiting("stopping Spark")
                 stack.close()
@@ -56,7 +64,9 @@ class Proof:
         report = land(self._stage.settings, self._processor.source, self._lake, spark=self._spark)
         took_s = system_clock.monotonic_s() - began_s
         if report.vector != {place: end + 1 for place, end in self._ends.items()}:
-            raise DemoError(f"landing reached {report.vector}, but the topic's last offsets are {dict(self._ends)}")
+            raise DemoError(
+                f"landing reached {report.vector}, but the topic's last offsets are {dict(self._ends)}"
+            )
         self._teller.say(
             f"{report.offsets:,} records with coordinates and times in {took_s:.1f} s, after {start_s:.1f} s for Spark to start."
         )
@@ -67,5 +77,9 @@ class Proof:
         took_s = system_clock.monotonic_s() - began_s
         if replayed.records != self._records:
             raise DemoError(f"{name} folded {replayed.records} records, the topic holds {self._records}")
-        self._teller.say(f"{replayed.records:,} records in {took_s:.1f} s. State: {replayed.digest[:HASH_SHOWN]}")
-        return Way(name=name, digest=replayed.digest, how=f"{replayed.records:,} records {source}", seconds=took_s)
+        self._teller.say(
+            f"{replayed.records:,} records in {took_s:.1f} s. State: {replayed.digest[:HASH_SHOWN]}"
+        )
+        return Way(
+            name=name, digest=replayed.digest, how=f"{replayed.records:,} records {source}", seconds=took_s
+        )

@@ -1,4 +1,6 @@
-"""The demo: the whole of holdfast on real parts in about two minutes, told step by step, every statement of it checked."""
+"""The demo: the whole of holdfast on real parts in about two minutes, told step by step, every statement
+of it checked.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +21,15 @@ from holdfast.dev.demo.capture import PARTITIONS
 from holdfast.dev.demo.claim_steps import ClaimScenes
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment, Running
 from holdfast.dev.demo.fleet import LiveFleet
-from holdfast.dev.demo.narrator import ClaimFindings, Measurements, OutboxFindings, Teller, Way, console_for_people, summary
+from holdfast.dev.demo.narrator import (
+    ClaimFindings,
+    Measurements,
+    OutboxFindings,
+    Teller,
+    Way,
+    console_for_people,
+    summary,
+)
 from holdfast.dev.demo.outbox_steps import OutboxScenes
 from holdfast.dev.demo.worker_steps import DemoOptions, Scenes
 from holdfast.dev.signals import EndingSignals
@@ -35,8 +45,8 @@ Pointers = list[tuple[str, str]]
 def run_demo(options: DemoOptions, console: Console | None = None) -> Measurements:
     """Run the demo, print it, and return what it found; whatever does not hold is a HoldfastError.
 
-    What it started has ended when this returns or raises, unless it was to be kept and everything held. Must be called in the main
-    thread: a signal to end raises Interrupted there.
+    What it started has ended when this returns or raises, unless it was to be kept and everything held. Must
+    be called in the main thread: a signal to end raises Interrupted there.
     """
     _require_packages()
     teller = Teller(console or console_for_people())
@@ -53,7 +63,9 @@ def run_demo(options: DemoOptions, console: Console | None = None) -> Measuremen
     return found
 
 
-def _play(options: DemoOptions, stage: DemoEnvironment, teller: Teller, runner: asyncio.Runner) -> tuple[Measurements, Pointers]:
+def _play(
+    options: DemoOptions, stage: DemoEnvironment, teller: Teller, runner: asyncio.Runner
+) -> tuple[Measurements, Pointers]:
     _introduce(teller, options, stage)
     _start_broker(teller, stage)
     with Scenes(options, stage, teller, runner) as scenes:
@@ -104,7 +116,9 @@ def _start_broker(teller: Teller, stage: DemoEnvironment) -> None:
         began_s = system_clock.monotonic_s()
         stage.start_broker()
         took_s = system_clock.monotonic_s() - began_s
-        teller.say(f"Kafka {jars.KAFKA_VERSION}, one KRaft node, answers at {stage.cluster.bootstrap} after {took_s:.1f} s.")
+        teller.say(
+            f"Kafka {jars.KAFKA_VERSION}, one KRaft node, answers at {stage.cluster.bootstrap} after {took_s:.1f} s."
+        )
 
 
 def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
@@ -114,7 +128,9 @@ def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
         nodes = [node.pid for node in stage.cluster.status()]
         stage.close(keep_logs=False)
         left = [name for name, pid, birth in started if birth is not None and processes.is_alive(pid, birth)]
-        left += [f"broker node {node.node_id}" for node in stage.cluster.status() if node.condition != "stopped"]
+        left += [
+            f"broker node {node.node_id}" for node in stage.cluster.status() if node.condition != "stopped"
+        ]
         if left or stage.folder.exists():
             raise DemoError(
                 f"still there: {', '.join([*left, *([str(stage.folder)] if stage.folder.exists() else [])])}; end or remove it yourself"
@@ -125,7 +141,10 @@ def _end(teller: Teller, stage: DemoEnvironment) -> Pointers:
     return [
         ("look around", f"{_program()} demo --keep    the same, left running, with its addresses"),
         ("your own", "examples/counting.py    a whole application: one decode, one fold, one table"),
-        ("services", "examples/billing.py, examples/ordering.py    a service that claims; an outbox in ten lines"),
+        (
+            "services",
+            "examples/billing.py, examples/ordering.py    a service that claims; an outbox in ten lines",
+        ),
         ("the rules", "docs/PROTOCOL.md    what the workers made of the frames, and why"),
     ]
 
@@ -139,13 +158,19 @@ def _leave_running(stage: DemoEnvironment, scenes: Scenes) -> Pointers:
     stage.leave_running()
     holdfast, (place, url) = f"{_program()} --config {_shown(stage.config)}", min(scenes.seen.owners.items())
     return [
-        ("running", f"Kafka at {stage.cluster.bootstrap}, the fleet at a tenth of its pace, and two workers:"),
+        (
+            "running",
+            f"Kafka at {stage.cluster.bootstrap}, the fleet at a tenth of its pace, and two workers:",
+        ),
         *((worker.name, f"{worker.url}/tables  {worker.url}/metrics") for worker in stage.workers),
         ("watch", f"{holdfast} claims watch"),
         ("a page of rows", f"curl '{url}/tables/claims/{place}/scan?limit=3'"),
         ("prove it again", f"{holdfast} verify claims"),
         ("logs and data", str(stage.folder)),
-        ("end it", f"{_program()} demo down" + ("" if stage.is_default else f" --dir {_shown(stage.folder)}")),
+        (
+            "end it",
+            f"{_program()} demo down" + ("" if stage.is_default else f" --dir {_shown(stage.folder)}"),
+        ),
     ]
 
 
@@ -161,7 +186,13 @@ def _shown(path: Path) -> str:
 
 
 def _findings(
-    scenes: Scenes, ways: Sequence[Way], claimed: ClaimFindings, outbox: OutboxFindings, *, rows: int, elapsed_s: float
+    scenes: Scenes,
+    ways: Sequence[Way],
+    claimed: ClaimFindings,
+    outbox: OutboxFindings,
+    *,
+    rows: int,
+    elapsed_s: float,
 ) -> Measurements:
     seen, counts, plan = scenes.seen, scenes.fleet.counts, scenes.fleet.plan
     return Measurements(

@@ -1,4 +1,6 @@
-"""The scenes of the demo on the broker and the workers, each told as it happens, every statement of it checked."""
+"""The scenes of the demo on the broker and the workers, each told as it happens, every statement of it
+checked.
+"""
 
 from __future__ import annotations
 
@@ -60,7 +62,9 @@ class StepFigures:
 class Scenes:
     """A fleet of clients, the workers that fold what it writes, and the desk that asks them."""
 
-    def __init__(self, options: DemoOptions, stage: DemoEnvironment, teller: Teller, runner: asyncio.Runner) -> None:
+    def __init__(
+        self, options: DemoOptions, stage: DemoEnvironment, teller: Teller, runner: asyncio.Runner
+    ) -> None:
         self.options, self.stage, self._teller, self._runner = options, stage, teller, runner
         self._settings = stage.settings
         (self.claims,) = processors(self._settings)
@@ -74,7 +78,9 @@ class Scenes:
         self._run(self.desk.__aenter__())
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
         self._run(self.desk.__aexit__(kind, error, traceback))
 
     # -- setting up
@@ -89,7 +95,9 @@ class Scenes:
                 f"{settings.coordination_topic}: {PARTITIONS} partitions, dated by the broker. The claims are a fold of this log."
             )
             self._teller.say(f"{changelog}: compacted; the table of claims, as a log.")
-            self._teller.note(f"Also {' and '.join(name for name in made if name not in (settings.coordination_topic, changelog))}.")
+            self._teller.note(
+                f"Also {' and '.join(name for name in made if name not in (settings.coordination_topic, changelog))}."
+            )
 
     def workers(self) -> None:
         with self._teller.step("Start two workers from the Procfile"):
@@ -123,7 +131,9 @@ class Scenes:
             began_s = system_clock.monotonic_s()
             live.arrived()
             took_s = system_clock.monotonic_s() - began_s
-            self._teller.say(f"{live.written:,} frames in {took_s:.1f} s. Each claim was contested by a second client, which lost.")
+            self._teller.say(
+                f"{live.written:,} frames in {took_s:.1f} s. Each claim was contested by a second client, which lost."
+            )
 
     def life(self, live: LiveFleet) -> None:
         plan, before = self.fleet.plan, live.written
@@ -167,7 +177,9 @@ class Scenes:
         answer = self._run(self.desk.tables.get(self.claims, entry.key))
         claim = answer.value
         if not isinstance(claim, Claim):
-            raise DemoError(f"{entry.key} has no row as of offset {answer.as_of_offset} of partition {answer.partition}")
+            raise DemoError(
+                f"{entry.key} has no row as of offset {answer.as_of_offset} of partition {answer.partition}"
+            )
         self._teller.say(
             f"For example {entry.key}: {claim.client_id} holds it in epoch {claim.epoch} and stands at offset {claim.current_offset:,}. "
             f"The answer reflects the log up to offset {answer.as_of_offset:,} of partition {answer.partition}."
@@ -182,7 +194,9 @@ class Scenes:
         return len(delays), f"{p50_ms:.0f} ms after the acknowledgement (p50; p99 {p99_ms:.0f} ms)"
 
     async def _ask_everyone(self, owners: Mapping[int, str]) -> int:
-        """Ask every running worker for a row of every partition; return how many times it pointed to the owner."""
+        """Ask every running worker for a row of every partition; return how many times it pointed to the
+        owner.
+        """
         redirects = 0
         for place, owner in sorted(owners.items()):
             written = await self.desk.write(place)
@@ -191,7 +205,9 @@ class Scenes:
                 if worker.running:
                     answered_by = await self.desk.answered_by(worker.url, written)
                     if answered_by != owner:
-                        raise DemoError(f"{worker.url} says that {answered_by} serves partition {place}; its owner is {owner}")
+                        raise DemoError(
+                            f"{worker.url} says that {answered_by} serves partition {place}; its owner is {owner}"
+                        )
                     redirects += worker.url != owner
         return redirects
 
@@ -206,7 +222,9 @@ class Scenes:
             self.seen.changelog_at_kill = self._ends(self.claims.changelog(self._settings.app))
             before, killed_s = live.written, system_clock.monotonic_s()
             victim.kill()
-            self._teller.say(f"pid {victim.pid} is gone, and with it the owner of {_partitions(lost)}. The fleet goes on writing.")
+            self._teller.say(
+                f"pid {victim.pid} is gone, and with it the owner of {_partitions(lost)}. The fleet goes on writing."
+            )
             served_s = self._run(self._takeover(lost, killed_s))
             self.seen.takeover_s = max(served_s.values())
             survivor.check()
@@ -221,14 +239,20 @@ class Scenes:
         with self._teller.step("Ask the survivor"):
             owners = self._run(self.desk.owners())
             if set(owners.values()) != {survivor.url}:
-                raise DemoError(f"{survivor.name} at {survivor.url} should own every partition, the workers topic says {owners}")
+                raise DemoError(
+                    f"{survivor.name} at {survivor.url} should own every partition, the workers topic says {owners}"
+                )
             self._run(self._ask_everyone(owners))
             times, spans = self._read_your_writes()
-            self._teller.say(f"It answers for all {PARTITIONS} partitions. {times} more writes were read back: right every time, {spans}.")
+            self._teller.say(
+                f"It answers for all {PARTITIONS} partitions. {times} more writes were read back: right every time, {spans}."
+            )
         return victim
 
     async def _takeover(self, lost: Sequence[int], killed_s: float) -> dict[int, float]:
-        """Write to each lost partition and return after how many seconds since the kill its row was served again."""
+        """Write to each lost partition and return after how many seconds since the kill its row was served
+        again.
+        """
 
         async def served(place: int) -> float:
             written = await self.desk.write(place)
@@ -237,7 +261,9 @@ class Scenes:
 
         async def count() -> None:
             while True:
-                self._teller.waiting(f"asking for its partitions; {system_clock.monotonic_s() - killed_s:.1f} s since the kill")
+                self._teller.waiting(
+                    f"asking for its partitions; {system_clock.monotonic_s() - killed_s:.1f} s since the kill"
+                )
                 await asyncio.sleep(2 * TICK_S)
 
         counting = asyncio.create_task(count())
@@ -256,10 +282,15 @@ class Scenes:
             mine, self.seen.owners = _places(owners, worker), owners
             changelog = self._ends(self.claims.changelog(self._settings.app))
             restored = self._run(self.desk.metric(worker.url, "holdfast_restored_records_total"))
-            read, kept = sum(restored[place] for place in mine), sum(self.seen.changelog_at_kill[place] + 1 for place in mine)
+            read, kept = (
+                sum(restored[place] for place in mine),
+                sum(self.seen.changelog_at_kill[place] + 1 for place in mine),
+            )
             there = sum(changelog[place] + 1 for place in mine)
             if read > there - kept // 2:
-                raise DemoError(f"{worker.name} read {read} of {there} changelog records: its stores should have outlived the kill")
+                raise DemoError(
+                    f"{worker.name} read {read} of {there} changelog records: its stores should have outlived the kill"
+                )
             self._teller.say(
                 f"{worker.name} serves {_partitions(mine)} after {took_s:.1f} s. Its stores outlived the kill: of the {there:,} offsets in its "
                 f"changelogs it read {read:,} records, the rest."
@@ -268,7 +299,9 @@ class Scenes:
     # -- books
 
     def books(self, live: LiveFleet) -> Snapshot:
-        """Stop the fleet and hold the table against its books; return the table, which nothing changes any more."""
+        """Stop the fleet and hold the table against its books; return the table, which nothing changes any
+        more.
+        """
         plan, counts = self.fleet.plan, self.fleet.counts
         with self._teller.step("Stop the fleet and compare its books with the table"):
             self._teller.waiting("reading every row through the workers")
@@ -299,7 +332,11 @@ class Scenes:
         return self._runner.run(work)
 
     def _shared(self, among: Sequence[Process]) -> dict[int, str]:
-        return self._run(self.desk.shared_among([worker.url for worker in among], READY_DEADLINE_S, self.stage.check_workers))
+        return self._run(
+            self.desk.shared_among(
+                [worker.url for worker in among], READY_DEADLINE_S, self.stage.check_workers
+            )
+        )
 
 
 def _places(owners: Mapping[int, str], worker: Process) -> list[int]:

@@ -1,7 +1,9 @@
-"""`python -P -m holdfast.dev.demo.writer DATABASE TOPIC SEED`: a service of the demo that takes orders into SQLite, until SIGTERM.
+"""`python -P -m holdfast.dev.demo.writer DATABASE TOPIC SEED`: a service of the demo that takes orders into
+SQLite, until SIGTERM.
 
-Each order is a row of `orders` and a row of the outbox, in one transaction. Some transactions are rolled back at the very end, as when a
-payment fails: the number of such an order is given to the next one, so its message would be a lie if anybody ever saw it.
+Each order is a row of `orders` and a row of the outbox, in one transaction. Some transactions are rolled back
+at the very end, as when a payment fails: the number of such an order is given to the next one, so its message
+would be a lie if anybody ever saw it.
 """
 
 from __future__ import annotations
@@ -46,10 +48,15 @@ def main(database: str, topic: str, seed: int) -> None:
 def place(connection: sqlite3.Connection, outbox: OutboxWriter, topic: str, chance: random.Random) -> bool:
     """Take one order, message included, and return whether it was kept."""
     kept = chance.randrange(GIVE_UP_EVERY) > 0
-    customer, cents = f"customer-{chance.randrange(CUSTOMERS):02d}", chance.randrange(100, 10_000) if kept else REFUSED_CENTS
+    customer, cents = (
+        f"customer-{chance.randrange(CUSTOMERS):02d}",
+        chance.randrange(100, 10_000) if kept else REFUSED_CENTS,
+    )
     connection.execute("BEGIN IMMEDIATE")
     try:
-        number = connection.execute("INSERT INTO orders (customer, cents) VALUES (?, ?)", (customer, cents)).lastrowid
+        number = connection.execute(
+            "INSERT INTO orders (customer, cents) VALUES (?, ?)", (customer, cents)
+        ).lastrowid
         value = {"order": number, "customer": customer, "cents": cents}
         outbox.write(connection, topic, key=customer, value=value, headers={"number": str(number)})
     except BaseException:

@@ -1,8 +1,9 @@
-"""The classic group coordinator as a fold of requests, with Kafka's states, timers and error codes (PROTOCOL.md#the-classic-coordinator).
+"""The classic group coordinator as a fold of requests, with Kafka's states, timers and error codes
+(PROTOCOL.md#the-classic-coordinator).
 
-`step` takes a group, a request and its time, and returns the group and the replies. Joins and syncs wait in the group until they are
-answered. Deadlines that have passed are worked off first, each at its own time, so the result does not depend on when somebody looks.
-Names of rules are those of Kafka's GroupMetadataManager.
+`step` takes a group, a request and its time, and returns the group and the replies. Joins and syncs wait in
+the group until they are answered. Deadlines that have passed are worked off first, each at its own time, so
+the result does not depend on when somebody looks. Names of rules are those of Kafka's GroupMetadataManager.
 """
 
 from __future__ import annotations
@@ -73,7 +74,11 @@ class TransitionContext:
 
     def _change(self, member: ClassicMember, **changes: Any) -> ClassicMember:
         after = msgspec.structs.replace(member, **changes)
-        self._set(members=tuple(after if each.member_id == member.member_id else each for each in self.group.members))
+        self._set(
+            members=tuple(
+                after if each.member_id == member.member_id else each for each in self.group.members
+            )
+        )
         return after
 
     def _answer(self, request: int, code: GroupCode, member_id: str = "") -> None:
@@ -82,19 +87,28 @@ class TransitionContext:
     # -- time
 
     def pass_time(self, at_ms: int) -> None:
-        """Work off every deadline up to *at_ms*, the earliest first, ties in this order: joining, syncing, sessions, ids."""
+        """Work off every deadline up to *at_ms*, the earliest first, ties in this order: joining, syncing,
+        sessions, ids.
+        """
         while (due := self._due()) is not None and due[0] <= at_ms:
             when_ms, _, what = due
             if what == "join":
                 self._join_is_over(when_ms)
             elif what == "sync":
-                late = {each.member_id for each in self.group.members if not each.synced and each.sync is None}
+                late = {
+                    each.member_id for each in self.group.members if not each.synced and each.sync is None
+                }
                 self._set(sync_ends_ms=None)
                 if late:
                     self._remove(late, when_ms)
             elif what == "session":
                 self._remove(
-                    {each.member_id for each in self.group.members if _session_runs(each) and each.session_ends_ms <= when_ms}, when_ms
+                    {
+                        each.member_id
+                        for each in self.group.members
+                        if _session_runs(each) and each.session_ends_ms <= when_ms
+                    },
+                    when_ms,
                 )
             else:
                 self._set(pending=tuple(each for each in self.group.pending if each[1] > when_ms))
@@ -114,7 +128,10 @@ class TransitionContext:
         group = self.group
         if group.join_limit_ms is not None and group.newcomers and at_ms < group.join_limit_ms:
             # Somebody came while the first join waited: others may be on their way.
-            self._set(join_ends_ms=min(at_ms + group.settings.initial_delay_ms, group.join_limit_ms), newcomers=False)
+            self._set(
+                join_ends_ms=min(at_ms + group.settings.initial_delay_ms, group.join_limit_ms),
+                newcomers=False,
+            )
             return
         self._complete(at_ms)
 
@@ -151,7 +168,11 @@ class TransitionContext:
         return self._add(said, said.new_id, at_ms)
 
     def _fits(self, said: JoinGroup, besides: str = "") -> bool:
-        others = [tuple(name for name, _ in each.protocols) for each in self.group.members if each.member_id != besides]
+        others = [
+            tuple(name for name, _ in each.protocols)
+            for each in self.group.members
+            if each.member_id != besides
+        ]
         return chosen_protocol([*others, tuple(name for name, _ in said.protocols)]) is not None
 
     def _add(self, said: JoinGroup, member_id: str, at_ms: int) -> None:
@@ -172,13 +193,22 @@ class TransitionContext:
         pending = tuple(each for each in self.group.pending if each[0] != member_id)
         leader = self.group.leader if self.group.member(self.group.leader) is not None else member_id
         first = self.group.state is GroupState.PREPARING and self.group.join_limit_ms is not None
-        self._set(members=(*self.group.members, member), pending=pending, leader=leader, newcomers=first or self.group.newcomers)
+        self._set(
+            members=(*self.group.members, member),
+            pending=pending,
+            leader=leader,
+            newcomers=first or self.group.newcomers,
+        )
         return self._prepare(at_ms)
 
     def _rejoin(self, member: ClassicMember, said: JoinGroup, at_ms: int) -> None:
         changed = member.protocols != said.protocols
         state = self.group.state
-        if state is GroupState.PREPARING or changed or (state is GroupState.STABLE and member.member_id == self.group.leader):
+        if (
+            state is GroupState.PREPARING
+            or changed
+            or (state is GroupState.STABLE and member.member_id == self.group.leader)
+        ):
             self._park(member, said, at_ms)
             return self._prepare(at_ms)
         self._change(member, session_ends_ms=at_ms + member.session_ms)
@@ -196,7 +226,9 @@ class TransitionContext:
         )
 
     def _replace(self, before: ClassicMember, said: JoinGroup, at_ms: int) -> None:
-        """A static member is back under a new id: the old id is fenced, and in a stable group nothing else changes (KIP-345)."""
+        """A static member is back under a new id: the old id is fenced, and in a stable group nothing else
+        changes (KIP-345).
+        """
         for waiting in (before.join, before.sync):
             if waiting is not None:
                 self._answer(waiting, GroupCode.FENCED_INSTANCE_ID, before.member_id)
@@ -224,11 +256,19 @@ class TransitionContext:
         listed = tuple((each.member_id, each.subscription(group.protocol)) for each in group.members)
         leads = member.member_id == group.leader
         return GroupReply(
-            request, GroupCode.NONE, member.member_id, group.generation, group.protocol, group.leader, listed if leads else ()
+            request,
+            GroupCode.NONE,
+            member.member_id,
+            group.generation,
+            group.protocol,
+            group.leader,
+            listed if leads else (),
         )
 
     def _chosen(self) -> str:
-        return chosen_protocol([tuple(name for name, _ in each.protocols) for each in self.group.members]) or ""
+        return (
+            chosen_protocol([tuple(name for name, _ in each.protocols) for each in self.group.members]) or ""
+        )
 
     # -- rebalancing
 
@@ -263,24 +303,34 @@ class TransitionContext:
             self._complete(at_ms)
 
     def _complete(self, at_ms: int) -> None:
-        """CompleteJoin: who did not join is gone, but for static members; the others are the next generation."""
-        members = tuple(each for each in self.group.members if each.join is not None or each.instance_id is not None)
+        """CompleteJoin: who did not join is gone, but for static members; the others are the next
+        generation.
+        """
+        members = tuple(
+            each for each in self.group.members if each.join is not None or each.instance_id is not None
+        )
         joined = [each.member_id for each in members if each.join is not None]
         self._set(members=members)
         if members and not joined:
             self._set(join_ends_ms=at_ms + max(each.rebalance_ms for each in members), join_limit_ms=None)
             return  # nobody is there to lead: wait for one of the static members
-        self._set(join_ends_ms=None, join_limit_ms=None, newcomers=False, generation=self.group.generation + 1)
+        self._set(
+            join_ends_ms=None, join_limit_ms=None, newcomers=False, generation=self.group.generation + 1
+        )
         if not members:
             self._set(state=GroupState.EMPTY, protocol="", leader="")
             return
         leader = self.group.leader if self.group.leader in joined else joined[0]
         sync_ends_ms = at_ms + max(each.rebalance_ms for each in members)
-        self._set(state=GroupState.COMPLETING, leader=leader, protocol=self._chosen(), sync_ends_ms=sync_ends_ms)
+        self._set(
+            state=GroupState.COMPLETING, leader=leader, protocol=self._chosen(), sync_ends_ms=sync_ends_ms
+        )
         for each in self.group.members:
             if each.join is not None:
                 self.replies.append(self._joined(each, each.join))
-                self._change(each, join=None, sync=None, synced=False, session_ends_ms=at_ms + each.session_ms)
+                self._change(
+                    each, join=None, sync=None, synced=False, session_ends_ms=at_ms + each.session_ms
+                )
             else:
                 self._change(each, synced=True)  # it never joined, so it need not sync
 
@@ -291,7 +341,9 @@ class TransitionContext:
                     self._answer(waiting, GroupCode.UNKNOWN_MEMBER_ID, each.member_id)
         members = tuple(each for each in self.group.members if each.member_id not in gone)
         leader = (
-            self.group.leader if self.group.leader not in gone else next((each.member_id for each in members if each.join is not None), "")
+            self.group.leader
+            if self.group.leader not in gone
+            else next((each.member_id for each in members if each.join is not None), "")
         )
         self._set(members=members, leader=leader)
         if self.group.state in (GroupState.STABLE, GroupState.COMPLETING):
@@ -349,7 +401,13 @@ class TransitionContext:
     def _synced(self, member: ClassicMember, request: int) -> GroupReply:
         group = self.group
         return GroupReply(
-            request, GroupCode.NONE, member.member_id, group.generation, group.protocol, group.leader, assignment=member.assignment
+            request,
+            GroupCode.NONE,
+            member.member_id,
+            group.generation,
+            group.protocol,
+            group.leader,
+            assignment=member.assignment,
         )
 
     def _heartbeat(self, said: HeartbeatRequest, at_ms: int) -> GroupCode:
@@ -367,7 +425,9 @@ class TransitionContext:
             self._maybe_complete(at_ms)
             return GroupCode.NONE
         member: MemberOrCode | None = (
-            self.group.static(said.instance_id) if said.member_id == "" else self._known(said.member_id, said.instance_id)
+            self.group.static(said.instance_id)
+            if said.member_id == ""
+            else self._known(said.member_id, said.instance_id)
         )
         if member is None:
             return GroupCode.UNKNOWN_MEMBER_ID
@@ -394,7 +454,15 @@ class TransitionContext:
             for waiting in (each.join, each.sync):
                 if waiting is not None:
                     self._answer(waiting, GroupCode.COORDINATOR_NOT_AVAILABLE, each.member_id)
-        self._set(state=GroupState.DEAD, members=(), pending=(), join_ends_ms=None, join_limit_ms=None, sync_ends_ms=None, leader="")
+        self._set(
+            state=GroupState.DEAD,
+            members=(),
+            pending=(),
+            join_ends_ms=None,
+            join_limit_ms=None,
+            sync_ends_ms=None,
+            leader="",
+        )
         self._answer(said.request, GroupCode.NONE)
 
 

@@ -1,4 +1,6 @@
-"""What the classic group coordinator keeps, is asked and replies (PROTOCOL.md#the-classic-coordinator): plain values, no rules."""
+"""What the classic group coordinator keeps, is asked and replies (PROTOCOL.md#the-classic-coordinator):
+plain values, no rules.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ class CoordinatorSettings(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JoinGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """JoinGroup. *member_id* "" is a newcomer; *new_id* is the id it gets. *protocols* are (name, subscription), the preferred first."""
+    """JoinGroup.
+
+    *member_id* "" is a newcomer; *new_id* is the id it gets. *protocols* are (name, subscription), the
+    preferred first.
+    """
 
     request: int
     member_id: str
@@ -73,7 +79,10 @@ class LeaveGroup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OffsetCommit(msgspec.Struct, frozen=True, kw_only=True):
-    """OffsetCommit, or TxnOffsetCommit from version 3 on: fenced alike. Generation -1 without a member is a simple consumer."""
+    """OffsetCommit, or TxnOffsetCommit from version 3 on: fenced alike.
+
+    Generation -1 without a member is a simple consumer.
+    """
 
     request: int
     member_id: str = ""
@@ -93,11 +102,16 @@ class TimePasses(msgspec.Struct, frozen=True, kw_only=True):
     request: int = -1
 
 
-Request: TypeAlias = JoinGroup | SyncGroup | HeartbeatRequest | LeaveGroup | OffsetCommit | DeleteGroup | TimePasses
+Request: TypeAlias = (
+    JoinGroup | SyncGroup | HeartbeatRequest | LeaveGroup | OffsetCommit | DeleteGroup | TimePasses
+)
 
 
 class GroupReply(NamedTuple):
-    """What the request of that number is answered with. *members* are the leader's list of (member id, subscription)."""
+    """What the request of that number is answered with.
+
+    *members* are the leader's list of (member id, subscription).
+    """
 
     request: int
     code: GroupCode
@@ -111,7 +125,11 @@ class GroupReply(NamedTuple):
 
 
 class ClassicMember(msgspec.Struct, frozen=True, kw_only=True):
-    """A member. *join* and *sync* are the numbers of its waiting requests; *session_ends_ms* does not count while it waits."""
+    """A member.
+
+    *join* and *sync* are the numbers of its waiting requests; *session_ends_ms* does not count while it
+    waits.
+    """
 
     member_id: str
     instance_id: str | None
@@ -130,7 +148,10 @@ class ClassicMember(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class ClassicGroup(msgspec.Struct, frozen=True, kw_only=True):
-    """A group. *join_ends_ms* is when joining is over; *join_limit_ms* bounds the first join, which newcomers extend."""
+    """A group.
+
+    *join_ends_ms* is when joining is over; *join_limit_ms* bounds the first join, which newcomers extend.
+    """
 
     settings: CoordinatorSettings = CoordinatorSettings()
     state: GroupState = GroupState.EMPTY
@@ -150,4 +171,8 @@ class ClassicGroup(msgspec.Struct, frozen=True, kw_only=True):
 
     def static(self, instance_id: str | None) -> ClassicMember | None:
         """Return the member of that instance id."""
-        return None if instance_id is None else next((each for each in self.members if each.instance_id == instance_id), None)
+        return (
+            None
+            if instance_id is None
+            else next((each for each in self.members if each.instance_id == instance_id), None)
+        )

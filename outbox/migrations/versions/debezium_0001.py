@@ -1,4 +1,6 @@
-"""Layout debezium: the event router's table where it does not exist yet, with a number that orders rows, and the tables beside it."""
+"""Layout debezium: the event router's table where it does not exist yet, with a number that orders rows,
+and the tables beside it.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,15 @@ from alembic import op
 from sqlalchemy import Column, Identity, String
 
 from holdfast.outbox.schema.columns import JsonText, big_id, uuid_text
-from holdfast.outbox.schema.migrate import add_number, create_own, create_table, drop_number, drop_own, refuse_loss, table_name
+from holdfast.outbox.schema.migrate import (
+    add_number,
+    create_own,
+    create_table,
+    drop_number,
+    drop_own,
+    refuse_loss,
+    table_name,
+)
 
 revision = "debezium_0001"
 down_revision = None
@@ -17,13 +27,22 @@ depends_on = None
 
 
 def upgrade() -> None:
-    """Make what is missing; a table that Debezium reads already gets the column holdfast_id, which Debezium does not mind."""
+    """Make what is missing; a table that Debezium reads already gets the column holdfast_id, which
+    Debezium does not mind.
+    """
     by_number = op.get_context().dialect.name != "postgresql"
     number = Column(
-        "holdfast_id", big_id, Identity(always=False), nullable=False, primary_key=by_number, unique=None if by_number else True
+        "holdfast_id",
+        big_id,
+        Identity(always=False),
+        nullable=False,
+        primary_key=by_number,
+        unique=None if by_number else True,
     )
     fields: list[Column[Any]] = [
-        Column("id", uuid_text, nullable=False, primary_key=not by_number, unique=True if by_number else None),
+        Column(
+            "id", uuid_text, nullable=False, primary_key=not by_number, unique=True if by_number else None
+        ),
         Column("aggregatetype", String(255), nullable=False),
         Column("aggregateid", String(255), nullable=False),
         Column("type", String(255), nullable=False),

@@ -27,7 +27,10 @@ def upgrade() -> None:
         Column("leader_id", uuid_text),
     ]
     made = create_table(
-        table_name(), [Column("id", big_id, primary_key=True, autoincrement=True), *fields], numbered=True, unless_there=True
+        table_name(),
+        [Column("id", big_id, primary_key=True, autoincrement=True), *fields],
+        numbered=True,
+        unless_there=True,
     )
     create_own("id", fields, topic="kafka_topic", key="kafka_key", found=not made)
 

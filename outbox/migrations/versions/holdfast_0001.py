@@ -28,7 +28,9 @@ def upgrade() -> None:
         Column("partition", Integer()),
         Column("timestamp_ms", BigInteger()),
     ]
-    create_table(table_name(), [Column("id", big_id, Identity(always=False), primary_key=True), *fields], numbered=True)
+    create_table(
+        table_name(), [Column("id", big_id, Identity(always=False), primary_key=True), *fields], numbered=True
+    )
     tune(table_name())
     create_own("id", fields, topic="topic", key="key")
 

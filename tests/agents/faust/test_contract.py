@@ -1,9 +1,12 @@
-"""What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface promises it.
+"""What we rely on inside faust-streaming 0.15.3, mode 0.7.1 and aiokafka 0.14.0, where no public interface
+promises it.
 
-`agents/faust/transport.py`, `holdfast/kafka/fetcher.py`, `agents/faust/group_watch.py`, `agents/faust/assignor.py`, `agents/faust/leaving.py` and `agents/faust/recovery.py`
-override and touch private names; `holdfast/kafka/raw_request.py` stands in for aiokafka's requests. Here every function that they replace, call or count on
-is pinned by its source: when one of these tests fails after an upgrade, read that function again, then the override, and only then
-renew the fingerprint (the failure prints it). The other tests pin the behaviour of traps that have bitten.
+`agents/faust/transport.py`, `holdfast/kafka/fetcher.py`, `agents/faust/group_watch.py`,
+`agents/faust/assignor.py`, `agents/faust/leaving.py` and `agents/faust/recovery.py` override and touch
+private names; `holdfast/kafka/raw_request.py` stands in for aiokafka's requests. Here every function that
+they replace, call or count on is pinned by its source: when one of these tests fails after an upgrade, read
+that function again, then the override, and only then renew the fingerprint (the failure prints it). The other
+tests pin the behaviour of traps that have bitten.
 """
 
 from __future__ import annotations
@@ -226,16 +229,23 @@ def function(module: str, name: str) -> Any:
     return getattr(found, "fun", found)
 
 
-@pytest.mark.parametrize(("package", "pinned"), [("faust-streaming", "0.15.3"), ("mode-streaming", "0.7.1"), ("aiokafka", "0.14.0")])
+@pytest.mark.parametrize(
+    ("package", "pinned"),
+    [("faust-streaming", "0.15.3"), ("mode-streaming", "0.7.1"), ("aiokafka", "0.14.0")],
+)
 def test_the_versions_are_those_that_were_read(package: str, pinned: str) -> None:
     assert version(package) == pinned
 
 
-@pytest.mark.parametrize(("module", "name"), [(module, name) for module, names in FINGERPRINTS.items() for name in names])
+@pytest.mark.parametrize(
+    ("module", "name"), [(module, name) for module, names in FINGERPRINTS.items() for name in names]
+)
 def test_what_we_replace_or_count_on_is_as_it_was_read(module: str, name: str) -> None:
     source = inspect.getsource(function(module, name))
     found = hashlib.sha256(source.encode()).hexdigest()[:12]
-    assert found == FINGERPRINTS[module][name], f"{module}.{name} has changed, its source is now {found}: read it and our use of it again"
+    assert found == FINGERPRINTS[module][name], (
+        f"{module}.{name} has changed, its source is now {found}: read it and our use of it again"
+    )
 
 
 @pytest.mark.parametrize("file", PRIVATE)
@@ -243,7 +253,9 @@ def test_every_private_name_of_others_is_listed_here(file: str) -> None:
     tree = ast.parse((ROOT / file).read_text(encoding="utf-8"))
     own = {node.name for node in ast.walk(tree) if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)}
     own |= {target.attr for target in _assigned(tree)}
-    used = {node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_private(node.attr)}
+    used = {
+        node.attr for node in ast.walk(tree) if isinstance(node, ast.Attribute) and _is_private(node.attr)
+    }
     assert used - (own - PRIVATE[file]) == PRIVATE[file]
 
 
@@ -254,17 +266,27 @@ def _is_private(name: str) -> bool:
 def _assigned(tree: ast.AST) -> list[ast.Attribute]:
     """Return the attributes that a constructor of ours gives its object."""
     made = [node for node in ast.walk(tree) if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
-    return [node for each in made for node in ast.walk(each) if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)]
+    return [
+        node
+        for each in made
+        for node in ast.walk(each)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+    ]
 
 
 @pytest.mark.parametrize("ours", OVERRIDDEN)
 def test_everything_overridden_is_there_to_be_overridden_with_the_same_parameters(ours: type) -> None:
     stock, names = OVERRIDDEN[ours]
     assert issubclass(ours, stock)
-    shared = {name for name in vars(ours) if hasattr(stock, name) and inspect.isroutine(_plain(vars(ours)[name]))}
+    shared = {
+        name for name in vars(ours) if hasattr(stock, name) and inspect.isroutine(_plain(vars(ours)[name]))
+    }
     assert shared - {"__init_subclass__"} == {name for name in names if name != "recovery"}
     for name in names - {"__init__", "recovery"}:
-        ours_takes, stock_takes = (list(inspect.signature(_plain(vars(each)[name])).parameters) for each in (ours, _owner(stock, name)))
+        ours_takes, stock_takes = (
+            list(inspect.signature(_plain(vars(each)[name])).parameters)
+            for each in (ours, _owner(stock, name))
+        )
         assert ours_takes == stock_takes, name
 
 
@@ -281,12 +303,16 @@ def _plain(found: Any) -> Any:
 
 
 def test_the_tasks_of_stock_recovery_are_exactly_those_that_ours_replaces() -> None:
-    tasks = {name for name, found in vars(stock_recovery.Recovery).items() if type(found).__name__ == "ServiceTask"}
+    tasks = {
+        name for name, found in vars(stock_recovery.Recovery).items() if type(found).__name__ == "ServiceTask"
+    }
     assert tasks == {"_restart_recovery", "_slurp_changelogs", "_publish_stats"}
 
 
 def test_mode_takes_a_timeout_for_a_stop() -> None:
-    """So `_wait` must never be given a timeout: stock recovery then leaves its loop and the worker is silent for ever."""
+    """So `_wait` must never be given a timeout: stock recovery then leaves its loop and the worker is
+    silent for ever.
+    """
 
     async def waits() -> bool:
         service = Service()
@@ -329,7 +355,9 @@ def test_aiokafka_does_not_fetch_what_is_paused() -> None:
 
 
 def test_revocation_begins_with_our_tables() -> None:
-    """`ManagedTables.on_partitions_revoked` voids what was fetched; it must come before Faust waits for anything."""
+    """`ManagedTables.on_partitions_revoked` voids what was fetched; it must come before Faust waits for
+    anything.
+    """
     revoked = inspect.getsource(function("faust.app.base", "App._on_partitions_revoked"))
     assert revoked.index("self.tables.on_partitions_revoked)(revoked)") < revoked.index("await ")
     stopping = inspect.getsource(function("faust.app.base", "App._stop_consumer"))
@@ -361,8 +389,12 @@ def test_fausts_web_server_stays_off() -> None:
     assert Boot.enable_web is False
 
 
-@pytest.mark.parametrize(("named", "module"), [([], "asyncio"), (["--loop", "uvloop"], "uvloop")], ids=["none", "uvloop"])
+@pytest.mark.parametrize(
+    ("named", "module"), [([], "asyncio"), (["--loop", "uvloop"], "uvloop")], ids=["none", "uvloop"]
+)
 def test_workers_run_on_the_loop_that_their_command_line_names(named: list[str], module: str) -> None:
     program = "import holdfast.agents.app\nfrom mode.utils.loops import get_event_loop\nprint(type(get_event_loop()).__module__)"
-    told = subprocess.run([sys.executable, "-P", "-c", program, *named], capture_output=True, text=True, timeout=60, check=True)
+    told = subprocess.run(
+        [sys.executable, "-P", "-c", program, *named], capture_output=True, text=True, timeout=60, check=True
+    )
     assert told.stdout.strip().split(".")[0] == module

@@ -1,4 +1,6 @@
-"""Faust's credentials made of the settings; connections to a broker that asks for them are in test_secure_broker.py."""
+"""Faust's credentials made of the settings; connections to a broker that asks for them are in
+test_secure_broker.py.
+"""
 
 from __future__ import annotations
 
@@ -37,18 +39,33 @@ def test_tls_alone_gives_a_context() -> None:
 @pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
 @pytest.mark.parametrize("protocol", ["SASL_PLAINTEXT", "SASL_SSL"])
 def test_user_and_password_reach_the_driver(mechanism: str, protocol: str) -> None:
-    kafka = {"security.protocol": protocol, "sasl.mechanisms": mechanism, "sasl.username": "ada", "sasl.password": "x"}
+    kafka = {
+        "security.protocol": protocol,
+        "sasl.mechanisms": mechanism,
+        "sasl.username": "ada",
+        "sasl.password": "x",
+    }
     credentials = broker_credentials(Settings(kafka=kafka))
     assert isinstance(credentials, SASLCredentials)
     auth = credentials_to_aiokafka_auth(credentials)
     assert auth["security_protocol"] == protocol
-    user: tuple[object, ...] = (auth["sasl_mechanism"], auth["sasl_plain_username"], auth["sasl_plain_password"])
+    user: tuple[object, ...] = (
+        auth["sasl_mechanism"],
+        auth["sasl_plain_username"],
+        auth["sasl_plain_password"],
+    )
     assert user == (mechanism, "ada", "x")
     assert (auth["ssl_context"] is not None) == (protocol == "SASL_SSL")
 
 
 def test_kerberos_names_the_service_or_the_missing_package(monkeypatch: pytest.MonkeyPatch) -> None:
-    settings = Settings(kafka={"security.protocol": "SASL_PLAINTEXT", "sasl.mechanism": "GSSAPI", "sasl.kerberos.service.name": "broker"})
+    settings = Settings(
+        kafka={
+            "security.protocol": "SASL_PLAINTEXT",
+            "sasl.mechanism": "GSSAPI",
+            "sasl.kerberos.service.name": "broker",
+        }
+    )
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
     with pytest.raises(ConfigError, match="pip install gssapi"):
         broker_credentials(settings)
@@ -61,7 +78,9 @@ def test_kerberos_names_the_service_or_the_missing_package(monkeypatch: pytest.M
 Handler = Callable[[web.Request], Awaitable[web.Response]]
 
 
-async def ask_with(handler: Handler, then: Callable[[OidcTokens, ManualClock], Awaitable[None]], *, timeout_s: float = 5.0) -> None:
+async def ask_with(
+    handler: Handler, then: Callable[[OidcTokens, ManualClock], Awaitable[None]], *, timeout_s: float = 5.0
+) -> None:
     """Run *then* with tokens from an endpoint on the loopback that answers as *handler* does, over TLS."""
     application = web.Application()
     application.router.add_post("/token", handler)
@@ -88,7 +107,10 @@ async def ask_with(handler: Handler, then: Callable[[OidcTokens, ManualClock], A
         sasl, clock = settings.sasl(), ManualClock()
         assert sasl is not None
         assert sasl.oidc is not None
-        await then(OidcTokens(sasl.oidc, context=settings.token_ssl_context(), timeout_s=timeout_s, clock=clock), clock)
+        await then(
+            OidcTokens(sasl.oidc, context=settings.token_ssl_context(), timeout_s=timeout_s, clock=clock),
+            clock,
+        )
     finally:
         await runner.cleanup()
 
@@ -137,9 +159,13 @@ def test_a_token_without_a_lifetime_is_used_once() -> None:
         (200, b" " * (2 << 20), "more than 1048576 bytes"),
     ],
 )
-def test_an_endpoint_that_gives_no_token_is_a_broker_error_that_says_what_to_check(status: int, body: bytes, part: str) -> None:
+def test_an_endpoint_that_gives_no_token_is_a_broker_error_that_says_what_to_check(
+    status: int, body: bytes, part: str
+) -> None:
     async def handler(request: web.Request) -> web.Response:
-        return web.Response(status=status, body=body, headers={"Location": "/token"} if status == 302 else None)
+        return web.Response(
+            status=status, body=body, headers={"Location": "/token"} if status == 302 else None
+        )
 
     async def then(tokens: OidcTokens, clock: ManualClock) -> None:
         with pytest.raises(BrokerError) as refused:

@@ -31,8 +31,14 @@ DEADLINE_S = 60
 
 
 def run(*command: str, cwd: Path, code: int = 0, environment: Mapping[str, str] | None = None) -> str:
-    """Return what a command of this environment printed, its errors included; fails unless it exits with *code*."""
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))}
+    """Return what a command of this environment printed, its errors included; fails unless it exits with
+    *code*.
+    """
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))
+    }
     done = subprocess.run(
         [str(TOOLS / command[0]), *command[1:]],
         cwd=cwd,
@@ -54,7 +60,9 @@ def test_faust_lists_the_tables_and_agents_of_a_project_of_one_file_without_a_br
     assert "totals.v1" in tables
     assert "rows of totals, folded from orders" in tables
     agents = run("faust", "-A", "shop", "agents", cwd=tmp_path)
-    assert [part for part in ("@holdfast.totals", "orders", "@greeter", "big-customers") if part not in agents] == []
+    assert [
+        part for part in ("@holdfast.totals", "orders", "@greeter", "big-customers") if part not in agents
+    ] == []
 
 
 @pytest.mark.parametrize(
@@ -84,16 +92,27 @@ def load(name: str) -> ModuleType:
 
 def test_the_counting_example_runs_from_a_checkout(broker: SessionBroker, tmp_path: Path) -> None:
     counts: Processor[Any, Any] = load("counting").counts
-    settings = Settings(app=f"counting-{uuid.uuid4().hex[:8]}", kafka={name: str(value) for name, value in broker.config.items()})
+    settings = Settings(
+        app=f"counting-{uuid.uuid4().hex[:8]}",
+        kafka={name: str(value) for name, value in broker.config.items()},
+    )
     environment = {**environment_of(settings), "HOLDFAST_DATA_DIR": str(tmp_path / "data")}
     create = ("holdfast", "-A", "examples.counting", "topics", "create", "--partitions", "2")
     assert counts.changelog(settings.app) in run(*create, cwd=ROOT, environment=environment)
-    worker = Worker("counting", tmp_path, environment, [str(TOOLS / "faust"), "-A", "examples.counting", "worker", "-l", "info"], ROOT)
+    worker = Worker(
+        "counting",
+        tmp_path,
+        environment,
+        [str(TOOLS / "faust"), "-A", "examples.counting", "worker", "-l", "info"],
+        ROOT,
+    )
     try:
         worker.start(PYTHONPATH="").wait_ready()
         one, other = f"one-{uuid.uuid4().hex}", f"other-{uuid.uuid4().hex}"
         words = [one, other, one, one, other]
-        places = Writer(broker).write_all(counts.source, [(word.encode(), None, at // 3, 0) for at, word in enumerate(words)])
+        places = Writer(broker).write_all(
+            counts.source, [(word.encode(), None, at // 3, 0) for at, word in enumerate(words)]
+        )
         with BlockingTableClient(settings, [counts]) as tables:
             found = tables.scan(counts, one, at_least=dict(places), timeout_s=DEADLINE_S)
             rows = {answer.partition: answer.value.seen for answer in found}

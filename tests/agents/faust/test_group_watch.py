@@ -1,4 +1,6 @@
-"""What the group answers decides whether this worker is an owner: from when on, until when, and when the worker has to end."""
+"""What the group answers decides whether this worker is an owner: from when on, until when, and when the
+worker has to end.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ class Group:
         self.coordinator = Coordinator(self.clock)
         self.crashes: list[BaseException] = []
         monkeypatch.setattr(group_watch, "system_clock", self.clock)
-        watch_group(self.coordinator, SimpleNamespace(membership=self.membership, crash_soon=self.crashes.append))  # type: ignore[arg-type]
+        watch_group(
+            self.coordinator,
+            SimpleNamespace(membership=self.membership, crash_soon=self.crashes.append),  # type: ignore[arg-type]
+        )
 
     async def ask(self, request: object, reply: Any, takes_ms: int = 0) -> None:
         self.coordinator.answers.append(reply)
@@ -76,7 +81,9 @@ class Group:
         assert self.membership.owns()
 
 
-def test_an_assignment_is_counted_from_the_sending_of_the_sync_and_not_from_its_adoption(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_assignment_is_counted_from_the_sending_of_the_sync_and_not_from_its_adoption(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def frozen() -> None:
         group = Group(monkeypatch)
         await group.ask(JOIN, answer(0))
@@ -106,7 +113,9 @@ def test_a_heartbeat_counts_from_its_sending(monkeypatch: pytest.MonkeyPatch) ->
 
 @pytest.mark.parametrize("code", [22, 25, 82])
 @pytest.mark.parametrize("request_", [HEARTBEAT, JOIN, SYNC, COMMIT])
-def test_a_member_that_is_refused_owns_nothing_from_then_on(monkeypatch: pytest.MonkeyPatch, request_: object, code: int) -> None:
+def test_a_member_that_is_refused_owns_nothing_from_then_on(
+    monkeypatch: pytest.MonkeyPatch, request_: object, code: int
+) -> None:
     async def refused() -> None:
         group = Group(monkeypatch)
         await group.assigned()
@@ -119,7 +128,9 @@ def test_a_member_that_is_refused_owns_nothing_from_then_on(monkeypatch: pytest.
     asyncio.run(refused())
 
 
-def test_from_the_next_generation_on_nothing_is_owned_before_its_assignment_is_adopted(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_the_next_generation_on_nothing_is_owned_before_its_assignment_is_adopted(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def next_generation() -> None:
         group = Group(monkeypatch)
         await group.assigned()
@@ -135,7 +146,9 @@ def test_from_the_next_generation_on_nothing_is_owned_before_its_assignment_is_a
     asyncio.run(next_generation())
 
 
-def test_a_worker_frozen_while_it_joins_owns_nothing_before_it_has_read_what_came(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_worker_frozen_while_it_joins_owns_nothing_before_it_has_read_what_came(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     async def frozen() -> None:
         group = Group(monkeypatch)
         looks = asyncio.Event()

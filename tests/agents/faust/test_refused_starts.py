@@ -1,4 +1,5 @@
-"""Workers that cannot start: each says why in one line, where and what to do, and leaves in bounded time with a code that is not 0.
+"""Workers that cannot start: each says why in one line, where and what to do, and leaves in bounded time with
+a code that is not 0.
 
 All are started at once, as real processes; a test looks at one of them.
 """
@@ -61,12 +62,18 @@ if __name__ == "__main__":
 """
 FAUST = (str(Path(sys.executable).parent / "faust"), "-A", "shop", "worker")
 BUILT_IN = (sys.executable, "-P", "-m", "holdfast.agents", "worker")
-QUICK = {"HOLDFAST_REQUEST_TIMEOUT_S": "4", "HOLDFAST_SESSION_TIMEOUT_S": "4", "HOLDFAST_HEARTBEAT_INTERVAL_S": "1"}
+QUICK = {
+    "HOLDFAST_REQUEST_TIMEOUT_S": "4",
+    "HOLDFAST_SESSION_TIMEOUT_S": "4",
+    "HOLDFAST_HEARTBEAT_INTERVAL_S": "1",
+}
 
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """How to start a worker that is refused, and the words of its line that tell what is wrong, where, and what to do."""
+    """How to start a worker that is refused, and the words of its line that tell what is wrong, where, and
+    what to do.
+    """
 
     says: tuple[str, ...]
     environment: Mapping[str, str] = field(default_factory=dict)
@@ -102,7 +109,9 @@ def _file_for_data(places: Places) -> Mapping[str, str]:
 def _closed_folder(places: Places) -> Mapping[str, str]:
     closed = places.folder / "closed"
     closed.mkdir(mode=0o500)
-    return {"HOLDFAST_DATA_DIR": "/sys/holdfast" if os.geteuid() == 0 else str(closed / "data")}  # root may write anywhere else
+    return {
+        "HOLDFAST_DATA_DIR": "/sys/holdfast" if os.geteuid() == 0 else str(closed / "data")
+    }  # root may write anywhere else
 
 
 def _binary_settings(places: Places) -> Mapping[str, str]:
@@ -130,7 +139,11 @@ def _no_rights(places: Places) -> Mapping[str, str]:
 
 def _no_group(places: Places) -> Mapping[str, str]:
     at_home = Places(
-        places.folder, Settings(app=places.settings.app, kafka=places.guarded.root()), places.source, _guarded(places), places.guarded
+        places.folder,
+        Settings(app=places.settings.app, kafka=places.guarded.root()),
+        places.source,
+        _guarded(places),
+        places.guarded,
     )
     counts = _topics(at_home)
     name = f"nobody-{uuid.uuid4().hex[:8]}"
@@ -153,7 +166,12 @@ def _used_store(places: Places) -> Mapping[str, str]:
     folder = places.folder / "data" / "counts.v1" / "0"
     folder.parent.mkdir(parents=True)
     program = "import sys; from rocksdict import Rdict; held = Rdict(sys.argv[1]); print('held', flush=True); sys.stdin.read()"
-    holder = subprocess.Popen([sys.executable, "-P", "-c", program, folder], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
+    holder = subprocess.Popen(
+        [sys.executable, "-P", "-c", program, folder],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
     HOLDERS.append(holder)
     assert holder.stdout is not None
     assert holder.stdout.readline() == "held\n"
@@ -164,44 +182,83 @@ TAKEN = socket.socket()
 HOLDERS: list[subprocess.Popen[str]] = []
 
 REFUSALS = {
-    "data_dir is a file": Refusal(("data_dir is", "afile, which is a file: name a folder"), prepare=_file_for_data, topics=False),
-    "data_dir cannot be written": Refusal(("data_dir is", "cannot be used", "name a folder"), prepare=_closed_folder, topics=False),
+    "data_dir is a file": Refusal(
+        ("data_dir is", "afile, which is a file: name a folder"), prepare=_file_for_data, topics=False
+    ),
+    "data_dir cannot be written": Refusal(
+        ("data_dir is", "cannot be used", "name a folder"), prepare=_closed_folder, topics=False
+    ),
     "a setting is no number": Refusal(
-        ("shop.py:23: environment HOLDFAST_WEB_PORT: web_port cannot be 'x'",), {"HOLDFAST_WEB_PORT": "x"}, topics=False
+        ("shop.py:23: environment HOLDFAST_WEB_PORT: web_port cannot be 'x'",),
+        {"HOLDFAST_WEB_PORT": "x"},
+        topics=False,
     ),
     "a setting of the built-in application": Refusal(
-        ("holdfast: environment HOLDFAST_WEB_PORT: web_port cannot be 'x'",), {"HOLDFAST_WEB_PORT": "x"}, BUILT_IN, topics=False
+        ("holdfast: environment HOLDFAST_WEB_PORT: web_port cannot be 'x'",),
+        {"HOLDFAST_WEB_PORT": "x"},
+        BUILT_IN,
+        topics=False,
     ),
-    "the settings are binary": Refusal(("binary.toml: is not valid TOML",), prepare=_binary_settings, topics=False),
-    "the settings are missing": Refusal(("file nowhere.toml: cannot be read",), {"HOLDFAST_CONFIG": "nowhere.toml"}, topics=False),
-    "an option of faust": Refusal(("--web-port", "HOLDFAST_WEB_PORT=7000"), command=(*FAUST, "--web-port", "7000"), topics=False),
-    "topics are missing": Refusal(("does not exist (source)", "holdfast topics create --partitions"), topics=False),
-    "a changelog takes too little": Refusal(("counts.v1-changelog", "max.message.bytes"), prepare=_small_changelog, topics=False),
-    "a changelog has too few partitions": Refusal(("counts.v1-changelog", "1 partition", "2"), prepare=_fewer_partitions, topics=False),
+    "the settings are binary": Refusal(
+        ("binary.toml: is not valid TOML",), prepare=_binary_settings, topics=False
+    ),
+    "the settings are missing": Refusal(
+        ("file nowhere.toml: cannot be read",), {"HOLDFAST_CONFIG": "nowhere.toml"}, topics=False
+    ),
+    "an option of faust": Refusal(
+        ("--web-port", "HOLDFAST_WEB_PORT=7000"), command=(*FAUST, "--web-port", "7000"), topics=False
+    ),
+    "topics are missing": Refusal(
+        ("does not exist (source)", "holdfast topics create --partitions"), topics=False
+    ),
+    "a changelog takes too little": Refusal(
+        ("counts.v1-changelog", "max.message.bytes"), prepare=_small_changelog, topics=False
+    ),
+    "a changelog has too few partitions": Refusal(
+        ("counts.v1-changelog", "1 partition", "2"), prepare=_fewer_partitions, topics=False
+    ),
     "no broker": Refusal(
         ("no Kafka broker at 127.0.0.1:1 answered within 4 s", "check bootstrap.servers"),
         {"HOLDFAST_KAFKA__BOOTSTRAP_SERVERS": "127.0.0.1:1", **QUICK},
         topics=False,
     ),
-    "a wrong password": Refusal(("cannot log in to Kafka", "check the sasl."), prepare=_wrong_password, topics=False),
+    "a wrong password": Refusal(
+        ("cannot log in to Kafka", "check the sasl."), prepare=_wrong_password, topics=False
+    ),
     "no rights": Refusal(("does not exist (source)", "holdfast acls"), prepare=_no_rights, topics=False),
-    "no right to the group": Refusal(("cannot take part in its group", "holdfast acls"), prepare=_no_group, topics=False),
-    "the web port is taken": Refusal(("cannot listen on 127.0.0.1 port", "set web_bind and web_port"), prepare=_taken_port),
-    "another process has the stores": Refusal(("is in use by another process: give each worker its own data folder",), prepare=_used_store),
-    "a fold with one argument": Refusal(("shop.py:22: processor counts: fold takes (rows)",), {"SHOP_ARGUMENTS": "rows"}, topics=False),
+    "no right to the group": Refusal(
+        ("cannot take part in its group", "holdfast acls"), prepare=_no_group, topics=False
+    ),
+    "the web port is taken": Refusal(
+        ("cannot listen on 127.0.0.1 port", "set web_bind and web_port"), prepare=_taken_port
+    ),
+    "another process has the stores": Refusal(
+        ("is in use by another process: give each worker its own data folder",), prepare=_used_store
+    ),
+    "a fold with one argument": Refusal(
+        ("shop.py:22: processor counts: fold takes (rows)",), {"SHOP_ARGUMENTS": "rows"}, topics=False
+    ),
 }
 
 
-def _topics(places: Places, changelog_partitions: int = 2, changelog_config: Mapping[str, str] | None = None) -> Processor[Any, Any]:
+def _topics(
+    places: Places, changelog_partitions: int = 2, changelog_config: Mapping[str, str] | None = None
+) -> Processor[Any, Any]:
     settings, source, broker = places.settings, places.source, places.broker
-    counts: Processor[Any, Any] = Processor(name="counts", source=source, decode=bytes, fold=lambda rows, event, at_ms: None, row=int)
+    counts: Processor[Any, Any] = Processor(
+        name="counts", source=source, decode=bytes, fold=lambda rows, event, at_ms: None, row=int
+    )
     broker.create_topic(source, partitions=2, config={"message.timestamp.type": "LogAppendTime"}, exact=True)
     create_topics(settings, [counts])
     if changelog_partitions == 2 and not changelog_config:
         return counts
     changelog = counts.changelog(settings.app)
     broker.delete_topics([changelog])
-    config = {"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime", **(changelog_config or {})}
+    config = {
+        "cleanup.policy": "compact",
+        "message.timestamp.type": "LogAppendTime",
+        **(changelog_config or {}),
+    }
     broker.create_topic(changelog, partitions=changelog_partitions, config=config, exact=True)
     return counts
 
@@ -218,7 +275,10 @@ def left(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Ite
         try:
             for name, refusal in REFUSALS.items():
                 processes[name] = _start(refusal, folders[name], broker, guarded)
-            yield {name: Left(process.wait(DEADLINE_S), (folders[name] / "said").read_text()) for name, process in processes.items()}
+            yield {
+                name: Left(process.wait(DEADLINE_S), (folders[name] / "said").read_text())
+                for name, process in processes.items()
+            }
         finally:
             TAKEN.close()
             for each in processes.values():
@@ -229,11 +289,15 @@ def left(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> Ite
                 holder.communicate()
 
 
-def _start(refusal: Refusal, folder: Path, broker: SessionBroker, guarded: Guarded) -> subprocess.Popen[bytes]:
+def _start(
+    refusal: Refusal, folder: Path, broker: SessionBroker, guarded: Guarded
+) -> subprocess.Popen[bytes]:
     kafka = {name: str(value) for name, value in broker.config.items()}
     settings = Settings(app=f"refused-{uuid.uuid4().hex[:8]}", kafka=kafka)
     places = Places(folder, settings, f"{settings.app}-in", broker, guarded)
-    (folder / "shop.py").write_text(SHOP.format(arguments=refusal.environment.get("SHOP_ARGUMENTS", "rows, word, at_ms")))
+    (folder / "shop.py").write_text(
+        SHOP.format(arguments=refusal.environment.get("SHOP_ARGUMENTS", "rows, word, at_ms"))
+    )
     if refusal.topics:
         _topics(places)
     own = {
@@ -245,7 +309,11 @@ def _start(refusal: Refusal, folder: Path, broker: SessionBroker, guarded: Guard
         **refusal.prepare(places),
         **refusal.environment,
     }
-    plain = {name: value for name, value in os.environ.items() if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))}
+    plain = {
+        name: value
+        for name, value in os.environ.items()
+        if not name.startswith(("HOLDFAST_", "PYTHON", "KAFKA_", "F_"))
+    }
     with (folder / "said").open("w") as said:
         return subprocess.Popen(
             [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *refusal.command],
@@ -258,7 +326,9 @@ def _start(refusal: Refusal, folder: Path, broker: SessionBroker, guarded: Guard
 
 
 def _wait_for_coordinator(broker: SessionBroker) -> None:
-    """Return when the broker serves groups: a new one makes their topic when it is first asked, and aiokafka logs that as an error."""
+    """Return when the broker serves groups: a new one makes their topic when it is first asked, and
+    aiokafka logs that as an error.
+    """
     consumer = Consumer(broker.client_config(**{"group.id": f"refused-{uuid.uuid4().hex[:8]}"}))
     try:
         consumer.committed([TopicPartition("none", 0)], timeout=60)

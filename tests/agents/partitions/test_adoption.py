@@ -1,4 +1,6 @@
-"""An assignment that is overtaken by the next one: nothing of it may reach the broker once the next generation is joined."""
+"""An assignment that is overtaken by the next one: nothing of it may reach the broker once the next
+generation is joined.
+"""
 
 from __future__ import annotations
 
@@ -98,8 +100,12 @@ def test_joining_waits_for_nothing_when_no_adoption_is_under_way(tmp_path: Path)
 
 
 @pytest.mark.parametrize("confirmed", [True, False])
-def test_who_loses_a_partition_again_and_again_leaves_unless_the_group_has_given_it_away(tmp_path: Path, confirmed: bool) -> None:
-    """A worker that is frozen again and again loses its partitions each time, and nobody else uses its transactional ids."""
+def test_who_loses_a_partition_again_and_again_leaves_unless_the_group_has_given_it_away(
+    tmp_path: Path, confirmed: bool
+) -> None:
+    """A worker that is frozen again and again loses its partitions each time, and nobody else uses its
+    transactional ids.
+    """
 
     async def run() -> None:
         manager = SlowManager(tmp_path)
@@ -112,6 +118,8 @@ def test_who_loses_a_partition_again_and_again_leaves_unless_the_group_has_given
             manager.lost(part, manager.epoch - 1, FencedError("counts.1: there is a newer owner"))
         await asyncio.sleep(0)
         told = [str(error) for error in manager.alone.left]
-        assert ["does another application use this transactional id?" in each for each in told] == [True] * confirmed
+        assert ["does another application use this transactional id?" in each for each in told] == [
+            True
+        ] * confirmed
 
     asyncio.run(run())

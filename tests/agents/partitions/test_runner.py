@@ -44,7 +44,9 @@ EACH = Processor(name="each", source="events", decode=bytes, fold=each, row=int)
 
 
 class Part:
-    """A partition whose broker takes a while for each commit; what is written is noted in `transactions`, and in `kept` once it is here."""
+    """A partition whose broker takes a while for each commit; what is written is noted in `transactions`,
+    and in `kept` once it is here.
+    """
 
     changelog, partition, fenced_in = "log", 0, True
 
@@ -83,7 +85,9 @@ class Desk:
         self.long_folds, self.owned, self.voided = asyncio.Lock(), True, 0
         self.quarantine_limit, self.held = 0, dict[tuple[str, int], str]()
         self.resting = set[tuple[str, int]]()
-        self.feed = SimpleNamespace(hold=lambda place, held: self.resting.add(place) if held else self.resting.discard(place))
+        self.feed = SimpleNamespace(
+            hold=lambda place, held: self.resting.add(place) if held else self.resting.discard(place)
+        )
 
     def owns(self, part: object, epoch: int) -> bool:
         return self.owned
@@ -111,7 +115,9 @@ def event_of(first: int) -> Any:
 
 def events_of(first: int, records: int) -> Any:
     fetched = Fetched(0, "events", 0, first, last=first + records - 1, size_bytes=records)
-    fetched.records.append(range(first, first + records), [1_000] * records, [b"x"] * records, [None] * records, None)
+    fetched.records.append(
+        range(first, first + records), [1_000] * records, [b"x"] * records, [None] * records, None
+    )
     return SimpleNamespace(value=fetched)
 
 
@@ -183,7 +189,9 @@ def test_others_have_their_turn_after_the_first_record_of_a_slow_fold() -> None:
 
 
 def folded_side_by_side(monkeypatch: pytest.MonkeyPatch, long_turn_s: float) -> list[str]:
-    """Fold two partitions of 20 steps or more, each longer than a turn, and return whose they were in order, consecutive ones once."""
+    """Fold two partitions of 20 steps or more, each longer than a turn, and return whose they were in
+    order, consecutive ones once.
+    """
     monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
     monkeypatch.setattr("holdfast.agents.partitions.runner.LONG_TURN_S", long_turn_s)
     folded: list[str] = []
@@ -208,10 +216,14 @@ def folded_side_by_side(monkeypatch: pytest.MonkeyPatch, long_turn_s: float) -> 
 
 
 def test_long_folds_go_one_after_the_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert folded_side_by_side(monkeypatch, 60.0) == ["a", "b", "a", "b"], "a turn each, and then all that is left of it"
+    assert folded_side_by_side(monkeypatch, 60.0) == ["a", "b", "a", "b"], (
+        "a turn each, and then all that is left of it"
+    )
 
 
-def test_who_waits_for_a_long_fold_has_a_long_turn_before_it_has_ended(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_who_waits_for_a_long_fold_has_a_long_turn_before_it_has_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert len(folded_side_by_side(monkeypatch, 0.0)) >= 2 * 20, "by turns, each of a step"
 
 
@@ -229,7 +241,9 @@ def test_a_short_fold_waits_for_no_long_one(monkeypatch: pytest.MonkeyPatch) -> 
     asyncio.run(run())
 
 
-def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
 
     async def run() -> None:
@@ -248,7 +262,9 @@ def test_a_long_fold_whose_partition_is_lost_ends_and_the_next_has_its_turn(monk
     asyncio.run(run())
 
 
-def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_is_folded_for_long_ends_and_what_is_left_is_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.agents.partitions.runner.TRANSACTION_S", 0.0)
     part, desk = Part(), Desk()
 
@@ -270,7 +286,9 @@ FETCH = 20 * STEP_RECORDS
 
 
 def transactions_of(monkeypatch: pytest.MonkeyPatch, backlog_s: float, room: int) -> list[int]:
-    """Hand over three fetches of 20 steps, two of them while the first is folded, and return what each transaction holds."""
+    """Hand over three fetches of 20 steps, two of them while the first is folded, and return what each
+    transaction holds.
+    """
     monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
     monkeypatch.setattr("holdfast.agents.partitions.runner.BACKLOG_S", backlog_s)
     part, desk = Part(), Desk()
@@ -292,7 +310,9 @@ def transactions_of(monkeypatch: pytest.MonkeyPatch, backlog_s: float, room: int
     return part.transactions
 
 
-def test_a_transaction_that_is_folded_for_long_takes_in_what_arrives_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_is_folded_for_long_takes_in_what_arrives_meanwhile(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert transactions_of(monkeypatch, 0.0, room=10 * FETCH) == [3 * FETCH]
 
 
@@ -300,7 +320,9 @@ def test_what_does_not_fit_a_transaction_is_left_to_the_next(monkeypatch: pytest
     assert transactions_of(monkeypatch, 0.0, room=2 * FETCH) == [2 * FETCH, FETCH]
 
 
-def test_what_arrives_while_a_short_transaction_is_folded_is_the_next_one(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_arrives_while_a_short_transaction_is_folded_is_the_next_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     assert transactions_of(monkeypatch, 60.0, room=10 * FETCH) == [FETCH, 2 * FETCH]
 
 
@@ -315,19 +337,29 @@ def transacted(processor: Processor[bytes, int], records: int) -> Part:
             await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
 
     asyncio.run(run())
-    assert (part.folder.applied, part.folder.rows["seen"], sum(part.transactions)) == (records - 1, records, records)
+    assert (part.folder.applied, part.folder.rows["seen"], sum(part.transactions)) == (
+        records - 1,
+        records,
+        records,
+    )
     assert (desk.acked, desk.failures) == (1, [])
     return part
 
 
-def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_emits_much_ends_and_what_is_left_is_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.agents.partitions.runner.TRANSACTION_EMITS", 100)
     part = transacted(ECHO, 5_000)
     assert max(map(len, part.emitted)) <= 100 + STEP_RECORDS, "some of a step more than wanted"
-    assert [emit.value for emits in part.emitted for emit in emits] == [b"%d" % seen for seen in range(1, 5_001)]
+    assert [emit.value for emits in part.emitted for emit in emits] == [
+        b"%d" % seen for seen in range(1, 5_001)
+    ]
 
 
-def test_a_transaction_that_changes_many_rows_ends_and_what_is_left_is_the_next(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_transaction_that_changes_many_rows_ends_and_what_is_left_is_the_next(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.agents.partitions.runner.TRANSACTION_ROWS", 100)
     assert max(transacted(EACH, 5_000).transactions) <= 100 + STEP_RECORDS, "some of a step more than wanted"
     assert transacted(COUNT, 5_000).transactions == [5_000], "one row, changed often, is one row"
@@ -352,7 +384,9 @@ async def until(condition: Callable[[], Any]) -> None:
             await asyncio.sleep(0.01)
 
 
-def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes_on(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.agents.partitions.runner.HOLD_S", 0.05)
 
     async def run() -> None:
@@ -368,7 +402,13 @@ def test_a_partition_whose_record_a_topic_refuses_stands_still_says_why_and_goes
         await until(lambda: desk.progress > progress)
         assert runner.job is not None
         await asyncio.wait_for(runner.job, 30)
-        assert (part.transactions, desk.acked, desk.failures, desk.held, desk.resting) == ([1], 1, [], {}, set())
+        assert (part.transactions, desk.acked, desk.failures, desk.held, desk.resting) == (
+            [1],
+            1,
+            [],
+            {},
+            set(),
+        )
 
     asyncio.run(run())
 
@@ -387,7 +427,9 @@ def test_a_partition_that_stands_still_is_given_up_when_it_is_revoked_and_may_co
         desk.owned = True
         runner.hand(event_of(0))
         await asyncio.wait_for(runner.job, 30)
-        assert [emit.value for emits in part.emitted for emit in emits] == [b"1"], "folded again from where it was"
+        assert [emit.value for emits in part.emitted for emit in emits] == [b"1"], (
+            "folded again from where it was"
+        )
 
     asyncio.run(run())
 
@@ -416,7 +458,8 @@ def test_a_partition_that_quarantines_without_end_stands_still_after_what_it_com
             await asyncio.wait_for(runner.job, 30)  # type: ignore[arg-type]
         if limit:
             assert (
-                "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of events" in desk.held["poison", 0]
+                "20 records in a row were quarantined (quarantine_limit is 15), the last at offset 19 of events"
+                in desk.held["poison", 0]
             )
             assert part.folder.applied == 19
             desk.owned = False

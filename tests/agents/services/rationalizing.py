@@ -1,4 +1,7 @@
-"""The built-in application as a worker that can be told to restore slowly: `python -P -m tests.agents.services.rationalizing worker`."""
+"""The built-in application as a worker that can be told to restore slowly:
+
+`python -P -m tests.agents.services.rationalizing worker`.
+"""
 
 from __future__ import annotations
 

@@ -1,4 +1,6 @@
-"""The table of balanced groups: declared like any processor, folded from bytes, and its topic made with the right time."""
+"""The table of balanced groups: declared like any processor, folded from bytes, and its topic made with
+the right time.
+"""
 
 from __future__ import annotations
 
@@ -30,5 +32,10 @@ def test_a_deployment_that_asks_for_groups_folds_what_their_members_say() -> Non
 
 def test_the_topic_of_groups_is_made_with_the_brokers_time() -> None:
     settings = Settings(groups=True, groups_topic="talk")
-    specs = {spec.name: spec for spec in specs_for(settings, processors(settings), ClusterTopics(brokers=(1,), topics={}), partitions=3)}
+    specs = {
+        spec.name: spec
+        for spec in specs_for(
+            settings, processors(settings), ClusterTopics(brokers=(1,), topics={}), partitions=3
+        )
+    }
     assert specs["talk"].config["message.timestamp.type"] == "LogAppendTime"

@@ -1,4 +1,6 @@
-"""The bookkeeper on real workers: registry, books and clean topics through SIGKILL, equal to a replay by hash; and who may send."""
+"""The bookkeeper on real workers: registry, books and clean topics through SIGKILL, equal to a replay by
+hash; and who may send.
+"""
 
 from __future__ import annotations
 
@@ -35,7 +37,9 @@ class Bookkeeping(Fleet):
 
     def __init__(self, broker: SessionBroker, folder: Path) -> None:
         name = uuid.uuid4().hex[:8]
-        self.orders, self.raw, self.clean, self.names = (f"{name}-{each}" for each in ("orders", "raw", "clean", "names"))
+        self.orders, self.raw, self.clean, self.names = (
+            f"{name}-{each}" for each in ("orders", "raw", "clean", "names")
+        )
         super().__init__(
             broker,
             folder,
@@ -78,7 +82,9 @@ def fleet(broker: SessionBroker, tmp_path_factory: pytest.TempPathFactory) -> It
 
 
 def misbehaviour(seed: int, producers: int, records: int) -> Iterator[tuple[int, Stamp, bytes]]:
-    """Yield (partition, stamp, value) of producers that repeat, skip, come late and do not die; a number has one value for ever."""
+    """Yield (partition, stamp, value) of producers that repeat, skip, come late and do not die; a number
+    has one value for ever.
+    """
     chance = random.Random(seed)
     at = {(name, partition): (1, 0) for name in range(producers) for partition in range(PARTITIONS)}
     for _ in range(records):
@@ -107,13 +113,18 @@ def misbehaviour(seed: int, producers: int, records: int) -> Iterator[tuple[int,
 def check_books(fleet: Bookkeeping, prefix: str) -> dict[str, int]:
     """Compare the changelog of a table with a replay here, by hash; return the sums of its books."""
     processor = fleet.processor(prefix)
-    source, changelog = (read_topic(fleet.broker, topic) for topic in (processor.source, processor.changelog(fleet.settings.app)))
+    source, changelog = (
+        read_topic(fleet.broker, topic)
+        for topic in (processor.source, processor.changelog(fleet.settings.app))
+    )
     sums: dict[str, int] = {}
     for partition, messages in source.items():
         outcome = model(processor, partition, messages)
         state, marker = logged_state(changelog[partition])
         assert marker == (outcome.marker if messages else None), f"{processor.name}/{partition}"
-        assert sha(state) == sha(outcome.state), f"{processor.name}/{partition}: the live books are not those of a replay"
+        assert sha(state) == sha(outcome.state), (
+            f"{processor.name}/{partition}: the live books are not those of a replay"
+        )
         for emit in outcome.emits:
             sums[emit.topic] = sums.get(emit.topic, 0) + 1
     return sums
@@ -147,7 +158,9 @@ def test_books_and_clean_topics_are_exact_through_sigkill(fleet: Bookkeeping, br
             assert found_stamp is not None
             number = (found_stamp.producer, partition, found_stamp.sequence)
             assert number not in kept, f"{number} is in the clean topic twice"
-            assert message.value() == f"{number[0][1:]}/{partition}/{number[2]}".encode(), "no zombie is in the clean topic"
+            assert message.value() == f"{number[0][1:]}/{partition}/{number[2]}".encode(), (
+                "no zombie is in the clean topic"
+            )
             kept.add(number)
     newest: dict[tuple[str, int], int] = {}
     wanted = set()
@@ -158,13 +171,22 @@ def test_books_and_clean_topics_are_exact_through_sigkill(fleet: Bookkeeping, br
     # what came late from before the books began cannot be told from a duplicate; nothing here does
     assert kept == wanted, f"lost: {sorted(wanted - kept)[:3]}, invented: {sorted(kept - wanted)[:3]}"
     told = [
-        decode_told(message.value() or b"") for messages in read_topic(broker, f"{fleet.raw}.verdicts").values() for message in messages
+        decode_told(message.value() or b"")
+        for messages in read_topic(broker, f"{fleet.raw}.verdicts").values()
+        for message in messages
     ]
-    assert {each.verdict for each in told} == {Judgement.GAP, Judgement.LATE, Judgement.DUPLICATE, Judgement.ZOMBIE}
+    assert {each.verdict for each in told} == {
+        Judgement.GAP,
+        Judgement.LATE,
+        Judgement.DUPLICATE,
+        Judgement.ZOMBIE,
+    }
     assert len(kept) + sum(not each.kept for each in told) == len(load)
 
 
-def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(fleet: Bookkeeping, broker: SessionBroker) -> None:
+def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(
+    fleet: Bookkeeping, broker: SessionBroker
+) -> None:
     name = f"billing-{uuid.uuid4().hex[:6]}"
     with SequencedProducer(fleet.settings, name, instance="one") as producer:
         sent = [producer.send(fleet.orders, b"%d" % at, key=b"k%d" % (at % 7)) for at in range(100)]
@@ -180,10 +202,17 @@ def test_a_named_producer_numbers_its_records_and_goes_on_after_a_restart(fleet:
         books = fleet.processor("books-")
         ends = last_offsets(read_topic(broker, fleet.orders))
         for partition, last in ends.items():
-            book = tables.get(books, book_key(name), partition=partition, at_least=(partition, last), timeout_s=DEADLINE_S).value
+            book = tables.get(
+                books, book_key(name), partition=partition, at_least=(partition, last), timeout_s=DEADLINE_S
+            ).value
             assert isinstance(book, Book)
             mine = [each for each in sent if each.partition == partition]
-            assert (book.faults.gaps, book.faults.duplicates, book.faults.zombies, book.faults.late) == (0, 0, 0, 0)
+            assert (book.faults.gaps, book.faults.duplicates, book.faults.zombies, book.faults.late) == (
+                0,
+                0,
+                0,
+                0,
+            )
             assert book.records == len(mine) + (2 if partition == 0 else 0)
             if partition == 0:
                 assert (book.epoch, book.last_sequence, book.faults.restarts) == (2, 0, 2)
@@ -261,7 +290,9 @@ def test_a_record_whose_acknowledgement_was_lost_is_sent_again_and_is_in_the_cle
         assert (book.faults.duplicates, book.records) == (2, 20)
 
 
-def test_numbers_of_the_callers_own_find_what_is_sent_again_after_a_restart(fleet: Bookkeeping, broker: SessionBroker) -> None:
+def test_numbers_of_the_callers_own_find_what_is_sent_again_after_a_restart(
+    fleet: Bookkeeping, broker: SessionBroker
+) -> None:
     name = f"importer-{uuid.uuid4().hex[:6]}"
     for start, stop in ((0, 6), (4, 10)):  # the second run is not sure of 4 and 5
         with SequencedProducer(fleet.settings, name) as producer:
@@ -276,10 +307,15 @@ def test_numbers_of_the_callers_own_find_what_is_sent_again_after_a_restart(flee
     assert mine == [b"line %d" % line for line in range(10)]
 
 
-def test_a_registry_that_nobody_keeps_is_told_in_time_and_so_are_slips(broker: SessionBroker, fleet: Bookkeeping) -> None:
+def test_a_registry_that_nobody_keeps_is_told_in_time_and_so_are_slips(
+    broker: SessionBroker, fleet: Bookkeeping
+) -> None:
     kafka = {key: str(value) for key, value in broker.config.items()}
     nowhere = Settings(app="nobody", kafka=kafka, producers_topic=f"nowhere-{uuid.uuid4().hex[:6]}")
-    with NameHolder(nowhere, "billing", timeout_s=5) as holder, pytest.raises(TopicError, match="does not exist"):
+    with (
+        NameHolder(nowhere, "billing", timeout_s=5) as holder,
+        pytest.raises(TopicError, match="does not exist"),
+    ):
         holder.register()
     for topic in (nowhere.producers_topic, f"{nowhere.producers_topic}.answers"):
         broker.create_topic(topic, exact=True)

@@ -31,13 +31,18 @@ class Notes:
 
 
 def harvesting_app(notes: Notes) -> App:
-    app = create_app([], Settings(app="shop", outbox_database="sqlite:///never-opened.db", outbox_harvest=True))
+    app = create_app(
+        [], Settings(app="shop", outbox_database="sqlite:///never-opened.db", outbox_harvest=True)
+    )
     app.harvesting = notes  # type: ignore[assignment]
     return app
 
 
 async def tell(app: App, *, send: bool = False, rebalance: bool = False) -> bool:
-    """Start the agent alone and tell it to pause; return whether it heard within a while. No partition is ever assigned."""
+    """Start the agent alone and tell it to pause; return whether it heard within a while.
+
+    No partition is ever assigned.
+    """
     agent: Any = app.agents[AGENT]
     await agent.start()
     told = PendingCommand(PAUSE, Future())

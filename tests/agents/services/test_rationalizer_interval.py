@@ -1,4 +1,6 @@
-"""A fleet with another heartbeat interval: the rationalizer's fold and what is asked of it use that fleet's threshold."""
+"""A fleet with another heartbeat interval: the rationalizer's fold and what is asked of it use that
+fleet's threshold.
+"""
 
 from __future__ import annotations
 
@@ -36,7 +38,12 @@ def test_the_fold_of_another_interval_can_be_sent_to_other_processes() -> None:
 
 def test_status_is_told_by_the_interval_set() -> None:
     claim = Claim("c", "i", 1, 100, None, 0, None, 100)
-    assert [status(claim, 100 + age_s, 6).value for age_s in (2, 3, 5, 6)] == ["fresh", "unknown", "unknown", "stale"]
+    assert [status(claim, 100 + age_s, 6).value for age_s in (2, 3, 5, 6)] == [
+        "fresh",
+        "unknown",
+        "unknown",
+        "stale",
+    ]
 
 
 def test_an_interval_that_whole_seconds_cannot_tell_is_refused() -> None:

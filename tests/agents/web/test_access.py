@@ -24,7 +24,15 @@ from tests.support.places import TLS
 
 DEADLINE_S = 30.0
 TOKEN = "open-sesame"
-PATHS = ["/tables", "/tables/secrets/0/rows/ada", "/tables/secrets/0/scan", "/health/live", "/health/ready", "/metrics", "/nothing"]
+PATHS = [
+    "/tables",
+    "/tables/secrets/0/rows/ada",
+    "/tables/secrets/0/scan",
+    "/health/live",
+    "/health/ready",
+    "/metrics",
+    "/nothing",
+]
 DATA_PATHS = [path for path in PATHS if path not in ("/health/live", "/health/ready", "/metrics")]
 
 
@@ -36,7 +44,9 @@ def fold(rows: Any, event: Any, at_ms: int) -> None:
     """These rows are put by the tests."""
 
 
-SECRETS: Processor[Any, Secret] = Processor(name="secrets", source="orders", decode=bytes, fold=fold, row=Secret)
+SECRETS: Processor[Any, Secret] = Processor(
+    name="secrets", source="orders", decode=bytes, fold=fold, row=Secret
+)
 
 
 def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
@@ -57,8 +67,13 @@ def worker_of(chosen: Settings) -> MemoryWorker:
     return worker
 
 
-async def ask(url: str, path: str, *, headers: dict[str, str] | None = None, tls: ssl.SSLContext | bool = True) -> tuple[int, str]:
-    async with aiohttp.ClientSession() as session, session.get(url + path, headers=headers, ssl=tls) as response:
+async def ask(
+    url: str, path: str, *, headers: dict[str, str] | None = None, tls: ssl.SSLContext | bool = True
+) -> tuple[int, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(url + path, headers=headers, ssl=tls) as response,
+    ):
         return response.status, await response.text()
 
 
@@ -108,7 +123,11 @@ async def test_health_and_metrics_never_hold_a_row() -> None:
 @scenario
 async def test_a_refusal_says_how_to_get_in() -> None:
     chosen = settings(web_token=TOKEN)
-    async with worker_of(chosen), aiohttp.ClientSession() as session, session.get(chosen.advertised_url + "/tables") as response:
+    async with (
+        worker_of(chosen),
+        aiohttp.ClientSession() as session,
+        session.get(chosen.advertised_url + "/tables") as response,
+    ):
         assert response.headers["WWW-Authenticate"].startswith("Bearer")
         assert "Authorization: Bearer" in json.loads(await response.text())["message"]
 
@@ -129,7 +148,13 @@ def test_a_port_that_others_can_reach_must_be_protected(bind: str) -> None:
 async def test_a_page_that_resolves_its_own_name_to_this_machine_reads_nothing(path: str) -> None:
     chosen = settings()
     async with worker_of(chosen):
-        for host in ("rebound.example", f"rebound.example:{chosen.web_port}", "127.0.0.1.example", "[::1", ""):
+        for host in (
+            "rebound.example",
+            f"rebound.example:{chosen.web_port}",
+            "127.0.0.1.example",
+            "[::1",
+            "",
+        ):
             status, text = await ask(chosen.advertised_url, path, headers={"Host": host})
             assert (status in (400, 403), "the-secret" in text) == (True, False), host
         for host in (f"localhost:{chosen.web_port}", "127.0.0.1", "[::1]:80", "LOCALHOST"):
@@ -140,7 +165,9 @@ async def test_a_page_that_resolves_its_own_name_to_this_machine_reads_nothing(p
 async def test_the_advertised_name_may_be_asked_for_through_a_proxy() -> None:
     chosen = settings(web_url="http://tables.example:80")
     async with worker_of(chosen):
-        status, _ = await ask(f"http://127.0.0.1:{chosen.web_port}", "/tables", headers={"Host": "tables.example"})
+        status, _ = await ask(
+            f"http://127.0.0.1:{chosen.web_port}", "/tables", headers={"Host": "tables.example"}
+        )
     assert status == 200
 
 
@@ -149,7 +176,11 @@ async def test_the_advertised_name_may_be_asked_for_through_a_proxy() -> None:
 
 def mutual(**changes: Any) -> Settings:
     return settings(
-        web_tls_cert=TLS / "server.pem", web_tls_key=TLS / "server-key.pem", web_tls_ca=TLS / "ca.pem", web_bind="0.0.0.0", **changes
+        web_tls_cert=TLS / "server.pem",
+        web_tls_key=TLS / "server-key.pem",
+        web_tls_ca=TLS / "ca.pem",
+        web_bind="0.0.0.0",
+        **changes,
     )
 
 
@@ -218,7 +249,9 @@ async def test_workers_with_one_certificate_and_no_authority_trust_each_other() 
     ],
 )
 def test_certificates_that_cannot_be_used_are_named(changes: dict[str, Path], named: str) -> None:
-    chosen = settings(**{"web_tls_cert": TLS / "server.pem", "web_tls_key": TLS / "server-key.pem", **changes})
+    chosen = settings(
+        **{"web_tls_cert": TLS / "server.pem", "web_tls_key": TLS / "server-key.pem", **changes}
+    )
     with pytest.raises(ConfigError, match=named):
         server_tls(chosen)
     with pytest.raises(ConfigError, match=named):

@@ -47,7 +47,9 @@ def scenario(test: Callable[..., Awaitable[None]]) -> Callable[..., None]:
 
 
 def worker_of(**changes: Any) -> MemoryWorker:
-    worker = MemoryWorker(Settings(**{"app": "shop", "web_port": free_ports(1)[0], **changes}), [TOTALS], partitions=1)
+    worker = MemoryWorker(
+        Settings(**{"app": "shop", "web_port": free_ports(1)[0], **changes}), [TOTALS], partitions=1
+    )
     worker.put(TOTALS, 0, "ada", Total(3), offset=1)
     return worker
 
@@ -63,7 +65,11 @@ def head(method: str, path: str, *lines: str) -> bytes:
 async def answered(reader: asyncio.StreamReader) -> tuple[int, dict[str, str], dict[str, Any]]:
     status, *lines = (await reader.readuntil(b"\r\n\r\n")).decode().strip().split("\r\n")
     headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    return int(status.split()[1]), headers, json.loads(await reader.readexactly(int(headers["content-length"])))
+    return (
+        int(status.split()[1]),
+        headers,
+        json.loads(await reader.readexactly(int(headers["content-length"]))),
+    )
 
 
 async def closed(reader: asyncio.StreamReader) -> bool:
@@ -74,7 +80,9 @@ async def closed(reader: asyncio.StreamReader) -> bool:
 
 
 async def sent(worker: MemoryWorker, *chunks: bytes) -> tuple[int, dict[str, str], dict[str, Any], bool]:
-    """Send a request whose body does not end, and return the answer and whether the worker then closes without waiting for the rest."""
+    """Send a request whose body does not end, and return the answer and whether the worker then closes
+    without waiting for the rest.
+    """
     reader, writer = await connect(worker)
     for chunk in chunks:
         writer.write(chunk)
@@ -97,7 +105,9 @@ async def test_a_compressed_body_is_refused_unread_on_every_path_with_and_withou
 ) -> None:
     async with worker_of(web_token=token) as worker:
         status, _, body, ended = await sent(
-            worker, head("POST", path, f"Content-Encoding: {encoding}", "Content-Length: 50000000"), b"\x1f\x8b" * 500
+            worker,
+            head("POST", path, f"Content-Encoding: {encoding}", "Content-Length: 50000000"),
+            b"\x1f\x8b" * 500,
         )
     assert (status, body["error"], ended) == (415, "malformed", True)
 
@@ -124,8 +134,14 @@ async def test_nobody_inflates_what_is_sent_compressed(monkeypatch: pytest.Monke
 async def test_without_the_token_a_body_is_not_waited_for() -> None:
     async with worker_of(web_token=TOKEN) as worker:
         for path in ("/tables/totals/0/get", "/tables/totals/0/scan", "/nothing"):
-            status, headers, _, ended = await sent(worker, head("POST", path, "Content-Length: 1000000"), b"x" * 100)
-            assert (status, headers["connection"], ended) == (401 if path != "/nothing" else status, "close", True), path
+            status, headers, _, ended = await sent(
+                worker, head("POST", path, "Content-Length: 1000000"), b"x" * 100
+            )
+            assert (status, headers["connection"], ended) == (
+                401 if path != "/nothing" else status,
+                "close",
+                True,
+            ), path
 
 
 @scenario
@@ -139,11 +155,16 @@ async def test_bodies_are_bounded_and_taken_only_where_one_belongs() -> None:
         ):
             status, _, body, ended = await sent(worker, head(method, path, f"Content-Length: {length}"), b"x")
             assert (status, body["error"], ended) == (413, "too_large", True), path
-        status, _, body, ended = await sent(worker, head("GET", "/metrics", "Transfer-Encoding: chunked"), b"5\r\nhello\r\n")
+        status, _, body, ended = await sent(
+            worker, head("GET", "/metrics", "Transfer-Encoding: chunked"), b"5\r\nhello\r\n"
+        )
         assert (status, body["error"], ended) == (413, "too_large", True)
 
 
-@pytest.mark.parametrize("path", ["/tables/totals/0/rows/%ff", "/tables/totals/0/scan?prefix=%ff", "/tables/totals/0/rows/%zz", "/%c3%28"])
+@pytest.mark.parametrize(
+    "path",
+    ["/tables/totals/0/rows/%ff", "/tables/totals/0/scan?prefix=%ff", "/tables/totals/0/rows/%zz", "/%c3%28"],
+)
 @scenario
 async def test_a_key_that_is_no_text_is_refused_and_not_taken_for_another(path: str) -> None:
     async with worker_of() as worker:
@@ -197,7 +218,9 @@ async def held(worker: MemoryWorker, count: int) -> tuple[list[asyncio.StreamWri
     return [writer for _, writer in pairs], len(pending)
 
 
-@pytest.mark.parametrize(("changes", "kept"), [({"web_connections": 7}, 7), ({"web_connections_per_peer": 5}, 5)])
+@pytest.mark.parametrize(
+    ("changes", "kept"), [({"web_connections": 7}, 7), ({"web_connections_per_peer": 5}, 5)]
+)
 @scenario
 async def test_connections_are_limited_in_all_and_by_peer(changes: dict[str, int], kept: int) -> None:
     async with worker_of(**changes) as worker:
@@ -220,7 +243,9 @@ async def test_connections_are_limited_in_all_and_by_peer(changes: dict[str, int
 
 @scenario
 async def test_silent_tls_handshakes_count_too() -> None:
-    async with worker_of(web_connections=6, web_tls_cert=TLS / "server.pem", web_tls_key=TLS / "server-key.pem") as worker:
+    async with worker_of(
+        web_connections=6, web_tls_cert=TLS / "server.pem", web_tls_key=TLS / "server-key.pem"
+    ) as worker:
         writers, open_now = await held(worker, 15)
         assert open_now == 6
         for writer in writers:
@@ -264,7 +289,9 @@ async def test_whoever_takes_nothing_of_its_answer_is_let_go(monkeypatch: pytest
     async with worker_of() as worker:
         for at in range(7):
             worker.put(TOTALS, 0, "k" * 1000 + str(at) + "x" * 1_000_000, Total(1), offset=at)
-        _, writer = await asyncio.open_connection("127.0.0.1", worker.settings.web_port, limit=1024)  # its reader stops reading soon
+        _, writer = await asyncio.open_connection(
+            "127.0.0.1", worker.settings.web_port, limit=1024
+        )  # its reader stops reading soon
         writer.write(head("GET", "/tables/totals/0/scan?prefix=kkk"))
         async with asyncio.timeout(30):
             while not worker.metrics.web_refused["slow"]:  # noqa: ASYNC110  counted by the worker, which tells nobody

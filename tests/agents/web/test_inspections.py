@@ -1,4 +1,6 @@
-"""Digests of what a worker serves, over its web port: of one moment, guarded as queries are, one at a time for each partition."""
+"""Digests of what a worker serves, over its web port: of one moment, guarded as queries are, one at a time
+for each partition.
+"""
 
 from __future__ import annotations
 
@@ -39,7 +41,12 @@ async def test_the_digest_is_that_of_a_replay_and_rows_behind_it_are_of_the_same
         status, found, _ = await asking.ask("/tables/totals/0/digest", body(inspection="one"))
         assert status == 200
         held = {row_key(key): value for key, value in worker.replica(TOTALS, 0).rows.items()}
-        assert (found["digest"], found["rows"], found["timers"], found["as_of_offset"]) == (digest(sorted(held.items())), 1_200, 0, 1_199)
+        assert (found["digest"], found["rows"], found["timers"], found["as_of_offset"]) == (
+            digest(sorted(held.items())),
+            1_200,
+            0,
+            1_199,
+        )
         worker.put(TOTALS, 0, "k0000", Total(99), offset=2_000)
         again = (await asking.ask("/tables/totals/0/digest", body(inspection="one")))[1]
         assert again == found, "the same name is the same moment"
@@ -52,7 +59,9 @@ async def test_the_digest_is_that_of_a_replay_and_rows_behind_it_are_of_the_same
 
 
 @scenario
-async def test_a_partition_has_one_inspection_at_a_time_and_it_does_not_hold_up_the_loop(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_partition_has_one_inspection_at_a_time_and_it_does_not_hold_up_the_loop(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     begun, go_on = threading.Event(), threading.Event()
 
     def slow(state: Any, stop: threading.Event) -> Any:
@@ -82,7 +91,13 @@ async def test_digests_are_refused_to_who_may_not_query_and_malformed_ones_to_al
             assert (await asking.ask(f"/tables/totals/0/{verb}", body(inspection="one")))[0] == 401
     worker = worker_with(1)
     async with worker, Asking(worker) as asking:
-        for wrong in ({}, {"inspection": ""}, {"inspection": "x" * 65}, {"inspection": "x", "more": 1}, {"inspection": 7}):
+        for wrong in (
+            {},
+            {"inspection": ""},
+            {"inspection": "x" * 65},
+            {"inspection": "x", "more": 1},
+            {"inspection": 7},
+        ):
             assert (await asking.ask("/tables/totals/0/digest", body(**wrong)))[0] == 400
         assert (await asking.ask("/tables/totals/0/stored", body(inspection="x", limit=0)))[0] == 400
         assert (await asking.ask("/tables/totals/9/digest", body(inspection="x")))[0] == 404
@@ -90,7 +105,9 @@ async def test_digests_are_refused_to_who_may_not_query_and_malformed_ones_to_al
         assert (await asking.ask("/tables/totals/0/digest", body(inspection="x")))[0] == 503
 
 
-def test_the_inspector_asks_until_the_digest_is_there_and_reads_all_rows_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_inspector_asks_until_the_digest_is_there_and_reads_all_rows_of_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     plain = module.digest_of
 
     def slow(state: Any, stop: threading.Event) -> Any:
@@ -123,4 +140,6 @@ def test_a_reading_that_nobody_waits_for_any_more_ends() -> None:
     with ThreadPoolExecutor(1) as pool, pytest.raises(StoreError, match="nobody waits"):
         pool.submit(digest_of, worker.replica(TOTALS, 0).pin(), stop).result(20)
     assert isinstance(worker.replica(TOTALS, 0), MemoryReplica)
-    assert digest_of(worker.replica(TOTALS, 1).pin(), threading.Event()).digest == hashlib.sha256().hexdigest()
+    assert (
+        digest_of(worker.replica(TOTALS, 1).pin(), threading.Event()).digest == hashlib.sha256().hexdigest()
+    )

@@ -1,6 +1,8 @@
-"""Tables asked across processes: an agent of one application asks the workers of another, whatever happens to those meanwhile.
+"""Tables asked across processes: an agent of one application asks the workers of another, whatever happens to
+those meanwhile.
 
-The workers of the claims application are shared by the tests; each test first brings them to the state it speaks of.
+The workers of the claims application are shared by the tests; each test first brings them to the state it
+speaks of.
 """
 
 from __future__ import annotations
@@ -55,7 +57,9 @@ class Desk:
         self.settings = Settings(app=app, kafka=fleet.settings.kafka, standbys=0)
         self.tallies = tallies(self.answers)
         for topic, partitions in ((self.requests, 3), (self.answers, 2)):
-            broker.create_topic(topic, partitions=partitions, config={"message.timestamp.type": "LogAppendTime"}, exact=True)
+            broker.create_topic(
+                topic, partitions=partitions, config={"message.timestamp.type": "LogAppendTime"}, exact=True
+            )
         create_topics(self.settings, [self.tallies])
         environment = {
             **environment_of(self.settings),
@@ -70,9 +74,18 @@ class Desk:
         self.worker = Worker("desk", folder, environment, module_command("tests.agents.desk"))
         self._fleet, self._writer, self._ids = fleet, Writer(broker), itertools.count()
         self._consumer = Consumer(
-            broker.client_config(**{"group.id": app, "enable.auto.commit": False, "fetch.wait.max.ms": 20, "auto.offset.reset": "earliest"})
+            broker.client_config(
+                **{
+                    "group.id": app,
+                    "enable.auto.commit": False,
+                    "fetch.wait.max.ms": 20,
+                    "auto.offset.reset": "earliest",
+                }
+            )
         )
-        self._consumer.assign([TopicPartition(self.answers, partition, OFFSET_BEGINNING) for partition in range(2)])
+        self._consumer.assign(
+            [TopicPartition(self.answers, partition, OFFSET_BEGINNING) for partition in range(2)]
+        )
         self._replies: dict[str, Reply] = {}
         self.read = 0
 
@@ -84,7 +97,9 @@ class Desk:
 
     def replies(self, *requests: Request) -> list[Reply]:
         """Return the replies to *requests*, when all are there."""
-        return wait_for(f"{len(requests)} replies", lambda: self._found(requests), REPLY_DEADLINE_S, self._tails)
+        return wait_for(
+            f"{len(requests)} replies", lambda: self._found(requests), REPLY_DEADLINE_S, self._tails
+        )
 
     def ask(self, verb: str, key: str, **fields: Any) -> Reply:
         return self.replies(self.send(verb, key, **fields))[0]
@@ -96,7 +111,11 @@ class Desk:
             reply = decode_reply(message.value() or b"")
             self._replies[reply.id] = reply
             self.read += 1
-        return [self._replies[each.id] for each in requests] if all(each.id in self._replies for each in requests) else None
+        return (
+            [self._replies[each.id] for each in requests]
+            if all(each.id in self._replies for each in requests)
+            else None
+        )
 
     def _tails(self) -> str:
         return f"{self.worker.tail()}\n{self._fleet.tails()}"
@@ -111,7 +130,12 @@ class Stage:
 
     def __init__(self, broker: SessionBroker, folder: Path) -> None:
         self.fleet = Fleet(
-            broker, folder, partitions=PARTITIONS, module="tests.agents.services.rationalizing", standbys=1, web_token=TOKEN
+            broker,
+            folder,
+            partitions=PARTITIONS,
+            module="tests.agents.services.rationalizing",
+            standbys=1,
+            web_token=TOKEN,
         ).create_topics()
         self.claims: Processor[Any, Any] = self.fleet.processors[0]
         self.first, self.second = self.fleet.worker(), self.fleet.worker()
@@ -129,13 +153,17 @@ class Stage:
         """Have the desk write a heartbeat no one has written before, and read it back."""
         number = next(self._numbers)
         key = claim_key(group, topic, 0)
-        return self.desk.send("heartbeat", key, client_id=f"of-{topic}", time_s=int(time.time()), offset=number)
+        return self.desk.send(
+            "heartbeat", key, client_id=f"of-{topic}", time_s=int(time.time()), offset=number
+        )
 
     def check(self, requests: list[Request]) -> None:
         """Each reply shows what its request wrote, as of that very record or a later one."""
         for request, reply in zip(requests, self.desk.replies(*requests), strict=True):
             assert reply.error == "", f"{request}: {reply.error}: {reply.message}\n{self.fleet.tails()}"
-            assert (reply.client_id, reply.offset) == (request.client_id, request.offset), f"{request}: {reply}"
+            assert (reply.client_id, reply.offset) == (request.client_id, request.offset), (
+                f"{request}: {reply}"
+            )
             assert reply.written is not None
             assert (reply.partition, reply.role) == (reply.written[0], "active")
             assert reply.as_of_offset >= reply.written[1]
@@ -145,7 +173,9 @@ class Stage:
         sent: list[Request] = []
         until_s, longer = time.monotonic() + deadline_s, LEAST_CHANGED
         while longer:
-            assert time.monotonic() < until_s, f"not within {deadline_s:.0f} s, after {len(sent)} answers\n{self.fleet.tails()}"
+            assert time.monotonic() < until_s, (
+                f"not within {deadline_s:.0f} s, after {len(sent)} answers\n{self.fleet.tails()}"
+            )
             if condition():
                 longer -= 1
             burst = [self.beat(topic) for topic in TOPICS]
@@ -162,7 +192,11 @@ class Stage:
     def answered(self, worker: Worker, outcome: str) -> float:
         """Return how many questions about rows *worker* has answered with *outcome*."""
         queries = worker.metric("holdfast_queries_total")
-        return sum(count for labels, count in queries.items() if f'outcome="{outcome}"' in labels and 'verb="get_many"' in labels)
+        return sum(
+            count
+            for labels, count in queries.items()
+            if f'outcome="{outcome}"' in labels and 'verb="get_many"' in labels
+        )
 
 
 @pytest.fixture(scope="module")
@@ -188,7 +222,9 @@ def run(scenario: Awaitable[T]) -> T:
 
 def fetch(worker: Worker, path: str, token: str | None) -> tuple[int, str]:
     """Return (status, body) of what a worker says to whoever bears *token*."""
-    asked = urllib.request.Request(worker.url + path, headers={} if token is None else {"Authorization": f"Bearer {token}"})
+    asked = urllib.request.Request(
+        worker.url + path, headers={} if token is None else {"Authorization": f"Bearer {token}"}
+    )
     try:
         with urllib.request.urlopen(asked, timeout=10) as reply:
             return reply.status, reply.read().decode()
@@ -208,7 +244,9 @@ def test_an_agent_reads_its_own_writes_from_another_application_while_a_worker_j
     stage.second.start()
 
     def spread() -> bool:
-        return stage.first.ready and stage.second.ready and bool(stage.second.applied()) and stage.second.running
+        return (
+            stage.first.ready and stage.second.ready and bool(stage.second.applied()) and stage.second.running
+        )
 
     requests = stage.asked_throughout(spread)
     stage.check(requests)
@@ -231,7 +269,9 @@ def test_each_partition_is_answered_by_its_owner_and_by_nobody_else(stage: Stage
                 answer = await tables.get(stage.claims, key)
                 assert isinstance(answer.value, Claim)
                 assert answer.value.client_id == f"of-{topic}"
-                answered = {worker: stage.answered(worker, "ok") - before for worker, before in counts.items()}
+                answered = {
+                    worker: stage.answered(worker, "ok") - before for worker, before in counts.items()
+                }
                 assert answered == {worker: float(worker is owner) for worker in counts}
                 owners[owner] += 1
         return owners
@@ -245,7 +285,9 @@ def test_a_client_that_believes_in_the_former_owner_is_redirected_once(stage: St
     owner = stage.fleet.owner("claims", route(key, PARTITIONS) or 0)
     other = stage.second if owner is stage.first else stage.first
     everything = TableClaims(version=1, partitions=PARTITIONS, active=list(range(PARTITIONS)))
-    former = FixedDirectory([WorkerClaims(url=other.url, generation=1, started_ms=0, at_ms=0, tables={"claims": everything})])
+    former = FixedDirectory(
+        [WorkerClaims(url=other.url, generation=1, started_ms=0, at_ms=0, tables={"claims": everything})]
+    )
 
     async def scenario() -> None:
         async with stage.client(former) as tables:
@@ -274,11 +316,15 @@ def test_a_scan_over_both_workers_gives_every_key_once(stage: Stage) -> None:
 def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
     stage.both()
     key = claim_key("g", TOPICS[0], 0)
-    partition, end = stage.desk.ask("heartbeat", key, client_id="c", time_s=int(time.time()), offset=1).written or (0, 0)
+    partition, end = stage.desk.ask(
+        "heartbeat", key, client_id="c", time_s=int(time.time()), offset=1
+    ).written or (0, 0)
     told = {
         "beyond": stage.desk.ask("get", key, at_least=(partition, end + 1_000), timeout_s=1.0),
         "version": stage.desk.ask("get", key, version=2, timeout_s=10.0),
-        "absent": stage.desk.ask("get", key, application=f"{stage.fleet.settings.app}-nowhere", timeout_s=1.0),
+        "absent": stage.desk.ask(
+            "get", key, application=f"{stage.fleet.settings.app}-nowhere", timeout_s=1.0
+        ),
         "missing": stage.desk.ask("get", claim_key("g", "never", 9)),
     }
     assert told["beyond"].error == "OffsetTimeoutError"
@@ -287,7 +333,9 @@ def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
     assert "in version 1, not 2" in told["version"].message
     assert told["absent"].error == "NotReadyError"
     assert "has announced table claims" in told["absent"].message
-    assert (told["missing"].error, told["missing"].client_id, told["missing"].offset) == ("", "", None), "no row is an answer"
+    assert (told["missing"].error, told["missing"].client_id, told["missing"].offset) == ("", "", None), (
+        "no row is an answer"
+    )
 
     async def without_token() -> None:
         async with stage.client(web_token=None) as tables:
@@ -310,7 +358,9 @@ def test_what_cannot_be_answered_is_told_by_type(stage: Stage) -> None:
         ("/metrics", None, 200),
     ],
 )
-def test_tables_are_told_to_nobody_without_the_token(stage: Stage, path: str, token: str | None, status: int) -> None:
+def test_tables_are_told_to_nobody_without_the_token(
+    stage: Stage, path: str, token: str | None, status: int
+) -> None:
     stage.both()
     got, body = fetch(stage.first, path, token)
     assert got == status
@@ -326,24 +376,38 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
     reply = stage.desk.ask("heartbeat", key, client_id="before", time_s=int(time.time()), offset=5)
     assert reply.written is not None
     end = reply.written[1]
-    wait_for("a standby abreast", lambda: heir.applied("standby").get(("claims", partition)) == end, 30, heir.tail)
-    wait_for("a standby that knows its age", lambda: heir.metric("holdfast_standby_age_seconds"), 30, heir.tail)
+    wait_for(
+        "a standby abreast", lambda: heir.applied("standby").get(("claims", partition)) == end, 30, heir.tail
+    )
+    wait_for(
+        "a standby that knows its age", lambda: heir.metric("holdfast_standby_age_seconds"), 30, heir.tail
+    )
     owner.kill()
 
     async def meanwhile() -> tuple[int, int]:
         async with stage.client() as tables:
-            stale = await tables.get(stage.claims, key, at_least=(partition, end), max_staleness=timedelta(seconds=60), timeout_s=5)
+            stale = await tables.get(
+                stage.claims, key, at_least=(partition, end), max_staleness=timedelta(seconds=60), timeout_s=5
+            )
             assert isinstance(stale.value, Claim)
             assert (stale.role, stale.as_of_offset, stale.value.client_id) == ("standby", end, "before")
             with pytest.raises(NotReadyError, match=owner.url):
                 await tables.get(stage.claims, key, timeout_s=0.3)
             # What nobody folds yet makes a standby stale by as many records, once it has heard of them.
-            topic, beat = stage.fleet.settings.coordination_topic, Heartbeat(int(time.time()), "i1", "before", "g", "kept", 0, 6)
+            topic, beat = (
+                stage.fleet.settings.coordination_topic,
+                Heartbeat(int(time.time()), "i1", "before", "g", "kept", 0, 6),
+            )
             places = [
-                stage.writer.write(topic, encode(msgspec.structs.replace(beat, current_offset=at)), partition=partition) for at in (6, 7, 8)
+                stage.writer.write(
+                    topic, encode(msgspec.structs.replace(beat, current_offset=at)), partition=partition
+                )
+                for at in (6, 7, 8)
             ]
             path = f"/tables/claims/{partition}/rows/{quote(key, safe='')}?stale-ok="
-            wait_for("a standby too far behind", lambda: fetch(heir, f"{path}2", TOKEN)[0] == 421, 5, heir.tail)
+            wait_for(
+                "a standby too far behind", lambda: fetch(heir, f"{path}2", TOKEN)[0] == 421, 5, heir.tail
+            )
             assert fetch(heir, f"{path}3", TOKEN)[0] == 200
             with pytest.raises(NotReadyError):
                 await tables.get(stage.claims, key, max_staleness=2, timeout_s=0.3)
@@ -355,7 +419,9 @@ def test_reads_stay_right_while_an_owner_is_killed_and_a_standby_stands_in(stage
     last = run(meanwhile())
     began_s = time.monotonic()
     requests = stage.asked_throughout(lambda: len(heir.applied()) == PARTITIONS and heir.ready)
-    print(f"first answers of the new owners {time.monotonic() - began_s:.1f} s after the kill, {len(requests)} in all")
+    print(
+        f"first answers of the new owners {time.monotonic() - began_s:.1f} s after the kill, {len(requests)} in all"
+    )
     stage.check(requests)
     reply = stage.desk.ask("get", key, at_least=last)
     assert (reply.role, reply.offset) == ("active", 8), reply

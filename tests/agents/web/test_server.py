@@ -66,11 +66,19 @@ class Asking:
     async def __aexit__(self, *_: object) -> None:
         await self._session.close()
 
-    async def ask(self, path: str, body: bytes | None = None, content_type: str = JSON) -> tuple[int, Any, dict[str, str]]:
+    async def ask(
+        self, path: str, body: bytes | None = None, content_type: str = JSON
+    ) -> tuple[int, Any, dict[str, str]]:
         url, method = URL(self._at + path, encoded=True), "GET" if body is None else "POST"
-        async with self._session.request(method, url, data=body, headers={"Content-Type": content_type}) as response:
+        async with self._session.request(
+            method, url, data=body, headers={"Content-Type": content_type}
+        ) as response:
             raw = await response.read()
-            return response.status, json.loads(raw) if response.content_type == JSON else raw, dict(response.headers)
+            return (
+                response.status,
+                json.loads(raw) if response.content_type == JSON else raw,
+                dict(response.headers),
+            )
 
 
 # -- rows
@@ -106,7 +114,10 @@ async def test_a_missing_row_is_an_answer_and_no_error() -> None:
 
 @scenario
 async def test_messagepack_carries_the_stored_bytes_of_a_row() -> None:
-    async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker, accept=MSGPACK) as asking:
+    async with (
+        MemoryWorker(settings(), [TOTALS], partitions=1) as worker,
+        Asking(worker, accept=MSGPACK) as asking,
+    ):
         worker.put(TOTALS, 0, "ada", Total(3), offset=4)
         _, raw, headers = await asking.ask("/tables/totals/0/rows/ada")
         reply = msgspec.msgpack.decode(raw, type=RowReply)
@@ -121,12 +132,27 @@ async def test_many_rows_come_in_the_order_of_their_keys_with_null_for_the_missi
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         worker.put(TOTALS, 0, "a", Total(1), offset=0)
         worker.put(TOTALS, 0, "c", Total(3), offset=7)
-        status, answer, _ = await asking.ask("/tables/totals/0/get", json.dumps({"keys": ["c", "b", "a", "a"]}).encode())
+        status, answer, _ = await asking.ask(
+            "/tables/totals/0/get", json.dumps({"keys": ["c", "b", "a", "a"]}).encode()
+        )
     assert status == 200
     assert [row and row["count"] for row in answer["values"]] == [3, None, 1, 1]
 
 
-HOSTILE_KEYS = ["", "a/b", "../../metrics", "..", "%2F", "%25", "a b+c", "ключ", "键/😀", "\n\r\0", "?x=1&y#z", "x" * 5_000]
+HOSTILE_KEYS = [
+    "",
+    "a/b",
+    "../../metrics",
+    "..",
+    "%2F",
+    "%25",
+    "a b+c",
+    "ключ",
+    "键/😀",
+    "\n\r\0",
+    "?x=1&y#z",
+    "x" * 5_000,
+]
 
 
 @pytest.mark.parametrize("key", HOSTILE_KEYS)
@@ -143,11 +169,16 @@ async def test_any_text_is_a_key(key: str) -> None:
 @scenario
 async def test_a_key_of_a_megabyte_goes_into_the_body() -> None:
     key = "k" * 1_000_000
-    async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker, accept=MSGPACK) as asking:
+    async with (
+        MemoryWorker(settings(), [TOTALS], partitions=1) as worker,
+        Asking(worker, accept=MSGPACK) as asking,
+    ):
         worker.put(TOTALS, 0, key, Total(9), offset=1)
         _, raw, _ = await asking.ask("/tables/totals/0/get", msgspec.msgpack.encode({"keys": [key]}), MSGPACK)
         assert msgspec.msgpack.decode(raw, type=RowsReply).values[0] is not None
-        _, raw, _ = await asking.ask("/tables/totals/0/scan", msgspec.msgpack.encode({"prefix": key}), MSGPACK)
+        _, raw, _ = await asking.ask(
+            "/tables/totals/0/scan", msgspec.msgpack.encode({"prefix": key}), MSGPACK
+        )
         assert [each[0] for each in msgspec.msgpack.decode(raw, type=PageReply).rows] == [key]
 
 
@@ -176,7 +207,10 @@ async def test_a_page_stays_within_its_limits_in_rows_and_in_bytes(monkeypatch: 
     monkeypatch.setattr(query_wire, "LIMIT_REPLY_BYTES", 1_000_000)
     monkeypatch.setattr(query_wire, "LIMIT_PAGE_ROWS", 50)
     asked: list[int] = []
-    async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker, accept=MSGPACK) as asking:
+    async with (
+        MemoryWorker(settings(), [TOTALS], partitions=1) as worker,
+        Asking(worker, accept=MSGPACK) as asking,
+    ):
         replica = worker.replica(TOTALS, 0)
         plain = replica.scan
 
@@ -204,7 +238,10 @@ async def test_a_page_stays_within_its_limits_in_rows_and_in_bytes(monkeypatch: 
 async def test_reading_ahead_grows_only_as_far_as_the_reply_has_room(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(query_wire, "LIMIT_REPLY_BYTES", 1_000_000)
     read = 0
-    async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker, accept=MSGPACK) as asking:
+    async with (
+        MemoryWorker(settings(), [TOTALS], partitions=1) as worker,
+        Asking(worker, accept=MSGPACK) as asking,
+    ):
         replica = worker.replica(TOTALS, 0)
         plain = replica.scan
 
@@ -260,7 +297,9 @@ async def test_one_row_larger_than_a_reply_is_still_answered(monkeypatch: pytest
     ],
 )
 @scenario
-async def test_a_request_that_makes_no_sense_is_told_what_would(path: str, body: bytes | None, status: int, message: str) -> None:
+async def test_a_request_that_makes_no_sense_is_told_what_would(
+    path: str, body: bytes | None, status: int, message: str
+) -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=2) as worker, Asking(worker) as asking:
         got, refusal, _ = await asking.ask(path, body)
     assert got == status
@@ -268,7 +307,9 @@ async def test_a_request_that_makes_no_sense_is_told_what_would(path: str, body:
 
 
 @scenario
-async def test_a_body_over_the_limit_is_refused_without_reading_it_all(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_body_over_the_limit_is_refused_without_reading_it_all(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr(query_wire, "LIMIT_BODY_BYTES", 10_000)
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         status, refusal, _ = await asking.ask("/tables/totals/0/get", b"x" * 20_000)
@@ -333,7 +374,10 @@ async def test_a_partition_that_moves_during_the_wait_is_not_answered_here() -> 
 
 @scenario
 async def test_a_partition_without_a_known_owner_is_answered_with_try_again() -> None:
-    async with MemoryWorker(settings(), [TOTALS], partitions=2, active=[0]) as worker, Asking(worker) as asking:
+    async with (
+        MemoryWorker(settings(), [TOTALS], partitions=2, active=[0]) as worker,
+        Asking(worker) as asking,
+    ):
         status, refusal, headers = await asking.ask("/tables/totals/1/rows/ada")
     assert (status, refusal["error"], headers["Retry-After"]) == (503, "not_ready", "1")
     assert "no known owner" in refusal["message"]
@@ -350,10 +394,14 @@ async def test_a_restoring_partition_is_refused_with_the_cause_though_it_has_the
 
 
 @pytest.mark.parametrize(
-    ("path", "body"), [("rows/ada", None), ("get", b'{"keys": ["ada"]}'), ("scan", None)], ids=["one row", "many rows", "a scan"]
+    ("path", "body"),
+    [("rows/ada", None), ("get", b'{"keys": ["ada"]}'), ("scan", None)],
+    ids=["one row", "many rows", "a scan"],
 )
 @scenario
-async def test_what_was_read_while_the_partition_was_lost_is_not_answered(path: str, body: bytes | None) -> None:
+async def test_what_was_read_while_the_partition_was_lost_is_not_answered(
+    path: str, body: bytes | None
+) -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         worker.put(TOTALS, 0, "ada", Total(1), offset=1)
         replica = worker.replica(TOTALS, 0)
@@ -392,16 +440,27 @@ async def test_what_was_read_while_the_partition_was_lost_is_not_answered(path: 
 async def test_a_standby_answers_within_the_stated_staleness_only(
     bound: str | None, applied: int, source_end: int, current_ms: int, stream_ms: int, status: int
 ) -> None:
-    worker = MemoryWorker(settings(), [TOTALS], partitions=1, active=[], standby=[0], clock=ManualClock(now_ms=1_000_000))
+    worker = MemoryWorker(
+        settings(), [TOTALS], partitions=1, active=[], standby=[0], clock=ManualClock(now_ms=1_000_000)
+    )
     replica = worker.replica(TOTALS, 0)
-    replica.applied, replica.source_end, replica.current_ms, replica.stream_ms = applied, source_end, current_ms, stream_ms
+    replica.applied, replica.source_end, replica.current_ms, replica.stream_ms = (
+        applied,
+        source_end,
+        current_ms,
+        stream_ms,
+    )
     worker.owners["totals", 0] = "http://127.0.0.1:1"
     async with worker, Asking(worker) as asking:
-        got, answer, _ = await asking.ask("/tables/totals/0/rows/ada" + ("" if bound is None else f"?stale-ok={bound}"))
+        got, answer, _ = await asking.ask(
+            "/tables/totals/0/rows/ada" + ("" if bound is None else f"?stale-ok={bound}")
+        )
         assert got == status
         assert answer.get("role") == ("standby" if status == 200 else None)
         del worker.owners["totals", 0]
-        got, answer, _ = await asking.ask("/tables/totals/0/rows/ada" + ("" if bound is None else f"?stale-ok={bound}"))
+        got, answer, _ = await asking.ask(
+            "/tables/totals/0/rows/ada" + ("" if bound is None else f"?stale-ok={bound}")
+        )
         assert got == (200 if status == 200 else 503)
 
 
@@ -413,23 +472,34 @@ async def test_health_tells_alive_at_once_and_ready_only_when_serving() -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         worker.cause = "restoring totals/0"
         assert (await asking.ask("/health/live"))[:2] == (200, {"status": "live"})
-        assert (await asking.ask("/health/ready"))[:2] == (503, {"status": "unready", "cause": "restoring totals/0"})
+        assert (await asking.ask("/health/ready"))[:2] == (
+            503,
+            {"status": "unready", "cause": "restoring totals/0"},
+        )
         worker.cause = None
         assert (await asking.ask("/health/ready"))[:2] == (200, {"status": "ready"})
 
 
 @scenario
 async def test_tables_lists_what_is_held_and_how_far_it_is() -> None:
-    async with MemoryWorker(settings(), [TOTALS], partitions=3, active=[0], standby=[2]) as worker, Asking(worker) as asking:
+    async with (
+        MemoryWorker(settings(), [TOTALS], partitions=3, active=[0], standby=[2]) as worker,
+        Asking(worker) as asking,
+    ):
         worker.put(TOTALS, 0, "ada", Total(1), offset=4)
         _, answer, _ = await asking.ask("/tables")
     held = answer["tables"]["totals"]["held"]
     assert (answer["app"], answer["tables"]["totals"]["partitions"]) == ("shop", 3)
-    assert [(each["partition"], each["role"], each["as_of_offset"]) for each in held] == [(0, "active", 4), (2, "standby", -1)]
+    assert [(each["partition"], each["role"], each["as_of_offset"]) for each in held] == [
+        (0, "active", 4),
+        (2, "standby", -1),
+    ]
 
 
 @scenario
-async def test_a_failure_inside_is_told_and_logged_and_ends_only_its_request(caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_failure_inside_is_told_and_logged_and_ends_only_its_request(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
     async with MemoryWorker(settings(), [TOTALS], partitions=1) as worker, Asking(worker) as asking:
         worker.replica(TOTALS, 0).rows["ada"] = b"\x07not a row"
         with caplog.at_level(logging.ERROR):

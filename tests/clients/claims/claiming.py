@@ -1,4 +1,6 @@
-"""A ground for claim consumers on a real broker: topics of their own, members in this process or as processes, and the log to judge them by."""
+"""A ground for claim consumers on a real broker: topics of their own, members in this process or as
+processes, and the log to judge them by.
+"""
 
 from __future__ import annotations
 
@@ -72,7 +74,14 @@ class Written:
 class Ground:
     """Topics of one test: *topic* with *partitions*, and a coordination topic."""
 
-    def __init__(self, config: Mapping[str, Any], create: Callable[..., str], *, partitions: int = 1, coordination: int = 1) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        create: Callable[..., str],
+        *,
+        partitions: int = 1,
+        coordination: int = 1,
+    ) -> None:
         self.config, self.partitions = {name: str(value) for name, value in config.items()}, partitions
         self.topic = create("orders", partitions=partitions)
         self.coordination = create("marshal", partitions=coordination, config=LOG_APPEND)
@@ -87,10 +96,14 @@ class Ground:
     # -- members
 
     def consumer(self, client: str, **named: Any) -> ClaimConsumer:
-        """Return a consumer of the ground's topic, not yet started; a heartbeat of 3 s unless told otherwise."""
+        """Return a consumer of the ground's topic, not yet started; a heartbeat of 3 s unless told
+        otherwise.
+        """
         topics = named.pop("topics", [self.topic])
         named.setdefault("heartbeat_interval_s", 3.0)
-        return ClaimConsumer(self.settings, topics=topics, group=named.pop("group", self.group), client=client, **named)
+        return ClaimConsumer(
+            self.settings, topics=topics, group=named.pop("group", self.group), client=client, **named
+        )
 
     def process(self, client: str, **named: Any) -> Child:
         """Start a consumer in a process of its own."""
@@ -99,7 +112,9 @@ class Ground:
 
     # -- messages
 
-    def fill(self, count: int, *, partition: int | None = None, start: int = 0, topic: str | None = None) -> None:
+    def fill(
+        self, count: int, *, partition: int | None = None, start: int = 0, topic: str | None = None
+    ) -> None:
         """Write messages whose values are their numbers, to every partition unless told one."""
         for number in range(start, start + count):
             for at in range(self.partitions) if partition is None else (partition,):
@@ -122,10 +137,23 @@ class Ground:
     def written(self) -> list[Written]:
         """Return the coordination topic, partition by partition."""
         if self._reader is None:
-            quick = {"fetch.wait.max.ms": 10, "enable.partition.eof": True, "enable.auto.commit": False, "group.id": "nobody"}
+            quick = {
+                "fetch.wait.max.ms": 10,
+                "enable.partition.eof": True,
+                "enable.auto.commit": False,
+                "group.id": "nobody",
+            }
             self._reader = Consumer({**self.config, **quick})
-            self._reader.assign([TopicPartition(self.coordination, at, OFFSET_BEGINNING) for at in range(self.coordination_partitions)])
-        ends = {at: self._reader.get_watermark_offsets(TopicPartition(self.coordination, at), 10)[1] for at in self._read}
+            self._reader.assign(
+                [
+                    TopicPartition(self.coordination, at, OFFSET_BEGINNING)
+                    for at in range(self.coordination_partitions)
+                ]
+            )
+        ends = {
+            at: self._reader.get_watermark_offsets(TopicPartition(self.coordination, at), 10)[1]
+            for at in self._read
+        }
         deadline_s = time.monotonic() + DEADLINE_S
         while any(self._read[at] < end for at, end in ends.items()):
             assert time.monotonic() < deadline_s
@@ -155,7 +183,12 @@ class Ground:
 def _written(message: Message) -> Written:
     headers: Any = message.headers() or []
     return Written(
-        message.partition() or 0, message.offset() or 0, message.timestamp()[1], message.key(), message.value() or b"", list(headers)
+        message.partition() or 0,
+        message.offset() or 0,
+        message.timestamp()[1],
+        message.key(),
+        message.value() or b"",
+        list(headers),
     )
 
 
@@ -172,10 +205,16 @@ class Ownership:
             if each.at_ms <= at_ms:
                 fold_guarded(rows, each.frame, each.at_ms, self._stale_after_s)  # type: ignore[arg-type]
         row = rows.get(key)
-        return row.instance_id if isinstance(row, Claim) and is_live(row, at_ms // 1000, self._stale_after_s) else None
+        return (
+            row.instance_id
+            if isinstance(row, Claim) and is_live(row, at_ms // 1000, self._stale_after_s)
+            else None
+        )
 
 
-async def take(consumer: ClaimConsumer, count: int, within_s: float = 20.0, *, commit: bool = True) -> list[ClaimedMessage]:
+async def take(
+    consumer: ClaimConsumer, count: int, within_s: float = 20.0, *, commit: bool = True
+) -> list[ClaimedMessage]:
     """Return the next *count* messages, committed unless told not to."""
     out = []
     async with asyncio.timeout(within_s):
@@ -188,7 +227,9 @@ async def take(consumer: ClaimConsumer, count: int, within_s: float = 20.0, *, c
     return out
 
 
-async def drain(consumer: ClaimConsumer, out: list[tuple[float, ClaimedMessage]], pause_s: float = 0.0) -> None:
+async def drain(
+    consumer: ClaimConsumer, out: list[tuple[float, ClaimedMessage]], pause_s: float = 0.0
+) -> None:
     """Take and commit until cancelled or ended, noting when each message came."""
     async for message in consumer:
         out.append((time.monotonic(), message))
@@ -198,7 +239,9 @@ async def drain(consumer: ClaimConsumer, out: list[tuple[float, ClaimedMessage]]
 
 
 class Child:
-    """A consumer in a process of its own that tells each message the moment it has it; it dies with the test."""
+    """A consumer in a process of its own that tells each message the moment it has it; it dies with the
+    test.
+    """
 
     def __init__(self, ground: Ground, client: str, named: Mapping[str, Any]) -> None:
         told = {"settings": ground.config, "coordination": ground.coordination, "topic": ground.topic}
@@ -217,7 +260,9 @@ class Child:
             env={
                 **os.environ,
                 "PYTHONPATH": str(ROOT),
-                "CLAIM_PROCESS": json.dumps({**told, "client": client, "named": {"group": ground.group, **named}}),
+                "CLAIM_PROCESS": json.dumps(
+                    {**told, "client": client, "named": {"group": ground.group, **named}}
+                ),
             },
             cwd=ROOT,
             stdin=subprocess.DEVNULL,
@@ -235,7 +280,9 @@ class Child:
 
     @property
     def messages(self) -> list[dict[str, Any]]:
-        """Return what was told of messages: at_s (monotonic), gate_s (when its gate was asked), partition, offset."""
+        """Return what was told of messages: at_s (monotonic), gate_s (when its gate was asked), partition,
+        offset.
+        """
         return [each for each in list(self.told) if each["kind"] == "message"]
 
     def said(self, kind: str) -> list[dict[str, Any]]:
@@ -274,10 +321,12 @@ class Child:
 
 
 class GateClock(SystemClock):
-    """Notes when each thread asked last: right after a message was handed out, that is when its gate was asked.
+    """Notes when each thread asked last: right after a message was handed out, that is when its gate was
+    asked.
 
-    A busy machine may stop a process between the gate and a note of its own, for longer than a lease's margin. The note is of before
-    the reading that decides: who was stopped between the two has read a later time.
+    A busy machine may stop a process between the gate and a note of its own, for longer than a lease's
+    margin. The note is of before the reading that decides: who was stopped between the two has read a later
+    time.
     """
 
     def __init__(self) -> None:

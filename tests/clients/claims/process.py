@@ -1,4 +1,6 @@
-"""A claim consumer as a process: tells each message on its output, and kills or stops itself where it is told to."""
+"""A claim consumer as a process: tells each message on its output, and kills or stops itself where it is
+told to.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +45,9 @@ def die_after(kind: str) -> None:
 
 
 def stop_at_gate(side: str, count: int) -> None:
-    """Have the process stopped right *before* a gate is asked for the *count*th time, or right *after* it has said yes that often."""
+    """Have the process stopped right *before* a gate is asked for the *count*th time, or right *after* it
+    has said yes that often.
+    """
     ask = Dispatcher.may_deliver
     left = count
 
@@ -71,7 +75,12 @@ class Work:
 
     def on(self, message: ClaimedMessage, gate_s: float) -> None:
         key = None if message.key is None else message.key.decode()
-        where = {"partition": message.partition, "offset": message.offset, "lane": message.lane, "epoch": message.epoch}
+        where = {
+            "partition": message.partition,
+            "offset": message.offset,
+            "lane": message.lane,
+            "epoch": message.epoch,
+        }
         tell("message", gate_s=gate_s, key=key, **where)
         if self._block is not None and message.offset == self._block[0]:
             until_s = time.monotonic() + LIMIT_BLOCKED_S
@@ -103,7 +112,9 @@ async def by_batch(consumer: ClaimConsumer, work: Work) -> None:
 async def main(told: dict[str, Any]) -> None:
     named = told["named"]
     hold_s, form = named.pop("hold_s", 0.0), named.pop("form", "messages")
-    work = Work(commit=named.pop("commit", True), go_on=named.pop("go_on", False), block=named.pop("block", None))
+    work = Work(
+        commit=named.pop("commit", True), go_on=named.pop("go_on", False), block=named.pop("block", None)
+    )
     if kind := named.pop("die_after", None):
         die_after(kind)
     if gate := named.pop("stop_at_gate", None):

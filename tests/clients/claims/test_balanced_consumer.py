@@ -101,8 +101,12 @@ async def cancelled(*tasks: asyncio.Task[Any]) -> None:
 
 
 @scenario
-async def test_three_then_four_then_two_members_settle_and_what_stays_never_pauses(ground: BalancedGround) -> None:
-    """Joining and leaving release nothing that stays: same owner, same epoch, not one frame of release; messages keep coming."""
+async def test_three_then_four_then_two_members_settle_and_what_stays_never_pauses(
+    ground: BalancedGround,
+) -> None:
+    """Joining and leaving release nothing that stays: same owner, same epoch, not one frame of release;
+    messages keep coming.
+    """
     taken: dict[str, list[tuple[float, Any]]] = {name: [] for name in "abcd"}
     members = {name: ground.member(name) for name in "abcd"}
     tasks: dict[str, asyncio.Task[Any]] = {}
@@ -122,8 +126,12 @@ async def test_three_then_four_then_two_members_settle_and_what_stays_never_paus
         moved = {at for at in before if after[at][0] != before[at][0]}
         assert len(moved) == 3
         assert {after[at][0] for at in moved} == {"d"}
-        assert all(after[at] == before[at] for at in before if at not in moved), "an epoch changed: the claim was given up in between"
-        assert sorted(frame.partition for frame in ground.frames(ReleasingPartition)[releases:]) == sorted(moved)
+        assert all(after[at] == before[at] for at in before if at not in moved), (
+            "an epoch changed: the claim was given up in between"
+        )
+        assert sorted(frame.partition for frame in ground.frames(ReleasingPartition)[releases:]) == sorted(
+            moved
+        )
 
         before = ground.owners()
         for name in "ab":
@@ -146,7 +154,9 @@ def fresh(taken: dict[str, list[tuple[float, Any]]], since_s: float) -> set[int]
 
 
 @scenario
-async def test_a_static_member_restarted_within_its_session_finds_its_partitions_waiting(ground: BalancedGround) -> None:
+async def test_a_static_member_restarted_within_its_session_finds_its_partitions_waiting(
+    ground: BalancedGround,
+) -> None:
     """G3 on the broker: the generation is the same before and after, and nobody touched its partitions."""
     named = {"heartbeat_interval_s": 5.0}
     async with ground.member("b", static_id="s-b", **named) as other:
@@ -167,7 +177,9 @@ async def test_a_killed_member_s_part_goes_to_the_others_and_new_partitions_are_
     async with ground.member("a") as first, ground.member("b") as second:
         child = ground.process("c", balanced=True, groups_topic=ground.groups)
         try:
-            await until("three members", lambda: shares(first) == 3 and len(held(first)) == len(held(second)) == 4)
+            await until(
+                "three members", lambda: shares(first) == 3 and len(held(first)) == len(held(second)) == 4
+            )
         finally:
             child.kill()
         await until("the survivors to settle", lambda: settled([first, second], PARTITIONS))
@@ -177,7 +189,9 @@ async def test_a_killed_member_s_part_goes_to_the_others_and_new_partitions_are_
 
 
 @scenario
-async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_keeps_nobody_from_being_heard(ground: BalancedGround) -> None:
+async def test_a_broker_that_takes_long_to_tell_how_many_partitions_there_are_keeps_nobody_from_being_heard(
+    ground: BalancedGround,
+) -> None:
     async with ground.member("a") as member:
         await until("all of it", lambda: len(held(member)) == PARTITIONS)
         talk, asked, answer = engine(member)._talk, threading.Event(), threading.Event()
@@ -271,6 +285,8 @@ async def test_a_missing_groups_topic_and_a_pattern_without_topics_are_named(gro
         ({"balanced": True, "assignors": "uniform"}, "no assignor"),
     ],
 )
-def test_settings_that_cannot_be_are_refused_before_anything_is_connected(named: dict[str, Any], text: str) -> None:
+def test_settings_that_cannot_be_are_refused_before_anything_is_connected(
+    named: dict[str, Any], text: str
+) -> None:
     with pytest.raises(ConfigError, match=text):
         ClaimConsumer("127.0.0.1:1", group="g", client="c", **{"topics": ["t"], **named})

@@ -1,4 +1,6 @@
-"""Partitions that stay with their owner while others come and go: not one of their messages waits for anybody (G2)."""
+"""Partitions that stay with their owner while others come and go: not one of their messages waits for
+anybody (G2).
+"""
 
 from __future__ import annotations
 
@@ -15,7 +17,13 @@ from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from tests.clients.claims.claiming import drain, scenario, until
-from tests.clients.claims.test_balanced_consumer import PARTITIONS, BalancedGround, cancelled, settled, writing
+from tests.clients.claims.test_balanced_consumer import (
+    PARTITIONS,
+    BalancedGround,
+    cancelled,
+    settled,
+    writing,
+)
 
 Taken = dict[str, list[tuple[float, ClaimedMessage]]]
 
@@ -29,8 +37,9 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[BalancedG
 def interrupted(taken: Taken, staying: Iterable[tuple[str, int]]) -> dict[int, str]:
     """Return which of the partitions that stayed with their owner did not go on all the while, and why not.
 
-    A pause is a stop and a start, however short: it shows by another lease, of another epoch when the claim was given up for it, by a
-    message left out, or out of turn. So nothing is said about clocks, and a machine that stalls changes nothing.
+    A pause is a stop and a start, however short: it shows by another lease, of another epoch when the claim
+    was given up for it, by a message left out, or out of turn. So nothing is said about clocks, and a machine
+    that stalls changes nothing.
     """
     found: dict[int, str] = {}
     for owner, partition in staying:
@@ -50,8 +59,8 @@ def interrupted(taken: Taken, staying: Iterable[tuple[str, int]]) -> dict[int, s
 async def a_member_comes_and_goes(ground: BalancedGround) -> tuple[Taken, list[tuple[str, int]], list[int]]:
     """Let a fourth member join three and leave again, with messages on every partition all the while.
 
-    Return what was taken, who held what all the time (as those who watch the log see it before, between and after), and which partitions
-    were released meanwhile, as often as they were.
+    Return what was taken, who held what all the time (as those who watch the log see it before, between and
+    after), and which partitions were released meanwhile, as often as they were.
     """
     taken: Taken = {name: [] for name in "abcd"}
     members = {name: ground.member(name) for name in "abcd"}
@@ -63,7 +72,10 @@ async def a_member_comes_and_goes(ground: BalancedGround) -> tuple[Taken, list[t
                 tasks.append(asyncio.create_task(drain(members[name], taken[name])))
             await until("three to settle", lambda: settled([members[name] for name in "abc"], PARTITIONS))
             owners, releases = [ground.owners()], len(ground.frames(ReleasingPartition))
-            await until("messages of all partitions", lambda: len({m.partition for each in taken.values() for _, m in each}) == PARTITIONS)
+            await until(
+                "messages of all partitions",
+                lambda: len({m.partition for each in taken.values() for _, m in each}) == PARTITIONS,
+            )
             for each in taken.values():
                 each.clear()  # of partitions that moved while the three settled
             await members["d"].__aenter__()
@@ -71,27 +83,39 @@ async def a_member_comes_and_goes(ground: BalancedGround) -> tuple[Taken, list[t
             await until("four to settle", lambda: settled(list(members.values()), PARTITIONS))
             owners.append(ground.owners())
             await members["d"].terminate(release=True)
-            await until("three to settle again", lambda: settled([members[name] for name in "abc"], PARTITIONS))
+            await until(
+                "three to settle again", lambda: settled([members[name] for name in "abc"], PARTITIONS)
+            )
             owners.append(ground.owners())
             released = [frame.partition for frame in ground.frames(ReleasingPartition)[releases:]]
             marks = {name: len(taken[name]) for name in "abc"}
             await until(
                 "a message of every partition after all that",
-                lambda: len({m.partition for name in "abc" for _, m in taken[name][marks[name] :]}) == PARTITIONS,
+                lambda: (
+                    len({m.partition for name in "abc" for _, m in taken[name][marks[name] :]}) == PARTITIONS
+                ),
             )
         finally:
             await cancelled(*tasks)
-    staying = [(owners[0][at][0], at) for at in range(PARTITIONS) if len({each[at][0] for each in owners}) == 1]
+    staying = [
+        (owners[0][at][0], at) for at in range(PARTITIONS) if len({each[at][0] for each in owners}) == 1
+    ]
     return taken, staying, released
 
 
 @scenario
-async def test_who_joins_and_leaves_interrupts_nothing_on_partitions_that_stay(ground: BalancedGround) -> None:
-    """G2: of twelve partitions three move to the newcomer, and back when it leaves; the nine others never stop."""
+async def test_who_joins_and_leaves_interrupts_nothing_on_partitions_that_stay(
+    ground: BalancedGround,
+) -> None:
+    """G2: of twelve partitions three move to the newcomer, and back when it leaves; the nine others never
+    stop.
+    """
     taken, staying, released = await a_member_comes_and_goes(ground)
     assert len(staying) == PARTITIONS - 3
     assert not interrupted(taken, staying)
-    assert not {partition for _, partition in staying}.intersection(released), "what stays is not released, not for a moment"
+    assert not {partition for _, partition in staying}.intersection(released), (
+        "what stays is not released, not for a moment"
+    )
 
 
 @scenario
@@ -108,4 +132,6 @@ async def test_the_check_sees_a_group_that_stops_everything_for_each_change(
     monkeypatch.setattr(Balancer, "aim", eager)
     taken, staying, _ = await a_member_comes_and_goes(ground)
     found = interrupted(taken, staying)
-    assert set(found.values()) & {"claimed again", "started again"}, "what seems to stay was given up and claimed again"
+    assert set(found.values()) & {"claimed again", "started again"}, (
+        "what seems to stay was given up and claimed again"
+    )

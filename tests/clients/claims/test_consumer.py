@@ -21,7 +21,15 @@ from holdfast.core.claims.views import Claim, claim_key
 from holdfast.core.member.actions import DeliveryToken, Event
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.dev.ports import free_ports
-from holdfast.errors import BrokerError, ClaimLostError, CommitError, ConfigError, InstanceConflictError, TerminatedError, TopicError
+from holdfast.errors import (
+    BrokerError,
+    ClaimLostError,
+    CommitError,
+    ConfigError,
+    InstanceConflictError,
+    TerminatedError,
+    TopicError,
+)
 from tests.clients.claims.claiming import Ground, drain, scenario, take, until
 
 
@@ -42,7 +50,9 @@ def committed_in_kafka(ground: Ground) -> dict[int, int]:
     reader = Consumer({**ground.config, "group.id": ground.group})
     try:
         wanted = [TopicPartition(ground.topic, at) for at in range(ground.partitions)]
-        return {each.partition: each.offset for each in reader.committed(wanted, timeout=10) if each.offset >= 0}
+        return {
+            each.partition: each.offset for each in reader.committed(wanted, timeout=10) if each.offset >= 0
+        }
     finally:
         reader.close()
 
@@ -53,15 +63,25 @@ async def test_what_one_owner_committed_and_released_the_next_owner_does_not_see
     async with wide.consumer("first", greedy=True) as first:
         found = await take(first, 200)
         assert first.load == 4
-        assert {(each.partition, each.offset) for each in found} == {(at, offset) for at in range(4) for offset in range(50)}
+        assert {(each.partition, each.offset) for each in found} == {
+            (at, offset) for at in range(4) for offset in range(50)
+        }
         assert all(int(each.value or b"") == each.offset for each in found)
     wide.fill(1, start=50)
     async with wide.consumer("second", greedy=True) as second:
-        assert sorted((each.partition, each.offset) for each in await take(second, 4)) == [(at, 50) for at in range(4)]
+        assert sorted((each.partition, each.offset) for each in await take(second, 4)) == [
+            (at, 50) for at in range(4)
+        ]
         await second.flush()
-        await until("Kafka's own book to follow", lambda: committed_in_kafka(wide) == dict.fromkeys(range(4), 51))
-    released = [(frame.client_id, frame.partition, frame.current_offset) for frame in wide.frames(ReleasingPartition)]
-    assert sorted(released) == sorted((client, at, offset) for client, offset in (("first", 50), ("second", 51)) for at in range(4))
+        await until(
+            "Kafka's own book to follow", lambda: committed_in_kafka(wide) == dict.fromkeys(range(4), 51)
+        )
+    released = [
+        (frame.client_id, frame.partition, frame.current_offset) for frame in wide.frames(ReleasingPartition)
+    ]
+    assert sorted(released) == sorted(
+        (client, at, offset) for client, offset in (("first", 50), ("second", 51)) for at in range(4)
+    )
 
 
 @scenario
@@ -78,7 +98,9 @@ async def test_batches_hold_one_partition_each_and_are_committed_as_a_whole(wide
             if sum(seen.values()) == 2_000:
                 break
         await consumer.flush()
-        assert {place.partition: held.offset for place, held in consumer.claims.items()} == dict.fromkeys(range(4), 500)
+        assert {place.partition: held.offset for place, held in consumer.claims.items()} == dict.fromkeys(
+            range(4), 500
+        )
         assert consumer.lag == 0 or await until("the lag to be measured", lambda: consumer.lag == 0)
 
 
@@ -129,11 +151,15 @@ async def test_a_restart_within_the_time_takes_its_claims_back_by_heartbeats_alo
                 message.commit()
         await first.terminate(release=False)
     async with wide.consumer("same", greedy=True) as again:
-        assert sorted((each.partition, each.offset) for each in await take(again, 4)) == [(at, 2) for at in range(4)]
-        assert {frame.instance_id for frame in wide.frames(ClaimingPartition)} == {first.instance}
-        assert {(frame.partition, frame.current_offset) for frame in wide.frames(Heartbeat) if frame.instance_id == again.instance} >= {
+        assert sorted((each.partition, each.offset) for each in await take(again, 4)) == [
             (at, 2) for at in range(4)
-        }
+        ]
+        assert {frame.instance_id for frame in wide.frames(ClaimingPartition)} == {first.instance}
+        assert {
+            (frame.partition, frame.current_offset)
+            for frame in wide.frames(Heartbeat)
+            if frame.instance_id == again.instance
+        } >= {(at, 2) for at in range(4)}
 
 
 @scenario
@@ -149,11 +175,16 @@ async def test_a_restart_after_the_time_claims_like_anybody(ground: Ground) -> N
     async with ground.consumer("same", heartbeat_interval_s=1.0, skew_limit_s=1.0) as again:
         (message,) = await take(again, 1)
         assert message.offset == 1
-        assert [frame.instance_id for frame in ground.frames(ClaimingPartition)] == [first.instance, again.instance]
+        assert [frame.instance_id for frame in ground.frames(ClaimingPartition)] == [
+            first.instance,
+            again.instance,
+        ]
 
 
 @scenario
-async def test_of_two_instances_under_one_client_id_the_older_fails_and_the_newer_works(ground: Ground) -> None:
+async def test_of_two_instances_under_one_client_id_the_older_fails_and_the_newer_works(
+    ground: Ground,
+) -> None:
     ground.fill(3)
     async with ground.consumer("same") as older:
         out: list[Any] = []
@@ -168,12 +199,16 @@ async def test_of_two_instances_under_one_client_id_the_older_fails_and_the_newe
             found = await take(newer, 1)
             assert found[0].offset <= 3, "nothing is left out"
             assert newer.load == 1
-    offsets = [frame.current_offset for frame in ground.frames(Heartbeat) if frame.instance_id == newer.instance]
+    offsets = [
+        frame.current_offset for frame in ground.frames(Heartbeat) if frame.instance_id == newer.instance
+    ]
     assert offsets == sorted(offsets)
 
 
 @scenario
-async def test_new_partitions_are_claimed_without_a_restart(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+async def test_new_partitions_are_claimed_without_a_restart(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     ground = Ground(broker.config, fresh_topic)
     async with ground.consumer("first", greedy=True, partitions_lookup_s=0.5) as consumer:
         await until("the first claim", lambda: consumer.load == 1)
@@ -238,7 +273,10 @@ async def test_holes_and_control_records_at_the_end_do_not_look_like_a_backlog(g
     writer.commit_transaction(20)
     async with ground.consumer("first") as consumer:
         await take(consumer, 1)
-        await until("the position to pass the control record", lambda: [held.offset for held in consumer.claims.values()] == [2])
+        await until(
+            "the position to pass the control record",
+            lambda: [held.offset for held in consumer.claims.values()] == [2],
+        )
         assert consumer.lag == 0
 
 
@@ -298,7 +336,13 @@ def test_the_blocking_form_does_the_same(ground: Ground) -> None:
     ground.fill(10)
 
     def blocking() -> BlockingClaimConsumer:
-        return BlockingClaimConsumer(ground.settings, topics=[ground.topic], group=ground.group, client="first", heartbeat_interval_s=3.0)
+        return BlockingClaimConsumer(
+            ground.settings,
+            topics=[ground.topic],
+            group=ground.group,
+            client="first",
+            heartbeat_interval_s=3.0,
+        )
 
     def few(found: Iterator[Any], count: int) -> list[Any]:
         return [next(found) for _ in range(count)]
@@ -323,7 +367,9 @@ def test_the_blocking_form_does_the_same(ground: Ground) -> None:
 
 @scenario
 async def test_a_broker_that_does_not_answer_is_an_error_within_the_deadline() -> None:
-    consumer = ClaimConsumer(f"127.0.0.1:{free_ports(1)[0]}", topics=["orders"], group="g", client="c", request_timeout_s=1.0)
+    consumer = ClaimConsumer(
+        f"127.0.0.1:{free_ports(1)[0]}", topics=["orders"], group="g", client="c", request_timeout_s=1.0
+    )
     started_s = time.monotonic()
     with pytest.raises(BrokerError, match=r"127\.0\.0\.1"):
         async with consumer:
@@ -382,7 +428,9 @@ async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(gr
     for each in consumers:
         log = each._engine._log
 
-        def send(send_id: int, value: bytes, partition: int, send: Callable[[int, bytes, int], None] = log.send) -> None:
+        def send(
+            send_id: int, value: bytes, partition: int, send: Callable[[int, bytes, int], None] = log.send
+        ) -> None:
             if value.startswith(b"ClaimingPartition/"):
                 together.wait(30)
                 asked_s.append(time.monotonic())
@@ -395,7 +443,11 @@ async def test_of_ten_that_race_one_wins_and_nine_know_at_once_that_they_lost(gr
         lost: set[str] = set()
 
         def all_know() -> bool:
-            lost.update(each.client for each in consumers if Event.RACE_LOST in [seen.event for seen in each.recent_events])
+            lost.update(
+                each.client
+                for each in consumers
+                if Event.RACE_LOST in [seen.event for seen in each.recent_events]
+            )
             return len(lost) == 9 and sum(each.load for each in consumers) == 1
 
         await until("nine losses and a win", all_know, 5.0)

@@ -1,4 +1,6 @@
-"""ClaimConsumer when things die: members killed or frozen, brokers gone for a while, crashes between the steps of at most once."""
+"""ClaimConsumer when things die: members killed or frozen, brokers gone for a while, crashes between the
+steps of at most once.
+"""
 
 from __future__ import annotations
 
@@ -47,7 +49,9 @@ async def feed(ground: Ground, every_s: float) -> None:
 
 
 @scenario
-async def test_a_killed_owner_is_replaced_within_two_intervals_and_a_second(ground: Ground, children: list[Child]) -> None:
+async def test_a_killed_owner_is_replaced_within_two_intervals_and_a_second(
+    ground: Ground, children: list[Child]
+) -> None:
     feeding = asyncio.create_task(feed(ground, 0.05))
     child = ground.process("first", heartbeat_interval_s=BEAT_S)
     children.append(child)
@@ -68,7 +72,9 @@ async def test_a_killed_owner_is_replaced_within_two_intervals_and_a_second(grou
 
 @scenario
 async def test_a_frozen_owner_hands_out_nothing_after_its_thaw(ground: Ground, children: list[Child]) -> None:
-    """But for the one message, if any, that had passed its gate and was on its way to the caller: see the next test."""
+    """But for the one message, if any, that had passed its gate and was on its way to the caller: see the
+    next test.
+    """
     ground.fill(2_000)
     child = ground.process("first", heartbeat_interval_s=2.0, hold_s=0.02, go_on=True)
     children.append(child)
@@ -83,9 +89,13 @@ async def test_a_frozen_owner_hands_out_nothing_after_its_thaw(ground: Ground, c
         thawed_s = time.monotonic()
         child.signal(signal.SIGCONT)
         await until("the thawed one to have had its chance", lambda: time.monotonic() > thawed_s + 2.5)
-        assert [each for each in child.messages if each["gate_s"] >= thawed_s] == [], "its gate was asked after the thaw"
+        assert [each for each in child.messages if each["gate_s"] >= thawed_s] == [], (
+            "its gate was asked after the thaw"
+        )
         assert len([each for each in child.messages if each["at_s"] >= thawed_s]) <= 1
-        assert [message.offset for _, message in out] == list(range(out[0][1].offset, out[0][1].offset + len(out)))
+        assert [message.offset for _, message in out] == list(
+            range(out[0][1].offset, out[0][1].offset + len(out))
+        )
         assert heir.load == 1
         assert child.running
         taking.cancel()
@@ -98,7 +108,9 @@ FORMS = ("messages", "batches", "blocking")
 async def test_a_freeze_right_at_the_gate_lets_out_one_message_if_it_comes_after_it_and_none_before_it(
     ground: Ground, children: list[Child]
 ) -> None:
-    """The child stops itself on either side of the gate of its fifth hand-out, until its claim is over; each has a group of its own."""
+    """The child stops itself on either side of the gate of its fifth hand-out, until its claim is over;
+    each has a group of its own.
+    """
     feeding = asyncio.create_task(feed(ground, 0.02))
     for form in FORMS:
         for side in ("before", "after"):
@@ -116,19 +128,28 @@ async def test_a_freeze_right_at_the_gate_lets_out_one_message_if_it_comes_after
     thawed_s = time.monotonic()
     for each in children:
         each.signal(signal.SIGCONT)
-    # They claim again, and what they then hand out comes after all that they could have handed out of the stay before.
-    await until("new stays", lambda: all(each.messages[-1]["epoch"] > stay(each, thawed_s) for each in children), 30)
+    # They claim again, and what they then hand out comes after all that they could have handed out of the
+    # stay before.
+    await until(
+        "new stays", lambda: all(each.messages[-1]["epoch"] > stay(each, thawed_s) for each in children), 30
+    )
     feeding.cancel()
     for number, child in enumerate(children):
         form, side = FORMS[number // 2], ("before", "after")[number % 2]
-        late = [each for each in child.messages if each["at_s"] >= thawed_s and each["epoch"] <= stay(child, thawed_s)]
+        late = [
+            each
+            for each in child.messages
+            if each["at_s"] >= thawed_s and each["epoch"] <= stay(child, thawed_s)
+        ]
         assert [each for each in late if each["gate_s"] >= thawed_s] == [], (form, side)
         assert len({each["gate_s"] for each in late}) == (1 if side == "after" else 0), (form, side, late)
         assert len(late) <= 1 or form == "batches"
 
 
 def stay(child: Child, before_s: float) -> int:
-    """Return the epoch of the last stay that something was handed out of whose gate was asked before *before_s*."""
+    """Return the epoch of the last stay that something was handed out of whose gate was asked before
+    *before_s*.
+    """
     return max(int(each["epoch"]) for each in child.messages if each["gate_s"] < before_s)
 
 
@@ -137,9 +158,13 @@ def stay(child: Child, before_s: float) -> int:
 async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_more(
     ground: Ground, children: list[Child], tmp_path: Path
 ) -> None:
-    """Its heartbeats go on, so it is its health that tells: nothing was taken for an interval, and there is more to take."""
+    """Its heartbeats go on, so it is its health that tells: nothing was taken for an interval, and there
+    is more to take.
+    """
     ground.fill(5_000)
-    child = ground.process("first", heartbeat_interval_s=1.0, hold_s=0.01, block=[50, str(tmp_path / "go on")])
+    child = ground.process(
+        "first", heartbeat_interval_s=1.0, hold_s=0.01, block=[50, str(tmp_path / "go on")]
+    )
     children.append(child)
     await until("the loop to stand still", lambda: child.messages and child.messages[-1]["offset"] == 50, 30)
     async with ground.consumer("second", heartbeat_interval_s=1.0) as heir:
@@ -156,7 +181,9 @@ async def test_a_stopped_event_loop_gives_its_claim_up_and_hands_out_nothing_mor
 
 
 @scenario
-async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(broker: SessionBroker, ground: Ground) -> None:
+async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(
+    broker: SessionBroker, ground: Ground
+) -> None:
     assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
     ground.fill(5_000)
     async with ground.consumer("first", heartbeat_interval_s=1.0) as consumer:
@@ -169,7 +196,8 @@ async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(b
             await asyncio.sleep(2.5)
         finally:
             broker.cluster.resume(1)
-        # Two intervals less a second less a margin after the last heartbeat that arrived: before any other may own it.
+        # Two intervals less a second less a margin after the last heartbeat that arrived: before any other
+        # may own it.
         assert out[-1][0] - cut_s < 2.0
         count = len(out)
         assert count < 5_000, "there was more to hand out"
@@ -184,7 +212,10 @@ async def test_a_member_cut_off_from_the_broker_stops_before_its_claim_is_over(b
 @scenario
 async def test_a_restart_of_the_broker_is_survived(tmp_path: Path) -> None:
     with Cluster(tmp_path / "kafka", short_lived=True) as cluster:
-        ground = Ground(cluster.client_config(), SessionBroker(config=cluster.client_config(), cluster=cluster).create_topic)
+        ground = Ground(
+            cluster.client_config(),
+            SessionBroker(config=cluster.client_config(), cluster=cluster).create_topic,
+        )
         ground.fill(5_000)
         async with ground.consumer("first", heartbeat_interval_s=2.0) as consumer:
             out: list[tuple[float, ClaimedMessage]] = []
@@ -202,8 +233,12 @@ async def test_a_restart_of_the_broker_is_survived(tmp_path: Path) -> None:
 # -- at most once
 
 
-async def at_most_once(ground: Ground, children: list[Child], die_after: str, count: int) -> tuple[list[int], list[int]]:
-    """Return the offsets that a process handed out before it killed itself at that point, and those that its successor did."""
+async def at_most_once(
+    ground: Ground, children: list[Child], die_after: str, count: int
+) -> tuple[list[int], list[int]]:
+    """Return the offsets that a process handed out before it killed itself at that point, and those that
+    its successor did.
+    """
     named: dict[str, Any] = {"heartbeat_interval_s": 1.0, "delivery": "at-most-once"}
     first = ground.process("same", die_after=die_after, **named)
     children.append(first)
@@ -213,16 +248,22 @@ async def at_most_once(ground: Ground, children: list[Child], die_after: str, co
     children.append(second)
     last = count - 1
     if die_after == "ClaimingMessages":
-        await until("the successor to be through", lambda: second.messages and second.messages[-1]["offset"] == last)
+        await until(
+            "the successor to be through", lambda: second.messages and second.messages[-1]["offset"] == last
+        )
     else:
         await until("the successor to have started", lambda: second.said("started"))
         ground.fill(1, start=count)
-        await until("the successor to be through", lambda: second.messages and second.messages[-1]["offset"] == count)
+        await until(
+            "the successor to be through", lambda: second.messages and second.messages[-1]["offset"] == count
+        )
     return [each["offset"] for each in first.messages], [each["offset"] for each in second.messages]
 
 
 @scenario
-async def test_a_crash_before_the_commit_of_a_batch_has_it_delivered_once(ground: Ground, children: list[Child]) -> None:
+async def test_a_crash_before_the_commit_of_a_batch_has_it_delivered_once(
+    ground: Ground, children: list[Child]
+) -> None:
     """M15: after ClaimingMessages, before the heartbeat."""
     ground.fill(10)
     first, second = await at_most_once(ground, children, "ClaimingMessages", 10)
@@ -231,7 +272,9 @@ async def test_a_crash_before_the_commit_of_a_batch_has_it_delivered_once(ground
 
 
 @scenario
-async def test_a_crash_after_the_commit_of_a_batch_has_it_delivered_never(ground: Ground, children: list[Child]) -> None:
+async def test_a_crash_after_the_commit_of_a_batch_has_it_delivered_never(
+    ground: Ground, children: list[Child]
+) -> None:
     """M15: after the heartbeat, before anything was handed out."""
     ground.fill(10)
     first, second = await at_most_once(ground, children, "Heartbeat", 10)
@@ -240,7 +283,9 @@ async def test_a_crash_after_the_commit_of_a_batch_has_it_delivered_never(ground
 
 
 @scenario
-async def test_kills_at_any_moment_deliver_nothing_twice_at_most_once(ground: Ground, children: list[Child]) -> None:
+async def test_kills_at_any_moment_deliver_nothing_twice_at_most_once(
+    ground: Ground, children: list[Child]
+) -> None:
     """M15, three kills under load."""
     feeding = asyncio.create_task(feed(ground, 0.005))
     seen: Counter[int] = Counter()
@@ -258,7 +303,9 @@ async def test_kills_at_any_moment_deliver_nothing_twice_at_most_once(ground: Gr
 
 
 @scenario
-async def test_at_least_once_a_kill_brings_again_what_the_last_heartbeat_had_not(ground: Ground, children: list[Child]) -> None:
+async def test_at_least_once_a_kill_brings_again_what_the_last_heartbeat_had_not(
+    ground: Ground, children: list[Child]
+) -> None:
     """M15, the other mode: nothing is left out, and no more than one interval comes again."""
     feeding = asyncio.create_task(feed(ground, 0.01))
     children.append(first := ground.process("same", heartbeat_interval_s=1.0))
@@ -277,7 +324,9 @@ async def test_at_least_once_a_kill_brings_again_what_the_last_heartbeat_had_not
 
 
 def replayed(ground: Ground, group: str, topic: str) -> list[tuple[float, Frame]]:
-    """Return the recorded fleet's frames about one topic, forty times as fast, on this ground's names: (seconds from the start, frame)."""
+    """Return the recorded fleet's frames about one topic, forty times as fast, on this ground's names:
+    (seconds from the start, frame).
+    """
     found, start_ms = [], min(each.at_ms for each in CAPTURE)
     for record in sorted(CAPTURE, key=lambda each: (each.at_ms, each.offset)):
         frame: Any = decode(record.value)
@@ -289,12 +338,18 @@ def replayed(ground: Ground, group: str, topic: str) -> list[tuple[float, Frame]
 
 
 @scenario
-async def test_beside_the_recorded_go_fleet_nothing_is_delivered_without_owning_it(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """The fleet's 510 s in 13 s: its minute is our second and a half, so what was stale after 120 s is stale after 3."""
+async def test_beside_the_recorded_go_fleet_nothing_is_delivered_without_owning_it(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    """The fleet's 510 s in 13 s: its minute is our second and a half, so what was stale after 120 s is
+    stale after 3.
+    """
     ground = Ground(broker.config, fresh_topic, partitions=6)
     frames = replayed(ground, "g1", "orders")
     assert {frame.client_id for _, frame in frames} > {"c1"}
-    ground.fill(1 + max(getattr(frame, "current_offset", 0) for _, frame in frames))  # who takes over begins where the fleet stood
+    ground.fill(
+        1 + max(getattr(frame, "current_offset", 0) for _, frame in frames)
+    )  # who takes over begins where the fleet stood
     feeding = asyncio.create_task(feed(ground, 0.02))
     out: list[tuple[int, ClaimedMessage]] = []
 
@@ -311,23 +366,35 @@ async def test_beside_the_recorded_go_fleet_nothing_is_delivered_without_owning_
         started_s = time.monotonic()
         for at_s, frame in frames:
             await asyncio.sleep(max(0.0, started_s + at_s - time.monotonic()))
-            now: Any = type(frame)(**{name: getattr(frame, name) for name in frame.__struct_fields__} | {"time_s": int(time.time())})
+            now: Any = type(frame)(
+                **{name: getattr(frame, name) for name in frame.__struct_fields__}
+                | {"time_s": int(time.time())}
+            )
             ground.write(now)
         await until("the fleet's claims to have run out", lambda: consumer.load == 6)
-        await until("messages of every partition", lambda: {message.partition for _, message in out} == set(range(6)), 30)
+        await until(
+            "messages of every partition",
+            lambda: {message.partition for _, message in out} == set(range(6)),
+            30,
+        )
         feeding.cancel()
         working.cancel()
         log = ground.written()
         judge = Ownership(log, stale_after_s=3)
-        # At the ends of every stretch of one partition; in between nothing changed hands if nothing did at both.
+        # At the ends of every stretch of one partition; in between nothing changed hands if nothing did at
+        # both.
         wrong = []
-        for partition, found in itertools.groupby(sorted(out, key=lambda each: each[1].partition), key=lambda each: each[1].partition):
+        for partition, found in itertools.groupby(
+            sorted(out, key=lambda each: each[1].partition), key=lambda each: each[1].partition
+        ):
             for at_ms, message in list(found)[:: max(1, len(out) // 200)]:
                 owner = judge.owner(claim_key(ground.group, ground.topic, partition), at_ms)
                 if owner != consumer.instance:
                     wrong.append((at_ms, message, owner))
         assert wrong == []
-        fleet = {each.frame.instance_id for each in log if isinstance(each.frame, Heartbeat)} - {consumer.instance}
+        fleet = {each.frame.instance_id for each in log if isinstance(each.frame, Heartbeat)} - {
+            consumer.instance
+        }
         assert len(fleet) >= 3
 
 
@@ -336,4 +403,9 @@ def test_the_judge_finds_a_delivery_of_somebody_elses_partition(ground: Ground) 
     (written,) = ground.written()
     judge = Ownership([written], stale_after_s=2)
     key = claim_key(ground.group, ground.topic, 0)
-    assert [judge.owner(key, written.at_ms + after_ms) for after_ms in (-1, 0, 900, 5_000)] == [None, "other001", "other001", None]
+    assert [judge.owner(key, written.at_ms + after_ms) for after_ms in (-1, 0, 900, 5_000)] == [
+        None,
+        "other001",
+        "other001",
+        None,
+    ]

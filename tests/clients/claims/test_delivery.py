@@ -1,4 +1,7 @@
-"""At most once: who takes messages gets all that the log has committed before its claim is given back. Without a broker."""
+"""At most once: who takes messages gets all that the log has committed before its claim is given back.
+
+Without a broker.
+"""
 
 from __future__ import annotations
 
@@ -35,15 +38,28 @@ class Record:
 
 
 class Rig:
-    """The user's half of an engine, with a log that takes every frame at once, and messages that are put by hand."""
+    """The user's half of an engine, with a log that takes every frame at once, and messages that are put
+    by hand.
+    """
 
     def __init__(self, delivery: Delivery = Delivery.AT_MOST_ONCE) -> None:
         self.clock = ManualClock(now_ms=1_700_000_000_000)
         settings = MemberSettings(
-            group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0, delivery=delivery, drain_s=2.0
+            group_id="g",
+            client_id="a",
+            instance_id="a1",
+            topics=("orders",),
+            heartbeat_interval_s=4.0,
+            delivery=delivery,
+            drain_s=2.0,
         )
         self.taking = Dispatcher(
-            Settings(kafka={"bootstrap.servers": "nobody:1"}), settings, EngineSettings(), FeedSettings(), clock=self.clock, draws=Random(1)
+            Settings(kafka={"bootstrap.servers": "nobody:1"}),
+            settings,
+            EngineSettings(),
+            FeedSettings(),
+            clock=self.clock,
+            draws=Random(1),
         )
         self.taking._feed = cast(Any, self)
         self.frames: list[Frame] = []
@@ -52,7 +68,11 @@ class Rig:
         self.lease: Lease | None = None
         now_s = self.clock.monotonic_s()
         self.member = self.taking.member = Member(
-            settings, coordination_partitions=1, draws=Random(1), now_s=now_s, unix_s=self.clock.now_ms() / 1000
+            settings,
+            coordination_partitions=1,
+            draws=Random(1),
+            now_s=now_s,
+            unix_s=self.clock.now_ms() / 1000,
         )
         self.do(self.member.partitions("orders", 1, now_s))
         self.do(self.member.caught_up(0, now_s))
@@ -87,7 +107,11 @@ class Rig:
     def read(self) -> None:
         while self._unread:
             offset = len(self.frames) - len(self._unread)
-            self.taking._do(self.member.observe(self._unread.popleft(), 0, offset, self.clock.now_ms(), self.clock.monotonic_s()))
+            self.taking._do(
+                self.member.observe(
+                    self._unread.popleft(), 0, offset, self.clock.now_ms(), self.clock.monotonic_s()
+                )
+            )
 
     def turn(self, after_ms: int = 0) -> None:
         """Do what the engine's thread does in a turn."""
@@ -117,7 +141,9 @@ class Rig:
 
     @property
     def released_at(self) -> int | None:
-        return next((frame.current_offset for frame in self.frames if isinstance(frame, ReleasingPartition)), None)
+        return next(
+            (frame.current_offset for frame in self.frames if isinstance(frame, ReleasingPartition)), None
+        )
 
 
 def test_the_last_batch_of_a_claim_that_is_given_back_is_handed_out() -> None:
@@ -169,7 +195,9 @@ def test_what_nobody_takes_in_the_drain_window_is_lost_and_said_to_be(taken: int
     assert rig.taking.over
     assert rig.hands._next_message() is None
     lost = [event.text for event in rig.taking.seen_events() if event.event is Event.UNDELIVERED]
-    assert lost == [f"{3 - taken} messages, offsets {taken} to 2, were committed and not taken before the claim was given up"]
+    assert lost == [
+        f"{3 - taken} messages, offsets {taken} to 2, were committed and not taken before the claim was given up"
+    ]
     assert rig.taking.undelivered == 3 - taken
 
 
@@ -189,13 +217,23 @@ def test_at_least_once_nothing_more_is_handed_out_after_the_end_began() -> None:
 
 
 def test_a_clock_that_was_wrong_at_the_last_tick_does_not_end_a_pause_that_is_read_now() -> None:
-    """Long may pass between two ticks of a member with nothing to do; what it reads then is judged by what the clock shows then."""
+    """Long may pass between two ticks of a member with nothing to do; what it reads then is judged by what
+    the clock shows then.
+    """
     clock = ManualClock(now_ms=1_700_000_000_000)
-    wanted = MemberSettings(group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0)
+    wanted = MemberSettings(
+        group_id="g", client_id="a", instance_id="a1", topics=("orders",), heartbeat_interval_s=4.0
+    )
     settings = Settings(kafka={"bootstrap.servers": "nobody:1"})
     engine = ClaimEngine(settings, wanted, EngineSettings(), FeedSettings(), clock=clock, draws=Random(1))
     clock.jump_ms(50_000)
-    member = Member(wanted, coordination_partitions=1, draws=Random(1), now_s=clock.monotonic_s(), unix_s=clock.now_ms() / 1000)
+    member = Member(
+        wanted,
+        coordination_partitions=1,
+        draws=Random(1),
+        now_s=clock.monotonic_s(),
+        unix_s=clock.now_ms() / 1000,
+    )
     member.caught_up(0, clock.monotonic_s())
     clock.jump_ms(-50_000)
     clock.advance_ms(10_000)

@@ -1,4 +1,6 @@
-"""Frames go to the broker in order, one request a partition at a time; what waits for a slow broker costs nothing."""
+"""Frames go to the broker in order, one request a partition at a time; what waits for a slow broker costs
+nothing.
+"""
 
 from __future__ import annotations
 
@@ -52,7 +54,9 @@ class Hands:
     def __init__(self) -> None:
         self.now_s, self.wire, self.acks = 0.0, Wire(), list[Ack]()
         writer: Any = self.wire
-        self.bursts = FrameSender(writer, "marshal", self.acks.append, unsent_s=3.0, monotonic_s=lambda: self.now_s)
+        self.bursts = FrameSender(
+            writer, "marshal", self.acks.append, unsent_s=3.0, monotonic_s=lambda: self.now_s
+        )
         self.sent = 0
 
     def send(self, count: int, *, apart_s: float, partition: int = 0) -> None:
@@ -128,7 +132,9 @@ def test_a_member_with_much_to_say_to_a_frozen_broker_does_not_spin(tmp_path: Pa
     """An idempotent producer alone takes a core here. All frames arrive after the thaw, in order."""
     with Cluster(tmp_path / "kafka", short_lived=True) as cluster:
         settings = Settings(kafka={"bootstrap.servers": cluster.bootstrap}, coordination_topic="marshal")
-        spec = TopicSpec(name="marshal", partitions=1, config=LOG_APPEND, replication_factor=1, role=TopicRole.SOURCE)
+        spec = TopicSpec(
+            name="marshal", partitions=1, config=LOG_APPEND, replication_factor=1, role=TopicRole.SOURCE
+        )
         Admin(settings).apply([CreateTopic(spec=spec, partitions=1)])
         log = CoordinationLog(settings, send_timeout_s=30.0)
         with closing(log):

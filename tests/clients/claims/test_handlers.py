@@ -1,4 +1,6 @@
-"""Handlers that take far longer than a heartbeat, on a real broker: they keep their claims, and their own deadline is told of."""
+"""Handlers that take far longer than a heartbeat, on a real broker: they keep their claims, and their own
+deadline is told of.
+"""
 
 from __future__ import annotations
 
@@ -28,8 +30,12 @@ def ground(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Ground]:
         yield found
 
 
-@pytest.mark.parametrize("named", [{}, {"delivery": "at-most-once"}, {"lanes": 2}, {"queue_messages": 5}], ids=str)
-def test_a_slow_handler_gets_each_message_once_and_keeps_what_it_holds(ground: Ground, named: dict[str, Any]) -> None:
+@pytest.mark.parametrize(
+    "named", [{}, {"delivery": "at-most-once"}, {"lanes": 2}, {"queue_messages": 5}], ids=str
+)
+def test_a_slow_handler_gets_each_message_once_and_keeps_what_it_holds(
+    ground: Ground, named: dict[str, Any]
+) -> None:
     """While one message is worked on, the other partition's wait; and the log of both grows."""
 
     @scenario
@@ -57,7 +63,12 @@ def test_a_slow_handler_without_asyncio_gets_each_message_once(ground: Ground) -
     ground.fill(20)
     seen: Counter[tuple[int, int]] = Counter()
     with BlockingClaimConsumer(
-        ground.settings, topics=[ground.topic], group=ground.group, client="one", heartbeat_interval_s=BEAT_S, greedy=True
+        ground.settings,
+        topics=[ground.topic],
+        group=ground.group,
+        client="one",
+        heartbeat_interval_s=BEAT_S,
+        greedy=True,
     ) as one:
         for message in one:
             if not seen:
@@ -90,7 +101,9 @@ async def test_a_handler_that_exceeds_its_deadline_is_warned_of_twice_and_loses_
         assert given[0] is ReleaseReason.HANDLER_TIMEOUT
     assert out[0][1].offset == message.offset
     told = [
-        each.getMessage() for each in caplog.records if each.levelno == logging.WARNING and "handler_timeout_s is 6" in each.getMessage()
+        each.getMessage()
+        for each in caplog.records
+        if each.levelno == logging.WARNING and "handler_timeout_s is 6" in each.getMessage()
     ]
     assert len(told) == 2
     assert "the message at offset 0 has been in hand for" in told[0]

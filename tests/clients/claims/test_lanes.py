@@ -45,7 +45,9 @@ def children() -> Iterator[list[Child]]:
 def fill(ground: Ground, count: int, *, keys: int = 16, start: int = 0, key: bytes | None = None) -> None:
     """Write numbered messages to partition 0, each key's numbers ascending."""
     for number in range(start, start + count):
-        ground.producer.produce(ground.topic, key=key or b"key-%d" % (number % keys), value=b"%d" % number, partition=0)
+        ground.producer.produce(
+            ground.topic, key=key or b"key-%d" % (number % keys), value=b"%d" % number, partition=0
+        )
     assert ground.producer.flush(30) == 0
 
 
@@ -82,7 +84,12 @@ def check_order(messages: Iterable[dict[str, Any]]) -> int:
 
 
 def told(message: ClaimedMessage) -> dict[str, Any]:
-    return {"key": (message.key or b"").decode(), "offset": message.offset, "epoch": message.epoch, "lane": message.lane}
+    return {
+        "key": (message.key or b"").decode(),
+        "offset": message.offset,
+        "epoch": message.epoch,
+        "lane": message.lane,
+    }
 
 
 def test_the_check_of_order_sees_what_is_out_of_order() -> None:
@@ -96,7 +103,9 @@ def test_the_check_of_order_sees_what_is_out_of_order() -> None:
 
 
 def test_the_book_follows_the_lowest_lane_also_when_it_is_another_member_s_that_moves() -> None:
-    """Two that commit at the same moment see each other's commit only later: without a second look the book would stay behind."""
+    """Two that commit at the same moment see each other's commit only later: without a second look the
+    book would stay behind.
+    """
     engine = ClaimEngine.__new__(ClaimEngine)
     engine._names, engine._to_commit, engine._lanes_booked = ClaimNames(2), {}, {}
     mine, other = engine._names.claimed_as("orders")
@@ -130,7 +139,10 @@ async def test_members_share_one_partition_and_each_key_is_in_order_with_one_of_
             message.commit()
 
     async with AsyncExitStack() as stack:
-        members = [await stack.enter_async_context(ground.consumer(f"m{at}", lanes=LANES, maximum_claims=1)) for at in range(LANES)]
+        members = [
+            await stack.enter_async_context(ground.consumer(f"m{at}", lanes=LANES, maximum_claims=1))
+            for at in range(LANES)
+        ]
         tasks = [asyncio.create_task(work(each)) for each in members]
         await until("every member to have one lane", lambda: [each.load for each in members] == [1] * LANES)
         await until("all to be handled", lambda: len(seen) == 400)
@@ -138,7 +150,10 @@ async def test_members_share_one_partition_and_each_key_is_in_order_with_one_of_
         await until("the rest to be handled", lambda: len(seen) == 410)
         for member in members:
             await member.flush()
-        await until("every lane to stand at the end", lambda: [lane_offset(ground, lane) for lane in range(LANES)] == [410] * LANES)
+        await until(
+            "every lane to stand at the end",
+            lambda: [lane_offset(ground, lane) for lane in range(LANES)] == [410] * LANES,
+        )
         await until("Kafka's own book to follow", lambda: kafka_offset(ground) == 410)
         for member in members:
             await member.terminate(release=True)
@@ -149,7 +164,9 @@ async def test_members_share_one_partition_and_each_key_is_in_order_with_one_of_
     for client, each in seen:
         owners[each["key"]].add(client)
     assert all(len(each) == 1 for each in owners.values())
-    assert {frame.topic for frame in ground.frames(ClaimingPartition)} == set(lane_topics(ground.topic, LANES))
+    assert {frame.topic for frame in ground.frames(ClaimingPartition)} == set(
+        lane_topics(ground.topic, LANES)
+    )
 
 
 @scenario
@@ -157,7 +174,9 @@ async def test_messages_without_a_key_go_round_and_none_is_left_out(ground: Grou
     ground.fill(40)
     async with ground.consumer("one", lanes=LANES, greedy=True) as consumer:
         found = await take(consumer, 40)
-        assert sorted((each.offset, each.lane) for each in found) == [(offset, offset % LANES) for offset in range(40)]
+        assert sorted((each.offset, each.lane) for each in found) == [
+            (offset, offset % LANES) for offset in range(40)
+        ]
         assert consumer.load == LANES
 
 
@@ -200,10 +219,14 @@ async def test_a_lane_that_is_stuck_costs_its_share_of_the_queue_and_holds_up_no
                 held.append(message) if message.lane == stuck else message.commit()
 
         task = asyncio.create_task(work())
-        await until("the other lanes to be done", lambda: sum(each["lane"] != stuck for each in seen) == wanted)
+        await until(
+            "the other lanes to be done", lambda: sum(each["lane"] != stuck for each in seen) == wanted
+        )
         assert len(held) == 5
         assert consumer.counters()["queued_messages"] <= 80
-        while sum(each["lane"] == stuck for each in seen) < 600 - wanted or held:  # it goes on where it stood, and gets all
+        while (
+            sum(each["lane"] == stuck for each in seen) < 600 - wanted or held
+        ):  # it goes on where it stood, and gets all
             for message in held[:]:
                 message.commit()
                 held.remove(message)
@@ -215,7 +238,9 @@ async def test_a_lane_that_is_stuck_costs_its_share_of_the_queue_and_holds_up_no
 
 
 @scenario
-async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in_order(ground: Ground, children: list[Child]) -> None:
+async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in_order(
+    ground: Ground, children: list[Child]
+) -> None:
     fill(ground, 1_000)
     child = ground.process("first", heartbeat_interval_s=2.0, lanes=LANES, maximum_claims=2, hold_s=0.004)
     children.append(child)
@@ -231,7 +256,9 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
 
         task = asyncio.create_task(work())
         await until("the second to have the others", lambda: heir.load == 2)
-        fill(ground, 2_000, start=1_000)  # however long the second took: the first has work of which it can be killed
+        fill(
+            ground, 2_000, start=1_000
+        )  # however long the second took: the first has work of which it can be killed
         before = len(child.messages)
         await until("the first to have gone on", lambda: len(child.messages) > before + 50)
         child.kill()
@@ -242,9 +269,14 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
         offsets = {each["offset"] for each in child.messages}
         # The first may have handled all of a lane and not have told yet: what is left is what the log says.
         lanes = {offset: lane_of(b"key-%d" % (offset % 16), 0, LANES) for offset in range(3_000)}
-        left = {lane: [offset for offset in lanes if lanes[offset] == lane and offset >= (stood[lane] or 0)] for lane in lost}
+        left = {
+            lane: [offset for offset in lanes if lanes[offset] == lane and offset >= (stood[lane] or 0)]
+            for lane in lost
+        }
         wanted = {offset for of_lane in left.values() for offset in of_lane} | lanes.keys() - offsets
-        await until("all that is left to be handled", lambda: wanted <= {each["offset"] for _, each in seen}, 30.0)
+        await until(
+            "all that is left to be handled", lambda: wanted <= {each["offset"] for _, each in seen}, 30.0
+        )
         for lane in lost:
             first = min((each["offset"] for _, each in seen if each["lane"] == lane), default=None)
             assert first == min(left[lane], default=None)
@@ -259,19 +291,26 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
 async def test_at_most_once_lanes_hand_out_each_message_once(ground: Ground) -> None:
     fill(ground, 200)
     seen: list[dict[str, Any]] = []
-    async with ground.consumer("first", lanes=LANES, greedy=True, delivery="at-most-once", batch_messages=40) as first:
+    async with ground.consumer(
+        "first", lanes=LANES, greedy=True, delivery="at-most-once", batch_messages=40
+    ) as first:
         seen += [told(each) for each in await take(first, 60)]
     fill(ground, 100, start=200)
     async with ground.consumer("second", lanes=LANES, greedy=True, delivery="at-most-once") as second:
         await until("the second to have all lanes", lambda: second.load == LANES)
         while not seen or len({each["offset"] for each in seen if each["offset"] >= 200}) < 100:
             seen.append(told(await anext(second)))
-        await until("every lane to stand at the end", lambda: {held.offset for held in second.claims.values()} == {300})
+        await until(
+            "every lane to stand at the end",
+            lambda: {held.offset for held in second.claims.values()} == {300},
+        )
     assert check_order(seen) == 0
 
 
 @scenario
-async def test_lanes_in_a_balanced_group_are_placed_by_its_target(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+async def test_lanes_in_a_balanced_group_are_placed_by_its_target(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     with closing(Ground(broker.config, fresh_topic, partitions=2, coordination=2)) as wide:
         groups = fresh_topic("groups", partitions=1, config={"message.timestamp.type": "LogAppendTime"})
         named = {"lanes": LANES, "balanced": True, "groups_topic": groups, "heartbeat_interval_s": 2.0}

@@ -53,7 +53,10 @@ async def test_the_ends_of_logs_and_the_groups_book_are_told(ground: Ground) -> 
     with lookups(ground) as asked:
         for partition in (0, 1):
             asked.ask(ground.topic, partition, committed=True)
-        assert await answered(asked, 2) == [Watermarks(ground.topic, 0, 0, 7, 3), Watermarks(ground.topic, 1, 0, 0, None)]
+        assert await answered(asked, 2) == [
+            Watermarks(ground.topic, 0, 0, 7, 3),
+            Watermarks(ground.topic, 1, 0, 0, None),
+        ]
 
 
 @scenario
@@ -74,10 +77,14 @@ async def test_partitions_are_counted_and_a_missing_topic_has_none(ground: Groun
 
 
 @pytest.mark.parametrize("protocol", ["classic", "consumer"])
-def test_a_live_group_of_either_of_kafkas_protocols_is_refused_until_it_is_empty(ground: Ground, protocol: str) -> None:
+def test_a_live_group_of_either_of_kafkas_protocols_is_refused_until_it_is_empty(
+    ground: Ground, protocol: str
+) -> None:
     """D24."""
     ground.fill(1)
-    member = Consumer({**ground.config, "group.id": ground.group, "client.id": "carla", "group.protocol": protocol})
+    member = Consumer(
+        {**ground.config, "group.id": ground.group, "client.id": "carla", "group.protocol": protocol}
+    )
     with lookups(ground) as asked:
         asked.check_group()
         with closing(member):
@@ -91,8 +98,12 @@ def test_a_live_group_of_either_of_kafkas_protocols_is_refused_until_it_is_empty
         asked.check_group()
 
 
-def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is_left(broker: SessionBroker, ground: Ground) -> None:
-    """librdkafka aborts the process when a coordinator comes back that a request was meant for which has ended by its own timeout."""
+def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is_left(
+    broker: SessionBroker, ground: Ground
+) -> None:
+    """librdkafka aborts the process when a coordinator comes back that a request was meant for which has
+    ended by its own timeout.
+    """
     assert broker.cluster is not None, "a broker of the session's own, which can be frozen"
     groups = BrokerGroups(ground.settings, timeout_s=1.0)
     assert groups.describe(ground.group) is None
@@ -100,7 +111,11 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
         asked.check_group()
         broker.cluster.pause(1)
         try:
-            for question in (asked.check_group, lambda: asked.counts([ground.topic]), lambda: groups.describe(ground.group)):
+            for question in (
+                asked.check_group,
+                lambda: asked.counts([ground.topic]),
+                lambda: groups.describe(ground.group),
+            ):
                 with pytest.raises(BrokerError, match=re.escape(ground.settings.bootstrap_servers)):
                     question()
         finally:
@@ -115,9 +130,14 @@ def test_questions_to_a_coordinator_that_stands_still_end_and_nothing_of_them_is
 @pytest.mark.slow
 @scenario
 async def test_what_was_asked_in_an_outage_is_answered_after_it(tmp_path: Path) -> None:
-    """librdkafka's admin client never found out: it waited for the coordinator that was gone, and named the old epoch of leaders."""
+    """librdkafka's admin client never found out: it waited for the coordinator that was gone, and named
+    the old epoch of leaders.
+    """
     with Cluster(tmp_path / "kafka", short_lived=True) as cluster:
-        ground = Ground(cluster.client_config(), SessionBroker(config=cluster.client_config(), cluster=cluster).create_topic)
+        ground = Ground(
+            cluster.client_config(),
+            SessionBroker(config=cluster.client_config(), cluster=cluster).create_topic,
+        )
         ground.fill(7)
         book(ground, 0, 3)
         with lookups(ground) as asked:

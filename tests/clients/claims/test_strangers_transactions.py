@@ -1,4 +1,6 @@
-"""A stranger's open transaction on a topic in which members speak to each other: it hides nothing of what they say."""
+"""A stranger's open transaction on a topic in which members speak to each other: it hides nothing of what
+they say.
+"""
 
 from __future__ import annotations
 
@@ -15,15 +17,23 @@ from tests.support.strangers import open_transaction
 
 
 @scenario
-async def test_members_of_a_balanced_group_hear_each_other(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    with closing(BalancedGround(broker.config, fresh_topic)) as ground, open_transaction(ground.config, ground.groups, 2):
+async def test_members_of_a_balanced_group_hear_each_other(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    with (
+        closing(BalancedGround(broker.config, fresh_topic)) as ground,
+        open_transaction(ground.config, ground.groups, 2),
+    ):
         async with ground.member("a") as member:
             await until("all of it", lambda: len(held(member)) == PARTITIONS)
 
 
 @scenario
 async def test_members_hear_each_other_s_claims(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    with closing(BalancedGround(broker.config, fresh_topic)) as ground, open_transaction(ground.config, ground.coordination, 1):
+    with (
+        closing(BalancedGround(broker.config, fresh_topic)) as ground,
+        open_transaction(ground.config, ground.coordination, 1),
+    ):
         async with ground.consumer("a", greedy=True) as member:
             await until("all of it", lambda: member.load == PARTITIONS)
 
@@ -39,7 +49,9 @@ async def test_blocks_are_shared_out(broker: SessionBroker, fresh_topic: FreshTo
             working.cancel()
 
 
-def test_a_reset_is_decided_and_what_holds_it_hears_of_it(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_a_reset_is_decided_and_what_holds_it_hears_of_it(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     with closing(GroupDesk(broker, fresh_topic)) as desk:
         resets = resets_of(desk)
         first, second = next(resets), next(resets)

@@ -1,4 +1,7 @@
-"""Groups on a real broker: looked at, paused, resumed, reset. Members are played frame by frame, so that nothing depends on timing."""
+"""Groups on a real broker: looked at, paused, resumed, reset.
+
+Members are played frame by frame, so that nothing depends on timing.
+"""
 
 from __future__ import annotations
 
@@ -27,23 +30,34 @@ def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:
 def committed_group(broker: SessionBroker, topic: str, group: str, offsets: dict[int, int]) -> None:
     """Leave an empty consumer group with these committed offsets."""
     consumer = Consumer(broker.client_config(**{"group.id": group, "enable.auto.commit": False}))
-    consumer.commit(offsets=[TopicPartition(topic, partition, offset) for partition, offset in offsets.items()], asynchronous=False)
+    consumer.commit(
+        offsets=[TopicPartition(topic, partition, offset) for partition, offset in offsets.items()],
+        asynchronous=False,
+    )
     consumer.close()
 
 
 # -- looking
 
 
-def test_groups_of_both_kinds_are_listed_and_the_shadow_of_a_claim_group_is_not(desk: GroupDesk, broker: SessionBroker) -> None:
+def test_groups_of_both_kinds_are_listed_and_the_shadow_of_a_claim_group_is_not(
+    desk: GroupDesk, broker: SessionBroker
+) -> None:
     topic = desk.topic()
     shop, ledger = f"shop-{topic}", f"ledger-{topic}"
     desk.hold("worker-7/i7", topic, {0: 40}, group=shop)
     committed_group(broker, topic, shop, {0: 40})
     committed_group(broker, topic, ledger, {1: 3})
     with desk.admin() as admin:
-        found = [(group.group, group.kind, group.state, group.members) for group in admin.list() if group.group in (shop, ledger)]
+        found = [
+            (group.group, group.kind, group.state, group.members)
+            for group in admin.list()
+            if group.group in (shop, ledger)
+        ]
         assert found == [(ledger, GroupKind.CONSUMER, "Empty", 0), (shop, GroupKind.CLAIM, "Stable", 1)]
-        assert admin.state(shop, GroupKind.CONSUMER).state == "Empty"  # asked for by its type it is still there
+        assert (
+            admin.state(shop, GroupKind.CONSUMER).state == "Empty"
+        )  # asked for by its type it is still there
 
 
 def test_a_claim_group_is_described_with_offsets_lag_and_owners(desk: GroupDesk) -> None:
@@ -51,10 +65,17 @@ def test_a_claim_group_is_described_with_offsets_lag_and_owners(desk: GroupDesk)
     desk.hold("worker-7/i7", topic, {0: 40, 1: 44})
     desk.give_back("worker-7/i7", topic, {1: 45})
     with desk.admin() as admin:
-        lines = [(line.partition, line.current_offset, line.log_end_offset, line.lag, line.consumer_id) for line in admin.describe("shop")]
+        lines = [
+            (line.partition, line.current_offset, line.log_end_offset, line.lag, line.consumer_id)
+            for line in admin.describe("shop")
+        ]
         assert lines == [(0, 40, 50, 10, "worker-7-i7"), (1, 45, 50, 5, None)]
         (member,) = admin.members("shop")
-        assert (member.consumer_id, member.assignment, member.obeys_pause) == ("worker-7-i7", ((topic, 0),), True)
+        assert (member.consumer_id, member.assignment, member.obeys_pause) == (
+            "worker-7-i7",
+            ((topic, 0),),
+            True,
+        )
         state = admin.state("shop")
         assert (state.state, state.members, state.partitions_held, state.partitions) == ("Stable", 1, 1, 2)
     with desk.admin(clock=LaterClock(60)) as admin:
@@ -68,7 +89,9 @@ def test_a_consumer_group_is_described_as_kafkas_tool_does(desk: GroupDesk, brok
     group = f"ledger-{topic}"
     committed_group(broker, topic, group, {0: 20, 1: 50})
     with desk.admin() as admin:
-        assert [(line.partition, line.current_offset, line.lag, line.client_id) for line in admin.describe(group)] == [
+        assert [
+            (line.partition, line.current_offset, line.lag, line.client_id) for line in admin.describe(group)
+        ] == [
             (0, 20, 30, None),
             (1, 50, 0, None),
         ]
@@ -81,7 +104,9 @@ def test_a_consumer_group_is_described_as_kafkas_tool_does(desk: GroupDesk, brok
 # -- pausing
 
 
-def test_a_pause_reaches_every_coordination_partition_of_the_group_and_resume_lifts_it(desk: GroupDesk) -> None:
+def test_a_pause_reaches_every_coordination_partition_of_the_group_and_resume_lifts_it(
+    desk: GroupDesk,
+) -> None:
     """M13, first part."""
     topics = [desk.topic(name) for name in ("orders", "clicks", "ledger")]
     for topic in topics:
@@ -114,7 +139,8 @@ def test_members_that_cannot_obey_are_named_and_nothing_is_written(desk: GroupDe
                 forbidden()
         assert admin.state("shop").state == "Stable"
         assert admin.state("shop").paused_until_s is None
-    # As seldom as a Go member is heard of, it is live: the fleet's own short interval does not hide it. After 120 s it is gone.
+    # As seldom as a Go member is heard of, it is live: the fleet's own short interval does not hide it. After
+    # 120 s it is gone.
     with desk.admin(clock=LaterClock(100)) as admin, pytest.raises(GroupError, match="go-1-g1"):
         admin.pause("shop", 60)
     with desk.admin(clock=LaterClock(130)) as admin:
@@ -140,7 +166,11 @@ def test_a_plan_says_where_each_partition_would_go_and_changes_nothing(desk: Gro
             (Aim(Where.DATETIME, 4_000_000_000_000), [50, 50, 50]),
         ):
             plan = admin.plan_reset("shop", aim)
-            assert [(move.partition, move.current_offset) for move in plan.moves] == [(0, 40), (1, 10), (2, None)]
+            assert [(move.partition, move.current_offset) for move in plan.moves] == [
+                (0, 40),
+                (1, 10),
+                (2, None),
+            ]
             assert [move.new_offset for move in plan.moves] == expected, aim
     assert desk.claims() == before
 
@@ -152,15 +182,28 @@ def test_a_plan_takes_only_the_partitions_named(desk: GroupDesk) -> None:
     with desk.admin() as admin:
 
         def places(scope: Scope) -> list[tuple[str, int]]:
-            return [(move.topic, move.partition) for move in admin.plan_reset("shop", Aim(Where.LATEST), scope).moves]
+            return [
+                (move.topic, move.partition)
+                for move in admin.plan_reset("shop", Aim(Where.LATEST), scope).moves
+            ]
 
-        assert places(parse_scope([f"{orders}:0,2", clicks])) == [(clicks, 0), (clicks, 1), (orders, 0), (orders, 2)]
-        for wrong, why in (("absent", "absent: no such topic there"), (f"{orders}:3", "there is no partition 3")):
+        assert places(parse_scope([f"{orders}:0,2", clicks])) == [
+            (clicks, 0),
+            (clicks, 1),
+            (orders, 0),
+            (orders, 2),
+        ]
+        for wrong, why in (
+            ("absent", "absent: no such topic there"),
+            (f"{orders}:3", "there is no partition 3"),
+        ):
             with pytest.raises(TopicError, match=why):
                 places(parse_scope([wrong]))
 
 
-def test_every_partition_starts_at_its_new_offset_zero_included_once_members_have_released(desk: GroupDesk) -> None:
+def test_every_partition_starts_at_its_new_offset_zero_included_once_members_have_released(
+    desk: GroupDesk,
+) -> None:
     """M13: offsets {0: 20, 1: 0} reach the log exactly; the decision has old and new of both topics."""
     orders, clicks = desk.topic("orders"), desk.topic("clicks", records=10)
     desk.hold("worker-7/i7", orders, {0: 40})
@@ -168,7 +211,10 @@ def test_every_partition_starts_at_its_new_offset_zero_included_once_members_hav
     desk.hold("worker-8/i8", clicks, {0: 3})
     steps: list[ResetProgress] = []
     obey = desk.obeying(
-        ("worker-7/i7", orders, {0: 41}), ("worker-8/i8", orders, {1: 12}), ("worker-8/i8", clicks, {0: 4}), then=steps.append
+        ("worker-7/i7", orders, {0: 41}),
+        ("worker-8/i8", orders, {1: 12}),
+        ("worker-8/i8", clicks, {0: 4}),
+        then=steps.append,
     )
     with desk.admin() as admin:
         moves = admin.reset_offsets(admin.plan_reset("shop", Aim(Where.SHIFT, -21)), tell=obey)
@@ -208,8 +254,13 @@ def test_a_member_that_does_not_release_is_named_and_everything_stays_as_it_was(
 
     with desk.admin() as admin:
         plan = admin.plan_reset("shop", Aim(Where.EARLIEST))
-        with pytest.raises(GroupError, match=r"after 1 s worker-8-i8 still hold 1 partitions; every partition keeps its offset"):
-            admin.reset_offsets(plan, deadline_s=1, tell=desk.obeying(("worker-7/i7", topic, {0: 41}), then=tell))
+        with pytest.raises(
+            GroupError,
+            match=r"after 1 s worker-8-i8 still hold 1 partitions; every partition keeps its offset",
+        ):
+            admin.reset_offsets(
+                plan, deadline_s=1, tell=desk.obeying(("worker-7/i7", topic, {0: 41}), then=tell)
+            )
         assert ("worker-8-i8",) in waits
         claims = desk.claims()
         assert claims[ClaimKey("shop", topic, 0)].current_offset == 41
@@ -218,7 +269,9 @@ def test_a_member_that_does_not_release_is_named_and_everything_stays_as_it_was(
         assert desk.decisions() == []
 
 
-def test_what_a_member_left_behind_when_it_died_is_taken_over_once_it_is_stale(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_what_a_member_left_behind_when_it_died_is_taken_over_once_it_is_stale(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     desk = GroupDesk(broker, fresh_topic, interval_s=1)
     topic = desk.topic()
     desk.hold("worker-7/i7", topic, {0: 40, 1: 41})
@@ -295,7 +348,11 @@ def test_a_consumer_group_is_reset_only_while_it_is_empty(desk: GroupDesk, broke
     with desk.admin() as admin:
         plan = admin.plan_reset(group, Aim(Where.SHIFT, -25))
         assert [move.new_offset for move in plan.moves] == [0, 5]
-        consumer = Consumer(broker.client_config(**{"group.id": group, "client.id": "reader-1", "auto.offset.reset": "earliest"}))
+        consumer = Consumer(
+            broker.client_config(
+                **{"group.id": group, "client.id": "reader-1", "auto.offset.reset": "earliest"}
+            )
+        )
         consumer.subscribe([topic])
         try:
             assert consumer.poll(DEADLINE_S) is not None

@@ -1,4 +1,6 @@
-"""A reset whose administrator dies: at whatever write it was, every partition has its new offset or every one its old (M13)."""
+"""A reset whose administrator dies: at whatever write it was, every partition has its new offset or every
+one its old (M13).
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,15 @@ from holdfast.clients.claims.reset_log import ResetLog
 from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.core.claims.frames import Heartbeat
-from holdfast.core.claims.resets import Aim, Decision, ResetAbort, ResetCommit, Where, decode_decision, held_by_reset
+from holdfast.core.claims.resets import (
+    Aim,
+    Decision,
+    ResetAbort,
+    ResetCommit,
+    Where,
+    decode_decision,
+    held_by_reset,
+)
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, GroupError
 from tests.core.claims.test_protocol_page import plain, table
@@ -32,7 +42,9 @@ def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:
 
 
 class Reset:
-    """One reset of a group of its own, of partitions in different coordination partitions, from offsets 40 and 3 to 0."""
+    """One reset of a group of its own, of partitions in different coordination partitions, from offsets 40
+    and 3 to 0.
+    """
 
     def __init__(self, desk: GroupDesk, group: str, orders: str, clicks: str) -> None:
         self.desk, self.group, self.deadline_s = desk, group, DEADLINE_S
@@ -45,7 +57,11 @@ class Reset:
 
     def run(self, **more: object) -> tuple[Move, ...]:
         with self.desk.admin() as admin:
-            return admin.reset_offsets(admin.plan_reset(self.group, Aim(Where.EARLIEST)), deadline_s=self.deadline_s, **more)  # type: ignore[arg-type]
+            return admin.reset_offsets(
+                admin.plan_reset(self.group, Aim(Where.EARLIEST)),
+                deadline_s=self.deadline_s,
+                **more,  # type: ignore[arg-type]
+            )
 
     def settle(self) -> int:
         """Do what the next member would that finds a partition in the hands of the dead."""
@@ -69,8 +85,8 @@ def resets_of(desk: GroupDesk) -> Iterator[Reset]:
 
 
 def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: GroupDesk) -> None:
-    """M13: the administrator is gone after its n-th record, for every n. What it held is settled by the next who finds it, a pause it
-    left ends by itself, and another reset does the rest."""
+    """M13: the administrator is gone after its n-th record, for every n. What it held is settled by the next
+    who finds it, a pause it left ends by itself, and another reset does the rest."""
     story: list[str] = []
     for number, reset in enumerate(resets_of(desk), start=1):
         with pytest.MonkeyPatch.context() as patch:
@@ -81,7 +97,10 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
                 pass
             else:
                 break
-        committed = any(isinstance(decision, ResetCommit) and decision.group == reset.group for decision in desk.decisions())
+        committed = any(
+            isinstance(decision, ResetCommit) and decision.group == reset.group
+            for decision in desk.decisions()
+        )
         assert committed == ("Commit" in written)
         reset.settle()
         assert reset.check() == (reset.new if committed else reset.old), written
@@ -98,10 +117,18 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
     steps = [row for row in table("Step", "Written", "Killed after it") if row["Written"]]
     assert [plain(row["Written"]) for row in steps] == [what for what, _ in groupby(story)]
     told = [row["Killed after it"].partition(":")[0] for row in steps]
-    assert told == ["the pause ends by itself; nothing has moved", "given up", "carried out", "carried out", "done"]
+    assert told == [
+        "the pause ends by itself; nothing has moved",
+        "given up",
+        "carried out",
+        "carried out",
+        "done",
+    ]
 
 
-def test_the_check_notices_a_reset_that_decides_nowhere(desk: GroupDesk, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_check_notices_a_reset_that_decides_nowhere(
+    desk: GroupDesk, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Without the one record that decides, a kill between two releases leaves a mixture."""
     reset = next(resets_of(desk))
     monkeypatch.setattr(ResetLog, "decide", lambda self, decision: decision)
@@ -151,11 +178,16 @@ def test_killed_by_the_system_and_found_by_a_second_reset(desk: GroupDesk, step:
             assert admin.resume(reset.group) > 0
             assert reset.check() == reset.new
         admin.reset_offsets(plan)
-        assert {move.new_offset for move in admin.plan_reset(reset.group, Aim(Where.SHIFT, 0)).moves} == {50, 5}
+        assert {move.new_offset for move in admin.plan_reset(reset.group, Aim(Where.SHIFT, 0)).moves} == {
+            50,
+            5,
+        }
 
 
 def test_an_administrator_that_was_frozen_past_its_time_learns_that_it_was_given_up(desk: GroupDesk) -> None:
-    """Its commit comes after the abort, so it counts for nothing, and nothing it still sends moves an offset."""
+    """Its commit comes after the abort, so it counts for nothing, and nothing it still sends moves an
+    offset.
+    """
     reset = next(resets_of(desk))
 
     def freeze(progress: ResetProgress) -> None:
@@ -178,7 +210,9 @@ def test_a_late_heartbeat_of_a_reset_that_others_finished_takes_nothing_back(des
         held = desk.claims(reset.group)
         assert reset.settle() == 3
         for key, claim in held.items():
-            desk.put(Heartbeat(desk.now_s, claim.instance_id, claim.client_id, *key, claim.current_offset or 0))
+            desk.put(
+                Heartbeat(desk.now_s, claim.instance_id, claim.client_id, *key, claim.current_offset or 0)
+            )
 
     reset.run(tell=finish_for_it)
     assert reset.check() == reset.new

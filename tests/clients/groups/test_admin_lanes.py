@@ -1,4 +1,6 @@
-"""Groups that work in lanes, on a real broker: told under their partitions, and reset with all of their lanes or none."""
+"""Groups that work in lanes, on a real broker: told under their partitions, and reset with all of their
+lanes or none.
+"""
 
 from __future__ import annotations
 
@@ -32,15 +34,22 @@ def claim(client: str, offset: int | None, *, beat_s: int | None = 100) -> Claim
 
 def told(claims: dict[tuple[str, int], Claim], ends: dict[tuple[str, int], int]) -> list[tuple[object, ...]]:
     keyed = {ClaimKey("shop", *place): row for place, row in claims.items()}
-    found = positions("shop", keyed, ends, now_s=101, stale_after_s=6, live=lambda row: row.heartbeat_at_s is not None)
-    return [(each.topic, each.partition, each.lane, each.current_offset, each.lag, each.client_id) for each in found]
+    found = positions(
+        "shop", keyed, ends, now_s=101, stale_after_s=6, live=lambda row: row.heartbeat_at_s is not None
+    )
+    return [
+        (each.topic, each.partition, each.lane, each.current_offset, each.lag, each.client_id)
+        for each in found
+    ]
 
 
 # -- what is told
 
 
 def test_the_lag_of_a_partition_in_lanes_is_told_once_behind_its_slowest_lane() -> None:
-    claims = {(lane_topic("orders", lane, 2), 0): claim(f"m{lane}", offset) for lane, offset in enumerate((30, 45))}
+    claims = {
+        (lane_topic("orders", lane, 2), 0): claim(f"m{lane}", offset) for lane, offset in enumerate((30, 45))
+    }
     assert told(claims, {("orders", 0): 50}) == [
         ("orders", 0, "all-of-2", 30, 20, None),
         ("orders", 0, "0-of-2", 30, None, "m0"),
@@ -76,17 +85,24 @@ def desk(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[GroupDesk]:
 def book(desk: GroupDesk, topic: str, group: str = "shop") -> list[int]:
     reader = Consumer(desk.broker.client_config(**{"group.id": group}))
     try:
-        return [each.offset for each in reader.committed([TopicPartition(topic, at) for at in range(2)], timeout=10)]
+        return [
+            each.offset
+            for each in reader.committed([TopicPartition(topic, at) for at in range(2)], timeout=10)
+        ]
     finally:
         reader.close()
 
 
 def test_a_reset_moves_every_lane_one_that_nobody_ever_claimed_too(desk: GroupDesk) -> None:
-    """A lane left out would begin where the broker's book says, and read again what the others were sent past."""
+    """A lane left out would begin where the broker's book says, and read again what the others were sent
+    past.
+    """
     topic = desk.topic(partitions=2)
     desk.hold("m0/i", lane_topic(topic, 0, LANES), {0: 30, 1: 7})
     desk.hold("m2/i", lane_topic(topic, 2, LANES), {0: 45})
-    obey = desk.obeying(("m0/i", lane_topic(topic, 0, LANES), {0: 31, 1: 7}), ("m2/i", lane_topic(topic, 2, LANES), {0: 45}))
+    obey = desk.obeying(
+        ("m0/i", lane_topic(topic, 0, LANES), {0: 31, 1: 7}), ("m2/i", lane_topic(topic, 2, LANES), {0: 45})
+    )
     with desk.admin() as admin:
         moves = admin.reset_offsets(admin.plan_reset("shop", Aim(Where.LATEST)), tell=obey)
     everything = {(name, partition) for name in lane_topics(topic, LANES) for partition in (0, 1)}
@@ -104,10 +120,14 @@ def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> No
     def tell(_: ResetProgress) -> None:
         desk.put(Heartbeat(desk.now_s, "i", "m3", "shop", stubborn, 0, 13))
 
-    obey = desk.obeying(*((f"m{lane}/i", lane_topic(topic, lane, LANES), {0: 20 + lane}) for lane in range(3)), then=tell)
+    obey = desk.obeying(
+        *((f"m{lane}/i", lane_topic(topic, lane, LANES), {0: 20 + lane}) for lane in range(3)), then=tell
+    )
     with desk.admin() as admin:
         plan = admin.plan_reset("shop", Aim(Where.EARLIEST))
-        with pytest.raises(GroupError, match="m3-i still hold 1 partitions; every partition keeps its offset"):
+        with pytest.raises(
+            GroupError, match="m3-i still hold 1 partitions; every partition keeps its offset"
+        ):
             admin.reset_offsets(plan, deadline_s=1, tell=obey)
     offsets = {key.topic: row.current_offset for key, row in desk.claims().items()}
     assert offsets == {lane_topic(topic, lane, LANES): 20 + lane if lane < 3 else 13 for lane in range(LANES)}
@@ -115,8 +135,12 @@ def test_no_lane_moves_when_one_of_them_is_not_given_back(desk: GroupDesk) -> No
 
 
 @scenario
-async def test_live_members_begin_again_in_every_lane_where_a_reset_says(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    """Members obey the pause, nobody works while the reset does, and each lane hands out its messages again from there."""
+async def test_live_members_begin_again_in_every_lane_where_a_reset_says(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    """Members obey the pause, nobody works while the reset does, and each lane hands out its messages
+    again from there.
+    """
     records, interval_s = 80, 2.0
     with closing(Ground(broker.config, fresh_topic, coordination=2)) as ground:
         for number in range(records):
@@ -135,7 +159,9 @@ async def test_live_members_begin_again_in_every_lane_where_a_reset_says(broker:
             settings = replace(ground.settings, claim_interval_s=interval_s)
             with GroupAdmin(settings, resets_topic=resets) as admin:
                 admin.reset_offsets(
-                    admin.plan_reset(ground.group, Aim(Where.OFFSET, 40)), deadline_s=30, tell=lambda told: steps.append(told.step)
+                    admin.plan_reset(ground.group, Aim(Where.OFFSET, 40)),
+                    deadline_s=30,
+                    tell=lambda told: steps.append(told.step),
                 )
             return steps[-1]
 

@@ -1,4 +1,6 @@
-"""A claim group of live consumers, paused and reset (M13): all obey, and start exactly where they were sent, whoever dies meanwhile."""
+"""A claim group of live consumers, paused and reset (M13): all obey, and start exactly where they were
+sent, whoever dies meanwhile.
+"""
 
 from __future__ import annotations
 
@@ -27,7 +29,9 @@ Taken = list[tuple[float, ClaimedMessage]]
 
 
 class Live(Ground):
-    """Consumers on four partitions with RECORDS messages each, whose resets are decided on a topic of their own."""
+    """Consumers on four partitions with RECORDS messages each, whose resets are decided on a topic of
+    their own.
+    """
 
     def __init__(self, broker: SessionBroker, fresh_topic: FreshTopic) -> None:
         super().__init__(broker.config, fresh_topic, partitions=4, coordination=4)
@@ -40,10 +44,14 @@ class Live(Ground):
         self.broker.delete_topics([self.resets])
 
     def member(self, client: str, group: str) -> ClaimConsumer:
-        return self.consumer(client, group=group, heartbeat_interval_s=INTERVAL_S, greedy=True, resets_topic=self.resets)
+        return self.consumer(
+            client, group=group, heartbeat_interval_s=INTERVAL_S, greedy=True, resets_topic=self.resets
+        )
 
     def admin(self) -> GroupAdmin:
-        settings = Settings(coordination_topic=self.coordination, claim_interval_s=INTERVAL_S, kafka=self.config)
+        settings = Settings(
+            coordination_topic=self.coordination, claim_interval_s=INTERVAL_S, kafka=self.config
+        )
         return GroupAdmin(settings, resets_topic=self.resets)
 
 
@@ -63,7 +71,9 @@ def offsets(taken: Taken, since: int = 0) -> dict[int, list[int]]:
 
 @scenario
 async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it_says(live: Live) -> None:
-    """M13: nobody works while the reset does; all four partitions begin at 0 afterwards, not at what was committed."""
+    """M13: nobody works while the reset does; all four partitions begin at 0 afterwards, not at what was
+    committed.
+    """
     taken: Taken = []
     steps: dict[ResetStep, float] = {}
 
@@ -92,11 +102,16 @@ async def test_live_members_release_for_a_reset_and_begin_again_exactly_where_it
 
 @scenario
 async def test_members_carry_on_by_themselves_after_the_administrator_was_killed(live: Live) -> None:
-    """M13, no second administrator: one group's reset was decided when its administrator died, the other's was not."""
+    """M13, no second administrator: one group's reset was decided when its administrator died, the other's
+    was not.
+    """
     groups = {"decided": ResetStep.DECIDED, "undecided": ResetStep.CLAIMED}
     taken: dict[str, Taken] = {group: [] for group in groups}
     async with live.member("first", "decided") as first, live.member("second", "undecided") as second:
-        tasks = [asyncio.create_task(drain(each, taken[group])) for each, group in zip((first, second), groups, strict=True)]
+        tasks = [
+            asyncio.create_task(drain(each, taken[group]))
+            for each, group in zip((first, second), groups, strict=True)
+        ]
         await until("every message once", lambda: all(len(each) == 4 * RECORDS for each in taken.values()))
         await first.flush()
         await second.flush()
@@ -104,7 +119,14 @@ async def test_members_carry_on_by_themselves_after_the_administrator_was_killed
         children = [
             await asyncio.create_subprocess_exec(
                 *killed_administrator(
-                    live.coordination, live.resets, bootstrap, group, step, interval_s=INTERVAL_S, deadline_s=3, offset=10
+                    live.coordination,
+                    live.resets,
+                    bootstrap,
+                    group,
+                    step,
+                    interval_s=INTERVAL_S,
+                    deadline_s=3,
+                    offset=10,
                 ),
                 cwd=ROOT,
                 env={**os.environ, "PYTHONPATH": str(ROOT)},
@@ -113,10 +135,16 @@ async def test_members_carry_on_by_themselves_after_the_administrator_was_killed
         ]
         assert [await child.wait() for child in children] == [-signal.SIGKILL] * 2
         live.fill(1, start=RECORDS)
-        await until("all groups at work again", lambda: _whole(taken["decided"]) and _whole(taken["undecided"]), within_s=40)
+        await until(
+            "all groups at work again",
+            lambda: _whole(taken["decided"]) and _whole(taken["undecided"]),
+            within_s=40,
+        )
         for task in tasks:
             task.cancel()
-    assert offsets(taken["decided"], 4 * RECORDS) == {partition: list(range(10, RECORDS + 1)) for partition in range(4)}
+    assert offsets(taken["decided"], 4 * RECORDS) == {
+        partition: list(range(10, RECORDS + 1)) for partition in range(4)
+    }
     assert offsets(taken["undecided"], 4 * RECORDS) == {partition: [RECORDS] for partition in range(4)}
 
 

@@ -1,4 +1,6 @@
-"""A reset while the broker goes away (M13): a short outage costs time, a long one leaves everything as it was or finishes later."""
+"""A reset while the broker goes away (M13): a short outage costs time, a long one leaves everything as it
+was or finishes later.
+"""
 
 from __future__ import annotations
 
@@ -67,7 +69,10 @@ def test_a_broker_that_is_killed_and_comes_back_leaves_no_mixture(
 
     error = outcome(reset, step, trouble)
     back.join(DEADLINE_S)
-    committed = any(isinstance(decision, ResetCommit) and decision.group == reset.group for decision in reset.desk.decisions())
+    committed = any(
+        isinstance(decision, ResetCommit) and decision.group == reset.group
+        for decision in reset.desk.decisions()
+    )
     reset.settle()
     assert reset.check() == (reset.new if committed else reset.old), error
     if error is None:
@@ -89,9 +94,14 @@ def test_a_broker_that_is_away_for_longer_than_anybody_waits_leaves_no_mixture(
     if step is ResetStep.DECIDED:
         assert "is decided, but not every partition could be given back" in str(error)
         assert "holdfast groups resume" in str(error)
-    # A frozen broker may take what was on its way when it thaws: the decision too. So wait for a decision of the next who comes.
+    # A frozen broker may take what was on its way when it thaws: the decision too. So wait for a decision of
+    # the next who comes.
     reset.settle()
     found = reset.check()
-    committed = [decision for decision in reset.desk.decisions() if decision.group == reset.group and isinstance(decision, ResetCommit)]
+    committed = [
+        decision
+        for decision in reset.desk.decisions()
+        if decision.group == reset.group and isinstance(decision, ResetCommit)
+    ]
     assert found == (reset.new if committed else reset.old)
     assert step is not ResetStep.DECIDED or committed

@@ -1,4 +1,6 @@
-"""Ranges on a real broker: blocks shared, taken over after SIGKILL, put aside when they kill whoever touches them."""
+"""Ranges on a real broker: blocks shared, taken over after SIGKILL, put aside when they kill whoever
+touches them.
+"""
 
 from __future__ import annotations
 
@@ -116,8 +118,12 @@ def field(broker: SessionBroker, fresh_topic: FreshTopic) -> Iterator[Field]:
     found.close()
 
 
-async def work(consumer: RangeConsumer, seen: list[tuple[int, int]], pause_s: float = 0.0, done: list[int] | None = None) -> None:
-    """Note what is *seen* and, block by block, of how many messages the consumer was told that they are *done*."""
+async def work(
+    consumer: RangeConsumer, seen: list[tuple[int, int]], pause_s: float = 0.0, done: list[int] | None = None
+) -> None:
+    """Note what is *seen* and, block by block, of how many messages the consumer was told that they are
+    *done*.
+    """
     async for block in consumer:
         for record in block.records:
             seen.append((block.partition, record.offset() or 0))
@@ -134,7 +140,9 @@ async def test_three_members_share_two_partitions_and_handle_every_message_once(
     field.fill(100, 1)
     seen: list[list[tuple[int, int]]] = [[], [], []]
     async with field.consumer("a") as a, field.consumer("b") as b, field.consumer("c") as c:
-        tasks = [asyncio.create_task(work(each, out, 0.005)) for each, out in zip((a, b, c), seen, strict=True)]
+        tasks = [
+            asyncio.create_task(work(each, out, 0.005)) for each, out in zip((a, b, c), seen, strict=True)
+        ]
         await until("all to be handled", lambda: sum(map(len, seen)) >= 200)
         field.fill(5)  # into blocks that were claimed before there was anything in them
         await until("what came late to be handled", lambda: sum(map(len, seen)) >= 205)
@@ -157,16 +165,23 @@ async def test_the_open_blocks_of_a_killed_member_are_finished_by_another(field:
     seen: list[tuple[int, int]] = []
     async with field.consumer("second") as second:
         task = asyncio.create_task(work(second, seen))
-        await until("the rest to be handled", lambda: before | set(seen) == {(at, offset) for at in (0, 1) for offset in range(60)})
+        await until(
+            "the rest to be handled",
+            lambda: before | set(seen) == {(at, offset) for at in (0, 1) for offset in range(60)},
+        )
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert len(seen) == len(set(seen))
-    assert len(before & set(seen)) <= 2 * 10, "only what was not noted as done comes again: at most a block of each partition"
+    assert len(before & set(seen)) <= 2 * 10, (
+        "only what was not noted as done comes again: at most a block of each partition"
+    )
     assert field.dead_letters() == []
 
 
 @scenario
-async def test_what_kills_whoever_touches_it_goes_to_the_dead_letters_and_nothing_that_came_later_does(field: Field) -> None:
+async def test_what_kills_whoever_touches_it_goes_to_the_dead_letters_and_nothing_that_came_later_does(
+    field: Field,
+) -> None:
     field.fill(14)
     before: set[tuple[int, int]] = set()
     for client in ("first", "second"):
@@ -176,7 +191,10 @@ async def test_what_kills_whoever_touches_it_goes_to_the_dead_letters_and_nothin
     async with field.consumer("third") as third:
         task = asyncio.create_task(work(third, seen))
         await until("the block to be put aside", lambda: third.buried == 4)
-        await until("the rest to be handled", lambda: {offset for _, offset in before | set(seen)} >= {*range(10), *range(14, 30)})
+        await until(
+            "the rest to be handled",
+            lambda: {offset for _, offset in before | set(seen)} >= {*range(10), *range(14, 30)},
+        )
         task.cancel()
         await asyncio.gather(task, return_exceptions=True)
     assert not {offset for _, offset in seen} & set(range(10, 14)), "nobody was given it a third time"
@@ -197,7 +215,9 @@ async def test_what_was_failed_comes_again_and_what_is_lost_cannot_be_done(field
 
 
 @scenario
-async def test_a_handler_that_holds_up_the_event_loop_for_several_leases_keeps_its_block(field: Field) -> None:
+async def test_a_handler_that_holds_up_the_event_loop_for_several_leases_keeps_its_block(
+    field: Field,
+) -> None:
     field.fill(5)
     async with field.consumer("one") as one, field.consumer("two") as two:
         block = await anext(one)
@@ -209,7 +229,9 @@ async def test_a_handler_that_holds_up_the_event_loop_for_several_leases_keeps_i
 
 
 @scenario
-async def test_a_block_whose_handler_exceeds_its_deadline_goes_to_another(field: Field, caplog: pytest.LogCaptureFixture) -> None:
+async def test_a_block_whose_handler_exceeds_its_deadline_goes_to_another(
+    field: Field, caplog: pytest.LogCaptureFixture
+) -> None:
     field.fill(5)
     async with field.consumer("one", handler_timeout_s=2 * LEASE_S) as one, field.consumer("two") as two:
         block = await anext(one)

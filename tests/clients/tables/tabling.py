@@ -1,4 +1,6 @@
-"""Workers in memory behind real web ports, two tables on them, and clients that ask: what the tests of `TableClient` share."""
+"""Workers in memory behind real web ports, two tables on them, and clients that ask: what the tests of
+`TableClient` share.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +32,12 @@ def fold(rows: Any, event: Any, at_ms: int) -> None:
 
 TOTALS: Processor[Any, Total] = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total)
 ROUTED: Processor[Any, Total] = Processor(
-    name="routed", source="orders", decode=bytes, fold=fold, row=Total, route=lambda key, count: None if key == "*" else int(key) % count
+    name="routed",
+    source="orders",
+    decode=bytes,
+    fold=fold,
+    row=Total,
+    route=lambda key, count: None if key == "*" else int(key) % count,
 )
 
 

@@ -56,8 +56,12 @@ class Hanging:
 # -- refused for good
 
 
-async def refused_at_once(tables: TableClient, kind: type[HoldfastError], match: str, table: Processor[Any, Any] | str = TOTALS) -> None:
-    """What asking again cannot cure is told at once, long before the deadline, whether or not the partition is known."""
+async def refused_at_once(
+    tables: TableClient, kind: type[HoldfastError], match: str, table: Processor[Any, Any] | str = TOTALS
+) -> None:
+    """What asking again cannot cure is told at once, long before the deadline, whether or not the
+    partition is known.
+    """
     began_s = time.monotonic()
     for partition in (None, 0):
         with pytest.raises(kind, match=match):
@@ -67,7 +71,9 @@ async def refused_at_once(tables: TableClient, kind: type[HoldfastError], match:
 
 @scenario
 async def test_an_unknown_table_is_told_at_once() -> None:
-    other: Processor[Any, Total] = Processor(name="other", source="orders", decode=bytes, fold=fold, row=Total)
+    other: Processor[Any, Total] = Processor(
+        name="other", source="orders", decode=bytes, fold=fold, row=Total
+    )
     async with one_worker() as worker, client(worker) as tables:
         await refused_at_once(tables, NoSuchTableError, "only: routed, totals", "other")
         await refused_at_once(tables, NoSuchTableError, "only: routed, totals", other)
@@ -79,7 +85,9 @@ async def test_an_unknown_table_is_told_at_once() -> None:
 
 @scenario
 async def test_another_version_of_a_table_is_another_table() -> None:
-    newer: Processor[Any, Total] = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total, version=2)
+    newer: Processor[Any, Total] = Processor(
+        name="totals", source="orders", decode=bytes, fold=fold, row=Total, version=2
+    )
     async with MemoryWorker(settings(), [newer], partitions=1) as worker:
         async with client(worker) as tables:
             await refused_at_once(tables, NoSuchTableError, "in version 2, not 1")
@@ -114,9 +122,13 @@ async def test_mutual_tls_answers_holders_of_a_certificate_and_tells_the_others_
 
 
 @scenario
-async def test_who_shows_no_certificate_where_one_is_wanted_is_told_so_by_the_deadline(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_who_shows_no_certificate_where_one_is_wanted_is_told_so_by_the_deadline(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setenv("SSL_CERT_FILE", str(TLS / "ca.pem"))  # it trusts the worker but has nothing to show
-    chosen = settings(web_tls_ca=TLS / "ca.pem", web_tls_cert=TLS / "server.pem", web_tls_key=TLS / "server-key.pem")
+    chosen = settings(
+        web_tls_ca=TLS / "ca.pem", web_tls_cert=TLS / "server.pem", web_tls_key=TLS / "server-key.pem"
+    )
     async with MemoryWorker(chosen, [TOTALS], partitions=1) as worker, client(worker) as tables:
         with pytest.raises(AccessError, match="certificate"):
             await tables.get(TOTALS, "ada", timeout_s=1)
@@ -124,11 +136,15 @@ async def test_who_shows_no_certificate_where_one_is_wanted_is_told_so_by_the_de
 
 @scenario
 async def test_a_token_is_never_carried_from_https_to_http() -> None:
-    secure = settings(web_tls_cert=TLS / "server-keystore.pem", web_tls_key=TLS / "server-key.pem", web_token="t")
+    secure = settings(
+        web_tls_cert=TLS / "server-keystore.pem", web_tls_key=TLS / "server-key.pem", web_token="t"
+    )
     async with MemoryWorker(secure, [TOTALS], partitions=1, active=[]) as lured, Hanging() as thief:
         lured.owners["totals", 0] = thief.url
         claims = msgspec.structs.replace(lured.claims(), tables=_claiming(0))
-        trusting = Settings(app="shop", web_token="t", web_tls_cert=secure.web_tls_cert, web_tls_key=secure.web_tls_key)
+        trusting = Settings(
+            app="shop", web_token="t", web_tls_cert=secure.web_tls_cert, web_tls_key=secure.web_tls_key
+        )
         async with TableClient(trusting, [TOTALS], directory=FixedDirectory([claims])) as tables:
             with pytest.raises(MovedError):
                 await tables.get(TOTALS, "ada", timeout_s=1)

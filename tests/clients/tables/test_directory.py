@@ -37,11 +37,15 @@ class Announcements:
 
     def __init__(self, broker: SessionBroker) -> None:
         self.broker = broker
-        self.settings = Settings(app=f"shop-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": broker.bootstrap})
+        self.settings = Settings(
+            app=f"shop-{uuid.uuid4().hex[:8]}", kafka={"bootstrap.servers": broker.bootstrap}
+        )
         self._producer = Producer(broker.client_config())
 
     def create(self) -> None:
-        self.broker.create_topic(self.settings.workers_topic, config={"cleanup.policy": "compact"}, exact=True)
+        self.broker.create_topic(
+            self.settings.workers_topic, config={"cleanup.policy": "compact"}, exact=True
+        )
 
     def tell(self, url: str, value: bytes | None) -> None:
         self._producer.produce(self.settings.workers_topic, key=url, value=value)
@@ -49,7 +53,13 @@ class Announcements:
 
     def claim(self, url: str, generation: int, *active: int, at_ms: int = 0, version: int = 1) -> None:
         held = {"version": version, "partitions": 4, "active": list(active), "standby": []}
-        worker = {"url": url, "generation": generation, "started_ms": 0, "at_ms": at_ms, "tables": {"totals": held}}
+        worker = {
+            "url": url,
+            "generation": generation,
+            "started_ms": 0,
+            "at_ms": at_ms,
+            "tables": {"totals": held},
+        }
         self.tell(url, json.dumps(worker).encode())
 
     def leave(self, url: str) -> None:
@@ -76,10 +86,20 @@ async def test_what_was_announced_before_a_refresh_is_known_after_it(announcemen
         announcements.claim("http://b", 2, 2, 3)
         announcements.claim("http://a", 2, 0, 1)
         await topic.refresh(20)
-        assert [topic.workers.owner("totals", 1, partition) for partition in range(4)] == ["http://a", "http://a", "http://b", "http://b"]
+        assert [topic.workers.owner("totals", 1, partition) for partition in range(4)] == [
+            "http://a",
+            "http://a",
+            "http://b",
+            "http://b",
+        ]
         announcements.leave("http://a")
         await topic.refresh(20)
-        assert [topic.workers.owner("totals", 1, partition) for partition in range(4)] == [None, None, "http://b", "http://b"]
+        assert [topic.workers.owner("totals", 1, partition) for partition in range(4)] == [
+            None,
+            None,
+            "http://b",
+            "http://b",
+        ]
         began_s = time.monotonic()
         await topic.refresh(20)
         assert time.monotonic() - began_s < 5, "nothing new is soon known to be nothing new"
@@ -165,7 +185,9 @@ async def test_a_broker_that_cannot_be_reached_costs_the_deadline_and_not_more()
 def test_of_claims_in_one_generation_the_later_is_believed() -> None:
     def claim(url: str, generation: int, at_ms: int) -> WorkerClaims:
         held = TableClaims(version=1, partitions=1, active=[0])
-        return WorkerClaims(url=url, generation=generation, started_ms=0, at_ms=at_ms, tables={"totals": held})
+        return WorkerClaims(
+            url=url, generation=generation, started_ms=0, at_ms=at_ms, tables={"totals": held}
+        )
 
     claims = [claim("http://a", 5, 100), claim("http://b", 5, 200), claim("http://c", 4, 300)]
     for order in (claims, claims[::-1]):

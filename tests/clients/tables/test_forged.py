@@ -49,7 +49,10 @@ def forged(worker: MemoryWorker, url: str) -> WorkerClaims:
 
 @scenario
 async def test_a_forged_claim_neither_gets_the_token_nor_hides_the_owner() -> None:
-    async with Listening() as thief, MemoryWorker(settings(web_token=TOKEN), [TOTALS], partitions=1) as worker:
+    async with (
+        Listening() as thief,
+        MemoryWorker(settings(web_token=TOKEN), [TOTALS], partitions=1) as worker,
+    ):
         worker.put(TOTALS, 0, "ada", Total(3), offset=1)
         # The thief's address is one that the settings of the fleet do not allow.
         known = FixedDirectory([worker.claims(), forged(worker, thief.url.replace("127.0.0.1", "localhost"))])
@@ -59,7 +62,13 @@ async def test_a_forged_claim_neither_gets_the_token_nor_hides_the_owner() -> No
 
 
 @pytest.mark.parametrize(
-    "answer", [b"", b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n", b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n", b"no http"]
+    "answer",
+    [
+        b"",
+        b"HTTP/1.1 403 Forbidden\r\nContent-Length: 0\r\n\r\n",
+        b"HTTP/1.1 404 No\r\nContent-Length: 0\r\n\r\n",
+        b"no http",
+    ],
 )
 @scenario
 async def test_a_claim_that_leads_nowhere_does_not_hide_the_owner(answer: bytes) -> None:
@@ -96,10 +105,16 @@ async def test_a_redirect_does_not_lead_the_token_away(target: str) -> None:
         ({"web_token_networks": "10.0.0.0/8, tables"}, "http://10.9.9.9:1", True),
         ({"web_token_networks": "10.0.0.0/8, tables"}, "http://TABLES:1", True),
         ({"web_token_networks": "10.0.0.0/8, tables"}, "http://127.0.0.1:1", False),
-        ({"web_tls_cert": TLS / "client.pem", "web_tls_key": TLS / "client-key.pem"}, "http://127.0.0.1:1", False),
+        (
+            {"web_tls_cert": TLS / "client.pem", "web_tls_key": TLS / "client-key.pem"},
+            "http://127.0.0.1:1",
+            False,
+        ),
     ],
 )
-def test_the_token_goes_over_tls_or_to_what_the_settings_name(changes: dict[str, Any], url: str, goes: bool) -> None:
+def test_the_token_goes_over_tls_or_to_what_the_settings_name(
+    changes: dict[str, Any], url: str, goes: bool
+) -> None:
     token = WorkerToken(Settings(web_token=TOKEN, **changes))
     if goes:
         assert token.headers(url) == {"Authorization": f"Bearer {TOKEN}"}
@@ -117,7 +132,16 @@ def test_networks_that_are_none_are_refused(networks: str) -> None:
 
 def record(**changes: Any) -> bytes:
     table = {"version": 1, "partitions": 4, "active": [0], "standby": [], **changes.pop("table", {})}
-    return msgspec.json.encode({"url": "http://a:1", "generation": 1, "started_ms": 0, "at_ms": 0, "tables": {"totals": table}, **changes})
+    return msgspec.json.encode(
+        {
+            "url": "http://a:1",
+            "generation": 1,
+            "started_ms": 0,
+            "at_ms": 0,
+            "tables": {"totals": table},
+            **changes,
+        }
+    )
 
 
 BAD = {
@@ -145,7 +169,16 @@ def test_records_that_no_worker_writes_are_refused(name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "url", ["", "http://[::1", "http://a:99999", "file:///etc/passwd", "http://u:p@a:1", "http://a:1/x", "http://a\r\nb:1"]
+    "url",
+    [
+        "",
+        "http://[::1",
+        "http://a:99999",
+        "file:///etc/passwd",
+        "http://u:p@a:1",
+        "http://a:1/x",
+        "http://a\r\nb:1",
+    ],
 )
 def test_urls_that_no_worker_has_are_refused(url: str) -> None:
     with pytest.raises(ValueError, match=r"\S"):

@@ -1,4 +1,6 @@
-"""What takes itself for a worker may answer without end, or with what unfolds: whoever asks holds a bounded piece of it and gets a typed error."""
+"""What takes itself for a worker may answer without end, or with what unfolds: whoever asks holds a
+bounded piece of it and gets a typed error.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,9 @@ MIB = 1 << 20
 OK = b"HTTP/1.1 200 OK\r\nContent-Type: application/msgpack\r\n"
 CHUNKED = OK + b"Transfer-Encoding: chunked\r\n\r\n"
 LIMIT_PEAK_BYTES = 4 * LIMIT_READ_BYTES
-"""What all of it together may cost the asker: the pieces, their join, and what the sockets and the parser hold."""
+"""What all of it together may cost the asker: the pieces, their join, and what the sockets and the parser
+hold.
+"""
 
 
 def bomb() -> bytes:
@@ -58,7 +62,15 @@ ANSWERS: dict[str, tuple[bytes, bytes]] = {
 
 _TOO_LONG = f"more than {LIMIT_READ_BYTES} bytes, which no worker does"
 REFUSED = {
-    **dict.fromkeys(("a body without end", "a body that is announced too long", "chunks without end", "an error without end"), _TOO_LONG),
+    **dict.fromkeys(
+        (
+            "a body without end",
+            "a body that is announced too long",
+            "chunks without end",
+            "an error without end",
+        ),
+        _TOO_LONG,
+    ),
     "a gzip bomb": "what this client cannot read",
 }
 """What is refused for good at once; the others are asked again until the deadline."""
@@ -87,7 +99,9 @@ asyncio.run(main())
 """
 
 
-async def _answer(first: bytes, more: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+async def _answer(
+    first: bytes, more: bytes, reader: asyncio.StreamReader, writer: asyncio.StreamWriter
+) -> None:
     endless: Iterator[bytes] = repeat(more) if more else iter(())
     try:
         await reader.readuntil(b"\r\n\r\n")
@@ -106,12 +120,24 @@ async def _answer(first: bytes, more: bytes, reader: asyncio.StreamReader, write
 @pytest.mark.timeout(120)
 def test_an_answer_without_end_costs_the_asker_a_bounded_piece_of_it() -> None:
     async def run() -> list[tuple[str, int]]:
-        servers = [await asyncio.start_server(partial(_answer, *what), "127.0.0.1", 0) for what in ANSWERS.values()]
+        servers = [
+            await asyncio.start_server(partial(_answer, *what), "127.0.0.1", 0) for what in ANSWERS.values()
+        ]
         asked: list[str] = []
         for name, server in zip(ANSWERS, servers, strict=True):
-            asked += (f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", str(DEADLINE_S if name in REFUSED else IN_VAIN_S))
+            asked += (
+                f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}",
+                str(DEADLINE_S if name in REFUSED else IN_VAIN_S),
+            )
         asker = await asyncio.create_subprocess_exec(
-            sys.executable, "-P", "-c", ASKER, *asked, stdout=subprocess.PIPE, cwd=ROOT, env={**os.environ, "PYTHONPATH": str(ROOT)}
+            sys.executable,
+            "-P",
+            "-c",
+            ASKER,
+            *asked,
+            stdout=subprocess.PIPE,
+            cwd=ROOT,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
         )
         try:
             out, _ = await asyncio.wait_for(asker.communicate(), 3 * DEADLINE_S)
@@ -133,7 +159,14 @@ def test_an_answer_without_end_costs_the_asker_a_bounded_piece_of_it() -> None:
 
 
 def test_an_answer_of_more_rows_than_are_ever_asked_for_is_refused_before_it_is_unpacked() -> None:
-    told = {"table": "totals", "version": 1, "partition": 0, "role": "active", "as_of_offset": 5, "stream_ms": 7}
+    told = {
+        "table": "totals",
+        "version": 1,
+        "partition": 0,
+        "role": "active",
+        "as_of_offset": 5,
+        "stream_ms": 7,
+    }
     assert len(decode_rows_reply(encode(RowsReply(**told, values=[None] * LIMIT_KEYS))).values) == LIMIT_KEYS  # type: ignore[arg-type]
     page = encode(PageReply(**told, rows=[("", b"")] * LIMIT_PAGE_ROWS, after=None))  # type: ignore[arg-type]
     assert len(decode_page_reply(page).rows) == LIMIT_PAGE_ROWS
@@ -149,6 +182,9 @@ async def test_the_largest_page_that_a_worker_sends_is_read() -> None:
     async with one_worker() as worker, client(worker) as tables:
         for number in range(5_000):
             worker.put(TOTALS, 0, f"{number:05}" + "\N{GRINNING FACE}" * 1_000, Total(number), offset=number)
-        found = [answer.value.count async for answer in tables.scan(TOTALS, partition=0, page_rows=LIMIT_PAGE_ROWS, timeout_s=20)]
+        found = [
+            answer.value.count
+            async for answer in tables.scan(TOTALS, partition=0, page_rows=LIMIT_PAGE_ROWS, timeout_s=20)
+        ]
     assert found == list(range(5_000))
     assert 2 * LIMIT_REPLY_BYTES < 5_000 * 4_000

@@ -1,4 +1,6 @@
-"""TableClient while partitions move, restore and hang: who is asked, when again, and what is told at the deadline."""
+"""TableClient while partitions move, restore and hang: who is asked, when again, and what is told at the
+deadline.
+"""
 
 from __future__ import annotations
 
@@ -83,7 +85,9 @@ async def test_a_query_during_a_rebalance_is_answered_when_the_new_owner_is_read
         def ready() -> None:
             new.replica(TOTALS, 0).serving = True
 
-        async with client(directory=Unfolding([_only(old, 1)], lambda: None, new_owner, lambda: None, ready)) as tables:
+        async with client(
+            directory=Unfolding([_only(old, 1)], lambda: None, new_owner, lambda: None, ready)
+        ) as tables:
             assert (await tables.get(TOTALS, "ada", partition=0)).value == Total(2)
         assert asked(old, "not_ready") == 2
         assert asked(new, "not_ready") >= 1
@@ -231,7 +235,9 @@ async def test_who_has_just_written_waits_for_that_offset() -> None:
 
 
 @scenario
-async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 0.1)
     attempt, silent = Asker._attempt, 0
 
@@ -244,7 +250,10 @@ async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
             raise
 
     monkeypatch.setattr(Asker, "_attempt", noting)
-    async with one_worker() as worker, client(directory=(directory := Unfolding([worker.claims()]))) as tables:
+    async with (
+        one_worker() as worker,
+        client(directory=(directory := Unfolding([worker.claims()]))) as tables,
+    ):
         waiting = asyncio.create_task(tables.get(TOTALS, "ada", partition=0, at_least=(0, 7), timeout_s=20))
         while asked(worker, "offset_timeout") < 3:  # noqa: ASYNC110  the worker's own count
             await asyncio.sleep(0.01)
@@ -292,7 +301,9 @@ async def test_a_standby_answers_when_the_owner_is_gone_and_the_caller_accepts_i
         replica = standby.replica(TOTALS, 0)
         replica.put("ada", Total(5))
         replica.applied, replica.source_end, replica.current_ms = 5, 8, system_clock.now_ms()
-        dead = WorkerClaims(url="http://127.0.0.1:1", generation=1, started_ms=0, at_ms=0, tables=_claiming(0))
+        dead = WorkerClaims(
+            url="http://127.0.0.1:1", generation=1, started_ms=0, at_ms=0, tables=_claiming(0)
+        )
         async with client(directory=FixedDirectory([dead, standby.claims()])) as tables:
             answer = await tables.get(TOTALS, "ada", max_staleness=timedelta(minutes=1))
             assert (answer.value, answer.role, answer.as_of_offset) == (Total(5), "standby", 5)

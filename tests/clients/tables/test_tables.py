@@ -1,4 +1,6 @@
-"""TableClient against a worker behind a real web port: what it answers, in which bounds, and for which keys."""
+"""TableClient against a worker behind a real web port: what it answers, in which bounds, and for which
+keys.
+"""
 
 from __future__ import annotations
 
@@ -17,7 +19,16 @@ from holdfast.errors import (
     NotReadyError,
     QueryError,
 )
-from tests.clients.tables.tabling import DEADLINE_S, ROUTED, TOTALS, Total, asked, client, one_worker, scenario
+from tests.clients.tables.tabling import (
+    DEADLINE_S,
+    ROUTED,
+    TOTALS,
+    Total,
+    asked,
+    client,
+    one_worker,
+    scenario,
+)
 
 # -- answers
 
@@ -28,7 +39,13 @@ async def test_a_row_comes_decoded_with_its_partition_and_how_far_it_is_true() -
         worker.put(TOTALS, 1, "ada", Total(3), offset=41)
         worker.replica(TOTALS, 1).stream_ms = 7_000
         answer = await tables.get(TOTALS, "ada", partition=1)
-        assert (answer.value, answer.partition, answer.as_of_offset, answer.stream_ms, answer.role) == (Total(3), 1, 41, 7_000, "active")
+        assert (answer.value, answer.partition, answer.as_of_offset, answer.stream_ms, answer.role) == (
+            Total(3),
+            1,
+            41,
+            7_000,
+            "active",
+        )
         missing = await tables.get(TOTALS, "bob", partition=1)
         assert (missing.value, missing.partition, missing.as_of_offset) == (None, 1, 41)
 
@@ -39,7 +56,11 @@ async def test_without_a_route_every_partition_is_asked_and_the_row_found_wherev
         for partition in range(3):
             worker.put(TOTALS, partition, f"only in {partition}", Total(partition), offset=10 + partition)
             found = await tables.get("totals", f"only in {partition}")
-            assert (found.value, found.partition, found.as_of_offset) == (Total(partition), partition, 10 + partition)
+            assert (found.value, found.partition, found.as_of_offset) == (
+                Total(partition),
+                partition,
+                10 + partition,
+            )
         nowhere = await tables.get(TOTALS, "nobody")
         assert (nowhere.value, nowhere.partition, nowhere.as_of_offset) == (None, NOWHERE, NOWHERE)
         assert dict(nowhere.positions) == {0: 10, 1: 11, 2: 12}
@@ -92,7 +113,19 @@ async def test_many_large_rows_come_in_as_many_replies_as_it_takes(monkeypatch: 
         assert asked(worker) == 9
 
 
-HOSTILE_KEYS = ["", "a/b", "../../metrics", "..", "%2F", "ключ", "键/😀", "\n\r\0", "?x=1&y#z", "k" * 1_000_000, "键" * 300_000]
+HOSTILE_KEYS = [
+    "",
+    "a/b",
+    "../../metrics",
+    "..",
+    "%2F",
+    "ключ",
+    "键/😀",
+    "\n\r\0",
+    "?x=1&y#z",
+    "k" * 1_000_000,
+    "键" * 300_000,
+]
 
 
 @pytest.mark.parametrize("key", HOSTILE_KEYS, ids=lambda key: repr(key[:12]))
@@ -134,8 +167,14 @@ async def test_a_scan_goes_through_all_partitions_in_order_page_by_page() -> Non
             (answer.partition, answer.key, answer.value.count, answer.as_of_offset)
             async for answer in tables.scan(TOTALS, "a", page_rows=7)
         ]
-        assert rows == [(at % 3, f"a{at:02}", at, 100 + at % 3) for at in sorted(range(60), key=lambda at: (at % 3, at))]
-        assert [answer.key async for answer in tables.scan(TOTALS, "a0", partition=2)] == ["a02", "a05", "a08"]
+        assert rows == [
+            (at % 3, f"a{at:02}", at, 100 + at % 3) for at in sorted(range(60), key=lambda at: (at % 3, at))
+        ]
+        assert [answer.key async for answer in tables.scan(TOTALS, "a0", partition=2)] == [
+            "a02",
+            "a05",
+            "a08",
+        ]
         assert [answer.key async for answer in tables.scan(TOTALS, "zzz")] == []
 
 
@@ -171,7 +210,9 @@ def test_the_blocking_form_gives_the_same_answers() -> None:
         await asyncio.to_thread(ask, worker)
 
     def ask(worker: MemoryWorker) -> None:
-        with BlockingTableClient(Settings(app="shop"), [ROUTED, TOTALS], directory=worker.directory()) as tables:
+        with BlockingTableClient(
+            Settings(app="shop"), [ROUTED, TOTALS], directory=worker.directory()
+        ) as tables:
             assert tables.get(ROUTED, "4").value == Total(4)
             assert tables.get_many(ROUTED, ["3", "99"])["3"].value == Total(3)
             assert len(list(tables.scan(ROUTED, page_rows=3))) == 20

@@ -20,7 +20,15 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 
 from holdfast.clients.claims.reset_log import ResetLog
 from holdfast.clients.topics.admin import Admin, _refuses, check_topics, create_topics, require_topics
-from holdfast.clients.topics.plan import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec, TopicState, topic_names
+from holdfast.clients.topics.plan import (
+    AlterConfig,
+    CreateTopic,
+    Severity,
+    TopicRole,
+    TopicSpec,
+    TopicState,
+    topic_names,
+)
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
@@ -49,7 +57,12 @@ def settings(broker: SessionBroker) -> Settings:
 def orders(settings: Settings, broker: SessionBroker) -> Iterator[Processor[Any, Any]]:
     """Give a processor whose topics do not exist; they are deleted at the end."""
     processor: Processor[Any, Any] = Processor(
-        name="totals", source=f"{settings.app}-orders", decode=bytes, fold=fold, row=Total, emits=(f"{settings.app}-big",)
+        name="totals",
+        source=f"{settings.app}-orders",
+        decode=bytes,
+        fold=fold,
+        row=Total,
+        emits=(f"{settings.app}-big",),
     )
     yield processor
     broker.delete_topics([*Admin(settings).cluster(topic_names(settings, [processor])).topics])
@@ -58,11 +71,15 @@ def orders(settings: Settings, broker: SessionBroker) -> Iterator[Processor[Any,
 def make(settings: Settings, name: str, partitions: int, **config: str) -> None:
     """Create a topic as someone who has never heard of holdfast would, and wait until it can be used."""
     own = {key.replace("_", "."): value for key, value in config.items()}
-    spec = TopicSpec(name=name, partitions=partitions, config=own, replication_factor=1, role=TopicRole.SOURCE)
+    spec = TopicSpec(
+        name=name, partitions=partitions, config=own, replication_factor=1, role=TopicRole.SOURCE
+    )
     Admin(settings).apply([CreateTopic(spec=spec, partitions=partitions)])
 
 
-def test_an_application_is_created_from_nothing_and_then_nothing_is_wrong(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_an_application_is_created_from_nothing_and_then_nothing_is_wrong(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
     done = create_topics(settings, [orders], partitions=3)
     assert [action.spec.name for action in done if isinstance(action, CreateTopic)] == [
         orders.source,
@@ -85,7 +102,9 @@ def test_created_topics_are_as_they_were_specified(settings: Settings, orders: P
     assert source.config["message.timestamp.type"] == "LogAppendTime"
     assert changelog.overrides["cleanup.policy"] == "compact"
     assert changelog.overrides["segment.ms"] == "3600000"
-    assert all(partition.leader == 1 for state in (source, changelog, workers) for partition in state.partitions)
+    assert all(
+        partition.leader == 1 for state in (source, changelog, workers) for partition in state.partitions
+    )
 
 
 def test_a_created_topic_can_be_written_to_at_once(settings: Settings, orders: Processor[Any, Any]) -> None:
@@ -94,7 +113,12 @@ def test_a_created_topic_can_be_written_to_at_once(settings: Settings, orders: P
     producer = Producer({**settings.producer(), "topic.metadata.propagation.max.ms": 0})
     failed: list[object] = []
     for partition in (0, 1):
-        producer.produce(orders.source, b"x", partition=partition, on_delivery=lambda error, _: failed.append(error) if error else None)
+        producer.produce(
+            orders.source,
+            b"x",
+            partition=partition,
+            on_delivery=lambda error, _: failed.append(error) if error else None,
+        )
     assert producer.flush(DEADLINE_S) == 0
     assert failed == []
     offsets = Admin(settings).offsets([(orders.source, 0), (orders.source, 1)])
@@ -102,20 +126,26 @@ def test_a_created_topic_can_be_written_to_at_once(settings: Settings, orders: P
     assert Admin(settings).offsets([]) == {}
 
 
-def test_an_existing_source_decides_the_partitions_of_its_changelog(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_an_existing_source_decides_the_partitions_of_its_changelog(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
     make(settings, orders.source, 5)
     create_topics(settings, [orders], partitions=2)
     cluster = Admin(settings).cluster([orders.source, orders.changelog(settings.app)])
     assert [len(state.partitions) for state in cluster.topics.values()] == [5, 5]
 
 
-def test_a_missing_source_without_a_count_creates_nothing(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_a_missing_source_without_a_count_creates_nothing(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
     with pytest.raises(TopicError, match="--partitions N"):
         create_topics(settings, [orders])
     assert Admin(settings).cluster([settings.workers_topic, orders.source]).topics == {}
 
 
-def test_what_is_wrong_on_the_cluster_is_found_and_refused(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_what_is_wrong_on_the_cluster_is_found_and_refused(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
     make(settings, orders.source, 4, message_timestamp_type="CreateTime")
     make(settings, orders.changelog(settings.app), 3, cleanup_policy="delete")
     create_topics(settings, [orders])
@@ -134,18 +164,35 @@ def test_what_is_wrong_on_the_cluster_is_found_and_refused(settings: Settings, o
 
 def test_alter_sets_existing_topics_right(settings: Settings, orders: Processor[Any, Any]) -> None:
     make(settings, orders.source, 2, message_timestamp_type="CreateTime")
-    make(settings, orders.changelog(settings.app), 2, cleanup_policy="delete", message_timestamp_type="LogAppendTime", retention_ms="1000")
+    make(
+        settings,
+        orders.changelog(settings.app),
+        2,
+        cleanup_policy="delete",
+        message_timestamp_type="LogAppendTime",
+        retention_ms="1000",
+    )
     done = create_topics(settings, [orders], alter=True)
     assert [action for action in done if isinstance(action, AlterConfig)] == [
         AlterConfig(topic=orders.source, config={"message.timestamp.type": "LogAppendTime"}),
-        AlterConfig(topic=orders.changelog(settings.app), config={"cleanup.policy": "compact", "compression.type": "uncompressed"}),
+        AlterConfig(
+            topic=orders.changelog(settings.app),
+            config={"cleanup.policy": "compact", "compression.type": "uncompressed"},
+        ),
     ]
     assert check_topics(settings, [orders]) == []
-    kept = Admin(settings).cluster([orders.changelog(settings.app)]).topics[orders.changelog(settings.app)].overrides
+    kept = (
+        Admin(settings)
+        .cluster([orders.changelog(settings.app)])
+        .topics[orders.changelog(settings.app)]
+        .overrides
+    )
     assert kept["retention.ms"] == "1000", "keys that were not asked for stay as they were"
 
 
-def test_alter_reaches_what_clients_and_outboxes_speak_by(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_alter_reaches_what_clients_and_outboxes_speak_by(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
     own = replace(
         settings,
         coordination_topic=f"{settings.app}-claims",
@@ -154,16 +201,26 @@ def test_alter_reaches_what_clients_and_outboxes_speak_by(settings: Settings, or
         producers_topic=f"{settings.app}-producers",
     )
     there = [f"{settings.app}-outbox.{end}" for end in ("answers", "commands", "neli", "progress")]
-    there = sorted([*there, own.coordination_topic, own.groups_topic, own.ranges_topic, f"{own.producers_topic}.answers"])
+    there = sorted(
+        [*there, own.coordination_topic, own.groups_topic, own.ranges_topic, f"{own.producers_topic}.answers"]
+    )
     for name in there:
         make(own, name, 1)
     create_topics(own, [orders], partitions=1)
 
     def warned() -> list[str]:
-        return [each.topic for each in check_topics(own, [orders], beside=True) if each.topic.startswith(settings.app)]
+        return [
+            each.topic
+            for each in check_topics(own, [orders], beside=True)
+            if each.topic.startswith(settings.app)
+        ]
 
     assert warned() == there
-    done = [each for each in create_topics(own, [orders], alter=True) if isinstance(each, AlterConfig) and each.topic in there]
+    done = [
+        each
+        for each in create_topics(own, [orders], alter=True)
+        if isinstance(each, AlterConfig) and each.topic in there
+    ]
     assert done == [AlterConfig(topic=name, config={"compression.type": "uncompressed"}) for name in there]
     assert warned() == []
 
@@ -175,15 +232,29 @@ def test_a_broker_keeps_bombs_out_of_holdfasts_own_topics(
     make(settings, settings.quarantine_topic, 1)  # of an older version
     create_topics(settings, [orders], partitions=1, alter=True)
     ResetLog(settings, topic=f"{settings.app}-resets").ensure()
-    own = [orders.changelog(settings.app), settings.quarantine_topic, settings.workers_topic, settings.skips_topic]
+    own = [
+        orders.changelog(settings.app),
+        settings.quarantine_topic,
+        settings.workers_topic,
+        settings.skips_topic,
+    ]
     own.append(f"{settings.app}-resets")
     refused: dict[str, KafkaError | None] = {}
-    producer = Producer(broker.client_config(**{"compression.type": codec, "message.max.bytes": 100_000_000, "retries": 0}))
+    producer = Producer(
+        broker.client_config(**{"compression.type": codec, "message.max.bytes": 100_000_000, "retries": 0})
+    )
     for topic in (*own, orders.source):
-        producer.produce(topic, bytes(20_000_000), key=b"k", on_delivery=lambda error, it: refused.update({it.topic() or "": error}))
+        producer.produce(
+            topic,
+            bytes(20_000_000),
+            key=b"k",
+            on_delivery=lambda error, it: refused.update({it.topic() or "": error}),
+        )
     assert producer.flush(DEADLINE_S) == 0
     assert refused.pop(orders.source) is None, "a source is its users', and it fits: some KB"
-    assert {topic: error and error.code() for topic, error in refused.items()} == dict.fromkeys(own, KafkaError.MSG_SIZE_TOO_LARGE)
+    assert {topic: error and error.code() for topic, error in refused.items()} == dict.fromkeys(
+        own, KafkaError.MSG_SIZE_TOO_LARGE
+    )
 
 
 def test_several_workers_may_create_at_the_same_time(settings: Settings, orders: Processor[Any, Any]) -> None:
@@ -199,18 +270,26 @@ def test_several_workers_may_create_at_the_same_time(settings: Settings, orders:
     assert check_topics(settings, [orders]) == []
 
 
-def test_losing_the_race_against_another_partition_count_is_told(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_losing_the_race_against_another_partition_count_is_told(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
     make(settings, orders.source, 2)
     with pytest.raises(TopicError, match="created by someone else with 2 partitions instead of 3"):
         make(settings, orders.source, 3)
 
 
-def test_more_replicas_than_brokers_are_refused_with_what_to_do(settings: Settings, orders: Processor[Any, Any]) -> None:
-    with pytest.raises(TopicError, match=r"creation of topic .*only 1 broker.*lower replication_factor or add brokers"):
+def test_more_replicas_than_brokers_are_refused_with_what_to_do(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
+    with pytest.raises(
+        TopicError, match=r"creation of topic .*only 1 broker.*lower replication_factor or add brokers"
+    ):
         create_topics(replace(settings, replication_factor=3), [orders], partitions=1)
 
 
-def test_a_configuration_that_the_broker_refuses_is_a_topic_error(settings: Settings, orders: Processor[Any, Any]) -> None:
+def test_a_configuration_that_the_broker_refuses_is_a_topic_error(
+    settings: Settings, orders: Processor[Any, Any]
+) -> None:
     with pytest.raises(TopicError, match=rf"creation of topic {orders.source}: .*cleanup\.policy"):
         make(settings, orders.source, 1, cleanup_policy="shred")
     with pytest.raises(TopicError, match="configuration of no-such-topic"):
@@ -227,7 +306,9 @@ def test_all_topics_are_listed_when_none_are_named(settings: Settings, orders: P
 
 def test_a_broker_that_is_not_there_is_given_up_after_the_deadline() -> None:
     nowhere = Settings(kafka={"bootstrap.servers": "127.0.0.1:1"})
-    with pytest.raises(BrokerError, match=r"no Kafka broker at 127\.0\.0\.1:1 answered within 0\.5 s: .*Connection refused"):
+    with pytest.raises(
+        BrokerError, match=r"no Kafka broker at 127\.0\.0\.1:1 answered within 0\.5 s: .*Connection refused"
+    ):
         Admin(nowhere, timeout_s=0.5).cluster()
     with pytest.raises(BrokerError, match="Connection refused"):
         Admin(nowhere, timeout_s=0.5).offsets([("t", 0)])
@@ -237,13 +318,23 @@ def test_a_broker_that_is_not_there_is_given_up_after_the_deadline() -> None:
     ("error", "refuses"),
     [
         (KafkaError(KafkaError._AUTHENTICATION, "SASL authentication error: Authentication failed"), True),
-        (KafkaError(KafkaError._SSL, "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed"), True),
+        (
+            KafkaError(
+                KafkaError._SSL,
+                "SSL handshake failed: error:0A000086:SSL routines::certificate verify failed",
+            ),
+            True,
+        ),
         (KafkaError(KafkaError._TRANSPORT, "error:0A000086:SSL routines::certificate verify failed"), True),
         (KafkaError(KafkaError._TRANSPORT, "Disconnected: connection closed by peer"), False),
     ],
 )
-def test_what_no_second_attempt_mends_is_told_from_trouble_on_the_way(error: KafkaError, refuses: bool) -> None:
-    """The third comes of a broker that answers before the client first looks: 63 of 150 connections on two busy cores."""
+def test_what_no_second_attempt_mends_is_told_from_trouble_on_the_way(
+    error: KafkaError, refuses: bool
+) -> None:
+    """The third comes of a broker that answers before the client first looks: 63 of 150 connections on two
+    busy cores.
+    """
     assert _refuses(error) == refuses
 
 
@@ -264,7 +355,9 @@ def test_a_topic_deleted_while_it_is_looked_at_is_left_out(
     assert orders.source not in admin.cluster([orders.source]).topics
 
 
-def test_the_wait_for_a_topic_ends_at_its_deadline(settings: Settings, orders: Processor[Any, Any], broker: SessionBroker) -> None:
+def test_the_wait_for_a_topic_ends_at_its_deadline(
+    settings: Settings, orders: Processor[Any, Any], broker: SessionBroker
+) -> None:
     admin = Admin(settings, timeout_s=1)
 
     def pending(metadata: Any, wait_s: float) -> list[str]:
@@ -301,7 +394,10 @@ def test_with_three_replicas_the_loss_of_a_node_is_a_warning_and_nothing_stops(t
         admin = Admin(settings, timeout_s=DEADLINE_S)
         names = topic_names(settings, [processor])
         admin._await(
-            "in-sync sets", lambda *_: [name for name, state in admin.cluster(names).topics.items() if _has_not_seen_the_loss(state)]
+            "in-sync sets",
+            lambda *_: [
+                name for name, state in admin.cluster(names).topics.items() if _has_not_seen_the_loss(state)
+            ],
         )
         findings = check_topics(settings, [processor])
         assert {finding.severity for finding in findings} == {Severity.WARNING}

@@ -1,4 +1,7 @@
-"""Topics of an application: which there must be, what is planned, what is found wrong. No cluster is asked."""
+"""Topics of an application: which there must be, what is planned, what is found wrong.
+
+No cluster is asked.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +50,16 @@ SETTINGS = Settings(app="shop")
 TOTALS = processor(emits=("big-customers",))
 
 
-def partition(index: int, *, replicas: int = 1, in_sync: int | None = None, leader: int | None = 1) -> PartitionState:
+def partition(
+    index: int, *, replicas: int = 1, in_sync: int | None = None, leader: int | None = 1
+) -> PartitionState:
     everyone = tuple(range(1, replicas + 1))
-    return PartitionState(partition=index, leader=leader, replicas=everyone, in_sync=everyone[: replicas if in_sync is None else in_sync])
+    return PartitionState(
+        partition=index,
+        leader=leader,
+        replicas=everyone,
+        in_sync=everyone[: replicas if in_sync is None else in_sync],
+    )
 
 
 DEFAULTS = {
@@ -88,7 +98,10 @@ def created(specs: list[TopicSpec], before: ClusterTopics) -> ClusterTopics:
 
 
 def specs(
-    state: ClusterTopics, *processors: Processor[Any, Any], settings: Settings = SETTINGS, partitions: int | None = None
+    state: ClusterTopics,
+    *processors: Processor[Any, Any],
+    settings: Settings = SETTINGS,
+    partitions: int | None = None,
 ) -> list[TopicSpec]:
     return specs_for(settings, processors or (TOTALS,), state, partitions=partitions)
 
@@ -117,19 +130,28 @@ def test_created_changelogs_are_compacted_in_append_time_and_sources_are_logs() 
         "delete.retention.ms": "86400000",
         "max.message.bytes": "1048588",
     }
-    assert configs[TopicRole.SOURCE] == {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+    assert configs[TopicRole.SOURCE] == {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+    }
     assert configs[TopicRole.QUARANTINE]["max.message.bytes"] == "4194352"
 
 
 def test_with_three_replicas_two_copies_are_asked_for_and_with_two_only_one() -> None:
     for factor, wanted in ((1, None), (2, None), (3, "2")):
         settings = replace(SETTINGS, replication_factor=factor)
-        assert {spec.config.get("min.insync.replicas") for spec in specs(cluster(), settings=settings, partitions=1)} == {wanted}
+        assert {
+            spec.config.get("min.insync.replicas")
+            for spec in specs(cluster(), settings=settings, partitions=1)
+        } == {wanted}
 
 
 def test_the_partition_option_is_for_what_does_not_exist_yet() -> None:
     state = cluster(topic("orders", 6))
-    counts = {spec.name: spec.partitions for spec in specs(state, TOTALS, processor("returns", "returned"), partitions=3)}
+    counts = {
+        spec.name: spec.partitions
+        for spec in specs(state, TOTALS, processor("returns", "returned"), partitions=3)
+    }
     assert counts["orders"] == 6
     assert counts["returned"] == counts["shop-returns.v1-changelog"] == 3
     assert counts["big-customers"] == 3
@@ -187,7 +209,9 @@ def world(**changes: TopicState) -> ClusterTopics:
     return cluster(*(states | changes).values())
 
 
-def findings(state: ClusterTopics, settings: Settings = SETTINGS, *processors: Processor[Any, Any]) -> list[TopicFinding]:
+def findings(
+    state: ClusterTopics, settings: Settings = SETTINGS, *processors: Processor[Any, Any]
+) -> list[TopicFinding]:
     return check(specs(state, *processors, settings=settings), state)
 
 
@@ -202,9 +226,27 @@ CHANGELOG = "shop-totals.v1-changelog"
 @pytest.mark.parametrize(
     ("role", "state", "severity", "message", "remedy"),
     [
-        ("changelog", topic(CHANGELOG, 3, COMPACTED), ERROR, "has 3 partitions but its source orders has 4", "new version"),
-        ("changelog", topic(CHANGELOG, 4, GOOD), ERROR, "cleanup.policy is delete", "holdfast topics create --alter"),
-        ("changelog", topic(CHANGELOG, 4, GOOD, cleanup_policy="compact,delete"), ERROR, "is compact,delete", "--alter"),
+        (
+            "changelog",
+            topic(CHANGELOG, 3, COMPACTED),
+            ERROR,
+            "has 3 partitions but its source orders has 4",
+            "new version",
+        ),
+        (
+            "changelog",
+            topic(CHANGELOG, 4, GOOD),
+            ERROR,
+            "cleanup.policy is delete",
+            "holdfast topics create --alter",
+        ),
+        (
+            "changelog",
+            topic(CHANGELOG, 4, GOOD, cleanup_policy="compact,delete"),
+            ERROR,
+            "is compact,delete",
+            "--alter",
+        ),
         (
             "changelog",
             topic(CHANGELOG, 4, COMPACTED, unclean_leader_election_enable="true"),
@@ -212,8 +254,20 @@ CHANGELOG = "shop-totals.v1-changelog"
             "acknowledged",
             "run kafka-configs",
         ),
-        ("changelog", topic(CHANGELOG, 4, COMPACTED, min_insync_replicas="2"), ERROR, "no write can succeed", "min.insync.replicas=1"),
-        ("changelog", topic(CHANGELOG, 4, COMPACTED, replicas=3), WARNING, "counts as written with one copy", "min.insync.replicas=2"),
+        (
+            "changelog",
+            topic(CHANGELOG, 4, COMPACTED, min_insync_replicas="2"),
+            ERROR,
+            "no write can succeed",
+            "min.insync.replicas=1",
+        ),
+        (
+            "changelog",
+            topic(CHANGELOG, 4, COMPACTED, replicas=3),
+            WARNING,
+            "counts as written with one copy",
+            "min.insync.replicas=2",
+        ),
         (
             "changelog",
             topic(CHANGELOG, 4, COMPACTED, max_message_bytes="1000000"),
@@ -230,11 +284,35 @@ CHANGELOG = "shop-totals.v1-changelog"
         ),
         ("source", topic("orders", 4), WARNING, "message.timestamp.type is CreateTime", "--alter"),
         ("source", topic("orders", 4, COMPACTED), WARNING, "disappear from its history", "run kafka-configs"),
-        ("quarantine", topic("shop-quarantine", 4, GOOD), WARNING, "without their value", "max.message.bytes=4194352"),
-        ("workers", topic("shop-workers", 2, COMPACTED), ERROR, "has 2 partitions instead of 1", "delete shop-workers"),
+        (
+            "quarantine",
+            topic("shop-quarantine", 4, GOOD),
+            WARNING,
+            "without their value",
+            "max.message.bytes=4194352",
+        ),
+        (
+            "workers",
+            topic("shop-workers", 2, COMPACTED),
+            ERROR,
+            "has 2 partitions instead of 1",
+            "delete shop-workers",
+        ),
         ("workers", topic("shop-workers", 1, GOOD), ERROR, "cleanup.policy is delete", "--alter"),
-        ("skips", topic("shop-skips", 2, COMPACTED), ERROR, "has 2 partitions instead of 1", "delete shop-skips"),
-        ("skips", topic("shop-skips", 1, GOOD), ERROR, "what they leave out would stop its partition", "--alter"),
+        (
+            "skips",
+            topic("shop-skips", 2, COMPACTED),
+            ERROR,
+            "has 2 partitions instead of 1",
+            "delete shop-skips",
+        ),
+        (
+            "skips",
+            topic("shop-skips", 1, GOOD),
+            ERROR,
+            "what they leave out would stop its partition",
+            "--alter",
+        ),
     ],
 )
 def test_a_topic_that_does_not_fit_is_found_with_a_remedy(
@@ -259,14 +337,24 @@ def test_an_application_of_before_there_were_skips_is_warned_that_it_can_make_no
     full = world()
     older = replace(full, topics={key: value for key, value in full.topics.items() if key != "shop-skips"})
     (finding,) = findings(older)
-    assert (finding.severity, finding.topic, finding.remedy) == (WARNING, "shop-skips", "run `holdfast topics create`")
-    assert [action.spec.name for action in plan(specs(older), older) if isinstance(action, CreateTopic)] == ["shop-skips"]
+    assert (finding.severity, finding.topic, finding.remedy) == (
+        WARNING,
+        "shop-skips",
+        "run `holdfast topics create`",
+    )
+    assert [action.spec.name for action in plan(specs(older), older) if isinstance(action, CreateTopic)] == [
+        "shop-skips"
+    ]
 
 
 def test_a_missing_source_asks_for_a_partition_count_and_hides_nothing_else() -> None:
     full = world()
-    found = findings(replace(full, topics={key: value for key, value in full.topics.items() if key != "orders"}))
-    assert [(finding.topic, finding.remedy) for finding in found] == [("orders", "run `holdfast topics create --partitions N`")]
+    found = findings(
+        replace(full, topics={key: value for key, value in full.topics.items() if key != "orders"})
+    )
+    assert [(finding.topic, finding.remedy) for finding in found] == [
+        ("orders", "run `holdfast topics create --partitions N`")
+    ]
 
 
 def test_replicas_below_the_wanted_number_are_a_warning_for_each_topic() -> None:
@@ -278,7 +366,9 @@ def test_replicas_below_the_wanted_number_are_a_warning_for_each_topic() -> None
 
 def test_a_partition_without_a_leader_is_an_error_and_one_behind_is_a_warning() -> None:
     source = topic("orders", 4, GOOD)
-    broken = replace(source, partitions=(*source.partitions[:3], partition(3, leader=None, replicas=2, in_sync=1)))
+    broken = replace(
+        source, partitions=(*source.partitions[:3], partition(3, leader=None, replicas=2, in_sync=1))
+    )
     found = findings(world(source=broken))
     assert [(finding.severity, finding.message) for finding in found] == [
         (ERROR, "partitions [3] have no leader"),
@@ -314,7 +404,9 @@ def test_alter_sets_right_what_loses_nothing() -> None:
     assert plan(specs(state), state) == []
     assert plan(specs(state), state, alter=True) == [
         AlterConfig(topic="orders", config={"message.timestamp.type": "LogAppendTime"}),
-        AlterConfig(topic=CHANGELOG, config={"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}),
+        AlterConfig(
+            topic=CHANGELOG, config={"cleanup.policy": "compact", "message.timestamp.type": "LogAppendTime"}
+        ),
         AlterConfig(topic="shop-quarantine", config={"max.message.bytes": "4194352"}),
     ]
 
@@ -336,7 +428,11 @@ def test_a_source_that_another_processor_emits_to_must_take_what_it_emits() -> N
     assert (
         findings(
             replace(
-                state, topics={**state.topics, small.name: replace(small, config=DEFAULTS | {"message.timestamp.type": "LogAppendTime"})}
+                state,
+                topics={
+                    **state.topics,
+                    small.name: replace(small, config=DEFAULTS | {"message.timestamp.type": "LogAppendTime"}),
+                },
             ),
             SETTINGS,
             *chained,
@@ -354,7 +450,10 @@ def test_alter_never_turns_a_compacted_source_into_one_that_deletes() -> None:
 
 def test_alter_asks_for_two_copies_only_where_there_are_three() -> None:
     settings = replace(SETTINGS, replication_factor=3)
-    for replicas, wanted in ((1, []), (3, [AlterConfig(topic=CHANGELOG, config={"min.insync.replicas": "2"})])):
+    for replicas, wanted in (
+        (1, []),
+        (3, [AlterConfig(topic=CHANGELOG, config={"min.insync.replicas": "2"})]),
+    ):
         state = world(changelog=topic(CHANGELOG, 4, COMPACTED, replicas=replicas))
         assert plan(specs(state, settings=settings), state, alter=True) == wanted
 
@@ -365,7 +464,9 @@ def test_emitting_to_the_coordination_topic_is_refused() -> None:
     assert "hang" in finding.message
 
 
-@pytest.mark.parametrize("name", ["shop-quarantine", "shop-workers", "shop-skips", "shop-totals.v1-changelog"])
+@pytest.mark.parametrize(
+    "name", ["shop-quarantine", "shop-workers", "shop-skips", "shop-totals.v1-changelog"]
+)
 def test_a_processor_must_leave_holdfasts_own_topics_alone(name: str) -> None:
     for wrong in (processor("totals", name), processor("totals", emits=(name,))):
         assert [finding.topic for finding in check_processors(SETTINGS, (wrong,))] == [name]
@@ -379,13 +480,23 @@ def test_kafkas_own_topics_are_known() -> None:
 
 def test_the_registrys_commands_are_kept_for_ever_and_it_is_told_when_they_are_not() -> None:
     registry = processor(source=SETTINGS.producers_topic)
-    (spec,) = [each for each in specs_for(SETTINGS, [registry], cluster(), partitions=1) if each.name == SETTINGS.producers_topic]
+    (spec,) = [
+        each
+        for each in specs_for(SETTINGS, [registry], cluster(), partitions=1)
+        if each.name == SETTINGS.producers_topic
+    ]
     assert spec.config["retention.ms"] == "-1"
     whole = created(specs_for(SETTINGS, [registry], cluster(), partitions=1), cluster())
-    short = topic(SETTINGS.producers_topic, 1, {"message.timestamp.type": "LogAppendTime"}, retention_ms="604800000")
+    short = topic(
+        SETTINGS.producers_topic, 1, {"message.timestamp.type": "LogAppendTime"}, retention_ms="604800000"
+    )
     for state, count in ((whole.topics[SETTINGS.producers_topic], 0), (short, 1)):
         seen = replace(whole, topics={**whole.topics, SETTINGS.producers_topic: state})
-        found = [each for each in check(specs_for(SETTINGS, [registry], seen), seen) if "retention.ms" in each.message]
+        found = [
+            each
+            for each in check(specs_for(SETTINGS, [registry], seen), seen)
+            if "retention.ms" in each.message
+        ]
         assert len(found) == count
 
 
@@ -405,7 +516,9 @@ def test_the_topic_of_ranges_is_made_when_asked_for_and_kept_for_ever() -> None:
 
 def test_a_topic_that_records_go_on_to_in_place_is_made_as_wide_as_their_source() -> None:
     cleaner = processor(emits=("clean",), in_place=True)
-    specs = {spec.name: spec for spec in specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6)), partitions=3)}
+    specs = {
+        spec.name: spec for spec in specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6)), partitions=3)
+    }
     assert specs["clean"].partitions == 6
 
 
@@ -415,4 +528,6 @@ def test_a_topic_too_narrow_for_records_that_go_on_in_place_is_an_error(count: i
     whole = created(specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6))), cluster(topic("orders", 6)))
     narrow = replace(whole, topics={**whole.topics, "clean": topic("clean", count)})
     found = [each for each in check(specs_for(SETTINGS, [cleaner], narrow), narrow) if each.topic == "clean"]
-    assert [(each.severity, "has 5 partitions but orders has 6" in each.message) for each in found] == [(Severity.ERROR, True)] * wrong
+    assert [(each.severity, "has 5 partitions but orders has 6" in each.message) for each in found] == [
+        (Severity.ERROR, True)
+    ] * wrong

@@ -47,8 +47,26 @@ def transaction(status: int, *, version: int, epoch: int = 3, tags: bytes = b"\0
     head = struct.pack(">hqhib", version, 1005, epoch, 60_000, status)
     times = struct.pack(">qq", 2_000, 1_000)
     if version == 0:
-        return head + struct.pack(">i", 2) + text("t") + struct.pack(">iii", 2, 0, 7) + text("u") + struct.pack(">ii", 1, 4) + times
-    topics = b"\x03" + compact("t") + b"\x03" + struct.pack(">ii", 0, 7) + b"\0" + compact("u") + b"\x02" + struct.pack(">i", 4) + b"\0"
+        return (
+            head
+            + struct.pack(">i", 2)
+            + text("t")
+            + struct.pack(">iii", 2, 0, 7)
+            + text("u")
+            + struct.pack(">ii", 1, 4)
+            + times
+        )
+    topics = (
+        b"\x03"
+        + compact("t")
+        + b"\x03"
+        + struct.pack(">ii", 0, 7)
+        + b"\0"
+        + compact("u")
+        + b"\x02"
+        + struct.pack(">i", 4)
+        + b"\0"
+    )
     return head + topics + times + tags
 
 
@@ -85,15 +103,35 @@ def test_tagged_fields_are_read_and_unknown_ones_passed_over() -> None:
 
 def test_no_partitions_are_none_in_each_version() -> None:
     for version, none in ((0, struct.pack(">i", -1)), (1, b"\0")):
-        value = struct.pack(">hqhib", version, 1, 0, 1, 0) + none + struct.pack(">qq", 0, -1) + (b"\0" if version else b"")
+        value = (
+            struct.pack(">hqhib", version, 1, 0, 1, 0)
+            + none
+            + struct.pack(">qq", 0, -1)
+            + (b"\0" if version else b"")
+        )
         noted = decode_transaction(ID, value).noted
         assert noted is not None
         assert noted.partitions == ()
 
 
 def test_bytes_that_are_cut_anywhere_are_an_error_and_never_a_guess() -> None:
-    member = text("m1") + text("i1") + text("c") + text("/10.0.0.1") + struct.pack(">ii", 300_000, 45_000) + struct.pack(">i", 0) * 2
-    group = struct.pack(">h", 3) + text("consumer") + struct.pack(">i", 4) + text("range") + text("m1") + struct.pack(">qi", 5, 1) + member
+    member = (
+        text("m1")
+        + text("i1")
+        + text("c")
+        + text("/10.0.0.1")
+        + struct.pack(">ii", 300_000, 45_000)
+        + struct.pack(">i", 0) * 2
+    )
+    group = (
+        struct.pack(">h", 3)
+        + text("consumer")
+        + struct.pack(">i", 4)
+        + text("range")
+        + text("m1")
+        + struct.pack(">qi", 5, 1)
+        + member
+    )
     for key, value in (
         (ID, transaction(1, version=0)),
         (ID, transaction(1, version=1)),
@@ -134,14 +172,22 @@ def committed_value(version: int) -> bytes:
     if version >= 4:
         return head + struct.pack(">i", 5) + compact("note") + struct.pack(">q", 9_000) + b"\0"
     epoch = struct.pack(">i", 5) if version == 3 else b""
-    return head + epoch + text("note") + struct.pack(">q", 9_000) + (struct.pack(">q", 10_000) if version == 1 else b"")
+    return (
+        head
+        + epoch
+        + text("note")
+        + struct.pack(">q", 9_000)
+        + (struct.pack(">q", 10_000) if version == 1 else b"")
+    )
 
 
 @pytest.mark.parametrize("version", range(5))
 def test_a_committed_offset_is_read_in_each_version(version: int) -> None:
     key = struct.pack(">h", version % 2) + text("g/1") + text("t") + struct.pack(">i", 3)
     expected = Committed(42, 9_000, 5 if version >= 3 else -1, "note")
-    assert decode_group(key, committed_value(version)) == OffsetNote(group="g/1", topic="t", partition=3, noted=expected)
+    assert decode_group(key, committed_value(version)) == OffsetNote(
+        group="g/1", topic="t", partition=3, noted=expected
+    )
     assert decode_group(key, None) == OffsetNote(group="g/1", topic="t", partition=3, noted=None)
 
 
@@ -154,10 +200,25 @@ def test_a_generation_is_read_in_each_version(version: int) -> None:
 
     end = b"\0" if version >= 4 else b""
     member = put("m1") + (put(None) if version >= 3 else b"") + put("c") + put("/10.0.0.1")
-    member += (struct.pack(">i", 300_000) if version >= 1 else b"") + struct.pack(">i", 45_000) + size(2) + b"ab" + size(1) + b"c" + end
+    member += (
+        (struct.pack(">i", 300_000) if version >= 1 else b"")
+        + struct.pack(">i", 45_000)
+        + size(2)
+        + b"ab"
+        + size(1)
+        + b"c"
+        + end
+    )
     value = struct.pack(">h", version) + put("consumer") + struct.pack(">i", 4) + put(None) + put("m1")
     value += (struct.pack(">q", 5) if version >= 2 else b"") + size(1) + member + end
-    expected = Generation(4, "consumer", None, "m1", (ClassicGroupMember("m1", None, "c", "/10.0.0.1", 45_000),), 5 if version >= 2 else -1)
+    expected = Generation(
+        4,
+        "consumer",
+        None,
+        "m1",
+        (ClassicGroupMember("m1", None, "c", "/10.0.0.1", 45_000),),
+        5 if version >= 2 else -1,
+    )
     assert decode_group(struct.pack(">h", 2) + text("g"), value) == GroupNote(group="g", noted=expected)
 
 
@@ -182,11 +243,28 @@ def folded(processor: Processor, log: list[tuple[bytes, bytes | None]]) -> dict[
 
 def test_transactions_are_counted_by_how_they_ended_and_by_who_was_fenced() -> None:
     empty, ongoing, committing, aborting, committed, aborted = range(6)
-    steps = [(empty, 0), (ongoing, 0), (committing, 0), (committed, 0), (ongoing, 0), (aborting, 1), (aborted, 1), (ongoing, 1)]
-    log: list[tuple[bytes, bytes | None]] = [(ID, transaction(status, version=1, epoch=epoch)) for status, epoch in steps]
+    steps = [
+        (empty, 0),
+        (ongoing, 0),
+        (committing, 0),
+        (committed, 0),
+        (ongoing, 0),
+        (aborting, 1),
+        (aborted, 1),
+        (ongoing, 1),
+    ]
+    log: list[tuple[bytes, bytes | None]] = [
+        (ID, transaction(status, version=1, epoch=epoch)) for status, epoch in steps
+    ]
     row = folded(transactions_log(), log)["t/orders-1"]
     assert isinstance(row, TransactionRow)
-    assert (row.noted.state, row.committed, row.aborted, row.fenced, row.jumps) == (TransactionState.ONGOING, 1, 1, 1, 0)
+    assert (row.noted.state, row.committed, row.aborted, row.fenced, row.jumps) == (
+        TransactionState.ONGOING,
+        1,
+        1,
+        1,
+        0,
+    )
     cut = folded(transactions_log(), [log[1], log[3]])["t/orders-1"]  # as compaction leaves it
     assert isinstance(cut, TransactionRow)
     assert (cut.committed, cut.jumps) == (1, 1)
@@ -194,17 +272,31 @@ def test_transactions_are_counted_by_how_they_ended_and_by_who_was_fenced() -> N
 
 def test_what_was_decided_stays_known_for_each_partition() -> None:
     _, ongoing, committing, _, committed, _ = range(6)
-    log: list[tuple[bytes, bytes | None]] = [(ID, transaction(status, version=1)) for status in (ongoing, committing, committed)]
+    log: list[tuple[bytes, bytes | None]] = [
+        (ID, transaction(status, version=1)) for status in (ongoing, committing, committed)
+    ]
     rows = folded(ends_log(), [*log, (ID, None)])
-    assert rows == {decision_key(1005, *place): Decided("orders-1", 3, True, 2_000) for place in (("t", 0), ("t", 7), ("u", 4))}
+    assert rows == {
+        decision_key(1005, *place): Decided("orders-1", 3, True, 2_000)
+        for place in (("t", 0), ("t", 7), ("u", 4))
+    }
 
 
 def test_what_is_forgotten_is_gone() -> None:
     for last in (None, transaction(6, version=1)):
         assert folded(transactions_log(), [(ID, transaction(0, version=1)), (ID, last)]) == {}
-    offset, group = struct.pack(">h", 1) + text("g") + text("t") + struct.pack(">i", 3), struct.pack(">h", 2) + text("g")
-    value = struct.pack(">h", 0) + text("consumer") + struct.pack(">i", 4) + text(None) * 2 + struct.pack(">i", 0)
-    log: list[tuple[bytes, bytes | None]] = [(offset, committed_value(3)), (offset, committed_value(4)), (group, value)]
+    offset, group = (
+        struct.pack(">h", 1) + text("g") + text("t") + struct.pack(">i", 3),
+        struct.pack(">h", 2) + text("g"),
+    )
+    value = (
+        struct.pack(">h", 0) + text("consumer") + struct.pack(">i", 4) + text(None) * 2 + struct.pack(">i", 0)
+    )
+    log: list[tuple[bytes, bytes | None]] = [
+        (offset, committed_value(3)),
+        (offset, committed_value(4)),
+        (group, value),
+    ]
     assert folded(committed_log(), log) == {
         offset_key("g", "t", 3): Committed(42, 9_000, 5, "note", 2),
         group_key("g"): Generation(4, "consumer", None, None, ()),

@@ -7,7 +7,14 @@ from typing import Any
 import pytest
 
 from holdfast.core.broker_logs.folds import TransactionNote
-from holdfast.core.broker_logs.lost_ends import Decided, EndsRow, OpenTransactions, UnendedTransaction, fold_ends, lost_ends
+from holdfast.core.broker_logs.lost_ends import (
+    Decided,
+    EndsRow,
+    OpenTransactions,
+    UnendedTransaction,
+    fold_ends,
+    lost_ends,
+)
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch, marker_batch
 from holdfast.core.kafka.transaction_state import Transaction, TransactionState
 
@@ -18,11 +25,24 @@ ORDERS_0, ORDERS_1 = ("orders", 0), ("orders", 1)
 
 
 def data(offset: int, producer_id: int, epoch: int = 0, attributes: int = TRANSACTIONAL_BIT) -> RecordBatch:
-    return RecordBatch(base_offset=offset, attributes=attributes, producer_id=producer_id, producer_epoch=epoch, records=(Record(),))
+    return RecordBatch(
+        base_offset=offset,
+        attributes=attributes,
+        producer_id=producer_id,
+        producer_epoch=epoch,
+        records=(Record(),),
+    )
 
 
 def marker(offset: int, producer_id: int, kind: ControlType = ControlType.COMMIT) -> RecordBatch:
-    return marker_batch(kind, producer_id=producer_id, producer_epoch=0, coordinator_epoch=1, base_offset=offset, timestamp_ms=1)
+    return marker_batch(
+        kind,
+        producer_id=producer_id,
+        producer_epoch=0,
+        coordinator_epoch=1,
+        base_offset=offset,
+        timestamp_ms=1,
+    )
 
 
 def test_what_is_open_is_what_has_no_marker_behind_it() -> None:
@@ -39,7 +59,10 @@ def test_what_is_open_is_what_has_no_marker_behind_it() -> None:
     ]
     for batch in batches:
         open_ones.add(batch)
-    assert sorted(open_ones.found()) == [UnendedTransaction("orders", 0, 1, 2, 0), UnendedTransaction("orders", 0, 5, 1, 7)]
+    assert sorted(open_ones.found()) == [
+        UnendedTransaction("orders", 0, 1, 2, 0),
+        UnendedTransaction("orders", 0, 5, 1, 7),
+    ]
 
 
 def folded(*notes: tuple[str, Transaction | None]) -> dict[str, EndsRow]:
@@ -49,18 +72,26 @@ def folded(*notes: tuple[str, Transaction | None]) -> dict[str, EndsRow]:
     return dict(rows)
 
 
-def noted(state: TransactionState, *places: tuple[str, int], pid: int = 7, epoch: int = 3, at_ms: int = 50) -> Transaction:
-    return Transaction(producer_id=pid, timeout_ms=60_000, updated_ms=at_ms, epoch=epoch, state=state, partitions=places)
+def noted(
+    state: TransactionState, *places: tuple[str, int], pid: int = 7, epoch: int = 3, at_ms: int = 50
+) -> Transaction:
+    return Transaction(
+        producer_id=pid, timeout_ms=60_000, updated_ms=at_ms, epoch=epoch, state=state, partitions=places
+    )
 
 
 HANGS = UnendedTransaction("orders", 0, 100, 7, 3)
 
 
-def decided(*notes: tuple[str, Transaction | None], hangs: UnendedTransaction = HANGS) -> list[Decided | None]:
+def decided(
+    *notes: tuple[str, Transaction | None], hangs: UnendedTransaction = HANGS
+) -> list[Decided | None]:
     return [each.decided for each in lost_ends([hangs], folded(*notes), [hangs])]
 
 
-@pytest.mark.parametrize(("deciding", "done", "commit"), [(COMMITTING, COMMITTED, True), (ABORTING, ABORTED, False)])
+@pytest.mark.parametrize(
+    ("deciding", "done", "commit"), [(COMMITTING, COMMITTED, True), (ABORTING, ABORTED, False)]
+)
 def test_a_complete_transaction_without_its_marker_is_to_end_as_was_decided(
     deciding: TransactionState, done: TransactionState, commit: bool
 ) -> None:
@@ -75,7 +106,11 @@ def test_what_is_under_way_has_not_lost_anything(state: TransactionState) -> Non
 
 
 def test_a_transaction_under_way_elsewhere_does_not_excuse_one_that_hangs() -> None:
-    notes = [("a", noted(ABORTING, ORDERS_0)), ("a", noted(ABORTED)), ("a", noted(ONGOING, ORDERS_1, epoch=4))]
+    notes = [
+        ("a", noted(ABORTING, ORDERS_0)),
+        ("a", noted(ABORTED)),
+        ("a", noted(ONGOING, ORDERS_1, epoch=4)),
+    ]
     assert decided(*notes) == [Decided("a", 3, False, 50)]
 
 
@@ -86,7 +121,9 @@ def test_the_decision_outlives_what_its_id_does_next_and_the_id() -> None:
 
 
 def test_a_fence_decides_for_the_epoch_before_it() -> None:
-    assert decided(("a", noted(ABORTING, ORDERS_0, epoch=4)), ("a", noted(ABORTED, epoch=4))) == [Decided("a", 4, False, 50)]
+    assert decided(("a", noted(ABORTING, ORDERS_0, epoch=4)), ("a", noted(ABORTED, epoch=4))) == [
+        Decided("a", 4, False, 50)
+    ]
 
 
 @pytest.mark.parametrize(

@@ -1,8 +1,9 @@
-"""A recorded run of a real fleet of the Go library: the compat view against the library's own answers, and the two views compared.
+"""A recorded run of a real fleet of the Go library: the compat view against the library's own answers, and
+the two views compared.
 
-tests/testdata/marshal-a.ndjson is a whole coordination topic (4 partitions, LogAppendTime, 510 s: claims, kills, takeovers, releases,
-restarts); marshal-a.truth.ndjson.gz is what observers of the library answered meanwhile, marshal-a.arrival.ndjson when each record
-reached a consumer beside them.
+tests/testdata/marshal-a.ndjson is a whole coordination topic (4 partitions, LogAppendTime, 510 s: claims,
+kills, takeovers, releases, restarts); marshal-a.truth.ndjson.gz is what observers of the library answered
+meanwhile, marshal-a.arrival.ndjson when each record reached a consumer beside them.
 """
 
 from __future__ import annotations
@@ -24,7 +25,14 @@ from hypothesis import strategies as st
 
 import holdfast.dev
 from holdfast.core.claims import views
-from holdfast.core.claims.frames import Frame, Heartbeat, ReleaseGroup, ReleasingPartition, coordination_partition, decode
+from holdfast.core.claims.frames import (
+    Frame,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+    coordination_partition,
+    decode,
+)
 from holdfast.core.claims.views import (
     AnomalyKind,
     Claim,
@@ -57,8 +65,13 @@ def lines(name: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (gzip.decompress(raw) if name.endswith(".gz") else raw).splitlines()]
 
 
-CAPTURE = [Record(each["partition"], each["offset"], each["timestamp_ms"], each["value"].encode()) for each in lines("marshal-a.ndjson")]
-ARRIVED_MS = {(each["partition"], each["offset"]): each["arrival_ms"] for each in lines("marshal-a.arrival.ndjson")}
+CAPTURE = [
+    Record(each["partition"], each["offset"], each["timestamp_ms"], each["value"].encode())
+    for each in lines("marshal-a.ndjson")
+]
+ARRIVED_MS = {
+    (each["partition"], each["offset"]): each["arrival_ms"] for each in lines("marshal-a.arrival.ndjson")
+}
 ANSWERS = [each for each in lines("marshal-a.truth.ndjson.gz") if each["kind"] in ("sample", "mark", "final")]
 
 CompatFold = Callable[[Rows[CompatClaim], Frame, int], Emits]
@@ -93,7 +106,9 @@ def agrees(claim: CompatClaim | None, answer: dict[str, Any]) -> bool:
 
 
 def compare(fold: CompatFold) -> tuple[Counter[str], list[dict[str, Any]]]:
-    """Return how many answers agree at their very moment and within the observer's lag, and those that disagree."""
+    """Return how many answers agree at their very moment and within the observer's lag, and those that
+    disagree.
+    """
     history = compat_history(fold)
     found: Counter[str] = Counter()
     wrong = []
@@ -148,7 +163,9 @@ def test_a_fold_with_a_fault_disagrees_with_the_go_library(fault: CompatFold) ->
 
 
 @pytest.mark.parametrize("stale_after_s", [60, 119, 121, 180])
-def test_another_threshold_disagrees_with_the_go_library(stale_after_s: int, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_threshold_disagrees_with_the_go_library(
+    stale_after_s: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(views, "STALE_AFTER_S", stale_after_s)
     assert compare(fold_compat)[1]
 
@@ -165,7 +182,9 @@ class Difference(NamedTuple):
 
 
 def parted(claim: Claim | None, go: CompatClaim | None) -> list[str]:
-    """Return what the views hold differently, in words; times of "never" and 0 are the same, offsets are not."""
+    """Return what the views hold differently, in words; times of "never" and 0 are the same, offsets are
+    not.
+    """
     if claim is None or go is None:
         return [] if claim is None and go is None else [f"row {claim} / {go}"]
     pairs = [
@@ -186,14 +205,31 @@ NOT_ALLOWED = {
 }
 
 
-def explain(frame: Frame, at_ms: int, before: tuple[Claim | None, CompatClaim | None], after: tuple[Claim, CompatClaim]) -> str | None:
-    """Return the rule of PROTOCOL.md by which *frame* made the views part, or None when there is no such rule."""
+def explain(
+    frame: Frame,
+    at_ms: int,
+    before: tuple[Claim | None, CompatClaim | None],
+    after: tuple[Claim, CompatClaim],
+) -> str | None:
+    """Return the rule of PROTOCOL.md by which *frame* made the views part, or None when there is no such
+    rule.
+    """
     claim, go = after
     if claim.anomaly is not None and claim.anomaly != (before[0] and before[0].anomaly):
-        return NOT_ALLOWED.get(claim.anomaly.kind, "still the consequence of the above" if parted(*before) else None)
+        return NOT_ALLOWED.get(
+            claim.anomaly.kind, "still the consequence of the above" if parted(*before) else None
+        )
     if frame.time_s != at_ms // 1000 and claim.frame_time_s == frame.time_s == go.last_heartbeat_s:
-        return "D3: the sender's clock is ahead" if frame.time_s > at_ms // 1000 else "D4: time counts from the append"
-    if [each.split()[0] for each in parted(claim, go)] == ["offset"] and claim.current_offset is None and go.current_offset == 0:
+        return (
+            "D3: the sender's clock is ahead"
+            if frame.time_s > at_ms // 1000
+            else "D4: time counts from the append"
+        )
+    if (
+        [each.split()[0] for each in parted(claim, go)] == ["offset"]
+        and claim.current_offset is None
+        and go.current_offset == 0
+    ):
         return "D16: no offset yet"
     if parted(*before):
         return "still the consequence of the above"
@@ -204,7 +240,9 @@ GuardedFold = Callable[[Rows[GuardedRow], Frame, int], Emits]
 
 
 def differences(records: list[Record], fold: GuardedFold = fold_guarded) -> Iterator[Difference]:
-    """Fold *records* both ways and yield each record after which the views hold different things about its claim."""
+    """Fold *records* both ways and yield each record after which the views hold different things about its
+    claim.
+    """
     guarded: dict[str, GuardedRow] = {}
     compat: dict[str, CompatClaim] = {}
     for record in records:
@@ -216,27 +254,42 @@ def differences(records: list[Record], fold: GuardedFold = fold_guarded) -> Iter
         fold_compat(cast(Rows[CompatClaim], compat), frame, record.at_ms)
         claim, go = cast(Claim | None, guarded.get(key)), compat.get(key)
         if parted(claim, go):
-            why = explain(frame, record.at_ms, before, (claim, go)) if claim is not None and go is not None else None
+            why = (
+                explain(frame, record.at_ms, before, (claim, go))
+                if claim is not None and go is not None
+                else None
+            )
             yield Difference(record, ", ".join(parted(claim, go)), why)
 
 
 def trouble() -> list[Record]:
-    told = [line.split() for line in (TESTDATA / "claims-trouble.txt").read_text().splitlines() if line and not line.startswith("#")]
+    told = [
+        line.split()
+        for line in (TESTDATA / "claims-trouble.txt").read_text().splitlines()
+        if line and not line.startswith("#")
+    ]
     return [Record(0, offset, int(at_s) * 1000, text.encode()) for offset, (at_s, text) in enumerate(told)]
 
 
 @pytest.mark.parametrize(("name", "records"), [("marshal-a", CAPTURE), ("claims-trouble", trouble())])
 def test_every_difference_between_the_views_is_listed_and_explained(name: str, records: list[Record]) -> None:
-    """The list is tests/testdata/NAME.differences.txt; run with HOLDFAST_REWRITE=1 to write it anew, then read what changed."""
+    """The list is tests/testdata/NAME.differences.txt; run with HOLDFAST_REWRITE=1 to write it anew, then
+    read what changed.
+    """
     found = list(differences(records))
     assert [each for each in found if each.why is None] == []
-    listed = "".join(f"{at.partition}:{at.offset}  {at.value.decode()}\n      {fields}  <- {why}\n" for at, fields, why in found)
+    listed = "".join(
+        f"{at.partition}:{at.offset}  {at.value.decode()}\n      {fields}  <- {why}\n"
+        for at, fields, why in found
+    )
     text = f"# After a record, what the guarded / the compat view holds about its claim, where they differ, and why.\n{listed}"
     path = TESTDATA / f"{name}.differences.txt"
     if os.environ.get("HOLDFAST_REWRITE"):
         path.write_text(text)
     assert path.read_text() == text
-    print(f"{name}: {len(records)} records, {len(found)} differences: {dict(Counter(each.why for each in found))}")
+    print(
+        f"{name}: {len(records)} records, {len(found)} differences: {dict(Counter(each.why for each in found))}"
+    )
 
 
 def test_in_a_healthy_fleet_the_views_differ_only_in_offsets_not_told_yet() -> None:
@@ -246,7 +299,9 @@ def test_in_a_healthy_fleet_the_views_differ_only_in_offsets_not_told_yet() -> N
         fold_guarded(cast(Rows[GuardedRow], rows), decode(record.value), record.at_ms)
     held = [row for row in rows.values() if isinstance(row, Claim)]
     assert len(held) == 13
-    assert all(claim.anomaly is None for claim in held), "kills, takeovers, releases and fast reclaims are no anomalies"
+    assert all(claim.anomaly is None for claim in held), (
+        "kills, takeovers, releases and fast reclaims are no anomalies"
+    )
     assert sum(claim.epoch - 1 for claim in held) == 28
 
 
@@ -278,8 +333,17 @@ class DictStore(dict[bytes, bytes]):
         return iter(sorted(item for item in self.items() if item[0].startswith(prefix)))
 
 
-GUARDED = Processor(name="claims", source="__marshal", decode=decode, fold=fold_guarded, row=GuardedRow, route=views.route)
-COMPAT = Processor(name="claims-compat", source="__marshal", decode=decode, fold=fold_compat, row=CompatClaim, route=views.route)
+GUARDED = Processor(
+    name="claims", source="__marshal", decode=decode, fold=fold_guarded, row=GuardedRow, route=views.route
+)
+COMPAT = Processor(
+    name="claims-compat",
+    source="__marshal",
+    decode=decode,
+    fold=fold_compat,
+    row=CompatClaim,
+    route=views.route,
+)
 
 
 def stored(processor: Processor[Any, Any], records: list[Record], cuts: list[int]) -> dict[bytes, bytes]:
@@ -289,7 +353,9 @@ def stored(processor: Processor[Any, Any], records: list[Record], cuts: list[int
     edges = sorted({0, len(records), *(cut % (len(records) + 1) for cut in cuts)})
     for start, stop in pairwise(edges):
         part = records[start:stop]
-        batch = Batch([each.offset for each in part], [each.at_ms for each in part], ([each.value for each in part],))
+        batch = Batch(
+            [each.offset for each in part], [each.at_ms for each in part], ([each.value for each in part],)
+        )
         changes = folder.fold([batch])
         assert changes is not None
         assert changes.refused == []

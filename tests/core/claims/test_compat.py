@@ -41,7 +41,11 @@ def go(values: Iterable[bytes], *, at_s: int | None = None) -> dict[str, CompatC
 
 
 def test_go_handoff_a_heartbeat_takes_over_and_the_old_owners_release_is_ignored() -> None:
-    log = [b"Heartbeat/1/1/i1/cl/g/t/0/10", b"Heartbeat/1/2/i2/cl2/g/t/0/20", b"ReleasingPartition/1/25/i1/cl/g/t/0/30"]
+    log = [
+        b"Heartbeat/1/1/i1/cl/g/t/0/10",
+        b"Heartbeat/1/2/i2/cl2/g/t/0/20",
+        b"ReleasingPartition/1/25/i1/cl/g/t/0/30",
+    ]
     assert go(log) == {"g/t/0": CompatClaim("i2", "cl2", "g", 0, 2, 20)}
     log.append(b"ReleasingPartition/1/27/i2/cl2/g/t/0/30")
     assert go(log) == {"g/t/0": CompatClaim("i2", "cl2", "g", 27, 0, 30)}
@@ -56,7 +60,10 @@ def test_go_a_release_with_empty_ids_matches_the_empty_claim() -> None:
 
 def test_go_groups_do_not_see_each_other() -> None:
     rows = go([b"Heartbeat/1/10/i1/a/g/t/0/5", b"ClaimingPartition/1/11/j1/b/g2/t/0"])
-    assert rows == {"g/t/0": CompatClaim("i1", "a", "g", 0, 10, 5), "g2/t/0": CompatClaim("j1", "b", "g2", 0, 11, 0)}
+    assert rows == {
+        "g/t/0": CompatClaim("i1", "a", "g", 0, 10, 5),
+        "g2/t/0": CompatClaim("j1", "b", "g2", 0, 11, 0),
+    }
 
 
 def test_go_partitions_do_not_see_each_other() -> None:
@@ -89,7 +96,12 @@ def test_go_the_empty_claim_answers_for_one_that_is_not_live() -> None:
 
 def test_keys_of_claims_and_pauses_cannot_be_confused_whatever_the_ids() -> None:
     ids = ["", "g", "pause", "0", "7"]
-    claim_keys = {claim_key(group, topic, partition): (group, topic, partition) for group in ids for topic in ids for partition in (0, 7)}
+    claim_keys = {
+        claim_key(group, topic, partition): (group, topic, partition)
+        for group in ids
+        for topic in ids
+        for partition in (0, 7)
+    }
     assert all(parse_claim_key(key) == named for key, named in claim_keys.items())
     assert not claim_keys.keys() & {pause_key(group) for group in ids}
     assert not any(key.startswith(PAUSE_PREFIX) for key in claim_keys)
@@ -104,7 +116,18 @@ def test_a_claim_lives_where_its_topic_is_coordinated_and_a_pause_anywhere() -> 
     "row",
     [
         Claim("c", "i", 1, 100, None, None, None, 100),
-        Claim("c", "i", 9, None, 100, 0, None, -(2**63), ("a", "b"), views.Anomaly(3, AnomalyKind.LATE_RELEASE, 99, "z", "y")),
+        Claim(
+            "c",
+            "i",
+            9,
+            None,
+            100,
+            0,
+            None,
+            -(2**63),
+            ("a", "b"),
+            views.Anomaly(3, AnomalyKind.LATE_RELEASE, 99, "z", "y"),
+        ),
         Claim("", "", 2**62, 2**53, None, 2**63 - 1, 2**63 - 1, 2**63 - 1),
         Pause(2**63 - 1, 0, "admin", "x"),
     ],
@@ -117,5 +140,7 @@ def test_rows_survive_the_store_and_take_few_bytes(row: GuardedRow) -> None:
         row.client_id = "other"  # type: ignore[misc]
     assert len(codec.encode(row)) < 100
     compat = CompatClaim("i", "c", "g", -(2**63), 2**63 - 1, -1)
-    assert RowCodec[CompatClaim](CompatClaim).decode(RowCodec[CompatClaim](CompatClaim).encode(compat)) == compat
+    assert (
+        RowCodec[CompatClaim](CompatClaim).decode(RowCodec[CompatClaim](CompatClaim).encode(compat)) == compat
+    )
     assert msgspec.structs.asdict(UNCLAIMED).keys() == msgspec.structs.asdict(compat).keys()

@@ -1,4 +1,6 @@
-"""Frames of the coordination topic: upstream's golden values, the Go decoder's errors, and what a hostile producer may send."""
+"""Frames of the coordination topic: upstream's golden values, the Go decoder's errors, and what a hostile
+producer may send.
+"""
 
 from __future__ import annotations
 
@@ -36,10 +38,14 @@ LIVE = b"Heartbeat/1/1476147600/3c5a0f1e/worker-7/foo.bar_consumer/orders/3/1024
 
 
 @pytest.mark.parametrize("vector", VECTORS["valid"], ids=lambda vector: vector["text"])
-def test_m2_a_valid_frame_decodes_to_its_fields_and_encodes_back_to_the_same_bytes(vector: dict[str, Any]) -> None:
+def test_m2_a_valid_frame_decodes_to_its_fields_and_encodes_back_to_the_same_bytes(
+    vector: dict[str, Any],
+) -> None:
     frame = decode(vector["text"].encode())
     assert type(frame).__name__ == vector["type"]
-    told = msgspec.structs.asdict(frame) | ({"topic": "", "partition": 0} if isinstance(frame, ReleaseGroup) else {})
+    told = msgspec.structs.asdict(frame) | (
+        {"topic": "", "partition": 0} if isinstance(frame, ReleaseGroup) else {}
+    )
     assert told == {name: value for name, value in vector.items() if name not in ("text", "type", "origin")}
     assert encode(frame) == vector["text"].encode()
 
@@ -65,8 +71,15 @@ def test_m2_an_invalid_frame_raises_the_go_decoders_class_of_error(vector: dict[
 
 def test_m1_the_coordinating_partition_of_every_vector_matches() -> None:
     for vector in PARTITIONS["vectors"]:
-        assert [coordination_partition(vector["topic"], n) for n in PARTITIONS["n"]] == vector["partitions"], vector["topic"]
-    assert [coordination_partition(topic, 4) for topic in ("test1", "test2", "test3", "unknown")] == [2, 1, 2, 1]
+        assert [coordination_partition(vector["topic"], n) for n in PARTITIONS["n"]] == vector[
+            "partitions"
+        ], vector["topic"]
+    assert [coordination_partition(topic, 4) for topic in ("test1", "test2", "test3", "unknown")] == [
+        2,
+        1,
+        2,
+        1,
+    ]
 
 
 def refused(value: bytes | None) -> FrameReason:
@@ -114,7 +127,9 @@ HOSTILE: list[tuple[bytes | None, FrameReason]] = [
 ]
 
 
-@pytest.mark.parametrize(("value", "reason"), HOSTILE, ids=lambda each: repr(each[:40]) if isinstance(each, bytes) else str(each))
+@pytest.mark.parametrize(
+    ("value", "reason"), HOSTILE, ids=lambda each: repr(each[:40]) if isinstance(each, bytes) else str(each)
+)
 def test_a_hostile_frame_is_refused_with_its_reason(value: bytes | None, reason: FrameReason) -> None:
     assert refused(value) == reason
 
@@ -132,7 +147,11 @@ def test_errors_are_found_in_the_order_of_the_go_decoder() -> None:
     assert [refused(value) for value, _ in steps] == [reason for _, reason in steps]
 
 
-@pytest.mark.parametrize("fill", [b"/", b"9", b"\xff", b"Heartbeat/1/5/i/c/g/t/3/5/"], ids=["slashes", "digits", "bad utf-8", "frames"])
+@pytest.mark.parametrize(
+    "fill",
+    [b"/", b"9", b"\xff", b"Heartbeat/1/5/i/c/g/t/3/5/"],
+    ids=["slashes", "digits", "bad utf-8", "frames"],
+)
 def test_ten_megabytes_are_refused_without_being_taken_apart(fill: bytes) -> None:
     value = b"Heartbeat/1/5/i/c/g/t/3/" + fill * (10_000_000 // len(fill))
     tracemalloc.start()
@@ -155,9 +174,19 @@ def test_numbers_are_read_as_go_reads_them() -> None:
         assert isinstance(frame, Heartbeat)
         return frame.current_offset
 
-    spellings = [b"+5", b"-7", b"007", b"-0", b"0" * 3000 + b"9", b"9223372036854775807", b"-9223372036854775808"]
+    spellings = [
+        b"+5",
+        b"-7",
+        b"007",
+        b"-0",
+        b"0" * 3000 + b"9",
+        b"9223372036854775807",
+        b"-9223372036854775808",
+    ]
     assert [offset(text) for text in spellings] == [5, -7, 7, 0, 9, 2**63 - 1, -(2**63)]
-    assert decode(b"ClaimingPartition/1/5/i/c/g/t/2147483647") == ClaimingPartition(5, "i", "c", "g", "t", 2**31 - 1)
+    assert decode(b"ClaimingPartition/1/5/i/c/g/t/2147483647") == ClaimingPartition(
+        5, "i", "c", "g", "t", 2**31 - 1
+    )
     assert decode(b"Heartbeat/1/0000000005/i/c/g/t/003/5") == Heartbeat(5, "i", "c", "g", "t", 3, 5)
     assert decode(b"Heartbeat/1/-5/i/c/g/t/3/5") == Heartbeat(-5, "i", "c", "g", "t", 3, 5)
 
@@ -211,7 +240,9 @@ def test_a_frame_error_keeps_its_reason_through_pickling_as_spark_does_it() -> N
     assert (str(copy), copy.reason) == (str(caught.value), "Invalid message")
 
 
-ids = st.text(st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters="/"), min_size=1, max_size=20)
+ids = st.text(
+    st.characters(codec="utf-8", exclude_categories=["Cc"], exclude_characters="/"), min_size=1, max_size=20
+)
 times = st.integers(1, 2**63 - 1) | st.integers(1_000_000_000, 2_000_000_000)
 partitions = st.integers(0, 2**31 - 1) | st.integers(0, 20)
 int63 = st.integers(0, 2**63 - 1) | st.integers(0, 1000)
@@ -229,7 +260,21 @@ def test_whatever_is_encoded_decodes_to_the_same_frame(frame: Frame) -> None:
     assert decode(encode(frame)) == frame
 
 
-pieces = st.sampled_from([b"Heartbeat", b"ClaimingPartition", b"ReleaseGroup", b"1", b"+7", b"-1", b"", b"0", b"1476147600", b"\xff", b"t"])
+pieces = st.sampled_from(
+    [
+        b"Heartbeat",
+        b"ClaimingPartition",
+        b"ReleaseGroup",
+        b"1",
+        b"+7",
+        b"-1",
+        b"",
+        b"0",
+        b"1476147600",
+        b"\xff",
+        b"t",
+    ]
+)
 near_frames = st.lists(pieces | st.binary(max_size=12), min_size=6, max_size=11).map(b"/".join)
 
 

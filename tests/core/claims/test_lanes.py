@@ -31,7 +31,9 @@ COUNTS = st.integers(2, LIMIT_LANES)
 
 
 @given(TOPICS, COUNTS, st.data())
-def test_the_name_of_a_lane_says_which_it_is_and_goes_through_a_frame(topic: str, lanes: int, data: st.DataObject) -> None:
+def test_the_name_of_a_lane_says_which_it_is_and_goes_through_a_frame(
+    topic: str, lanes: int, data: st.DataObject
+) -> None:
     lane = data.draw(st.integers(0, lanes - 1))
     name = lane_topic(topic, lane, lanes)
     check_id("topic", name)
@@ -46,7 +48,16 @@ def test_no_topic_is_taken_for_a_lane(topic: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["a~lane-8-of-8", "a~lane-0-of-1", "a~lane-0-of-257", "a~lane-00-of-8", "a~lane--1-of-8", "~lane-0-of-8", "a~lane-1-of-8x"]
+    "name",
+    [
+        "a~lane-8-of-8",
+        "a~lane-0-of-1",
+        "a~lane-0-of-257",
+        "a~lane-00-of-8",
+        "a~lane--1-of-8",
+        "~lane-0-of-8",
+        "a~lane-1-of-8x",
+    ],
 )
 def test_what_only_looks_like_a_lane_is_none(name: str) -> None:
     assert lane_named(name) is None
@@ -61,7 +72,9 @@ def test_lanes_that_cannot_be_are_refused(lane: int, lanes: int) -> None:
 @pytest.mark.parametrize("partitions", [1, 2, 4, 8, 12, 64])
 def test_the_keys_of_one_partition_are_spread_over_all_its_lanes(partitions: int) -> None:
     keys = [
-        key for key in (b"customer-%d" % number for number in range(200 * partitions * 4)) if (murmur2(key) & 0x7FFFFFFF) % partitions == 0
+        key
+        for key in (b"customer-%d" % number for number in range(200 * partitions * 4))
+        if (murmur2(key) & 0x7FFFFFFF) % partitions == 0
     ]
     shares = Counter(lane_of_key(key, 8) for key in keys)
     assert set(shares) == set(range(8))
@@ -75,7 +88,9 @@ def test_the_hash_that_chose_the_partition_would_leave_lanes_empty() -> None:
 
 
 @given(st.one_of(st.none(), st.binary(max_size=20)), st.integers(0, 1 << 40), COUNTS)
-def test_a_key_stays_in_its_lane_and_messages_without_one_go_round(key: bytes | None, offset: int, lanes: int) -> None:
+def test_a_key_stays_in_its_lane_and_messages_without_one_go_round(
+    key: bytes | None, offset: int, lanes: int
+) -> None:
     lane = lane_of(key, offset, lanes)
     assert 0 <= lane < lanes
     assert lane == lane_finder(lanes)(key, offset)
@@ -112,7 +127,9 @@ def test_a_lane_that_has_its_fill_is_let_be_until_half_is_gone() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(1, 6)), min_size=1, max_size=200),
     st.lists(st.integers(0, 30), min_size=4, max_size=4),
 )
-def test_one_pass_gives_every_lane_all_its_messages_once_and_in_order(turns: list[tuple[int, int]], starts: list[int]) -> None:
+def test_one_pass_gives_every_lane_all_its_messages_once_and_in_order(
+    turns: list[tuple[int, int]], starts: list[int]
+) -> None:
     """Lanes of different speed with room for 4 messages each; a turn is some lane's taker taking some."""
     log = [offset * 7 % 4 for offset in range(60)]  # the lane of each offset
     next_offset, queued, got = list(starts), [0] * 4, [list[int]() for _ in range(4)]
@@ -141,5 +158,7 @@ def test_one_pass_gives_every_lane_all_its_messages_once_and_in_order(turns: lis
     for _ in range(400):
         queued = [0] * 4
         position = read_on()
-    assert got == [[offset for offset in range(start, 60) if log[offset] == lane] for lane, start in enumerate(starts)]
+    assert got == [
+        [offset for offset in range(start, 60) if log[offset] == lane] for lane, start in enumerate(starts)
+    ]
     assert NEAR > 60

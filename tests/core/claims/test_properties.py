@@ -1,4 +1,5 @@
-"""The guarded view over random logs: invariants, and a slow oracle that keeps no rows but rescans what happened.
+"""The guarded view over random logs: invariants, and a slow oracle that keeps no rows but rescans what
+happened.
 
 Each check is shown to fire on a fold with a planted fault.
 """
@@ -13,7 +14,14 @@ import pytest
 from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleaseGroup, ReleasingPartition
+from holdfast.core.claims.frames import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Frame,
+    Heartbeat,
+    ReleaseGroup,
+    ReleasingPartition,
+)
 from holdfast.core.claims.views import Anomaly, AnomalyKind, Claim, GuardedRow, fold_guarded
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.engine.processor import Emits
@@ -29,7 +37,9 @@ PAUSES_S = [0, 0, 1, 10, 29, 59, 60, 118, 119, 120, 121, 300]
 
 @st.composite
 def logs(draw: st.DrawFn) -> Log:
-    """Draw a log of two claims: few senders with skewed clocks, pauses around the thresholds, append times from some record on."""
+    """Draw a log of two claims: few senders with skewed clocks, pauses around the thresholds, append times
+    from some record on.
+    """
     stamped_from = draw(st.sampled_from([0, 0, 0, 8, 1000]))
     log: Log = []
     now_s = 10_000
@@ -40,11 +50,23 @@ def logs(draw: st.DrawFn) -> Log:
         partition = draw(st.sampled_from([0, 0, 0, 1]))
         offset = draw(st.integers(-1, 12))
         kind = draw(
-            st.sampled_from([Heartbeat, Heartbeat, Heartbeat, ClaimingPartition, ReleasingPartition, ClaimingMessages, ReleaseGroup])
+            st.sampled_from(
+                [
+                    Heartbeat,
+                    Heartbeat,
+                    Heartbeat,
+                    ClaimingPartition,
+                    ReleasingPartition,
+                    ClaimingMessages,
+                    ReleaseGroup,
+                ]
+            )
         )
         frame: Frame
         if kind is ReleaseGroup:
-            frame = ReleaseGroup(time_s, instance, client, "g", now_s + draw(st.sampled_from([-5, 0, 1, 600])))
+            frame = ReleaseGroup(
+                time_s, instance, client, "g", now_s + draw(st.sampled_from([-5, 0, 1, 600]))
+            )
         elif kind is ClaimingPartition:
             frame = ClaimingPartition(time_s, instance, client, "g", "t", partition)
         else:
@@ -87,8 +109,9 @@ def steps(log: Log, fold: Fold) -> list[Step]:
 
 
 def at_most_one_owner_is_live(log: Log, fold: Fold) -> None:
-    """Whoever is granted the claim holds it for 120 s from its last heartbeat, unless it releases it or a newer instance of its own
-    client replaces it. This book-keeping never looks at the claim's own status: by it, no grant comes before the last one ended."""
+    """Whoever is granted the claim holds it for 120 s from its last heartbeat, unless it releases it or a
+    newer instance of its own client replaces it. This book-keeping never looks at the claim's own status: by
+    it, no grant comes before the last one ended."""
     owner: tuple[str, str] | None = None
     held_until_s = 0
     for before, frame, now_s, after in steps(log, fold):
@@ -96,7 +119,9 @@ def at_most_one_owner_is_live(log: Log, fold: Fold) -> None:
             continue
         shown = (after.client_id, after.instance_id)
         if owner is None or shown != owner or (before is not None and after.epoch != before.epoch):
-            assert owner is None or owner[0] == shown[0] or now_s >= held_until_s, f"{shown} at {now_s}, {owner} until {held_until_s}"
+            assert owner is None or owner[0] == shown[0] or now_s >= held_until_s, (
+                f"{shown} at {now_s}, {owner} until {held_until_s}"
+            )
             assert (frame.client_id, frame.instance_id) == shown, "only its own frame makes an owner"
             owner, held_until_s = shown, now_s + 120
         elif isinstance(frame, Heartbeat) and (frame.client_id, frame.instance_id) == owner:
@@ -127,11 +152,17 @@ def rows_make_sense(log: Log, fold: Fold) -> None:
         assert after.instance_id not in after.fenced
         assert len(set(after.fenced)) == len(after.fenced) <= 8
         assert after.current_offset is None or after.current_offset >= 0
-        assert after.proposed_offset is None or after.proposed_offset > (-1 if after.current_offset is None else after.current_offset)
+        assert after.proposed_offset is None or after.proposed_offset > (
+            -1 if after.current_offset is None else after.current_offset
+        )
         if before is not None:
-            assert after.current_offset is not None or before.current_offset is None, "a known offset is never forgotten"
+            assert after.current_offset is not None or before.current_offset is None, (
+                "a known offset is never forgotten"
+            )
             if stamped:
-                assert (after.heartbeat_at_s or after.released_at_s or 0) >= (before.heartbeat_at_s or before.released_at_s or 0)
+                assert (after.heartbeat_at_s or after.released_at_s or 0) >= (
+                    before.heartbeat_at_s or before.released_at_s or 0
+                )
 
 
 def a_prefix_and_the_rest_give_the_whole(log: Log, fold: Fold) -> None:
@@ -143,7 +174,9 @@ def a_prefix_and_the_rest_give_the_whole(log: Log, fold: Fold) -> None:
 
 
 def claims_do_not_touch_each_other(log: Log, fold: Fold) -> None:
-    mine: Log = [(frame, at_ms) for frame, at_ms in log if not isinstance(frame, ReleaseGroup) and frame.partition == 0]
+    mine: Log = [
+        (frame, at_ms) for frame, at_ms in log if not isinstance(frame, ReleaseGroup) and frame.partition == 0
+    ]
     assert folded(mine, fold).get("g/t/0") == folded(log, fold).get("g/t/0")
 
 
@@ -151,7 +184,10 @@ def claims_do_not_touch_each_other(log: Log, fold: Fold) -> None:
 
 
 class Fact(NamedTuple):
-    """Something the log made true about a claim. The oracle remembers facts and derives everything else by looking back at them."""
+    """Something the log made true about a claim.
+
+    The oracle remembers facts and derives everything else by looking back at them.
+    """
 
     verb: str  # took, renewed, released, told, announced, odd
     at_s: int
@@ -194,7 +230,9 @@ def judged(facts: list[Fact], frame: Frame, now_s: int) -> list[tuple[str, str]]
             return [("renewed", ""), *told]
         if live and not same_client:
             return [("odd", "foreign-heartbeat")]
-        if live and any(fact.verb == "took" and fact.frame.instance_id == frame.instance_id for fact in facts):
+        if live and any(
+            fact.verb == "took" and fact.frame.instance_id == frame.instance_id for fact in facts
+        ):
             return [("odd", "fenced-heartbeat")]
         return [("took", ""), *told]
     if grant is None:
@@ -207,7 +245,11 @@ def judged(facts: list[Fact], frame: Frame, now_s: int) -> list[tuple[str, str]]
     if stranger or not live:
         return [("odd", "foreign-proposal" if stranger else "late-proposal")]
     known = offset_of(latest(facts, "told"))
-    return [("announced", "")] if frame.proposed_current_offset > (-1 if known is None else known) else [("odd", "backward-proposal")]
+    return (
+        [("announced", "")]
+        if frame.proposed_current_offset > (-1 if known is None else known)
+        else [("odd", "backward-proposal")]
+    )
 
 
 def told_by(facts: list[Fact], frame: Heartbeat | ReleasingPartition) -> tuple[str, str]:
@@ -219,7 +261,9 @@ def told_by(facts: list[Fact], frame: Heartbeat | ReleasingPartition) -> tuple[s
 
 
 def announced_by(facts: list[Fact]) -> int | None:
-    """Return the end of the batch announced since the last owner came, unless a heartbeat reached it or the claim was released."""
+    """Return the end of the batch announced since the last owner came, unless a heartbeat reached it or
+    the claim was released.
+    """
     for back, fact in enumerate(reversed(facts)):
         if fact.verb in ("took", "released"):
             return None
@@ -255,7 +299,9 @@ def claim_by_oracle(log: Log) -> Claim | None:
     if not odds:
         return claim
     last = odds[-1]
-    noted = Anomaly(len(odds), AnomalyKind(last.kind), last.at_s, last.frame.client_id, last.frame.instance_id)
+    noted = Anomaly(
+        len(odds), AnomalyKind(last.kind), last.at_s, last.frame.client_id, last.frame.instance_id
+    )
     return msgspec.structs.replace(claim, anomaly=noted)
 
 
@@ -313,7 +359,12 @@ def forgetful(rows: Rows[GuardedRow], frame: Frame, at_ms: int) -> None:
     before = cast(Claim | None, rows.get(about(frame)))
     fold_guarded(rows, frame, at_ms)
     after = cast(Claim | None, rows.get(about(frame)))
-    if isinstance(frame, ClaimingPartition) and before is not None and after is not None and before.epoch != after.epoch:
+    if (
+        isinstance(frame, ClaimingPartition)
+        and before is not None
+        and after is not None
+        and before.epoch != after.epoch
+    ):
         rows[about(frame)] = msgspec.structs.replace(after, current_offset=None)
 
 
@@ -327,7 +378,9 @@ def lenient(rows: Rows[GuardedRow], frame: Frame, at_ms: int) -> None:
 
 def blurred(rows: Rows[GuardedRow], frame: Frame, at_ms: int) -> None:
     """All partitions of a topic are one claim."""
-    fold_guarded(rows, frame if isinstance(frame, ReleaseGroup) else msgspec.structs.replace(frame, partition=0), at_ms)
+    fold_guarded(
+        rows, frame if isinstance(frame, ReleaseGroup) else msgspec.structs.replace(frame, partition=0), at_ms
+    )
 
 
 class Moody:
@@ -353,7 +406,10 @@ class Moody:
         (rows_make_sense, trusting),
         (a_prefix_and_the_rest_give_the_whole, Moody),
         (claims_do_not_touch_each_other, blurred),
-        *((the_oracle_agrees, fault) for fault in (credulous, hasty, trusting, forgetful, lenient, blurred, Moody)),
+        *(
+            (the_oracle_agrees, fault)
+            for fault in (credulous, hasty, trusting, forgetful, lenient, blurred, Moody)
+        ),
     ],
     ids=lambda each: each.__name__,
 )

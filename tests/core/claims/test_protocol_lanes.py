@@ -6,7 +6,17 @@ import re
 
 from holdfast.core.claims.lanes import LIMIT_LANES, lane_of, lane_topic
 from holdfast.core.engine.partitioners import murmur2
-from holdfast.core.ranges import LIMIT_AHEAD, RANGES_TOPIC, Base, Block, Keep, RangeRow, Ranges, Take, fold_range
+from holdfast.core.ranges import (
+    LIMIT_AHEAD,
+    RANGES_TOPIC,
+    Base,
+    Block,
+    Keep,
+    RangeRow,
+    Ranges,
+    Take,
+    fold_range,
+)
 from tests.support.places import DOCS
 
 PAGE = (DOCS / "PROTOCOL.md").read_text()
@@ -16,7 +26,11 @@ OPEN = Block(0, 10, 2, "a", "ia", 3, 2, 7, 1_000)
 
 def table(after: str) -> list[list[str]]:
     lines = SECTION.partition(after)[2].partition("\n###")[0].splitlines()
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines if line.startswith("|") and "---" not in line]
+    return [
+        [cell.strip() for cell in line.strip("|").split("|")]
+        for line in lines
+        if line.startswith("|") and "---" not in line
+    ]
 
 
 def after(row: Ranges | None, wish: Base | Take | Keep, at_ms: int = 1_001) -> Ranges | None:
@@ -58,17 +72,27 @@ def test_each_line_of_the_table_of_ranges_is_a_rule_of_the_fold() -> None:
     assert after(None, Base(99, row)) == row
     assert after(row, Base(5, Ranges(3))) == Ranges(3)
     assert after(row, Base(4, Ranges(3))) is None
-    assert after(row, Take(10, 15, "b", "ib")) == Ranges(0, (OPEN, Block(10, 15, 10, "b", "ib", 1, 0, 10, 1_001)))
+    assert after(row, Take(10, 15, "b", "ib")) == Ranges(
+        0, (OPEN, Block(10, 15, 10, "b", "ib", 1, 0, 10, 1_001))
+    )
     assert after(row, Take(0, 10, "b", "ib"), 1_999) is None
-    assert after(row, Take(0, 10, "b", "ib"), 2_000) == Ranges(0, (Block(0, 10, 2, "b", "ib", 4, 2, 7, 2_000),))
+    assert after(row, Take(0, 10, "b", "ib"), 2_000) == Ranges(
+        0, (Block(0, 10, 2, "b", "ib", 4, 2, 7, 2_000),)
+    )
     assert after(row, Keep(0, 3, "ia", 2)) == Ranges(0, (Block(0, 10, 2, "a", "ia", 3, 2, 7, 1_001),))
     assert after(row, Keep(0, 3, "ia", 5)) == Ranges(0, (Block(0, 10, 5, "a", "ia", 3, 0, 5, 1_001),))
     assert after(row, Keep(0, 3, "ia", 1)) is None
     assert after(row, Keep(0, 2, "ia", 5)) is None
     assert after(row, Keep(0, 3, "ib", 5)) is None
-    assert after(row, Keep(0, 3, "ia", 2, given=9)) == Ranges(0, (Block(0, 10, 2, "a", "ia", 3, 3, 7, 1_001),))
-    assert after(row, Keep(0, 3, "ia", 2, given=4)) == Ranges(0, (Block(0, 10, 2, "a", "ia", 3, 3, 4, 1_001),))
-    assert after(row, Keep(0, 3, "ia", 3, given=9)) == Ranges(0, (Block(0, 10, 3, "a", "ia", 3, 1, 9, 1_001),))
+    assert after(row, Keep(0, 3, "ia", 2, given=9)) == Ranges(
+        0, (Block(0, 10, 2, "a", "ia", 3, 3, 7, 1_001),)
+    )
+    assert after(row, Keep(0, 3, "ia", 2, given=4)) == Ranges(
+        0, (Block(0, 10, 2, "a", "ia", 3, 3, 4, 1_001),)
+    )
+    assert after(row, Keep(0, 3, "ia", 3, given=9)) == Ranges(
+        0, (Block(0, 10, 3, "a", "ia", 3, 1, 9, 1_001),)
+    )
     assert after(row, Keep(0, 3, "ia", 2, given=2)) is None
     assert after(row, Keep(0, 3, "ia", 2, given=11)) is None
     assert after(row, Keep(0, 3, "ia", 2, free=True, given=9)) is None

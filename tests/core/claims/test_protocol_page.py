@@ -1,4 +1,6 @@
-"""docs/PROTOCOL.md against the code: every row of its tables is executed, and every case of the code is found in its tables."""
+"""docs/PROTOCOL.md against the code: every row of its tables is executed, and every case of the code is
+found in its tables.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +25,16 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.views import AnomalyKind, Claim, CompatClaim, Pause, claim_key, fold_compat, fold_guarded, pause_key
+from holdfast.core.claims.views import (
+    AnomalyKind,
+    Claim,
+    CompatClaim,
+    Pause,
+    claim_key,
+    fold_compat,
+    fold_guarded,
+    pause_key,
+)
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import FrameError
 from tests.support.places import DOCS, ROOT
@@ -36,7 +47,9 @@ Row = dict[str, str]
 
 
 def tables(page: str) -> list[list[Row]]:
-    """Return every table of *page*, rows as dicts by heading; backticks and emphasis around a cell are dropped."""
+    """Return every table of *page*, rows as dicts by heading; backticks and emphasis around a cell are
+    dropped.
+    """
     found: list[list[Row]] = []
     headings: list[str] | None = None
     for line in page.splitlines():
@@ -65,7 +78,9 @@ def plain(cell: str) -> str:
 
 
 def rows_of(key: str, row: Any) -> tuple[dict[str, Any], Rows[Any]]:
-    """Return rows holding *row* under *key* (nothing for None), twice: as a dict to look into and as what a fold takes."""
+    """Return rows holding *row* under *key* (nothing for None), twice: as a dict to look into and as what
+    a fold takes.
+    """
     held: dict[str, Any] = {} if row is None else {key: row}
     return held, cast(Rows[Any], held)
 
@@ -77,7 +92,9 @@ def test_every_constant_of_the_page_is_that_of_the_code_and_the_page_has_all_of_
     told = {plain(row["Name"]): plain(row["Value"]) for row in table("Name", "Value", "Meaning")}
     constants = {**vars(frames), **vars(views)}
     assert told == {name: str(constants[name]) for name in told}
-    public = {name for name in constants if re.fullmatch(r"(LIMIT|HEARTBEAT|STALE|BASE|COORDINATION)_[A-Z_]+", name)}
+    public = {
+        name for name in constants if re.fullmatch(r"(LIMIT|HEARTBEAT|STALE|BASE|COORDINATION)_[A-Z_]+", name)
+    }
     assert set(told) == public
 
 
@@ -142,7 +159,11 @@ def test_every_log_time_of_the_page_is_what_the_fold_writes() -> None:
             befores = [held(heartbeat_at_s=known), held(heartbeat_at_s=None, released_at_s=known)]
         for before, offset in product(befores, (60, -1)):
             state, rows = rows_of("group/topic/3", before)
-            fold_guarded(rows, Heartbeat(int(row["Frame time, s"]), "instance", "client", "group", "topic", 3, offset), int(row["at_ms"]))
+            fold_guarded(
+                rows,
+                Heartbeat(int(row["Frame time, s"]), "instance", "client", "group", "topic", 3, offset),
+                int(row["at_ms"]),
+            )
             assert state["group/topic/3"].heartbeat_at_s == int(row["Log time, s"]), row
 
 
@@ -212,7 +233,9 @@ def number_in(frame: Frame) -> int:
 
 
 def guarded_after(effects: str, before: Claim | None, frame: Frame) -> Claim | None:
-    """Return what the page's words make of *before*; it knows the meaning of a cell and nothing of the rules."""
+    """Return what the page's words make of *before*; it knows the meaning of a cell and nothing of the
+    rules.
+    """
     meaning = {row["Effect"]: row for row in table("Effect", *EFFECT_FIELDS)}
     if effects == "nothing":
         assert all(meaning["nothing"][field] == "kept" for field in EFFECT_FIELDS)
@@ -240,7 +263,9 @@ def guarded_after(effects: str, before: Claim | None, frame: Frame) -> Claim | N
                     changes[field] = None if announced is None or announced <= number_in(frame) else announced
                 case "+ replaced":
                     kept = [each for each in after.fenced if each != frame.instance_id]
-                    changes[field] = tuple([*kept, replaced] if replaced not in (None, frame.instance_id) else kept)
+                    changes[field] = tuple(
+                        [*kept, replaced] if replaced not in (None, frame.instance_id) else kept
+                    )
                 case word:
                     raise AssertionError(f"{effect}.{field}: the page says {word!r}")
         after = msgspec.structs.replace(after, **changes)
@@ -259,7 +284,9 @@ def check_guarded(before: Claim | None, frame: Frame, effects: str, anomaly: str
     assert after == expected, f"{frame} on {before}"
 
 
-@pytest.mark.parametrize("row", table("Claim", "Frame", "Sender", "Effect", "Anomaly"), ids=lambda row: " ".join(row.values()))
+@pytest.mark.parametrize(
+    "row", table("Claim", "Frame", "Sender", "Effect", "Anomaly"), ids=lambda row: " ".join(row.values())
+)
 def test_each_transition_of_the_guarded_view_does_what_the_page_says(row: Row) -> None:
     for sender in senders(row["Sender"]):
         before = CLAIMS[row["Claim"]]
@@ -282,14 +309,19 @@ def test_numbers_that_do_not_fit_do_what_the_page_says() -> None:
     numbers = {"below `current_offset`": 49, "below 0": -1, "at `current_offset`": 50}
     for row in rows:
         check_guarded(
-            CLAIMS[row["Claim"]], frame_of(row["Frame of the owner"], "owner", numbers[row["Last field"]]), row["Effect"], row["Anomaly"]
+            CLAIMS[row["Claim"]],
+            frame_of(row["Frame of the owner"], "owner", numbers[row["Last field"]]),
+            row["Effect"],
+            row["Anomaly"],
         )
     told = {row["Anomaly"] for row in rows + table("Claim", "Frame", "Sender", "Effect", "Anomaly")} - {""}
     assert told == {each.value for each in AnomalyKind}, "every kind of anomaly is on the page"
 
 
 def test_a_row_holds_the_fields_that_the_page_lists() -> None:
-    guarded, compat = ([plain(row["Field"]) for row in rows] for rows in (table("Field", "Meaning"), table("Field", "Go")))
+    guarded, compat = (
+        [plain(row["Field"]) for row in rows] for rows in (table("Field", "Meaning"), table("Field", "Go"))
+    )
     assert tuple(guarded) == Claim.__struct_fields__
     assert tuple(compat) == CompatClaim.__struct_fields__
     assert claim_key("group", "topic", 3) == "group/topic/3"
@@ -304,7 +336,9 @@ def test_each_pause_of_the_page_leaves_the_row_it_says() -> None:
         frame = ReleaseGroup(5, "instance", "admin", "group", int(row["msg_expire_time_s"]))
         fold_guarded(rows, frame, int(row["Log time, s"]) * 1000 + 999)
         after = state.get(pause_key("group"))
-        assert (after and after.expires_at_s) == (expected.expires_at_s if (expected := row_of(row["Row after"])) else None), row
+        assert (after and after.expires_at_s) == (
+            expected.expires_at_s if (expected := row_of(row["Row after"])) else None
+        ), row
 
 
 # -- the compat view
@@ -345,7 +379,9 @@ def test_each_transition_of_the_compat_view_does_what_the_page_says_and_none_is_
                 frame = frame_of(row["Frame"], sender)
                 state, rows = rows_of("group/topic/3", COMPAT_CLAIMS[claim])
                 assert fold_compat(rows, frame, AT_MS) is None
-                assert state.get("group/topic/3") == compat_after(row["Effect"], COMPAT_CLAIMS[claim], frame), row
+                assert state.get("group/topic/3") == compat_after(
+                    row["Effect"], COMPAT_CLAIMS[claim], frame
+                ), row
     assert sorted(told) == sorted(product(COMPAT_CLAIMS, ON_CLAIMS, SENDERS))
 
 
@@ -366,14 +402,23 @@ def test_every_departure_of_the_page_names_a_test_that_exists() -> None:
 @pytest.mark.parametrize(
     ("told", "changed"),
     [
-        ("| live | Heartbeat | other client | nothing | foreign-heartbeat |", "| live | Heartbeat | other client | take, offset | |"),
+        (
+            "| live | Heartbeat | other client | nothing | foreign-heartbeat |",
+            "| live | Heartbeat | other client | take, offset | |",
+        ),
         ("| stale | ClaimingPartition | any | take | |", "| stale | ClaimingPartition | any | nothing | |"),
-        ("| live | ReleasingPartition | owner | release, offset | |", "| live | ReleasingPartition | owner | release | |"),
+        (
+            "| live | ReleasingPartition | owner | release, offset | |",
+            "| live | ReleasingPartition | owner | release | |",
+        ),
     ],
 )
 def test_a_changed_row_of_the_page_is_noticed(told: str, changed: str) -> None:
     assert PAGE.count(told) == 1
-    before, after = (table("Claim", "Frame", "Sender", "Effect", "Anomaly", page=page) for page in (PAGE, PAGE.replace(told, changed)))
+    before, after = (
+        table("Claim", "Frame", "Sender", "Effect", "Anomaly", page=page)
+        for page in (PAGE, PAGE.replace(told, changed))
+    )
     (row,) = (row for row in after if row not in before)
     with pytest.raises(AssertionError):
         test_each_transition_of_the_guarded_view_does_what_the_page_says(row)

@@ -1,4 +1,6 @@
-"""docs/PROTOCOL.md, "Pausing and resetting a group", against the code: every row of its tables is executed."""
+"""docs/PROTOCOL.md, "Pausing and resetting a group", against the code: every row of its tables is
+executed.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +22,14 @@ from holdfast.core.claims.frames import (
     Heartbeat,
     ReleasingPartition,
 )
-from holdfast.core.claims.resets import Decision, Decisions, ResetAbort, ResetCommit, decode_decision, encode_decision
+from holdfast.core.claims.resets import (
+    Decision,
+    Decisions,
+    ResetAbort,
+    ResetCommit,
+    decode_decision,
+    encode_decision,
+)
 from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, fold_guarded
 from tests.core.claims.test_protocol_page import NOW_S, PAGE, plain, rows_of, table
 
@@ -77,12 +86,18 @@ def test_a_reserved_claim_meets_each_frame_as_the_page_says(age_s: int) -> None:
     for row in rows:
         for sender in SENDERS[row["From"]]:
             after = fold(before, frame(row["Reserved claim meets"], *sender))
-            assert (None if after.anomaly is None else after.anomaly.kind.value) == (row["As an anomaly"] or None), row
+            assert (None if after.anomaly is None else after.anomaly.kind.value) == (
+                row["As an anomaly"] or None
+            ), row
             assert (after.client_id, after.instance_id, after.epoch) == ("admin", RESET, 3), row
             renewed = (after.heartbeat_at_s == NOW_S, after.released_at_s == NOW_S, after.current_offset)
             assert (
                 renewed
-                == {"nothing": (False, False, 40), "renew, offset": (True, False, 49), "release, offset": (False, True, 9)}[row["Then"]]
+                == {
+                    "nothing": (False, False, 40),
+                    "renew, offset": (True, False, 49),
+                    "release, offset": (False, True, 9),
+                }[row["Then"]]
             )
 
 
@@ -94,7 +109,11 @@ def test_a_heartbeat_of_a_reset_takes_no_claim_of_anybody() -> None:
         after = fold(before, frame("Heartbeat", "admin", RESET))
         assert after.anomaly is not None
         assert after.anomaly.kind is views.AnomalyKind.FOREIGN_HEARTBEAT
-        assert (after.client_id, after.current_offset, after.heartbeat_at_s) == ("worker-8", 3, before.heartbeat_at_s)
+        assert (after.client_id, after.current_offset, after.heartbeat_at_s) == (
+            "worker-8",
+            3,
+            before.heartbeat_at_s,
+        )
     assert "foreign-heartbeat), whether that claim is live, stale or released" in " ".join(PAGE.split())
 
 
@@ -134,7 +153,11 @@ class Log(ResetLog):
 
 def test_what_a_dead_reset_holds_is_settled_as_the_page_says() -> None:
     rows = table("First decision", "Administrator", "Written by who looks", "Given back with")
-    logs: dict[str, Callable[[], Log]] = {"commit": lambda: Log(COMMIT), "abort": lambda: Log(ABORT, COMMIT), "none": Log}
+    logs: dict[str, Callable[[], Log]] = {
+        "commit": lambda: Log(COMMIT),
+        "abort": lambda: Log(ABORT, COMMIT),
+        "none": Log,
+    }
     logs["none, but a commit comes before the abort"] = lambda: Log(late=COMMIT)
     assert {row["First decision"] for row in rows} == set(logs)
     offsets = {"its new offset": [0], "its old offset": [40], "not given back": []}
@@ -142,10 +165,19 @@ def test_what_a_dead_reset_holds_is_settled_as_the_page_says() -> None:
         for silent in {"any": (False, True), "heard of": (False,), "silent": (True,)}[row["Administrator"]]:
             log = logs[row["First decision"]]()
             before = len(log.written)
-            frames = settle(log, {KEY: HELD}, client="worker-8", now_s=NOW_S, is_silent=lambda _, told=silent: told, start=lambda _: 0)  # type: ignore[misc]
+            frames = settle(
+                log,
+                {KEY: HELD},
+                client="worker-8",
+                now_s=NOW_S,
+                is_silent=lambda _, told=silent: told,  # type: ignore[misc]
+                start=lambda _: 0,
+            )
             assert [frame.current_offset for frame in frames] == offsets[plain(row["Given back with"])], row
             assert all((frame.client_id, frame.instance_id) == ("admin", RESET) for frame in frames)
-            wrote = [type(decision).__name__.lower() for decision in log.written[before:] if decision is not COMMIT]
+            wrote = [
+                type(decision).__name__.lower() for decision in log.written[before:] if decision is not COMMIT
+            ]
             assert wrote == ([row["Written by who looks"]] if row["Written by who looks"] else []), row
 
 

@@ -1,4 +1,6 @@
-"""Resets, purely: what the fold lets nobody do to a partition that a reset holds, and which decision counts."""
+"""Resets, purely: what the fold lets nobody do to a partition that a reset holds, and which decision
+counts.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +10,13 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.claims.frames import ClaimingMessages, ClaimingPartition, Frame, Heartbeat, ReleasingPartition
+from holdfast.core.claims.frames import (
+    ClaimingMessages,
+    ClaimingPartition,
+    Frame,
+    Heartbeat,
+    ReleasingPartition,
+)
 from holdfast.core.claims.resets import (
     LIMIT_DECISION_BYTES,
     Aim,
@@ -27,13 +35,23 @@ from holdfast.core.claims.resets import (
     parse_scope,
     release,
 )
-from holdfast.core.claims.views import RESET_INSTANCE, AnomalyKind, Claim, ClaimKey, fold_guarded, is_live, is_reserved
+from holdfast.core.claims.views import (
+    RESET_INSTANCE,
+    AnomalyKind,
+    Claim,
+    ClaimKey,
+    fold_guarded,
+    is_live,
+    is_reserved,
+)
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import ConfigError, DecodeError
 
 KEY = ClaimKey("g", "orders", 0)
 RESET = RESET_INSTANCE + "5e"
-COMMIT = ResetCommit(reset_id="5e", group="g", client="admin", at_s=100, offsets={"orders": ((0, 40, 0), (1, 7, 9))})
+COMMIT = ResetCommit(
+    reset_id="5e", group="g", client="admin", at_s=100, offsets={"orders": ((0, 40, 0), (1, 7, 9))}
+)
 ABORT = ResetAbort(reset_id="5e", group="g", client="worker-8", at_s=101, reason="silent")
 
 
@@ -55,7 +73,9 @@ class World:
 def held() -> World:
     """A partition at offset 40 that reset 5e has held since second 100."""
     world = World()
-    world.fold(10, Heartbeat(10, "i7", "worker-7", *KEY, 40), ReleasingPartition(11, "i7", "worker-7", *KEY, 40))
+    world.fold(
+        10, Heartbeat(10, "i7", "worker-7", *KEY, 40), ReleasingPartition(11, "i7", "worker-7", *KEY, 40)
+    )
     world.fold(100, ClaimingPartition(100, RESET, "admin", *KEY), Heartbeat(100, RESET, "admin", *KEY, 40))
     return world
 
@@ -76,7 +96,11 @@ def held() -> World:
 def test_what_a_reset_holds_is_nobody_elses_however_old_it_is(held: World, frame: Frame, at_s: int) -> None:
     before = held.rows["g/orders/0"]
     after = held.fold(at_s, frame)
-    assert (after.client_id, after.instance_id, after.epoch) == (before.client_id, before.instance_id, before.epoch)
+    assert (after.client_id, after.instance_id, after.epoch) == (
+        before.client_id,
+        before.instance_id,
+        before.epoch,
+    )
     assert (after.current_offset, after.heartbeat_at_s, after.proposed_offset) == (40, 100, None)
     assert is_reserved(after)
 
@@ -114,9 +138,13 @@ commits = st.builds(
     group=ids,
     client=ids,
     at_s=st.integers(0, 2**40),
-    offsets=st.dictionaries(ids, st.lists(st.tuples(*[st.integers(0, 2**62)] * 3), max_size=4).map(tuple), max_size=3),
+    offsets=st.dictionaries(
+        ids, st.lists(st.tuples(*[st.integers(0, 2**62)] * 3), max_size=4).map(tuple), max_size=3
+    ),
 )
-aborts = st.builds(ResetAbort, reset_id=ids, group=ids, client=ids, at_s=st.integers(0, 2**40), reason=st.text(max_size=20))
+aborts = st.builds(
+    ResetAbort, reset_id=ids, group=ids, client=ids, at_s=st.integers(0, 2**40), reason=st.text(max_size=20)
+)
 
 
 @given(st.one_of(commits, aborts))
@@ -155,7 +183,9 @@ def test_what_is_no_decision_is_refused_with_a_typed_error(value: bytes | None) 
 def test_a_decision_that_no_record_can_hold_is_refused_before_anything_is_written() -> None:
     many = tuple((partition, 2**60, 2**60) for partition in range(30_000))
     with pytest.raises(ConfigError, match="reset fewer topics"):
-        encode_decision(ResetCommit(reset_id="5e", group="g", client="admin", at_s=1, offsets={"orders": many}))
+        encode_decision(
+            ResetCommit(reset_id="5e", group="g", client="admin", at_s=1, offsets={"orders": many})
+        )
 
 
 def test_the_offset_a_partition_is_freed_with_follows_from_the_decision_alone(held: World) -> None:
@@ -178,7 +208,9 @@ def test_the_offset_a_partition_is_freed_with_follows_from_the_decision_alone(he
     st.integers(0, 2**61),
     st.booleans(),
 )
-def test_no_new_offset_lies_outside_the_log(where: Where, value: int, current: int | None, earliest: int, length: int, found: bool) -> None:
+def test_no_new_offset_lies_outside_the_log(
+    where: Where, value: int, current: int | None, earliest: int, length: int, found: bool
+) -> None:
     spot = Spot(current, earliest, earliest + length, earliest + length // 2 if found else None)
     assert earliest <= Aim(where, value).offset(spot) <= earliest + length
 
@@ -195,7 +227,9 @@ def test_what_is_no_time_is_refused(text: str) -> None:
         parse_datetime_ms(text)
 
 
-@pytest.mark.parametrize("text", ["", ":1", "orders:", "orders:x", "orders:1,", "orders:-1", "orders:1:2", "orders:²"])
+@pytest.mark.parametrize(
+    "text", ["", ":1", "orders:", "orders:x", "orders:1,", "orders:-1", "orders:1:2", "orders:²"]
+)
 def test_what_names_no_partitions_is_refused(text: str) -> None:
     with pytest.raises(ConfigError, match="write TOPIC or TOPIC:PARTITION"):
         parse_scope([text])

@@ -43,7 +43,10 @@ AGES: dict[str, Any] = json.loads((TESTDATA / "claim_age.json").read_text())
 
 
 class World:
-    """One coordination partition, folded by both views. A sender is "client/instance"; its clock is right unless told."""
+    """One coordination partition, folded by both views.
+
+    A sender is "client/instance"; its clock is right unless told.
+    """
 
     def __init__(self) -> None:
         self.guarded: dict[str, GuardedRow] = {}
@@ -54,13 +57,23 @@ class World:
         assert fold_guarded(cast(Rows[GuardedRow], self.guarded), frame, at_ms) is None
         assert fold_compat(cast(Rows[CompatClaim], self.compat), frame, at_ms) is None
 
-    def heartbeat(self, sender: str, at_s: int, offset: int, *, clock_s: int | None = None, **more: Any) -> None:
+    def heartbeat(
+        self, sender: str, at_s: int, offset: int, *, clock_s: int | None = None, **more: Any
+    ) -> None:
         client, instance = sender.split("/")
-        self.put(Heartbeat(at_s if clock_s is None else clock_s, instance, client, "g", "t", 0, offset), at_s, **more)
+        self.put(
+            Heartbeat(at_s if clock_s is None else clock_s, instance, client, "g", "t", 0, offset),
+            at_s,
+            **more,
+        )
 
     def claiming(self, sender: str, at_s: int, *, clock_s: int | None = None, **more: Any) -> None:
         client, instance = sender.split("/")
-        self.put(ClaimingPartition(at_s if clock_s is None else clock_s, instance, client, "g", "t", 0), at_s, **more)
+        self.put(
+            ClaimingPartition(at_s if clock_s is None else clock_s, instance, client, "g", "t", 0),
+            at_s,
+            **more,
+        )
 
     def release(self, sender: str, at_s: int, offset: int) -> None:
         client, instance = sender.split("/")
@@ -111,7 +124,9 @@ def test_m3_a_claim_is_held_below_twice_the_interval_in_both_views(vector: dict[
     assert (partition_claim(world.go, vector["now_s"]) == world.go) is vector["claimed"]
 
 
-def test_m3_no_heartbeat_is_no_claim_and_a_heartbeat_ahead_of_the_reader_is_one_only_in_the_guarded_view() -> None:
+def test_m3_no_heartbeat_is_no_claim_and_a_heartbeat_ahead_of_the_reader_is_one_only_in_the_guarded_view() -> (
+    None
+):
     none, ahead = AGES["special"]
     assert not claimed(None, none["now_s"])
     assert not compat_claimed(None, none["now_s"])
@@ -123,7 +138,9 @@ def test_m3_no_heartbeat_is_no_claim_and_a_heartbeat_ahead_of_the_reader_is_one_
     assert compat_claimed(world.go, ahead["now_s"]) is ahead["compat_claimed"]
 
 
-def test_m4_a_claim_while_the_owner_is_live_changes_nothing_and_at_twice_the_interval_it_succeeds_keeping_the_offset() -> None:
+def test_m4_a_claim_while_the_owner_is_live_changes_nothing_and_at_twice_the_interval_it_succeeds_keeping_the_offset() -> (
+    None
+):
     world = World()
     world.heartbeat("a/i1", 1, 33)
     before = (world.claim, world.go)
@@ -150,7 +167,11 @@ def test_m5_only_the_owning_instance_releases() -> None:
     assert world.anomalies == (2, "foreign-release", "b/i1")
     world.release("a/i1", 30, 10)
     assert (world.go.last_release_s, world.go.last_heartbeat_s, world.go.current_offset) == (30, 0, 10)
-    assert (world.claim.released_at_s, world.claim.heartbeat_at_s, world.claim.current_offset) == (30, None, 10)
+    assert (world.claim.released_at_s, world.claim.heartbeat_at_s, world.claim.current_offset) == (
+        30,
+        None,
+        10,
+    )
     assert status(world.claim, 30) == "released"
     assert not claimed(world.claim, 30)
 
@@ -249,7 +270,9 @@ def test_d1_a_claim_refused_live_stays_refused_in_every_replay() -> None:
     assert live.guarded == replayed.guarded
     assert live.owner == "a/i1"
     assert live.claim.epoch == 1
-    assert not views._compat_live(live.go, 1061 + 365 * 86400), "what the Go library asks when it replays: its own clock"
+    assert not views._compat_live(live.go, 1061 + 365 * 86400), (
+        "what the Go library asks when it replays: its own clock"
+    )
 
 
 def test_d2_a_zombie_that_thaws_after_a_takeover_moves_neither_owner_nor_offset() -> None:
@@ -260,7 +283,9 @@ def test_d2_a_zombie_that_thaws_after_a_takeover_moves_neither_owner_nor_offset(
     world.heartbeat("a/i1", 140, 51)
     assert (world.owner, world.claim.current_offset, world.claim.heartbeat_at_s) == ("b/j1", 60, 131)
     assert world.anomalies == (1, "foreign-heartbeat", "a/i1")
-    assert (world.go_owner, world.go.current_offset) == ("a/i1", 51), "the Go library hands the claim back, at an older offset"
+    assert (world.go_owner, world.go.current_offset) == ("a/i1", 51), (
+        "the Go library hands the claim back, at an older offset"
+    )
     world.heartbeat("b/j1", 150, 61)
     assert world.anomalies == (1, "foreign-heartbeat", "a/i1"), "the owner's next heartbeat keeps the note"
 
@@ -269,7 +294,12 @@ def test_d2_a_stale_or_released_claim_is_handed_over_by_a_heartbeat_as_go_member
     world = World()
     world.heartbeat("a/i1", 10, 50)
     world.heartbeat("b/j1", 130, 55)
-    assert (world.owner, world.claim.epoch, world.claim.current_offset, world.claim.anomaly) == ("b/j1", 2, 55, None)
+    assert (world.owner, world.claim.epoch, world.claim.current_offset, world.claim.anomaly) == (
+        "b/j1",
+        2,
+        55,
+        None,
+    )
     world.release("b/j1", 131, 56)
     world.heartbeat("a/i1", 132, 57)
     assert (world.owner, world.claim.epoch, world.claim.released_at_s) == ("a/i1", 3, None)
@@ -361,7 +391,12 @@ def test_d17_of_two_processes_under_one_client_id_the_newer_owns_the_claim() -> 
         world.heartbeat("a/i1", at_s, 51)
         world.release("a/i1", at_s, 52)
         world.heartbeat("a/i2", at_s + 1, 60 + at_s)
-    assert (world.owner, world.claim.epoch, world.claim.current_offset, world.claim.fenced) == ("a/i2", 2, 105, ("i1",))
+    assert (world.owner, world.claim.epoch, world.claim.current_offset, world.claim.fenced) == (
+        "a/i2",
+        2,
+        105,
+        ("i1",),
+    )
     assert world.anomalies == (6, "foreign-release", "a/i1")
     world.heartbeat("a/i1", 50, 51)
     assert world.go_owner == "a/i1", "in the Go library they take turns"

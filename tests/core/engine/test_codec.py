@@ -43,7 +43,12 @@ class Row(msgspec.Struct, frozen=True):
     by_name: dict[str, float] = {}
 
 
-rows = st.builds(Row, count=int64, names=st.frozensets(text), by_name=st.dictionaries(text, st.floats() | st.integers(-9, 9)))
+rows = st.builds(
+    Row,
+    count=int64,
+    names=st.frozensets(text),
+    by_name=st.dictionaries(text, st.floats() | st.integers(-9, 9)),
+)
 CODEC: RowCodec[Row] = RowCodec(Row)
 
 
@@ -151,27 +156,41 @@ class LooseData:
     n: int = 0
 
 
-@pytest.mark.parametrize("kind", [int, str, bytes, Colour, Tree, Leaf, tuple[int, ...], tuple[int, Leaf | None], bool])
+@pytest.mark.parametrize(
+    "kind", [int, str, bytes, Colour, Tree, Leaf, tuple[int, ...], tuple[int, Leaf | None], bool]
+)
 def test_types_with_one_form_are_plain(kind: Any) -> None:
     assert is_plain(kind)
     assert why_unfit(kind) is None
 
 
 @pytest.mark.parametrize(
-    "row", [views.GuardedRow, views.CompatClaim, membership.GroupsRow, registry.Registration, ledger.BookRow, progress.Reached]
+    "row",
+    [
+        views.GuardedRow,
+        views.CompatClaim,
+        membership.GroupsRow,
+        registry.Registration,
+        ledger.BookRow,
+        progress.Reached,
+    ],
 )
 def test_rows_of_holdfasts_own_processors_are_plain(row: Any) -> None:
     """Otherwise each row is written and read back where it is set, which takes a third of the rate."""
     assert is_plain(row)
 
 
-@pytest.mark.parametrize("kind", [float, Mean, Leaf | Mean, tuple[float, ...], frozenset[int], Row, Point, Size, tuple[Point, ...]])
+@pytest.mark.parametrize(
+    "kind", [float, Mean, Leaf | Mean, tuple[float, ...], frozenset[int], Row, Point, Size, tuple[Point, ...]]
+)
 def test_types_that_take_several_forms_are_not_plain(kind: Any) -> None:
     assert not is_plain(kind)
     assert why_unfit(kind) is None or kind is Row  # whose dict can be changed in place
 
 
-@pytest.mark.parametrize("kind", [Loose, LooseData, list[int], dict[str, int], set[int], bytearray, Any, Leaf | TaggedLoose])
+@pytest.mark.parametrize(
+    "kind", [Loose, LooseData, list[int], dict[str, int], set[int], bytearray, Any, Leaf | TaggedLoose]
+)
 def test_rows_that_could_be_changed_in_place_are_unfit(kind: Any) -> None:
     assert "immutable" in str(why_unfit(kind))
 
@@ -180,7 +199,9 @@ def test_none_stands_for_no_row() -> None:
     assert "no row" in str(why_unfit(int | None))
 
 
-@pytest.mark.parametrize("kind", [complex, object, tuple[complex, ...], "NoSuchName", Leaf | Point | dict[str, int], 5])
+@pytest.mark.parametrize(
+    "kind", [complex, object, tuple[complex, ...], "NoSuchName", Leaf | Point | dict[str, int], 5]
+)
 def test_types_that_cannot_be_decoded_are_unfit(kind: Any) -> None:
     assert why_unfit(kind) is not None
 
@@ -217,8 +238,12 @@ def shown(state: dict[bytes, bytes]) -> str:
 
 
 @given(states, states)
-def test_states_have_equal_digests_exactly_when_they_are_equal(one: dict[bytes, bytes], other: dict[bytes, bytes]) -> None:
-    bare, other_bare = ({key: value for key, value in each.items() if key[:1] != META} for each in (one, other))
+def test_states_have_equal_digests_exactly_when_they_are_equal(
+    one: dict[bytes, bytes], other: dict[bytes, bytes]
+) -> None:
+    bare, other_bare = (
+        {key: value for key, value in each.items() if key[:1] != META} for each in (one, other)
+    )
     assert (shown(one) == shown(other)) == (bare == other_bare)
 
 

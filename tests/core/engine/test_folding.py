@@ -53,7 +53,9 @@ def decoded(value: Any) -> Any:
 
 
 def processor(fold: Any = count, **more: Any) -> Processor[Any, Total]:
-    return Processor(name="t", source="s", decode=decoded, fold=fold, row=Total, **{"emits": ("out", "woken"), **more})
+    return Processor(
+        name="t", source="s", decode=decoded, fold=fold, row=Total, **{"emits": ("out", "woken"), **more}
+    )
 
 
 def batch(*events: Any, first: int = 0, times_ms: Sequence[int] | None = None) -> Batch:
@@ -130,7 +132,11 @@ def test_a_slow_fold_makes_steps_short_and_a_quick_one_long_again(events: list[s
     assert max(steps_of(0.000_001, 12_000)) > 400
 
 
-@pytest.mark.parametrize("events", [["a"] * 100, ["bad", *["a"] * 99], [*["a"] * 9, "bad", *["a"] * 90]], ids=["fast", "bad", "bad later"])
+@pytest.mark.parametrize(
+    "events",
+    [["a"] * 100, ["bad", *["a"] * 99], [*["a"] * 9, "bad", *["a"] * 90]],
+    ids=["fast", "bad", "bad later"],
+)
 @pytest.mark.parametrize("record_s", [0.001, 0.01, 0.05, 0.2, 2.0])
 def test_the_first_steps_of_a_slow_fold_are_short_too(events: list[str], record_s: float) -> None:
     folds = 0
@@ -143,7 +149,9 @@ def test_the_first_steps_of_a_slow_fold_are_short_too(events: list[str], record_
     folder = Folder(processor(fold), Store())
     before = 0
     for _ in folder.steps([batch(*events)]):
-        assert folds - before <= max(2, round(0.1 / record_s)), "0.1 s; a record, or two after one that was refused at once"
+        assert folds - before <= max(2, round(0.1 / record_s)), (
+            "0.1 s; a record, or two after one that was refused at once"
+        )
         folder.stepped((folds - before) * record_s)
         before = folds
 
@@ -187,7 +195,10 @@ def rung(rows: Rows[Total], key: str, at_ms: int) -> list[Emit]:
 @pytest.mark.parametrize("seed", range(5))
 def test_transactions_closed_early_come_to_the_same_as_one_that_is_not(seed: int, bad: float) -> None:
     chance = Random(seed)
-    events = [chance.choice(["bad", "ill"]) if chance.random() < bad else chance.choice("abcdefgh") for _ in range(6 * STEP_RECORDS)]
+    events = [
+        chance.choice(["bad", "ill"]) if chance.random() < bad else chance.choice("abcdefgh")
+        for _ in range(6 * STEP_RECORDS)
+    ]
     whole = batch(*events, times_ms=[at * 3 + chance.randrange(50) for at in range(len(events))])
     cuts = sorted(chance.sample(range(1, len(events)), chance.randrange(5)))
     batches = [whole.slice(start, stop) for start, stop in zip([0, *cuts], [*cuts, len(events)], strict=True)]
@@ -213,7 +224,9 @@ def test_transactions_closed_early_come_to_the_same_as_one_that_is_not(seed: int
 
 
 @pytest.mark.parametrize("events", [["a"], ["bad", *["a"] * 99]], ids=["fast", "record by record"])
-def test_a_batch_is_asked_for_when_those_before_it_are_folded_and_after_an_early_close_not_at_all(events: list[str]) -> None:
+def test_a_batch_is_asked_for_when_those_before_it_are_folded_and_after_an_early_close_not_at_all(
+    events: list[str],
+) -> None:
     folder, asked, length = Folder(processor(), Store()), list[int](), 4_000
 
     def batches() -> Iterator[Batch]:
@@ -231,7 +244,9 @@ def test_a_batch_is_asked_for_when_those_before_it_are_folded_and_after_an_early
     assert folder.changes is not None
     assert length <= folder.changes.marker.applied < 2 * length - 1
     assert folder.changes.records == folder.changes.marker.applied + 1
-    assert len(folder.changes.refused) == sum(event == "bad" for event in (events * length)[: folder.changes.records])
+    assert len(folder.changes.refused) == sum(
+        event == "bad" for event in (events * length)[: folder.changes.records]
+    )
 
 
 def test_a_transaction_left_open_is_not_folded_over() -> None:
@@ -310,7 +325,10 @@ def test_a_row_of_exactly_the_limit_is_kept() -> None:
         assert [each.offset for each in changes.refused] == refused
 
 
-@pytest.mark.parametrize("row", [Total(1 << 70), Total(object()), Total("text"), Total(0, "\ud800"), 5, "text"])  # type: ignore[arg-type]
+@pytest.mark.parametrize(
+    "row",
+    [Total(1 << 70), Total(object()), Total("text"), Total(0, "\ud800"), 5, "text"],  # type: ignore[arg-type]
+)
 def test_a_row_that_cannot_be_written_or_read_again_is_refused(row: Any) -> None:
     def fold(rows: Rows[Any], event: Any, _: int) -> None:
         rows["a"] = row if event == "x" else Total(1)
@@ -388,7 +406,10 @@ def test_an_emit_to_a_topic_that_is_not_declared_is_refused_whatever_topics_ther
     assert changes is not None
     (refused,) = changes.refused
     assert (refused.offset, refused.stage, refused.error) == (1, "fold", "FoldError")
-    assert f"emit to 'undeclared': not among the emits of processor t ({', '.join(declared) or 'none'})" in refused.reason
+    assert (
+        f"emit to 'undeclared': not among the emits of processor t ({', '.join(declared) or 'none'})"
+        in refused.reason
+    )
     assert changes.emits == []
     assert [key for key, _ in changes.puts] == [row_key("ok")]
 
@@ -398,7 +419,9 @@ def test_an_on_wake_that_emits_to_a_topic_not_declared_is_refused_and_has_fired(
         if event == "set":
             rows.wake_at("k", at_ms + 1)
 
-    changes = Folder(processor(fold, emits=(), on_wake=lambda *_: [Emit("woken")]), Store()).fold([batch("set", "x", times_ms=[0, 9])])
+    changes = Folder(processor(fold, emits=(), on_wake=lambda *_: [Emit("woken")]), Store()).fold(
+        [batch("set", "x", times_ms=[0, 9])]
+    )
     assert changes is not None
     assert [(each.offset, each.stage) for each in changes.refused] == [(1, "wake")]
     assert dict(changes.puts)[wake_key("k")] is None
@@ -429,7 +452,10 @@ def test_a_list_in_a_tuples_place_cannot_be_changed_in_place_wherever_the_log_is
     folder: Folder[Any] = Folder(basket, store)
     log = ["set", "append", "fail", "set", "append"]
     for first in range(0, len(log), cut):
-        refused += [each.offset for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused]
+        refused += [
+            each.offset
+            for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused
+        ]
         assert folder.rows.get("a") == Basket((1,)), "no reader sees another row than the next owner does"
     assert refused == [1, 2, 4]
 
@@ -480,9 +506,12 @@ def bare_tuple(rows: Rows[Any], event: str, _: int) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "fold"), [(Blob, grow_bytes), (Basket, grow_and_replace), (Uncompared, grow_uncompared), (Pair, bare_tuple)]
+    ("row", "fold"),
+    [(Blob, grow_bytes), (Basket, grow_and_replace), (Uncompared, grow_uncompared), (Pair, bare_tuple)],
 )
-def test_values_that_only_equal_those_of_the_declared_type_give_the_same_wherever_the_log_is_cut(row: Any, fold: Any) -> None:
+def test_values_that_only_equal_those_of_the_declared_type_give_the_same_wherever_the_log_is_cut(
+    row: Any, fold: Any
+) -> None:
     """And the same as a worker that restarts after each transaction."""
     log, found = ["1", "2", "3"], []
     for cut, restarts in ((1, True), (1, False), (2, False), (3, False)):
@@ -490,13 +519,22 @@ def test_values_that_only_equal_those_of_the_declared_type_give_the_same_whereve
         told: Processor[Any, Any] = Processor(name="t", source="s", decode=decoded, fold=fold, row=row)
         folder: Folder[Any] = Folder(told, store)
         for first in range(0, len(log), cut):
-            refused += [each.offset for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused]
-            folder = Folder(told, store, applied=folder.applied, stream_ms=folder.stream_ms) if restarts else folder
+            refused += [
+                each.offset
+                for each in folded(folder, store, batch(*log[first : first + cut], first=first)).refused
+            ]
+            folder = (
+                Folder(told, store, applied=folder.applied, stream_ms=folder.stream_ms)
+                if restarts
+                else folder
+            )
         found.append(({key: value for key, value in store.items() if key[:1] != META}, refused))
     assert found == [found[0]] * len(found)
 
 
-def test_a_row_that_could_be_changed_in_place_would_make_live_and_replay_differ(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_row_that_could_be_changed_in_place_would_make_live_and_replay_differ(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     class Listed(msgspec.Struct, frozen=True):
         items: list[int] = []
 
@@ -545,7 +583,13 @@ def test_a_stop_iteration_ends_one_record_not_the_batch(where: str) -> None:
         raise StopIteration
 
     folder = Folder(
-        Processor(name="t", source="s", row=Total, decode=stop if where == "decode" else decoded, fold=stop if where == "fold" else count),
+        Processor(
+            name="t",
+            source="s",
+            row=Total,
+            decode=stop if where == "decode" else decoded,
+            fold=stop if where == "fold" else count,
+        ),
         Store(),
     )
     changes = folder.fold([batch("a", "b")])
@@ -619,7 +663,9 @@ def arm(rows: Rows[Total], event: Any, at_ms: int) -> None:
 
 
 def woken(store: Store, wake: Any, *records: tuple[int, Any]) -> list[tuple[Any, ...]]:
-    """Fold (append time, timers to set) one by one in a transaction; return what on_wake emitted, told apart by record."""
+    """Fold (append time, timers to set) one by one in a transaction; return what on_wake emitted, told
+    apart by record.
+    """
     out: list[tuple[Any, ...]] = []
     folder = Folder(processor(arm, on_wake=wake), store)
     for offset, (at_ms, event) in enumerate(records):
@@ -642,7 +688,13 @@ def test_timers_fire_before_the_record_that_passes_them_in_order() -> None:
 
 
 def test_a_time_already_passed_fires_at_the_next_later_append_time() -> None:
-    assert woken(Store(), tell, (10, [("a", 3)]), (10, []), (-1, []), (9, []), (11, [])) == [(), (), (), (), (("a", 3),)]
+    assert woken(Store(), tell, (10, [("a", 3)]), (10, []), (-1, []), (9, []), (11, [])) == [
+        (),
+        (),
+        (),
+        (),
+        (("a", 3),),
+    ]
 
 
 @pytest.mark.parametrize("back_ms", [0, 1, 1_000_000])
@@ -674,7 +726,9 @@ def test_a_timer_whose_on_wake_raises_has_fired_and_is_refused_by_name() -> None
     folder = Folder(processor(arm, on_wake=failing), Store())
     changes = folder.fold([batch([("a", 1)], [], [], times_ms=[0, 1, 2])])
     assert changes is not None
-    assert [(each.offset, each.stage, each.reason) for each in changes.refused] == [(1, "wake", "timer 'a' due at 1: no")]
+    assert [(each.offset, each.stage, each.reason) for each in changes.refused] == [
+        (1, "wake", "timer 'a' due at 1: no")
+    ]
     assert dict(folder.rows.scan()) == {}
 
 
@@ -720,7 +774,9 @@ def test_the_next_transaction_meets_a_row_as_a_restarted_worker_would() -> None:
         return [Emit("out", None, repr(before).encode())]
 
     store = Store()
-    folder: Folder[Any] = Folder(Processor(name="t", source="s", decode=decoded, fold=fold, row=Seen, emits=("out",)), store)
+    folder: Folder[Any] = Folder(
+        Processor(name="t", source="s", decode=decoded, fold=fold, row=Seen, emits=("out",)), store
+    )
     folded(folder, store, batch("x"))
     (kept,) = folded(folder, store, batch("y", first=1)).emits
     assert kept.value == b"Seen(events=('x',))"

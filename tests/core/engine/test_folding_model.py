@@ -1,7 +1,8 @@
-"""The folder against a model too simple to be wrong: one record at a time over plain dicts, undone by putting a copy back.
+"""The folder against a model too simple to be wrong: one record at a time over plain dicts, undone by putting
+a copy back.
 
-Whatever the cut into batches, slices and transactions, the restarts, rollbacks and refusals, both must agree after every commit on
-rows, timers, position, stream time, emits, refusals, and in the end on the digest.
+Whatever the cut into batches, slices and transactions, the restarts, rollbacks and refusals, both must agree
+after every commit on rows, timers, position, stream time, emits, refusals, and in the end on the digest.
 """
 
 from __future__ import annotations
@@ -153,7 +154,10 @@ def wake_with(row: type[Any]) -> Callable[[Any, str, int], Iterator[Emit]]:
 
 
 class NaiveRows:
-    """The same interface over plain dicts. Rows are kept as bytes: what a later reader finds is what everyone finds."""
+    """The same interface over plain dicts.
+
+    Rows are kept as bytes: what a later reader finds is what everyone finds.
+    """
 
     def __init__(self, row: type[Any]) -> None:
         self.row, self.stored, self.timers = row, dict[str, bytes](), dict[str, int]()
@@ -209,10 +213,16 @@ class Naive:
     def record(self, offset: int, at_ms: int, value: Any) -> None:
         if at_ms > self.stream_ms:
             self.stream_ms = at_ms
-            for due_ms, key in sorted((due_ms, key) for key, due_ms in self.rows.timers.items() if due_ms <= at_ms):
+            for due_ms, key in sorted(
+                (due_ms, key) for key, due_ms in self.rows.timers.items() if due_ms <= at_ms
+            ):
                 if self.rows.timers.get(key) == due_ms:
                     del self.rows.timers[key]
-                    self._attempt(offset, "wake", lambda key=key, due_ms=due_ms: self.on_wake(self.rows, key, due_ms))  # type: ignore[misc]
+                    self._attempt(
+                        offset,
+                        "wake",
+                        lambda key=key, due_ms=due_ms: self.on_wake(self.rows, key, due_ms),  # type: ignore[misc]
+                    )
         if value == "undecodable":
             self.refused.append((offset, "decode"))
         else:
@@ -223,7 +233,11 @@ class Naive:
         try:
             emits = list(act())
             for emit in emits:
-                if not isinstance(emit, Emit) or len(emit.value or b"") > LIMIT_BYTES or emit.topic not in EMITS:
+                if (
+                    not isinstance(emit, Emit)
+                    or len(emit.value or b"") > LIMIT_BYTES
+                    or emit.topic not in EMITS
+                ):
                     raise FoldError("not to be emitted")
         except Exception:  # noqa: BLE001  as the folder does
             self.rows.stored, self.rows.timers = before
@@ -246,10 +260,17 @@ good = st.one_of(
 bad = st.one_of(
     st.tuples(st.just("text"), keys, st.just(LIMIT_BYTES)),
     st.tuples(st.just("unencodable"), keys),
-    st.just(("unreadable", "set by nothing else")),  # a row of another type than declared is not seen once it is replaced: see Folder
+    st.just(
+        ("unreadable", "set by nothing else")
+    ),  # a row of another type than declared is not seen once it is replaced: see Folder
     st.tuples(st.sampled_from(["grow", "wake"]), st.sampled_from(["\ud800", 5, None, b"a"]), st.just(1)),
     st.tuples(st.just("wake badly"), keys, st.sampled_from([1.5, "soon", 1 << 62, -(1 << 62)])),
-    st.tuples(st.just("emit"), st.sampled_from([7, None, "out", Emit("out", "k", b"v" * (LIMIT_BYTES + 1)), Emit("undeclared", "k")])),
+    st.tuples(
+        st.just("emit"),
+        st.sampled_from(
+            [7, None, "out", Emit("out", "k", b"v" * (LIMIT_BYTES + 1)), Emit("undeclared", "k")]
+        ),
+    ),
     st.tuples(st.just("change in place"), keys),
     st.just(("raise",)),
 )
@@ -257,14 +278,21 @@ events = st.one_of(
     st.lists(good, min_size=1, max_size=4),
     st.lists(good, min_size=1, max_size=4),
     st.lists(good, min_size=1, max_size=4),
-    st.builds(lambda before, it, after: [*before, it, *after], st.lists(good, max_size=3), bad, st.lists(good, max_size=2)),
+    st.builds(
+        lambda before, it, after: [*before, it, *after],
+        st.lists(good, max_size=3),
+        bad,
+        st.lists(good, max_size=2),
+    ),
     st.just("undecodable"),
 )
 Record = tuple[int, int, Any]
 
 
 class FoldedAnyway(RuleBasedStateMachine):
-    """Cut, stopped, restarted and rolled back at will; only commits may move it, and always to where the model is."""
+    """Cut, stopped, restarted and rolled back at will; only commits may move it, and always to where the
+    model is.
+    """
 
     row: type[Any] = Plain
 
@@ -274,7 +302,13 @@ class FoldedAnyway(RuleBasedStateMachine):
         self.naive, self.store, self.cache_rows = Naive(self.row), BrokenStore(), cache_rows
         self.done = 0
         self.processor: Processor[Any, Any] = Processor(
-            name="t", source="s", decode=decode, fold=fold_with(self.row), on_wake=wake_with(self.row), row=self.row, emits=EMITS
+            name="t",
+            source="s",
+            decode=decode,
+            fold=fold_with(self.row),
+            on_wake=wake_with(self.row),
+            row=self.row,
+            emits=EMITS,
         )
         self.restart()
 
@@ -290,20 +324,33 @@ class FoldedAnyway(RuleBasedStateMachine):
             limit_bytes=LIMIT_BYTES,
         )
 
-    @rule(records=st.lists(st.tuples(st.integers(1, 3), st.sampled_from([-1, *range(0, 60, 4)]), events), min_size=1, max_size=8))
+    @rule(
+        records=st.lists(
+            st.tuples(st.integers(1, 3), st.sampled_from([-1, *range(0, 60, 4)]), events),
+            min_size=1,
+            max_size=8,
+        )
+    )
     def append(self, records: list[Record]) -> None:
         for gap, at_ms, event in records:
             self.log.append(((self.log[-1][0] if self.log else -1) + gap, at_ms, event))
 
     def batches(self, count: int, again: int, cuts: list[int]) -> list[Batch]:
-        """Return the next *count* records in batches, cut at will, after *again* records that were applied before."""
+        """Return the next *count* records in batches, cut at will, after *again* records that were applied
+        before.
+        """
         start, stop = max(0, self.done - again), self.done + count
         edges = sorted({start, stop, *(min(stop, start + cut) for cut in cuts)})
         parts = [self.log[a:b] for a, b in pairwise(edges)]
         return [Batch([r[0] for r in part], [r[1] for r in part], ([r[2] for r in part],)) for part in parts]
 
     @precondition(lambda self: self.done < len(self.log))
-    @rule(data=st.data(), again=st.integers(0, 2), cuts=st.lists(st.integers(0, 9), max_size=3), steps=st.integers(0, 3))
+    @rule(
+        data=st.data(),
+        again=st.integers(0, 2),
+        cuts=st.lists(st.integers(0, 9), max_size=3),
+        steps=st.integers(0, 3),
+    )
     def roll_back(self, data: st.DataObject, again: int, cuts: list[int], steps: int) -> None:
         count = data.draw(st.integers(1, len(self.log) - self.done))
         for step, _ in enumerate(self.folder.steps(self.batches(count, again, cuts))):
@@ -359,7 +406,9 @@ class FoldedAnyway(RuleBasedStateMachine):
         assert self.folder.stream_ms == self.naive.stream_ms
 
     def teardown(self) -> None:
-        """Fold all of it once more, in one transaction and in many with a trace: same bytes, and transitions that end in the state."""
+        """Fold all of it once more, in one transaction and in many with a trace: same bytes, and
+        transitions that end in the state.
+        """
         if not getattr(self, "done", 0):
             return
         told: list[Transition[Any]] = []
@@ -408,7 +457,10 @@ def state(store: dict[bytes, bytes]) -> dict[bytes, bytes]:
 
 def model_state(naive: Naive) -> dict[bytes, bytes]:
     rows = {b"\x02" + key.encode(): b"\x01" + value for key, value in naive.rows.stored.items()}
-    return rows | {b"\x01" + key.encode(): at_ms.to_bytes(8, "big", signed=True) for key, at_ms in naive.rows.timers.items()}
+    return rows | {
+        b"\x01" + key.encode(): at_ms.to_bytes(8, "big", signed=True)
+        for key, at_ms in naive.rows.timers.items()
+    }
 
 
 machine_settings = settings(

@@ -14,7 +14,9 @@ from tests.support.places import TESTDATA
 VECTORS = json.loads((TESTDATA / "murmur2_partition.json").read_text())
 
 
-@pytest.mark.parametrize("vector", [*VECTORS["vectors"], *VECTORS["kafka_utils_test"]], ids=lambda vector: vector["key"])
+@pytest.mark.parametrize(
+    "vector", [*VECTORS["vectors"], *VECTORS["kafka_utils_test"]], ids=lambda vector: vector["key"]
+)
 def test_murmur2_is_kafkas(vector: dict[str, object]) -> None:
     assert murmur2(str(vector["key"]).encode()) == vector["murmur2"]
 
@@ -73,6 +75,8 @@ def test_a_topic_without_partitions_is_refused() -> None:
 
 
 def test_by_key_routes_a_processor() -> None:
-    routed: Processor[bytes, int] = Processor(name="t", source="s", decode=bytes, fold=lambda *_: None, row=int, route=by_key)
+    routed: Processor[bytes, int] = Processor(
+        name="t", source="s", decode=bytes, fold=lambda *_: None, row=int, route=by_key
+    )
     assert routed.route is not None
     assert routed.route("key-2", 8) == 6

@@ -28,7 +28,13 @@ class Loose(msgspec.Struct):
 
 
 def declare(**changed: Any) -> Processor[Any, Any]:
-    declared: dict[str, Any] = {"name": "totals", "source": "orders", "decode": bytes, "fold": lambda *_: None, "row": Total}
+    declared: dict[str, Any] = {
+        "name": "totals",
+        "source": "orders",
+        "decode": bytes,
+        "fold": lambda *_: None,
+        "row": Total,
+    }
     return Processor(**declared | changed)
 
 
@@ -53,7 +59,9 @@ def test_a_name_that_could_not_be_part_of_a_topic_is_refused(name: str) -> None:
 
 @pytest.mark.parametrize("topic", ["", ".", "..", "a" * 250, "a b", "a/b", "a\n"])
 @pytest.mark.parametrize("place", [lambda topic: {"source": topic}, lambda topic: {"emits": ("fine", topic)}])
-def test_topics_that_kafka_would_refuse_are_refused(topic: str, place: Callable[[str], dict[str, Any]]) -> None:
+def test_topics_that_kafka_would_refuse_are_refused(
+    topic: str, place: Callable[[str], dict[str, Any]]
+) -> None:
     with pytest.raises(ConfigError, match="not a valid Kafka topic name"):
         declare(**place(topic))
 
@@ -76,7 +84,8 @@ def test_inputs_are_those_of_a_record(inputs: tuple[str, ...]) -> None:
 
 
 @pytest.mark.parametrize(
-    ("row", "why"), [(Loose, "declare Loose with frozen=True"), (dict, "make it a frozen Struct"), (complex, "decoded")]
+    ("row", "why"),
+    [(Loose, "declare Loose with frozen=True"), (dict, "make it a frozen Struct"), (complex, "decoded")],
 )
 def test_rows_must_be_of_an_immutable_type_that_can_be_decoded(row: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
@@ -108,24 +117,42 @@ def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
 @pytest.mark.parametrize(
     ("changed", "why"),
     [
-        ({"fold": lambda rows, event: None}, r"fold takes \(rows, event\), but is called with 3 arguments: \(rows, event, at_ms\)"),
+        (
+            {"fold": lambda rows, event: None},
+            r"fold takes \(rows, event\), but is called with 3 arguments: \(rows, event, at_ms\)",
+        ),
         ({"fold": lambda rows, event, at_ms, more: None}, "but is called with 3 arguments"),
         ({"fold": partial(three, 1)}, r"fold takes \(event: 'Any', at_ms: 'int'\), but"),
         ({"fold": None}, "fold is None, which cannot be called: write a function of"),
         ({"fold": "fold"}, "fold is 'fold', which cannot be called"),
-        ({"fold": later}, "fold is an async function: folds are pure and wait for nothing; write a plain function"),
+        (
+            {"fold": later},
+            "fold is an async function: folds are pure and wait for nothing; write a plain function",
+        ),
         ({"fold": later_ones}, "fold is an async function"),
         ({"fold": partial(later)}, "fold is an async function"),
         ({"fold": Awaited()}, "fold is an async function"),
-        ({"decode": lambda: None}, r"decode takes \(\), but is called with 1 argument: \(value\); its arguments are the inputs"),
-        ({"decode": lambda value: None, "inputs": ("value", "key")}, r"with 2 arguments: \(value, key\); its arguments are the inputs"),
+        (
+            {"decode": lambda: None},
+            r"decode takes \(\), but is called with 1 argument: \(value\); its arguments are the inputs",
+        ),
+        (
+            {"decode": lambda value: None, "inputs": ("value", "key")},
+            r"with 2 arguments: \(value, key\); its arguments are the inputs",
+        ),
         ({"decode": None}, "decode is None"),
         ({"decode": msgspec.json.Decoder(int)}, "decode is msgspec.json.Decoder.*, which cannot be called"),
         ({"on_wake": lambda rows, key: None}, r"on_wake takes \(rows, key\), but"),
         ({"on_wake": later}, "on_wake is an async function"),
-        ({"route": "key"}, r"route is 'key', which cannot be called: write a function of \(key, partitions\)"),
+        (
+            {"route": "key"},
+            r"route is 'key', which cannot be called: write a function of \(key, partitions\)",
+        ),
         ({"route": lambda key: 0}, r"route takes \(key\), but"),
-        ({"source": ["orders"]}, r"source \['orders'\] is not the name of a topic: a processor folds one; declare one for each topic"),
+        (
+            {"source": ["orders"]},
+            r"source \['orders'\] is not the name of a topic: a processor folds one; declare one for each topic",
+        ),
         ({"source": None}, "source None is not the name of a topic"),
         ({"version": "2"}, "version '2' is not a whole number: write version=2"),
         ({"version": True}, "version True is not a whole number"),
@@ -140,7 +167,9 @@ def wrapped(call: Callable[..., Any]) -> Callable[..., Any]:
         ({"name": 7}, "processor name 7"),
     ],
 )
-def test_what_every_record_would_fail_at_is_refused_when_it_is_declared(changed: dict[str, Any], why: str) -> None:
+def test_what_every_record_would_fail_at_is_refused_when_it_is_declared(
+    changed: dict[str, Any], why: str
+) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
         declare(**changed)
     assert "\n" not in str(refused.value)
@@ -246,14 +275,27 @@ Ids = NewType("Ids", list[int])
         (object, "it cannot be decoded"),
     ],
 )
-def test_what_can_be_changed_in_place_is_refused_at_any_depth_with_what_to_write_instead(row: Any, why: str) -> None:
+def test_what_can_be_changed_in_place_is_refused_at_any_depth_with_what_to_write_instead(
+    row: Any, why: str
+) -> None:
     with pytest.raises(ConfigError, match=why) as refused:
         declare(row=row)
     assert "\n" not in str(refused.value)
 
 
 @pytest.mark.parametrize(
-    "row", [Tree, Fixed, Box[int], Box[tuple[Tree, ...]], Box[frozenset[int] | None], tuple[()], int | str, Box[Decimal], Box[datetime]]
+    "row",
+    [
+        Tree,
+        Fixed,
+        Box[int],
+        Box[tuple[Tree, ...]],
+        Box[frozenset[int] | None],
+        tuple[()],
+        int | str,
+        Box[Decimal],
+        Box[datetime],
+    ],
 )
 def test_rows_of_immutable_types_are_taken(row: Any) -> None:
     assert declare(row=row).row is row

@@ -40,7 +40,9 @@ class DictStore(dict[bytes, bytes]):
         """Write what *rows* changed, then let them take it as committed."""
         changed, wakes = rows.changed()
         values = {row_key(key): None if row is None else CODEC.encode(row) for key, row in changed.items()}
-        values |= {wake_key(key): None if at_ms is None else encode_due(at_ms) for key, at_ms in wakes.items()}
+        values |= {
+            wake_key(key): None if at_ms is None else encode_due(at_ms) for key, at_ms in wakes.items()
+        }
         for key, value in values.items():
             if value is None:
                 self.pop(key, None)
@@ -169,7 +171,9 @@ def test_rows_in_use_stay_cached_over_a_change_of_generations() -> None:
 
 
 def test_rows_are_held_once_though_a_transaction_replaces_them() -> None:
-    """What was committed before is let go as the transaction goes on, and what it changed is the cache when it closes."""
+    """What was committed before is let go as the transaction goes on, and what it changed is the cache
+    when it closes.
+    """
     store = stored()
     rows = rows_over(store, cache_rows=1_000)
     for at in range(100):
@@ -182,7 +186,9 @@ def test_rows_are_held_once_though_a_transaction_replaces_them() -> None:
         assert (len(rows._young), len(rows._changed)) == (100 - replaced, replaced)
     del rows["k7"]
     store.take(rows)
-    assert [rows.get(f"k{at}") for at in range(100)] == [None if at == 7 else Total(at + 1) for at in range(100)]
+    assert [rows.get(f"k{at}") for at in range(100)] == [
+        None if at == 7 else Total(at + 1) for at in range(100)
+    ]
     assert (len(rows._young), store.looked_up) == (100, 0)
 
 
@@ -287,7 +293,9 @@ def test_what_the_store_raises_is_kept_even_when_a_fold_swallows_it() -> None:
 
 
 def test_a_stored_row_of_another_type_is_the_stores_failure() -> None:
-    rows = rows_over(DictStore({row_key("a"): b"\x01" + msgspec.msgpack.encode("text"), row_key("b"): b"\x07"}))
+    rows = rows_over(
+        DictStore({row_key("a"): b"\x01" + msgspec.msgpack.encode("text"), row_key("b"): b"\x07"})
+    )
     with pytest.raises(ChangelogError, match="does not fit its type"):
         rows.get("a")
     with pytest.raises(ChangelogError, match="format 07"):
@@ -445,7 +453,10 @@ class OverlayAgainstADict(RuleBasedStateMachine):
     @rule(now_ms=st.integers(0, 6))
     def wake(self, now_ms: int) -> None:
         ready = self.journaled.due(now_ms)
-        assert ready == sorted([(key, at) for key, at in self.now[1].items() if at <= now_ms], key=lambda each: (each[1], each[0]))
+        assert ready == sorted(
+            [(key, at) for key, at in self.now[1].items() if at <= now_ms],
+            key=lambda each: (each[1], each[0]),
+        )
         for key, at_ms in ready:
             assert self.journaled.fire(key, at_ms)
             del self.now[1][key]
@@ -491,8 +502,14 @@ OverlayAgainstADict.TestCase.settings = settings(max_examples=scaled(100), state
 TestOverlay = OverlayAgainstADict.TestCase
 
 
-@given(store=st.dictionaries(keys, st.integers(0, 9)), overlay=st.dictionaries(keys, st.none() | st.integers(0, 9)), prefix=keys)
-def test_a_prefix_scan_is_a_filter_of_all_rows(store: dict[str, int], overlay: dict[str, int | None], prefix: str) -> None:
+@given(
+    store=st.dictionaries(keys, st.integers(0, 9)),
+    overlay=st.dictionaries(keys, st.none() | st.integers(0, 9)),
+    prefix=keys,
+)
+def test_a_prefix_scan_is_a_filter_of_all_rows(
+    store: dict[str, int], overlay: dict[str, int | None], prefix: str
+) -> None:
     rows = rows_over(DictStore({row_key(key): CODEC.encode(Total(count)) for key, count in store.items()}))
     for key, count in overlay.items():
         rows[key] = None if count is None else Total(count)  # type: ignore[assignment]

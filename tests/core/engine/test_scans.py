@@ -1,4 +1,6 @@
-"""Scans find what a sort of all changes would, and cost what they find: not what the transaction has changed."""
+"""Scans find what a sort of all changes would, and cost what they find: not what the transaction has
+changed.
+"""
 
 from __future__ import annotations
 
@@ -36,15 +38,24 @@ def by_sorting(rows: Rows[int], store: Store, prefix: str) -> list[tuple[str, in
 _steps = st.lists(
     st.one_of(
         st.tuples(st.sampled_from(["set", "set", "remove", "scan", "scan"]), _keys),
-        st.tuples(st.sampled_from(["keep", "undo", "undo", "commit", "roll back", "unencodable"]), st.just("")),
+        st.tuples(
+            st.sampled_from(["keep", "undo", "undo", "commit", "roll back", "unencodable"]), st.just("")
+        ),
     ),
     max_size=60,
 )
 
 
 @settings(max_examples=scaled(150))
-@given(steps=_steps, held=st.dictionaries(_keys, st.integers(0, 9), max_size=5), few=st.sampled_from([1, 3, 512]), journaled=st.booleans())
-def test_a_scan_gives_what_sorting_all_changes_gives(steps: list[tuple[str, str]], held: dict[str, int], few: int, journaled: bool) -> None:
+@given(
+    steps=_steps,
+    held=st.dictionaries(_keys, st.integers(0, 9), max_size=5),
+    few=st.sampled_from([1, 3, 512]),
+    journaled=st.booleans(),
+)
+def test_a_scan_gives_what_sorting_all_changes_gives(
+    steps: list[tuple[str, str]], held: dict[str, int], few: int, journaled: bool
+) -> None:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("holdfast.core.engine.key_order._FEW", few)
         store = Store({row_key(key): CODEC.encode(value) for key, value in held.items()})
@@ -65,7 +76,9 @@ def test_a_scan_gives_what_sorting_all_changes_gives(steps: list[tuple[str, str]
                 case "commit" | "roll back":
                     if what == "commit":
                         for name, row in base.changed()[0].items():
-                            store.pop(row_key(name), None) if row is None else store.update({row_key(name): CODEC.encode(row)})
+                            store.pop(row_key(name), None) if row is None else store.update(
+                                {row_key(name): CODEC.encode(row)}
+                            )
                         base.commit()
                     else:
                         base.rollback()
@@ -73,7 +86,9 @@ def test_a_scan_gives_what_sorting_all_changes_gives(steps: list[tuple[str, str]
         assert list(rows.scan()) == by_sorting(rows, store, "")
 
 
-def test_a_fold_that_catches_what_a_scan_beside_a_key_that_is_not_text_raises_is_refused_all_the_same() -> None:
+def test_a_fold_that_catches_what_a_scan_beside_a_key_that_is_not_text_raises_is_refused_all_the_same() -> (
+    None
+):
     def fold(rows: Rows[int], event: str, _: int) -> None:
         rows["a"] = 1
         list(rows.scan("a"))

@@ -1,4 +1,6 @@
-"""What is skipped, as it is written down: read back as it was, merged, and nothing believed that no tool of ours writes."""
+"""What is skipped, as it is written down: read back as it was, merged, and nothing believed that no tool
+of ours writes.
+"""
 
 from __future__ import annotations
 
@@ -9,11 +11,32 @@ from hypothesis import given
 from hypothesis import strategies as st
 from msgspec.structs import replace
 
-from holdfast.core.engine.skips import LIMIT_OFFSETS, Skip, Skips, behind, decode_skip, encode_skip, kept, merged
+from holdfast.core.engine.skips import (
+    LIMIT_OFFSETS,
+    Skip,
+    Skips,
+    behind,
+    decode_skip,
+    encode_skip,
+    kept,
+    merged,
+)
 from holdfast.errors import DecodeError
 
-MADE = Skip(topic="orders", partition=3, first=10, last=14, made=True, error="TooLargeError", reason="bomb", by="http://a", at_ms=5)
-RANGES = st.lists(st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda each: (each[0], sum(each))), max_size=8)
+MADE = Skip(
+    topic="orders",
+    partition=3,
+    first=10,
+    last=14,
+    made=True,
+    error="TooLargeError",
+    reason="bomb",
+    by="http://a",
+    at_ms=5,
+)
+RANGES = st.lists(
+    st.tuples(st.integers(0, 60), st.integers(0, 9)).map(lambda each: (each[0], sum(each))), max_size=8
+)
 
 
 def test_a_skip_is_read_as_it_was_written() -> None:
@@ -59,7 +82,9 @@ def test_what_was_made_stays_made_and_a_wish_is_found_by_any_offset_of_it() -> N
 
 
 @given(RANGES, st.integers(0, 80), st.integers(0, 30))
-def test_ranges_agree_with_the_set_of_their_offsets(ranges: list[tuple[int, int]], first: int, more: int) -> None:
+def test_ranges_agree_with_the_set_of_their_offsets(
+    ranges: list[tuple[int, int]], first: int, more: int
+) -> None:
     offsets, one = {offset for low, high in ranges for offset in range(low, high + 1)}, merged(ranges)
     assert {offset for low, high in one for offset in range(low, high + 1)} == offsets
     assert all(high + 1 < low for (_, high), (low, _) in pairwise(one))

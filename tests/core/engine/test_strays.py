@@ -1,4 +1,6 @@
-"""What no worker wrote into a changelog, and what makes the log say again what the last worker left: on batches made by hand."""
+"""What no worker wrote into a changelog, and what makes the log say again what the last worker left: on
+batches made by hand.
+"""
 
 from __future__ import annotations
 
@@ -41,7 +43,14 @@ class Log:
 
     def finish(self, producer: int = OURS, kind: ControlType = ControlType.COMMIT) -> None:
         self.batches.append(
-            marker_batch(kind, producer_id=producer, producer_epoch=0, coordinator_epoch=0, base_offset=self.end, timestamp_ms=0)
+            marker_batch(
+                kind,
+                producer_id=producer,
+                producer_epoch=0,
+                coordinator_epoch=0,
+                base_offset=self.end,
+                timestamp_ms=0,
+            )
         )
         self.end += 1
 
@@ -59,7 +68,11 @@ class Log:
         }
         out = Log()
         for batch in self.batches:
-            kept = tuple(each for each in batch.records if batch.is_control or last[each.key] == batch.base_offset + each.offset_delta)
+            kept = tuple(
+                each
+                for each in batch.records
+                if batch.is_control or last[each.key] == batch.base_offset + each.offset_delta
+            )
             if kept:
                 out.batches.append(
                     RecordBatch(
@@ -103,18 +116,36 @@ def test_what_workers_write_is_no_stray_also_when_it_is_compacted_or_aborted() -
         ([(b"x", b"stray"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a key of unknown kind 78"),
         ([(A, b"stray"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a row of unknown format 73"),
         ([(wake_key("a"), b"1"), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a timer of 1 bytes"),
-        ([(b"\x02\xff", row("1")), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a key that is not text"),
+        (
+            [(b"\x02\xff", row("1")), (APPLIED, encode_marker(Marker(2, 20, 1)))],
+            THEIRS,
+            "a key that is not text",
+        ),
         ([(None, row("1")), (APPLIED, encode_marker(Marker(2, 20, 1)))], THEIRS, "a record without a key"),
         ([(A, row("stray")), (APPLIED, b"\xff")], THEIRS, "a position marker that cannot be read"),
-        ([(A, row("stray")), (APPLIED, encode_marker(Marker(0, 20, 1)))], THEIRS, "its position goes back from 1 to 0"),
-        ([(A, row("stray")), (APPLIED, encode_marker(Marker(9, 20, 2)))], THEIRS, "its position marker is of version 2"),
-        ([(APPLIED, encode_marker(Marker(9, 20, 1))), (A, row("stray"))], THEIRS, "a position marker that does not end its transaction"),
+        (
+            [(A, row("stray")), (APPLIED, encode_marker(Marker(0, 20, 1)))],
+            THEIRS,
+            "its position goes back from 1 to 0",
+        ),
+        (
+            [(A, row("stray")), (APPLIED, encode_marker(Marker(9, 20, 2)))],
+            THEIRS,
+            "its position marker is of version 2",
+        ),
+        (
+            [(APPLIED, encode_marker(Marker(9, 20, 1))), (A, row("stray"))],
+            THEIRS,
+            "a position marker that does not end its transaction",
+        ),
         ([(APPLIED, encode_marker(Marker(9, 20, 1)))], -1, "not written in a transaction"),
         ([(APPLIED, None)], -1, "not written in a transaction"),
     ],
 )
 @pytest.mark.parametrize("later", [False, True])
-def test_a_stray_is_told_and_what_it_hid_is_written_again(records: list[Written], producer: int, why: str, later: bool) -> None:
+def test_a_stray_is_told_and_what_it_hid_is_written_again(
+    records: list[Written], producer: int, why: str, later: bool
+) -> None:
     """*later*: a worker that ran all the while has committed more since, and knows of nothing."""
     log = Log()
     log.work(1, (A, row("good")), (wake_key("a"), encode_due(5)))
@@ -125,7 +156,9 @@ def test_a_stray_is_told_and_what_it_hid_is_written_again(records: list[Written]
     if later:
         log.work(2, (B, row("later")))
     found = log.findings()
-    assert [(each.offset, each.why) for each in found.strays] == [(at + step, why) for step in range(len(records))]
+    assert [(each.offset, each.why) for each in found.strays] == [
+        (at + step, why) for step in range(len(records))
+    ]
     mending = found.mend()
     assert not mending.unknown
     assert mending.marker == (Marker(2, 20, 1) if later else Marker(1, 10, 1))
@@ -139,7 +172,11 @@ def test_a_stray_is_told_and_what_it_hid_is_written_again(records: list[Written]
     log.finish(9)
     again = log.findings()
     assert again.mend().clean
-    assert dict(again.state()) == {A: row("good"), wake_key("a"): encode_due(5), **({B: row("later")} if later else {})}
+    assert dict(again.state()) == {
+        A: row("good"),
+        wake_key("a"): encode_due(5),
+        **({B: row("later")} if later else {}),
+    }
 
 
 def test_what_a_worker_wrote_after_the_stray_counts() -> None:

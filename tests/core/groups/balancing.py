@@ -30,7 +30,17 @@ def announce(
     generation: int = -1,
 ) -> Announce:
     return Announce(
-        "g", member, client or f"client-{member}", static, tuple(topics), pattern, tuple(counts), owned, generation, assignors, session_ms
+        "g",
+        member,
+        client or f"client-{member}",
+        static,
+        tuple(topics),
+        pattern,
+        tuple(counts),
+        owned,
+        generation,
+        assignors,
+        session_ms,
     )
 
 
@@ -49,7 +59,8 @@ class Reader:
 
     def target(self) -> dict[str, set[str]]:
         return {
-            each.member_id: {f"{topic}-{number}" for topic, numbers in each.target for number in numbers} for each in self.group.members
+            each.member_id: {f"{topic}-{number}" for topic, numbers in each.target for number in numbers}
+            for each in self.group.members
         }
 
 
@@ -78,7 +89,10 @@ class Process:
             return
         now_s = world.now_s
         out = self.balancer.counts(world.counts, now_s)
-        while self.at < len(world.log.records) and world.log.records[self.at][1] <= (now_s - world.latency_s) * 1_000:
+        while (
+            self.at < len(world.log.records)
+            and world.log.records[self.at][1] <= (now_s - world.latency_s) * 1_000
+        ):
             value, at_ms = world.log.records[self.at]
             out += self.balancer.observe(self.at, value, at_ms, now_s)
             self.at += 1
@@ -87,12 +101,16 @@ class Process:
         out += self.balancer.tick(now_s)
         if self.balancer.progress is not None and self.balancer.progress.complete:
             aim = self.balancer.aim(now_s)
-            for place in [place for place, owner in world.holders.items() if owner == self.name and place not in aim]:
+            for place in [
+                place for place, owner in world.holders.items() if owner == self.name and place not in aim
+            ]:
                 world.released(self.name, place)
             for place in aim:
                 if place not in world.holders:
                     world.holders[place] = self.name
-            out += self.balancer.owned({place for place, owner in world.holders.items() if owner == self.name}, now_s)
+            out += self.balancer.owned(
+                {place for place, owner in world.holders.items() if owner == self.name}, now_s
+            )
         for value in out:
             world.log.append(value, int(now_s * 1_000))
 
@@ -109,7 +127,13 @@ class World:
         self.releases: list[tuple[str, TopicPartition]] = []
 
     def start(self, name: str, *, lookback: int | None = None, **settings: object) -> Process:
-        named = {"group_id": "g", "client_id": name, "member_id": f"{name}-{len(self.log.records)}", "topics": ("t",), **settings}
+        named = {
+            "group_id": "g",
+            "client_id": name,
+            "member_id": f"{name}-{len(self.log.records)}",
+            "topics": ("t",),
+            **settings,
+        }
         start = 0 if lookback is None else max(0, len(self.log.records) - lookback)
         self.caught_up_at[name] = len(self.log.records)
         self.processes[name] = Process(self, name, BalancerSettings(**named), start)  # type: ignore[arg-type]

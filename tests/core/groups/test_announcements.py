@@ -7,7 +7,15 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from holdfast.core.groups.announcements import Announcement, AnnouncementReason, Beat, Leave, Summary, decode, encode
+from holdfast.core.groups.announcements import (
+    Announcement,
+    AnnouncementReason,
+    Beat,
+    Leave,
+    Summary,
+    decode,
+    encode,
+)
 from holdfast.errors import AnnouncementError
 from tests.core.groups.balancing import announce
 from tests.support.scale import scaled
@@ -47,7 +55,9 @@ def test_announcements_read_back_as_written(said: Announcement) -> None:
         (Summary("g", 1, 2, "range", (), (("a", 1),), ()), AnnouncementReason.ORDER),
     ],
 )
-def test_what_breaks_a_limit_is_refused_at_writing_and_at_reading(said: Announcement, reason: AnnouncementReason) -> None:
+def test_what_breaks_a_limit_is_refused_at_writing_and_at_reading(
+    said: Announcement, reason: AnnouncementReason
+) -> None:
     with pytest.raises(AnnouncementError) as writing:
         encode(said)
     with pytest.raises(AnnouncementError) as reading:
@@ -67,7 +77,9 @@ def test_what_breaks_a_limit_is_refused_at_writing_and_at_reading(said: Announce
         (b"\x01" + bytes(900_000), AnnouncementReason.SIZE),
     ],
 )
-def test_what_is_no_announcement_is_refused_with_its_reason(value: bytes | None, reason: AnnouncementReason) -> None:
+def test_what_is_no_announcement_is_refused_with_its_reason(
+    value: bytes | None, reason: AnnouncementReason
+) -> None:
     with pytest.raises(AnnouncementError) as refused:
         decode(value)
     assert refused.value.reason == reason

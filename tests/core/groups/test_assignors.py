@@ -53,7 +53,10 @@ def subscribers(case: Case) -> list[Subscriber]:
 
 
 def as_sets(assignment: Assignment) -> Parts:
-    return {member_id: {f"{topic}-{partition}" for topic, partition in part} for member_id, part in assignment.items()}
+    return {
+        member_id: {f"{topic}-{partition}" for topic, partition in part}
+        for member_id, part in assignment.items()
+    }
 
 
 def expected(result: Mapping[str, Sequence[str]]) -> Parts:
@@ -66,10 +69,14 @@ def test_a_group_without_a_past_is_assigned_as_kafka_does(name: str, case: Case)
     """G1, first table: every letter, every assignor; cooperative-sticky's first round is sticky's."""
     assert as_sets(assign(AssignorName(name), case["topics"], subscribers(case))) == expected(case[name])
     if name == "sticky":
-        assert as_sets(assign(AssignorName.COOPERATIVE_STICKY, case["topics"], subscribers(case))) == expected(case[name])
+        assert as_sets(
+            assign(AssignorName.COOPERATIVE_STICKY, case["topics"], subscribers(case))
+        ) == expected(case[name])
 
 
-@pytest.mark.parametrize("case", cases("assignors_fresh.json", "roundrobin_static"), ids=lambda case: str(case["topics"]))
+@pytest.mark.parametrize(
+    "case", cases("assignors_fresh.json", "roundrobin_static"), ids=lambda case: str(case["topics"])
+)
 def test_static_members_come_first_by_their_instance_ids(case: Case) -> None:
     """G1, Kafka's own tests of static members."""
     (result,) = (case[key] for key in case if key not in ("topics", "members", "source", "note"))
@@ -84,17 +91,26 @@ def test_what_members_own_stays_as_kafka_lets_it_stay(case: Case) -> None:
 
 @pytest.mark.parametrize("case", cases("assignors_owned.json"), ids=lambda case: case["id"])
 def test_cooperative_rounds_are_kafka_s(case: Case) -> None:
-    """G1, second table: in each round the members give up what they did not get back, and report what they then own."""
+    """G1, second table: in each round the members give up what they did not get back, and report what they
+    then own.
+    """
     members = subscribers(case)
     generation = max(member.generation for member in members)
     for number, result in enumerate(case["cooperative"]):
         parts = assign(AssignorName.COOPERATIVE_STICKY, case["topics"], members)
         assert as_sets(parts) == expected(result), f"round {number + 1}"
         members = [
-            Subscriber(member_id=member.member_id, topics=member.topics, owned=tuple(parts[member.member_id]), generation=generation + 1)
+            Subscriber(
+                member_id=member.member_id,
+                topics=member.topics,
+                owned=tuple(parts[member.member_id]),
+                generation=generation + 1,
+            )
             for member in members
         ]
-    assert as_sets(assign(AssignorName.COOPERATIVE_STICKY, case["topics"], members)) == expected(case["cooperative"][-1]), "not settled"
+    assert as_sets(assign(AssignorName.COOPERATIVE_STICKY, case["topics"], members)) == expected(
+        case["cooperative"][-1]
+    ), "not settled"
 
 
 @pytest.mark.parametrize("name", AssignorName)
@@ -102,14 +118,26 @@ def test_drawn_groups_are_assigned_as_kafka_s_classes_assigned_them(name: Assign
     """G1 beyond the tables: unequal subscriptions, conflicting generations, up to thirty members."""
     for case in cases("assignors_recorded.json"):
         members = [
-            Subscriber(member_id=member_id, instance_id=static, generation=generation, topics=tuple(topics), owned=tuple(map(split, owned)))
+            Subscriber(
+                member_id=member_id,
+                instance_id=static,
+                generation=generation,
+                topics=tuple(topics),
+                owned=tuple(map(split, owned)),
+            )
             for member_id, static, generation, topics, owned in case["members"]
         ]
-        parts = {member_id: part for member_id, part in as_sets(assign(name, case["topics"], members)).items() if part}
+        parts = {
+            member_id: part
+            for member_id, part in as_sets(assign(name, case["topics"], members)).items()
+            if part
+        }
         assert parts == expected(case[name]), case["id"]
 
 
-def test_members_in_the_order_of_their_names_would_get_another_result(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_members_in_the_order_of_their_names_would_get_another_result(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Planted fault: the order of Java's hash maps replaced by the order of names breaks the tables."""
     monkeypatch.setattr(sticky, "hash_order", sorted)
     wrong = [
@@ -123,7 +151,12 @@ def test_members_in_the_order_of_their_names_would_get_another_result(monkeypatc
                     AssignorName.STICKY,
                     case["topics"],
                     [
-                        Subscriber(member_id=each[0], generation=each[2], topics=tuple(each[3]), owned=tuple(map(split, each[4])))
+                        Subscriber(
+                            member_id=each[0],
+                            generation=each[2],
+                            topics=tuple(each[3]),
+                            owned=tuple(map(split, each[4])),
+                        )
                         for each in case["members"]
                     ],
                 )
@@ -140,23 +173,38 @@ def test_members_in_the_order_of_their_names_would_get_another_result(monkeypatc
 @st.composite
 def groups(draw: st.DrawFn, *, equal: bool) -> tuple[dict[str, int], list[Subscriber]]:
     counts = {f"t{number}": draw(st.integers(1, 9)) for number in range(draw(st.integers(1, 4)))}
-    everything = [TopicPartition(topic, partition) for topic, count in counts.items() for partition in range(count)]
+    everything = [
+        TopicPartition(topic, partition) for topic, count in counts.items() for partition in range(count)
+    ]
     members = []
     for number in range(draw(st.integers(1, 9))):
         topics = tuple(counts) if equal else tuple(draw(st.sets(st.sampled_from(sorted(counts)), min_size=1)))
         owned = tuple(draw(st.lists(st.sampled_from(everything), max_size=12)))
         generation = draw(st.sampled_from([-1, 3, 4, 4, 4]))
         static = draw(st.sampled_from([None, None, f"i{number}"]))
-        members.append(Subscriber(member_id=f"m-{number}", topics=topics, owned=owned, generation=generation, instance_id=static))
+        members.append(
+            Subscriber(
+                member_id=f"m-{number}", topics=topics, owned=owned, generation=generation, instance_id=static
+            )
+        )
     return counts, members
 
 
-def problems(counts: Mapping[str, int], members: Sequence[Subscriber], parts: Assignment, *, balanced: bool) -> list[str]:
-    """Return what is wrong with *parts*: each partition with a subscriber belongs to exactly one, who subscribes; spread at most 1."""
+def problems(
+    counts: Mapping[str, int], members: Sequence[Subscriber], parts: Assignment, *, balanced: bool
+) -> list[str]:
+    """Return what is wrong with *parts*: each partition with a subscriber belongs to exactly one, who
+    subscribes; spread at most 1.
+    """
     found = []
     topics = {member.member_id: member.topics for member in members}
     given_to = Counter(each for part in parts.values() for each in part)
-    wanted = {TopicPartition(topic, partition) for topics in topics.values() for topic in topics for partition in range(counts[topic])}
+    wanted = {
+        TopicPartition(topic, partition)
+        for topics in topics.values()
+        for topic in topics
+        for partition in range(counts[topic])
+    }
     found += [f"{each} given {count} times" for each, count in given_to.items() if count > 1]
     found += [f"{each} left out" for each in wanted if each not in given_to]
     found += [
@@ -180,7 +228,9 @@ def test_with_equal_subscriptions_each_partition_has_one_member_and_loads_differ
     assert not problems(*group, assign(name, *group), balanced=True)
 
 
-@given(groups(equal=False), st.sampled_from([AssignorName.RANGE, AssignorName.ROUND_ROBIN, AssignorName.STICKY]))
+@given(
+    groups(equal=False), st.sampled_from([AssignorName.RANGE, AssignorName.ROUND_ROBIN, AssignorName.STICKY])
+)
 @settings(max_examples=scaled(150))
 def test_with_any_subscriptions_each_partition_has_one_member_that_wants_it(
     group: tuple[dict[str, int], list[Subscriber]], name: AssignorName
@@ -190,12 +240,19 @@ def test_with_any_subscriptions_each_partition_has_one_member_that_wants_it(
 
 @given(groups(equal=False) | groups(equal=True))
 @settings(max_examples=scaled(100))
-def test_a_result_owned_by_everybody_does_not_change_again(group: tuple[dict[str, int], list[Subscriber]]) -> None:
-    """Stickiness: nothing moves when nothing changed, and a member that leaves moves nothing but its own part."""
+def test_a_result_owned_by_everybody_does_not_change_again(
+    group: tuple[dict[str, int], list[Subscriber]],
+) -> None:
+    """Stickiness: nothing moves when nothing changed, and a member that leaves moves nothing but its own
+    part.
+    """
     counts, members = group
     parts = assign(AssignorName.STICKY, counts, members)
     settled = [
-        Subscriber(member_id=each.member_id, topics=each.topics, owned=tuple(parts[each.member_id]), generation=9) for each in members
+        Subscriber(
+            member_id=each.member_id, topics=each.topics, owned=tuple(parts[each.member_id]), generation=9
+        )
+        for each in members
     ]
     assert as_sets(assign(AssignorName.STICKY, counts, settled)) == as_sets(parts)
     if len(members) > 1 and len({frozenset(member.topics) for member in members}) == 1:
@@ -205,13 +262,19 @@ def test_a_result_owned_by_everybody_does_not_change_again(group: tuple[dict[str
 
 @given(groups(equal=False) | groups(equal=True))
 @settings(max_examples=scaled(100))
-def test_cooperative_members_never_hold_what_another_still_owns(group: tuple[dict[str, int], list[Subscriber]]) -> None:
-    """G2: in every round, what a member is told to add was given up by everybody in an earlier round; three rounds settle it."""
+def test_cooperative_members_never_hold_what_another_still_owns(
+    group: tuple[dict[str, int], list[Subscriber]],
+) -> None:
+    """G2: in every round, what a member is told to add was given up by everybody in an earlier round;
+    three rounds settle it.
+    """
     counts, members = group
     held: dict[TopicPartition, str] = {}
     first = []
     for member in members:  # a group in order: one owner each
-        mine = tuple(each for each in dict.fromkeys(member.owned) if each not in held and each.topic in member.topics)
+        mine = tuple(
+            each for each in dict.fromkeys(member.owned) if each not in held and each.topic in member.topics
+        )
         held.update(dict.fromkeys(mine, member.member_id))
         first.append(Subscriber(member_id=member.member_id, topics=member.topics, owned=mine, generation=4))
     now, previous = first, None
@@ -224,7 +287,12 @@ def test_cooperative_members_never_hold_what_another_still_owns(group: tuple[dic
             break
         previous = parts
         now = [
-            Subscriber(member_id=each.member_id, topics=each.topics, owned=tuple(sorted(parts[each.member_id])), generation=5)
+            Subscriber(
+                member_id=each.member_id,
+                topics=each.topics,
+                owned=tuple(sorted(parts[each.member_id])),
+                generation=5,
+            )
             for each in now
         ]
     assert not problems(counts, now, assign(AssignorName.COOPERATIVE_STICKY, counts, now), balanced=False)
@@ -247,8 +315,12 @@ def _gives_to_a_stranger(parts: Assignment) -> None:
     parts["stranger"] = [parts["m-0"].pop()]
 
 
-@pytest.mark.parametrize(("fault", "seen"), [(_drops_one, "left out"), (_doubles_one, "2 times"), (_hoards, "spread 4")])
-def test_the_check_of_assignments_finds_planted_faults(fault: Callable[[Assignment], None], seen: str) -> None:
+@pytest.mark.parametrize(
+    ("fault", "seen"), [(_drops_one, "left out"), (_doubles_one, "2 times"), (_hoards, "spread 4")]
+)
+def test_the_check_of_assignments_finds_planted_faults(
+    fault: Callable[[Assignment], None], seen: str
+) -> None:
     members = [Subscriber(member_id=f"m-{number}", topics=("t",)) for number in range(2)]
     parts = assign(AssignorName.RANGE, {"t": 4}, members)
     assert not problems({"t": 4}, members, parts, balanced=True)
@@ -257,9 +329,15 @@ def test_the_check_of_assignments_finds_planted_faults(fault: Callable[[Assignme
 
 
 def test_a_thousand_partitions_are_assigned_to_fifty_unequal_members_within_a_fold_s_patience() -> None:
-    """Size, not speed: the general method must not scan everything for each move. Its bound is far above what it takes."""
+    """Size, not speed: the general method must not scan everything for each move.
+
+    Its bound is far above what it takes.
+    """
     counts = {f"t{number}": 100 for number in range(10)}
-    members = [Subscriber(member_id=f"m-{number}", topics=tuple(sorted(counts)[: 1 + number % 10])) for number in range(50)]
+    members = [
+        Subscriber(member_id=f"m-{number}", topics=tuple(sorted(counts)[: 1 + number % 10]))
+        for number in range(50)
+    ]
     parts = assign(AssignorName.STICKY, counts, members)
     assert not problems(counts, members, parts, balanced=False)
 
@@ -277,7 +355,9 @@ def test_an_unknown_assignor_is_answered_with_the_known_ones() -> None:
 # -- Java's order
 
 
-@pytest.mark.parametrize("vector", cases("coordinator_partition.json", "vectors"), ids=lambda vector: repr(vector["group"]))
+@pytest.mark.parametrize(
+    "vector", cases("coordinator_partition.json", "vectors"), ids=lambda vector: repr(vector["group"])
+)
 def test_a_group_lives_where_kafka_s_coordinator_would(vector: Case) -> None:
     assert string_hash(vector["group"]) == vector["java_hash"]
     assert coordinator_partition(vector["group"]) == vector["partition_of_50"]
@@ -290,11 +370,17 @@ def test_the_smallest_hash_lives_in_partition_0_and_other_characters_count_as_tw
 
 
 def test_hash_maps_are_walked_as_java_walks_them() -> None:
-    """Orders seen on a JVM, one of them with colliding names, of which the ninth in a chain makes a small table grow."""
-    assert hash_order(f"consumer{number}" for number in range(1, 6)) == [f"consumer{number}" for number in (5, 4, 3, 2, 1)]
+    """Orders seen on a JVM, one of them with colliding names, of which the ninth in a chain makes a small
+    table grow.
+    """
+    assert hash_order(f"consumer{number}" for number in range(1, 6)) == [
+        f"consumer{number}" for number in (5, 4, 3, 2, 1)
+    ]
     assert hash_order(["c0", "c1", "c2"]) == ["c0", "c1", "c2"]
     assert hash_order(f"m-{number}" for number in range(13)) == java_orders()[0]
-    collided = [a + b + c + d for a in ("Aa", "BB") for b in ("Aa", "BB") for c in ("Aa", "BB") for d in ("Aa", "BB")][:9]
+    collided = [
+        a + b + c + d for a in ("Aa", "BB") for b in ("Aa", "BB") for c in ("Aa", "BB") for d in ("Aa", "BB")
+    ][:9]
     assert hash_order([*collided, "x", "y"]) == java_orders()[1]
 
 

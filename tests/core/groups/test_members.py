@@ -24,7 +24,9 @@ def settled(world: World, names: set[str]) -> None:
 
 
 def test_three_then_four_then_two_members_settle_and_what_stays_never_pauses() -> None:
-    """Joining and leaving pause nothing that stays: a partition is released by its owner only when the target gave it to another."""
+    """Joining and leaving pause nothing that stays: a partition is released by its owner only when the
+    target gave it to another.
+    """
     world = World(t=12)
     for name in ("a", "b", "c"):
         world.start(name)
@@ -117,7 +119,9 @@ def test_a_killed_member_s_part_is_shared_out_after_its_session() -> None:
 
 
 @pytest.mark.parametrize("apart_s", [0.0, 0.3, 0.6, 0.9])
-def test_a_killed_member_s_part_is_aimed_for_as_soon_as_its_session_is_over_though_nobody_was_about_to_speak(apart_s: float) -> None:
+def test_a_killed_member_s_part_is_aimed_for_as_soon_as_its_session_is_over_though_nobody_was_about_to_speak(
+    apart_s: float,
+) -> None:
     world = World(t=6)
     world.start("a")
     world.run(1.2 + apart_s)
@@ -126,7 +130,10 @@ def test_a_killed_member_s_part_is_aimed_for_as_soon_as_its_session_is_over_thou
     victim, left = world.processes["a"].balancer, world.processes["b"].balancer
     world.kill("a")
     signs = [(decode(value), at_ms) for value, at_ms in world.log.records]
-    last_s = max(at_ms for said, at_ms in signs if getattr(said, "member_id", None) == victim.settings.member_id) / 1_000
+    last_s = (
+        max(at_ms for said, at_ms in signs if getattr(said, "member_id", None) == victim.settings.member_id)
+        / 1_000
+    )
     over_s = last_s + victim.settings.session_s
     world.run(over_s - world.now_s - STEP_S)
     assert len(left.aim(world.now_s)) == 3
@@ -171,7 +178,9 @@ def test_a_thawed_member_that_was_taken_for_gone_gives_up_its_part_and_joins_aga
     world.run(3)
     world.processes["a"].frozen = True
     world.run(8)
-    assert {each.member_id for each in world.processes["b"].balancer.group.members} == {world.processes["b"].balancer.settings.member_id}  # type: ignore[union-attr]
+    assert {each.member_id for each in world.processes["b"].balancer.group.members} == {  # type: ignore[union-attr]
+        world.processes["b"].balancer.settings.member_id
+    }
     world.processes["a"].frozen = False
     world.run(3)
     settled(world, {"a", "b"})
@@ -191,7 +200,9 @@ def test_the_older_of_two_processes_under_one_client_id_hears_that_it_lost_its_p
 
 
 def test_a_group_whose_log_was_cut_begins_anew_and_its_numbers_go_on() -> None:
-    """All members stopped, and what they said is beyond the look back: the first to return says what there is."""
+    """All members stopped, and what they said is beyond the look back: the first to return says what there
+    is.
+    """
     world = World(t=4)
     world.start("a")
     world.run(2)

@@ -45,7 +45,9 @@ def test_a_silent_member_is_gone_when_the_log_has_passed_its_session_and_not_bef
 
 @pytest.mark.parametrize(("away_ms", "kept"), [(44_000, True), (46_000, False)])
 def test_a_static_member_that_returns_within_its_session_changes_nothing(away_ms: int, kept: bool) -> None:
-    """G3 for balanced groups: 44 s of 45 s the same partitions and generation, the old id fenced; at 46 s they have moved."""
+    """G3 for balanced groups: 44 s of 45 s the same partitions and generation, the old id fenced; at 46 s
+    they have moved.
+    """
     static = {"static": "s-1", "session_ms": 45_000}
     reader = reader_of((0, announce("old", client="c", **static)), (0, announce("b", session_ms=100_000)))  # type: ignore[arg-type]
     before, generation = reader.target(), reader.group.generation
@@ -74,7 +76,13 @@ def test_new_partitions_and_topics_of_a_pattern_are_shared_out_as_soon_as_one_me
         (0, announce("a", topics=["logs.a"], counts=counts, pattern="logs\\..*")),
         (0, announce("b", topics=["logs.a"], counts=counts, pattern="logs\\..*")),
     )
-    reader.read(2, announce("a", topics=["logs.a", "logs.b"], counts=[("logs.a", 2), ("logs.b", 4)], pattern="logs\\..*"), 5)
+    reader.read(
+        2,
+        announce(
+            "a", topics=["logs.a", "logs.b"], counts=[("logs.a", 2), ("logs.b", 4)], pattern="logs\\..*"
+        ),
+        5,
+    )
     assert {name: len(part) for name, part in reader.target().items()} == {"a": 3, "b": 3}
     assert subscriptions(reader.group)["b"] == ("logs.a", "logs.b")
     assert counts_of(reader.group) == {"logs.a": 2, "logs.b": 4}
@@ -91,7 +99,9 @@ def test_what_a_member_holds_is_noted_and_moves_nothing() -> None:
 
 
 def test_what_a_newcomer_holds_and_nobody_has_taken_yet_stays_with_it() -> None:
-    """When a group begins anew, the first to return gets everything for a moment; what the others hold is theirs all the same."""
+    """When a group begins anew, the first to return gets everything for a moment; what the others hold is
+    theirs all the same.
+    """
     reader = reader_of((0, announce("a", owned=(("t", (3,)),))), (0, announce("b", owned=(("t", (1, 2)),))))
     assert reader.target() == {"a": {"t-0", "t-3", "t-4"}, "b": {"t-1", "t-2", "t-5"}}
     reader.read(2, announce("c", owned=(("t", (3,)),)), 1)
@@ -99,10 +109,14 @@ def test_what_a_newcomer_holds_and_nobody_has_taken_yet_stays_with_it() -> None:
 
 
 def test_members_agree_on_an_assignor_and_one_that_supports_none_of_theirs_is_refused() -> None:
-    reader = reader_of((0, announce("a", assignors=("range", "sticky"))), (0, announce("b", assignors=("sticky", "range"))))
+    reader = reader_of(
+        (0, announce("a", assignors=("range", "sticky"))), (0, announce("b", assignors=("sticky", "range")))
+    )
     assert reader.group.assignor == "range"
     before = reader.group
-    assert reader.read(2, announce("c", assignors=("roundrobin",)), 1) is GroupCode.INCONSISTENT_GROUP_PROTOCOL
+    assert (
+        reader.read(2, announce("c", assignors=("roundrobin",)), 1) is GroupCode.INCONSISTENT_GROUP_PROTOCOL
+    )
     assert reader.group == before
     reader.read(3, announce("c", assignors=("sticky",)), 2)
     assert reader.group.assignor == "sticky"

@@ -30,7 +30,12 @@ from holdfast.models.group_coordinator.types import (
 from tests.core.claims.test_protocol_page import PAGE, Row, plain, table
 from tests.core.groups.balancing import Reader, announce
 
-KINDS: dict[str, type[Announcement]] = {"announce": Announce, "beat": Beat, "leave": Leave, "summary": Summary}
+KINDS: dict[str, type[Announcement]] = {
+    "announce": Announce,
+    "beat": Beat,
+    "leave": Leave,
+    "summary": Summary,
+}
 
 
 def test_the_placement_s_examples_are_those_of_the_code() -> None:
@@ -41,19 +46,32 @@ def test_the_placement_s_examples_are_those_of_the_code() -> None:
 
 
 def test_the_page_has_every_kind_of_announcement_with_its_fields_in_order() -> None:
-    rows = {plain(row["Kind"]): row["Fields"].split(", ") for row in table("Kind", "Fields", "Who says it, and when")}
-    assert rows == {name: [field.encode_name for field in msgspec.structs.fields(kind)] for name, kind in KINDS.items()}
+    rows = {
+        plain(row["Kind"]): row["Fields"].split(", ")
+        for row in table("Kind", "Fields", "Who says it, and when")
+    }
+    assert rows == {
+        name: [field.encode_name for field in msgspec.structs.fields(kind)] for name, kind in KINDS.items()
+    }
     for name, kind in KINDS.items():
         assert kind.__struct_config__.tag == name
 
 
 def test_the_limits_are_those_of_the_code_and_the_page_has_all_of_them() -> None:
-    rows = {plain(row["Limit"]): int(row["Value"]) for row in table("Limit", "Value") if hasattr(announcements, plain(row["Limit"]))}
-    assert rows == {name: value for name, value in vars(announcements).items() if name.startswith(("LIMIT_", "SESSION_"))}
+    rows = {
+        plain(row["Limit"]): int(row["Value"])
+        for row in table("Limit", "Value")
+        if hasattr(announcements, plain(row["Limit"]))
+    }
+    assert rows == {
+        name: value for name, value in vars(announcements).items() if name.startswith(("LIMIT_", "SESSION_"))
+    }
 
 
 def test_the_times_are_those_of_the_code() -> None:
-    rows = [row for row in table("Constant", "Value", "What it is") if hasattr(balancer, plain(row["Constant"]))]
+    rows = [
+        row for row in table("Constant", "Value", "What it is") if hasattr(balancer, plain(row["Constant"]))
+    ]
     assert len(rows) == 10
     for row in rows:
         assert float(row["Value"]) == getattr(balancer, plain(row["Constant"])), row["Constant"]
@@ -74,7 +92,11 @@ def announced(kind: str, of: str, monkeypatch: pytest.MonkeyPatch) -> GroupCode:
         case "announce", "a process whose place a newer one has":
             said = announce("old", client="a")
         case "beat", _:
-            said = Beat("g", {"a member": "a", "a stranger": "z", "a process whose place a newer one has": "old"}[of], 1)
+            said = Beat(
+                "g",
+                {"a member": "a", "a stranger": "z", "a process whose place a newer one has": "old"}[of],
+                1,
+            )
         case "leave", _:
             said = Leave("g", {"a member": "a", "a stranger": "z"}[of])
         case "summary", _:
@@ -88,7 +110,9 @@ def announced(kind: str, of: str, monkeypatch: pytest.MonkeyPatch) -> GroupCode:
     return reader.read(3, said, 0)
 
 
-@pytest.mark.parametrize("row", table("Announcement", "Of", "Code"), ids=lambda row: f"{row['Announcement']}-{row['Of']}")
+@pytest.mark.parametrize(
+    "row", table("Announcement", "Of", "Code"), ids=lambda row: f"{row['Announcement']}-{row['Of']}"
+)
 def test_each_announcement_is_answered_as_the_page_says(row: Row, monkeypatch: pytest.MonkeyPatch) -> None:
     code = announced(row["Announcement"], row["Of"], monkeypatch)
     assert f"{code.value} {code.name}" == row["Code"]
@@ -110,7 +134,12 @@ def classic(state: GroupState) -> ClassicGroup:
         case GroupState.EMPTY:
             ask(LeaveGroup(request=4, member_id="a"), 3_000)
         case GroupState.PREPARING:
-            ask(JoinGroup(request=5, member_id="", new_id="b", protocols=(("range", b""),), requires_id=False), 3_000)
+            ask(
+                JoinGroup(
+                    request=5, member_id="", new_id="b", protocols=(("range", b""),), requires_id=False
+                ),
+                3_000,
+            )
         case GroupState.DEAD:
             ask(DeleteGroup(request=6), 3_000)
     assert group.state is state
@@ -119,7 +148,9 @@ def classic(state: GroupState) -> ClassicGroup:
 
 @pytest.mark.parametrize("state", GroupState)
 @pytest.mark.parametrize(
-    "row", table("Request", "Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"), ids=lambda row: row["Request"]
+    "row",
+    table("Request", "Empty", "PreparingRebalance", "CompletingRebalance", "Stable", "Dead"),
+    ids=lambda row: row["Request"],
 )
 def test_the_classic_coordinator_answers_as_the_page_says(row: Row, state: GroupState) -> None:
     group = classic(state)
@@ -133,7 +164,9 @@ def test_the_classic_coordinator_answers_as_the_page_says(row: Row, state: Group
         # A follower's: the leader's ends the waiting.
         group = ClassicGroup()
         for number, name in enumerate("ab"):
-            join = JoinGroup(request=number, member_id="", new_id=name, protocols=(("range", b""),), requires_id=False)
+            join = JoinGroup(
+                request=number, member_id="", new_id=name, protocols=(("range", b""),), requires_id=False
+            )
             group, _ = step(group, join, 0)
         group, replies = step(group, SyncGroup(request=9, member_id="b", generation=1), 6_000)
         assert not [each for each in replies if each.request == 9]
@@ -157,11 +190,21 @@ def parts(*numbers: int) -> Partitions:
 def test_reconciliation_steps_as_the_page_says(row: Row) -> None:
     target = parts(0, 2, 3)
     current = parts(0, 1) if row["Revoking"] == "some" else parts(0)
-    takens: list[Partitions] = {"any": [NOTHING, parts(2)], "all free": [NOTHING], "some taken": [parts(2), parts(2, 3)]}[row["Pending"]]
-    saying: dict[str, list[Partitions | None]] = {"yes, or not said": [parts(0, 1), None], "no": [parts(0)], "any": [parts(0), None]}
+    takens: list[Partitions] = {
+        "any": [NOTHING, parts(2)],
+        "all free": [NOTHING],
+        "some taken": [parts(2), parts(2, 3)],
+    }[row["Pending"]]
+    saying: dict[str, list[Partitions | None]] = {
+        "yes, or not said": [parts(0, 1), None],
+        "no": [parts(0)],
+        "any": [parts(0), None],
+    }
     for taken in takens:
         for owned in saying[row["Still owned"]]:
-            found = next_step(current=current, target=target, owned=owned, taken=taken, epoch=4, target_epoch=6)
+            found = next_step(
+                current=current, target=target, owned=owned, taken=taken, epoch=4, target_epoch=6
+            )
             assert found.state.name == row["State"]
             assert found.epoch == {"stays": 4, "the target's": 6}[row["Epoch"]]
             free = parts(2, 3) - taken

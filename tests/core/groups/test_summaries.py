@@ -30,7 +30,11 @@ def test_a_reader_from_a_summary_on_has_the_rows_of_one_who_read_everything() ->
         assert reader.read(3, summary, 20) is GroupCode.NONE
         reader.read(4, Beat("g", "a", 3), 30)
     assert late.group == full.group
-    assert {key: row for key, row in late.rows.items() if isinstance(row, LastSeen)}.keys() == {"g/a", "g/b", "g/c"}
+    assert {key: row for key, row in late.rows.items() if isinstance(row, LastSeen)}.keys() == {
+        "g/a",
+        "g/b",
+        "g/c",
+    }
     for reader in (full, late):
         reader.read(5, Beat("g", "c", 3), 6_005)
     assert late.group == full.group
@@ -68,13 +72,20 @@ def histories(draw: st.DrawFn) -> list[tuple[Step, int]]:
     now_ms = 1_000
     for _ in range(draw(st.integers(4, 30))):
         now_ms += draw(st.sampled_from([0, 10, 900, 2_500, 6_000]))
-        kind = draw(st.sampled_from(["announce", "announce", "beat", "beat", "beat", "leave", "summary", "summary"]))
+        kind = draw(
+            st.sampled_from(["announce", "announce", "beat", "beat", "beat", "leave", "summary", "summary"])
+        )
         steps.append(((kind, draw(st.sampled_from("abcd")), draw(st.sampled_from([3, 6, 7]))), now_ms))
     return steps
 
 
-def replayed(history: list[tuple[Step, int]], start: int, honest: Reader | None = None) -> tuple[Reader, list[int]]:
-    """Return a reader from *start* on, and where it learned what the group is. Summaries are written by one who reads everything."""
+def replayed(
+    history: list[tuple[Step, int]], start: int, honest: Reader | None = None
+) -> tuple[Reader, list[int]]:
+    """Return a reader from *start* on, and where it learned what the group is.
+
+    Summaries are written by one who reads everything.
+    """
     author, reader, learned = Reader(), Reader(), []
     for offset, ((kind, name, count), at_ms) in enumerate(history):
         said: Announcement | None
@@ -99,7 +110,9 @@ def replayed(history: list[tuple[Step, int]], start: int, honest: Reader | None 
 
 def whole_and_sound(group: Group) -> list[str]:
     """Return what is wrong with a group's target."""
-    parts = [{(topic, number) for topic, numbers in each.target for number in numbers} for each in group.members]
+    parts = [
+        {(topic, number) for topic, numbers in each.target for number in numbers} for each in group.members
+    ]
     wanted = {("t", number) for number in range(counts_of(group).get("t", 0))}
     found = []
     if sum(map(len, parts)) != len(set().union(*parts)):
@@ -113,13 +126,18 @@ def whole_and_sound(group: Group) -> list[str]:
 
 @given(histories(), st.integers(0, 20))
 @settings(max_examples=scaled(150))
-def test_whoever_starts_anywhere_agrees_with_everybody_once_a_summary_has_counted(history: list[tuple[Step, int]], start: int) -> None:
+def test_whoever_starts_anywhere_agrees_with_everybody_once_a_summary_has_counted(
+    history: list[tuple[Step, int]], start: int
+) -> None:
     full, _ = replayed(history, 0)
     late, learned = replayed(history, start)
     if "g" in full.rows:
         assert not whole_and_sound(full.group)
     if learned:
-        beat = (("beat", "z", 0), history[-1][1])  # an expiry that a beat caused is made up for at the next record
+        beat = (
+            ("beat", "z", 0),
+            history[-1][1],
+        )  # an expiry that a beat caused is made up for at the next record
         full, _ = replayed([*history, beat], 0)
         late, _ = replayed([*history, beat], start)
         assert late.group.members == full.group.members
@@ -141,11 +159,18 @@ def test_the_check_of_targets_finds_planted_faults() -> None:
 
 
 def test_summaries_that_count_at_any_time_would_part_the_readers(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Planted fault: without the condition, a reader that begins late undoes what was said after the summary was written."""
+    """Planted fault: without the condition, a reader that begins late undoes what was said after the
+    summary was written.
+    """
     adopt = membership._adopt
 
     def careless(
-        rows: object, group: Group, progress: ReadProgress, said: Summary, at_ms: int, adopt: Callable[..., GroupCode] = adopt
+        rows: object,
+        group: Group,
+        progress: ReadProgress,
+        said: Summary,
+        at_ms: int,
+        adopt: Callable[..., GroupCode] = adopt,
     ) -> GroupCode:
         return adopt(rows, group, msgspec.structs.replace(progress, changed=-1, first=0), said, at_ms)
 

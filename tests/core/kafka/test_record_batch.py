@@ -1,4 +1,6 @@
-"""Record batches against captured bytes, against aiokafka's own builder, and against bytes that nobody should send."""
+"""Record batches against captured bytes, against aiokafka's own builder, and against bytes that nobody
+should send.
+"""
 
 from __future__ import annotations
 
@@ -64,7 +66,12 @@ def test_the_requests_of_the_dumps_are_read_and_written_byte_for_byte() -> None:
     raw, fields = FRAMES["produce_request_v5"]
     produced = decode_request(raw)
     assert isinstance(produced, ProduceRequest)
-    assert (produced.client_id, produced.transactional_id, produced.acks, produced.timeout_ms) == ("x", None, -1, 30_000)
+    assert (produced.client_id, produced.transactional_id, produced.acks, produced.timeout_ms) == (
+        "x",
+        None,
+        -1,
+        30_000,
+    )
     assert encode_request(produced) == raw
     ((topic,), told) = produced.topics, fields["topics"][0]
     (partition,) = topic.partitions
@@ -91,9 +98,18 @@ def test_the_batch_of_the_dumps_has_its_fields_and_its_checksum() -> None:
     for name, value in msgspec.structs.asdict(header).items():
         if name in told:
             assert value == told[name], name
-    assert (header.crc32c, header.batch_length, header.size_bytes, header.records_count) == (0xA7C8475D, 57, 69, 1)
+    assert (header.crc32c, header.batch_length, header.size_bytes, header.records_count) == (
+        0xA7C8475D,
+        57,
+        69,
+        1,
+    )
     assert batch.records == (Record(0, None, b"1"),)
-    assert (batch.last_offset, batch.last_sequence, batch.timestamp_ms(batch.records[0])) == (0, 0, 1_520_810_318_475)
+    assert (batch.last_offset, batch.last_sequence, batch.timestamp_ms(batch.records[0])) == (
+        0,
+        0,
+        1_520_810_318_475,
+    )
     assert encode_batch(batch) == BATCH
 
 
@@ -137,7 +153,9 @@ def test_a_frame_cut_anywhere_is_truncated_and_says_where(name: str) -> None:
         with pytest.raises(WireError) as caught:
             read(raw[:size])
         assert 0 <= caught.value.offset <= size
-        cut = (size - 4).to_bytes(4, "big") + raw[4:size] if size >= 4 else raw[:size]  # whole by its own word, cut within
+        cut = (
+            (size - 4).to_bytes(4, "big") + raw[4:size] if size >= 4 else raw[:size]
+        )  # whole by its own word, cut within
         with pytest.raises(WireError) as caught:
             read(cut)
         assert 0 <= caught.value.offset <= size
@@ -149,7 +167,12 @@ def test_a_frame_cut_anywhere_is_truncated_and_says_where(name: str) -> None:
 # -- any batch
 
 headers = st.lists(st.tuples(st.text(max_size=8), st.none() | st.binary(max_size=12)), max_size=3).map(tuple)
-one_record = st.tuples(st.none() | st.binary(max_size=40), st.none() | st.binary(max_size=200), headers, st.integers(-(1 << 40), 1 << 40))
+one_record = st.tuples(
+    st.none() | st.binary(max_size=40),
+    st.none() | st.binary(max_size=200),
+    headers,
+    st.integers(-(1 << 40), 1 << 40),
+)
 
 
 @st.composite
@@ -182,7 +205,9 @@ def test_every_batch_is_read_as_it_was_written_under_every_compression(batch: Re
 
 
 @given(any_batch(), st.integers(0, 1 << 30), st.binary(min_size=1, max_size=9))
-def test_spoiled_bytes_give_a_typed_error_or_a_batch_and_nothing_else(batch: RecordBatch, place: int, spoil: bytes) -> None:
+def test_spoiled_bytes_give_a_typed_error_or_a_batch_and_nothing_else(
+    batch: RecordBatch, place: int, spoil: bytes
+) -> None:
     """The checksum is made to fit again, so that what stands behind it is met too."""
     raw = bytearray(encode_batch(batch))
     at = place % len(raw)
@@ -192,12 +217,20 @@ def test_spoiled_bytes_give_a_typed_error_or_a_batch_and_nothing_else(batch: Rec
         decode_batch(bytes(raw))
 
 
-KAFKA_NAMES = {Compression.NONE: 0, Compression.GZIP: 1, Compression.SNAPPY: 2, Compression.LZ4: 3, Compression.ZSTD: 4}
+KAFKA_NAMES = {
+    Compression.NONE: 0,
+    Compression.GZIP: 1,
+    Compression.SNAPPY: 2,
+    Compression.LZ4: 3,
+    Compression.ZSTD: 4,
+}
 
 
 @pytest.mark.parametrize("kind", Compression)
 @pytest.mark.parametrize("transactional", [False, True])
-def test_a_batch_that_aiokafka_wrote_is_read_and_written_the_same(kind: Compression, transactional: bool) -> None:
+def test_a_batch_that_aiokafka_wrote_is_read_and_written_the_same(
+    kind: Compression, transactional: bool
+) -> None:
     builder = DefaultRecordBatchBuilder(
         magic=2,
         compression_type=KAFKA_NAMES[kind],
@@ -209,20 +242,42 @@ def test_a_batch_that_aiokafka_wrote_is_read_and_written_the_same(kind: Compress
     )
     for at in range(40):
         value = None if at == 7 else b"value %d " % at * at
-        assert builder.append(at, 1_700_000_000_000 + at * 250, b"key" if at % 2 else None, value, [("h", b"x"), ("h", None)]) is not None
+        assert (
+            builder.append(
+                at,
+                1_700_000_000_000 + at * 250,
+                b"key" if at % 2 else None,
+                value,
+                [("h", b"x"), ("h", None)],
+            )
+            is not None
+        )
     raw = bytes(builder.build())
     batch = decode_batch(raw)
     assert (batch.compression, batch.is_transactional, batch.is_control) == (kind, transactional, False)
-    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.last_sequence) == (77, 3, 1_000, 1_039)
-    read = [(each.offset, each.timestamp, each.key, each.value, tuple(each.headers)) for each in DefaultRecordBatch(bytearray(raw))]
-    ours = [(each.offset_delta, batch.timestamp_ms(each), each.key, each.value, each.headers) for each in batch.records]
+    assert (batch.producer_id, batch.producer_epoch, batch.base_sequence, batch.last_sequence) == (
+        77,
+        3,
+        1_000,
+        1_039,
+    )
+    read = [
+        (each.offset, each.timestamp, each.key, each.value, tuple(each.headers))
+        for each in DefaultRecordBatch(bytearray(raw))
+    ]
+    ours = [
+        (each.offset_delta, batch.timestamp_ms(each), each.key, each.value, each.headers)
+        for each in batch.records
+    ]
     assert ours == read
     written = encode_batch(batch)
     if kind is Compression.NONE:
         assert written == raw
     theirs = DefaultRecordBatch(bytearray(written))
     assert theirs.validate_crc()
-    assert [(each.offset, each.timestamp, each.key, each.value, tuple(each.headers)) for each in theirs] == read
+    assert [
+        (each.offset, each.timestamp, each.key, each.value, tuple(each.headers)) for each in theirs
+    ] == read
 
 
 def test_the_time_of_every_record_is_the_brokers_when_the_attributes_say_so() -> None:
@@ -233,7 +288,9 @@ def test_the_time_of_every_record_is_the_brokers_when_the_attributes_say_so() ->
 
 
 def test_a_batch_over_the_end_of_the_sequences_ends_below_where_it_begins() -> None:
-    batch = RecordBatch(base_sequence=(1 << 31) - 2, last_offset_delta=3, records=tuple(Record(at) for at in range(4)))
+    batch = RecordBatch(
+        base_sequence=(1 << 31) - 2, last_offset_delta=3, records=tuple(Record(at) for at in range(4))
+    )
     assert decode_batch(encode_batch(batch)).last_sequence == 1
     assert RecordBatch(last_offset_delta=3).last_sequence == -1
 
@@ -262,10 +319,17 @@ def test_an_older_format_is_named_with_its_place() -> None:
 
 @pytest.mark.parametrize("kind", [ControlType.ABORT, ControlType.COMMIT])
 def test_markers_end_transactions_for_better_or_worse(kind: ControlType) -> None:
-    batch = marker_batch(kind, producer_id=1005, producer_epoch=4, coordinator_epoch=12, base_offset=109, timestamp_ms=5)
+    batch = marker_batch(
+        kind, producer_id=1005, producer_epoch=4, coordinator_epoch=12, base_offset=109, timestamp_ms=5
+    )
     raw = encode_batch(batch)
     read = decode_batch(raw)
-    assert (read.is_control, read.is_transactional, read.base_sequence, read.producer_epoch) == (True, True, -1, 4)
+    assert (read.is_control, read.is_transactional, read.base_sequence, read.producer_epoch) == (
+        True,
+        True,
+        -1,
+        4,
+    )
     assert control_of(read, read.records[0]) == ControlRecord(kind, 12)
     (theirs,) = DefaultRecordBatch(bytearray(raw))
     assert (theirs.key, theirs.value) == (read.records[0].key, read.records[0].value)
@@ -300,7 +364,9 @@ def spoiled(place: int, raw: bytes, batch: bytes = BATCH) -> bytes:
 HUGE_INT32 = b"\x7f\xff\xff\xff"
 HUGE_VARINT = b"\xfe\xff\xff\xff\x0f"  # 2147483647
 RECORD = HEADER_BYTES
-LONG = encode_batch(RecordBatch(records=(Record(key=b"k" * 9, value=b"v" * 9, headers=(("h" * 9, b"w" * 9),)),)))
+LONG = encode_batch(
+    RecordBatch(records=(Record(key=b"k" * 9, value=b"v" * 9, headers=(("h" * 9, b"w" * 9),)),))
+)
 
 
 @pytest.mark.parametrize(
@@ -373,7 +439,13 @@ def test_a_block_that_promises_gigabytes_costs_nothing() -> None:
     promise = b"\xff\xff\xff\xff\x0f" + b"\0" * 20
     tracemalloc.start()
     try:
-        for packed in (promise, bytes(cramjam.snappy.compress_raw(b""))[:0] + b"\x82SNAPPY\0" + bytes([0, 0, 0, 1] * 2) + HUGE_INT32):
+        for packed in (
+            promise,
+            bytes(cramjam.snappy.compress_raw(b""))[:0]
+            + b"\x82SNAPPY\0"
+            + bytes([0, 0, 0, 1] * 2)
+            + HUGE_INT32,
+        ):
             with pytest.raises(WireError):
                 decompress(Compression.SNAPPY, packed, limit_bytes=1 << 40)
         peak = tracemalloc.get_traced_memory()[1]

@@ -13,7 +13,9 @@ ONE, OTHER = 7, 8
 def data(offset: int, producer: int = -1, records: int = 2) -> bytes:
     """Return a batch of records, of a transaction where it has a producer."""
     attributes = TRANSACTIONAL_BIT if producer >= 0 else 0
-    found = tuple(Record(offset_delta=each, timestamp_delta=0, key=None, value=b"x") for each in range(records))
+    found = tuple(
+        Record(offset_delta=each, timestamp_delta=0, key=None, value=b"x") for each in range(records)
+    )
     return encode_batch(
         RecordBatch(
             base_offset=offset,
@@ -27,9 +29,19 @@ def data(offset: int, producer: int = -1, records: int = 2) -> bytes:
 
 
 def marker(offset: int, producer: int = ONE) -> bytes:
-    record = Record(offset_delta=0, timestamp_delta=0, key=b"\x00\x00\x00\x01", value=b"\x00\x00\x00\x00\x00\x00")
+    record = Record(
+        offset_delta=0, timestamp_delta=0, key=b"\x00\x00\x00\x01", value=b"\x00\x00\x00\x00\x00\x00"
+    )
     attributes = TRANSACTIONAL_BIT | CONTROL_BIT
-    return encode_batch(RecordBatch(base_offset=offset, attributes=attributes, producer_id=producer, producer_epoch=0, records=(record,)))
+    return encode_batch(
+        RecordBatch(
+            base_offset=offset,
+            attributes=attributes,
+            producer_id=producer,
+            producer_epoch=0,
+            records=(record,),
+        )
+    )
 
 
 @pytest.mark.parametrize(
@@ -44,7 +56,13 @@ def marker(offset: int, producer: int = ONE) -> bytes:
         (data(5, ONE) + marker(7), ((ONE, 5),), 5, 8, True),
         (data(5, ONE) + marker(7), ((OTHER, 5),), 5, 8, False),
         (data(5) + marker(7), ((ONE, 5),), 5, 8, False),  # of no transaction
-        (data(5, ONE) + marker(7) + data(8, ONE) + marker(10), ((ONE, 5),), 5, 11, False),  # the second was committed
+        (
+            data(5, ONE) + marker(7) + data(8, ONE) + marker(10),
+            ((ONE, 5),),
+            5,
+            11,
+            False,
+        ),  # the second was committed
         (data(5, ONE) + data(7, OTHER) + marker(9) + marker(10, OTHER), ((ONE, 5), (OTHER, 7)), 5, 11, True),
         (data(5, ONE, records=0), (), 5, 6, True),
         (marker(5), (), 5, 9, False),  # more than was fetched

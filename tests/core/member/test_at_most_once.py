@@ -1,4 +1,6 @@
-"""Members at most once that give a claim back: what the log has committed is handed out before, and what it has not is the next owner's."""
+"""Members at most once that give a claim back: what the log has committed is handed out before, and what
+it has not is the next owner's.
+"""
 
 from __future__ import annotations
 
@@ -68,7 +70,9 @@ def test_a_commit_that_is_seen_while_draining_does_not_make_the_drain_endless() 
 
 
 def test_a_batch_whose_commit_did_not_reach_the_log_is_the_next_owners() -> None:
-    """It was announced, the heartbeat that commits it was lost, and then the claim is given back: nobody was handed any of it."""
+    """It was announced, the heartbeat that commits it was lost, and then the claim is given back: nobody
+    was handed any of it.
+    """
     world, node = working(drain_s=2.0)
     announce(world, node, 100)
     while not [frame for frame in node.frames(Heartbeat) if frame.current_offset == 100]:
@@ -104,4 +108,6 @@ def test_what_is_committed_too_late_to_be_handed_out_is_told() -> None:
     world.run(3)
     assert not node.batches
     assert offset(world) == 100
-    assert [told.text for told in node.events(Event.UNDELIVERED)] == ["offsets 0 to 99 were committed too late to be handed out"]
+    assert [told.text for told in node.events(Event.UNDELIVERED)] == [
+        "offsets 0 to 99 were committed too late to be handed out"
+    ]

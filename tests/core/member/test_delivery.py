@@ -1,4 +1,6 @@
-"""Members on a simulated log, delivery: at most once in its two steps, and what a crash repeats at least once."""
+"""Members on a simulated log, delivery: at most once in its two steps, and what a crash repeats at least
+once.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +27,9 @@ def test_a_batch_is_handed_out_only_after_the_log_has_committed_it() -> None:
     world.run(0.1)
     assert [action.offset_end for action in node.batches] == [100]
     delivered_s = next(at_s for at_s, action in node.done if isinstance(action, Deliver))
-    committed_s = next(at_s for at_s, frame in world.log[0] if isinstance(frame, Heartbeat) and frame.current_offset == 100)
+    committed_s = next(
+        at_s for at_s, frame in world.log[0] if isinstance(frame, Heartbeat) and frame.current_offset == 100
+    )
     assert committed_s < delivered_s
     world.do(node, node.member.delivered("orders", 0, range(100), world.now_s))
     world.commit(node, DeliveryToken("orders", 0, 5, node.started[ORDERS].epoch))
@@ -36,7 +40,9 @@ def test_a_batch_is_handed_out_only_after_the_log_has_committed_it() -> None:
 
 @pytest.mark.parametrize("cut_s", [0.0, 0.001, 0.003, 0.005, 0.007, 0.009, 0.02])
 def test_a_crash_at_any_moment_delivers_a_batch_once_or_never(cut_s: float) -> None:
-    """M15: after ClaimingMessages, after the Heartbeat, after the hand-out: the next owner never repeats what was handed out."""
+    """M15: after ClaimingMessages, after the Heartbeat, after the hand-out: the next owner never repeats
+    what was handed out.
+    """
     world, node = working(delivery=Delivery.AT_MOST_ONCE)
     rival = world.add("b", delivery=Delivery.AT_MOST_ONCE, release_if_behind=False)
     batch(world, node, 100)

@@ -1,4 +1,6 @@
-"""Members on a simulated log, and what goes beyond single claims: whole topics, targets, two processes of one name, clocks."""
+"""Members on a simulated log, and what goes beyond single claims: whole topics, targets, two processes of
+one name, clocks.
+"""
 
 from __future__ import annotations
 
@@ -11,7 +13,9 @@ from tests.core.member.world import World, held_by
 
 
 def test_partition_0_is_the_key_to_a_whole_topic() -> None:
-    """M11: another's partition 0 blocks the topic; when it goes free, all partitions are claimed, and told once."""
+    """M11: another's partition 0 blocks the topic; when it goes free, all partitions are claimed, and told
+    once.
+    """
     world = World({"orders": 3})
     world.heartbeat("x", "orders", 0, 0)
     node = world.add(whole_topic=True)

@@ -84,12 +84,16 @@ def _per_sample(ring: list[int]) -> float:
 
 
 @pytest.mark.parametrize("fault", [_always_slow, _per_sample])
-def test_another_velocity_is_found_out(fault: Callable[[list[int]], float], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_another_velocity_is_found_out(
+    fault: Callable[[list[int]], float], monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(health, "velocity", fault)
     assert any(check(case) != (case["verdict"], case["cycles_after"]) for case in CASES)
 
 
-@pytest.mark.parametrize(("name", "value"), [("LIMIT_CYCLES_BEHIND", 2), ("LIMIT_CYCLES_BEHIND", 4), ("PREDICTED_CYCLES", 3)])
+@pytest.mark.parametrize(
+    ("name", "value"), [("LIMIT_CYCLES_BEHIND", 2), ("LIMIT_CYCLES_BEHIND", 4), ("PREDICTED_CYCLES", 3)]
+)
 def test_another_constant_is_found_out(name: str, value: int, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(health, name, value)
     assert any(check(case) != (case["verdict"], case["cycles_after"]) for case in CASES)

@@ -104,7 +104,9 @@ def test_an_attempt_that_is_won_while_terminating_is_given_back() -> None:
 # -- pauses
 
 
-def test_a_pause_empties_the_group_within_a_health_period_and_it_resumes_at_exactly_the_offsets_set_0_included() -> None:
+def test_a_pause_empties_the_group_within_a_health_period_and_it_resumes_at_exactly_the_offsets_set_0_included() -> (
+    None
+):
     """M13"""
     world = World({"orders": 2})
     world.marks[ORDERS] = (0, 1000)
@@ -117,7 +119,11 @@ def test_a_pause_empties_the_group_within_a_health_period_and_it_resumes_at_exac
     paused_s = world.now_s
     world.pause(600)
     world.run(0.01)
-    assert not any(node.member.may_deliver(topic, partition, world.now_s) for node in nodes for topic, partition in (ORDERS, ("orders", 1)))
+    assert not any(
+        node.member.may_deliver(topic, partition, world.now_s)
+        for node in nodes
+        for topic, partition in (ORDERS, ("orders", 1))
+    )
     world.run(45)
     assert world.owner("orders", 0) is None
     assert world.owner("orders", 1) is None
@@ -127,7 +133,11 @@ def test_a_pause_empties_the_group_within_a_health_period_and_it_resumes_at_exac
         world.releasing("admin", "orders", partition, offset)
     late = world.add("late", seed=9)
     world.run(600 - 45 - 1)
-    after = [(at_s, frame) for at_s, frame in world.log[0] if at_s > paused_s + 45 and getattr(frame, "client_id", "") != "admin"]
+    after = [
+        (at_s, frame)
+        for at_s, frame in world.log[0]
+        if at_s > paused_s + 45 and getattr(frame, "client_id", "") != "admin"
+    ]
     assert after == []
     world.run(60)
     starts = {

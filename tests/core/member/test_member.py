@@ -1,10 +1,20 @@
-"""Members on a simulated log: how claims are come by. Keeping and giving back are in test_member_keeping and test_member_leaving."""
+"""Members on a simulated log: how claims are come by.
+
+Keeping and giving back are in test_member_keeping and test_member_leaving.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition, decode, encode
+from holdfast.core.claims.frames import (
+    ClaimingPartition,
+    Frame,
+    Heartbeat,
+    ReleasingPartition,
+    decode,
+    encode,
+)
 from holdfast.core.claims.views import fold_guarded
 from holdfast.core.member.actions import DeliveryToken, Event, FetchOffsets, Send, Start
 from holdfast.core.member.settings import MemberSettings
@@ -67,9 +77,17 @@ def test_a_foreign_release_is_ignored_and_the_owners_counts() -> None:
     assert (row.heartbeat_at_s, row.current_offset) == (None, 0)
 
 
-def test_the_offset_comes_from_the_log_then_from_the_group_then_from_the_beginning_and_never_from_before_it() -> None:
+def test_the_offset_comes_from_the_log_then_from_the_group_then_from_the_beginning_and_never_from_before_it() -> (
+    None
+):
     """D16: 0 is an offset."""
-    for told, committed, earliest, expected in ((0, 50, 0, 0), (None, 50, 0, 50), (None, 0, 0, 0), (None, None, 7, 7), (3, None, 7, 7)):
+    for told, committed, earliest, expected in (
+        (0, 50, 0, 0),
+        (None, 50, 0, 50),
+        (None, 0, 0, 0),
+        (None, None, 7, 7),
+        (3, None, 7, 7),
+    ):
         world = World()
         world.marks["orders", 0] = (earliest, 100)  # type: ignore[index]
         if committed is not None:
@@ -135,7 +153,11 @@ def test_without_greed_one_claim_is_made_at_a_time_and_the_limit_holds() -> None
     world = World({"orders": 5})
     node = world.add(maximum_claims=2)
     world.run(60)
-    attempts = [at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, ClaimingPartition)]
+    attempts = [
+        at_s
+        for at_s, action in node.done
+        if isinstance(action, Send) and isinstance(action.frame, ClaimingPartition)
+    ]
     assert len(attempts) == 2
     assert attempts[0] < attempts[1]
     assert len(node.held) == 2
@@ -155,7 +177,11 @@ def test_greed_takes_all_that_the_limit_allows_at_once() -> None:
     world = World({"orders": 5})
     node = world.add(maximum_claims=2, greedy=True)
     world.run(3.1)
-    attempts = [at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, ClaimingPartition)]
+    attempts = [
+        at_s
+        for at_s, action in node.done
+        if isinstance(action, Send) and isinstance(action.frame, ClaimingPartition)
+    ]
     assert len(attempts) == 2
     assert attempts[0] == attempts[1]
     unlimited = World({"orders": 5}).add(greedy=True)
@@ -186,7 +212,9 @@ def test_new_partitions_are_claimed_and_vanished_ones_given_up() -> None:
 
 
 def test_a_restart_under_the_same_client_resumes_by_heartbeats_alone() -> None:
-    """M12: within 120 s, at the heartbeat's offsets (2 and 0), with no ClaimingPartition and one heartbeat for each partition."""
+    """M12: within 120 s, at the heartbeat's offsets (2 and 0), with no ClaimingPartition and one heartbeat
+    for each partition.
+    """
     world = World({"test2": 2})
     first = world.add("a", greedy=True)
     world.run(10)
@@ -264,7 +292,8 @@ def test_a_process_that_takes_over_from_a_running_one_does_not_set_it_back() -> 
 def test_with_interop_only_what_both_views_call_free_is_claimed() -> None:
     world = World()
     world.run(1000)
-    # Its clock is slow: by the log's time it was stale 100 s ago, by its own it is live... and the other way round.
+    # Its clock is slow: by the log's time it was stale 100 s ago, by its own it is live... and the other way
+    # round.
     world.append(Heartbeat(1_700_000_000 + 1110, "go1", "go", "g", "orders", 0, 5))
     node = world.add("a", interop=True, skew_limit_s=1000.0)
     plain = World()
@@ -302,7 +331,9 @@ def test_nothing_but_frames_that_the_original_decodes_is_sent() -> None:
 
 def test_settings_that_cannot_work_are_refused() -> None:
     def settings(**changes: object) -> MemberSettings:
-        return MemberSettings(**{"group_id": "g", "client_id": "c", "instance_id": "i", "topics": ("t",), **changes})  # type: ignore[arg-type]
+        return MemberSettings(
+            **{"group_id": "g", "client_id": "c", "instance_id": "i", "topics": ("t",), **changes}  # type: ignore[arg-type]
+        )
 
     assert settings(heartbeat_interval_s=1.5).stale_after_s == 3
     for changes in (

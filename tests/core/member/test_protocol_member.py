@@ -33,7 +33,9 @@ def test_every_constant_of_the_member_is_that_of_the_code_and_the_page_has_all_o
         for at_s in (60, 3):
             assert float(row[f"At {at_s} s"]) == pytest.approx(float(row["Value"]) * at_s)
     for interval_s, lease_s in ((60.0, 116.0), (3.0, 4.85)):
-        settings = MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("t",), heartbeat_interval_s=interval_s)
+        settings = MemberSettings(
+            group_id="g", client_id="c", instance_id="i", topics=("t",), heartbeat_interval_s=interval_s
+        )
         assert settings.lease_s == pytest.approx(lease_s)
         assert f"{lease_s:g} s at {interval_s:g} s" in PAGE
     assert f"`LEASE_ROUNDING_S` ({member_settings.LEASE_ROUNDING_S})" in PAGE
@@ -62,10 +64,24 @@ def verdict(row: Row) -> tuple[str, int]:
         latest=int(row["Latest"]),
         at_work_s=float(row["At work, s"]) if row["At work, s"] else None,
     )
-    return state.check(sample_, expired_after_s=60, idle_after_s=60, overdue_after_s=HANDLER_TIMEOUT_S).value, state.cycles_behind
+    return state.check(
+        sample_, expired_after_s=60, idle_after_s=60, overdue_after_s=HANDLER_TIMEOUT_S
+    ).value, state.cycles_behind
 
 
-HEALTH = ("Heartbeat age, s", "Paused", "Idle, s", "At work, s", "CV", "PV", "Current", "Latest", "Cycles", "Verdict", "Cycles after")
+HEALTH = (
+    "Heartbeat age, s",
+    "Paused",
+    "Idle, s",
+    "At work, s",
+    "CV",
+    "PV",
+    "Current",
+    "Latest",
+    "Cycles",
+    "Verdict",
+    "Cycles after",
+)
 
 
 def test_every_verdict_of_the_page_is_the_codes_and_none_is_missing() -> None:
@@ -198,7 +214,9 @@ def claim_of(node: Node) -> LocalClaim | None:
 
 
 def at_stage(stage: str, *, outstanding: bool = False) -> tuple[World, Node]:
-    """Return a world whose node "a" has one claim in *stage*, alone: frames neither arrive nor are answered by themselves any more."""
+    """Return a world whose node "a" has one claim in *stage*, alone: frames neither arrive nor are
+    answered by themselves any more.
+    """
     world = World(delay_s=0.01)
     client = "a" if stage == "reclaiming" else "x"
     world.heartbeat(client, "orders", 0, 7)
@@ -249,7 +267,9 @@ def lost_race(world: World, node: Node) -> None:
     # The same log, but for a rival's frame in front of ours.
     frame: Frame = ClaimingPartition(int(BEGAN_S + world.now_s), "r", "r", "g", "orders", 0)
     if isinstance(before[1], Heartbeat):
-        node.member._logs[0]._rows["g/orders/0"] = Claim("r", "r", 9, int(BEGAN_S + world.now_s), None, 7, None, 1)
+        node.member._logs[0]._rows["g/orders/0"] = Claim(
+            "r", "r", 9, int(BEGAN_S + world.now_s), None, 7, None, 1
+        )
     else:
         world.append(frame)
     world.log[0].append((world.now_s, before[1]))
@@ -356,7 +376,9 @@ def live(stage: str, event: str) -> tuple[str, str]:
     before = claim_of(node)
     EVENTS[event](world, node)
     claim = claim_of(node)
-    return "gone" if claim is None or claim is not before else claim.stage.value, worded([action for _, action in node.done])
+    return "gone" if claim is None or claim is not before else claim.stage.value, worded(
+        [action for _, action in node.done]
+    )
 
 
 def test_every_step_in_the_life_of_a_claim_is_the_codes_and_no_stage_is_missing() -> None:

@@ -1,5 +1,6 @@
-"""Random schedules of members on one log: processes end, freeze and thaw, stop hearing or being heard, restart, pause. The large
-simulation is tests/simulation; this one is small enough to run with every change of the member."""
+"""Random schedules of members on one log: processes end, freeze and thaw, stop hearing or being heard,
+restart, pause. The large simulation is tests/simulation; this one is small enough to run with every change of
+the member."""
 
 from __future__ import annotations
 
@@ -22,14 +23,21 @@ STEPS = 150
 
 
 class Schedule:
-    """One seed's life. *restarts*: a new process under a client id means that the old one has ended; else both may run."""
+    """One seed's life.
+
+    *restarts*: a new process under a client id means that the old one has ended; else both may run.
+    """
 
     def __init__(self, seed: int, *, restarts: bool) -> None:
         self.draws, self.restarts = Random(seed), restarts
         self.interval_s = self.draws.choice([3.0, 60.0])
         topics = {"orders": self.draws.choice([1, 3, 6]), "clicks": 2}
-        self.world = World(topics, logs=2, delay_s=self.draws.choice([0.001, 0.01, 0.3]), interval_s=self.interval_s)
-        self.places = [TopicPartition(topic, partition) for topic, count in topics.items() for partition in range(count)]
+        self.world = World(
+            topics, logs=2, delay_s=self.draws.choice([0.001, 0.01, 0.3]), interval_s=self.interval_s
+        )
+        self.places = [
+            TopicPartition(topic, partition) for topic, count in topics.items() for partition in range(count)
+        ]
         self.at_most_once = self.draws.random() < 0.5
         self.settings: dict[str, Any] = {
             "release_if_behind": False,
@@ -43,7 +51,9 @@ class Schedule:
             self.add(f"c{number}")
 
     def add(self, client: str) -> None:
-        self.world.add(client, seed=self.draws.randint(0, 1 << 30), greedy=self.draws.random() < 0.5, **self.settings)
+        self.world.add(
+            client, seed=self.draws.randint(0, 1 << 30), greedy=self.draws.random() < 0.5, **self.settings
+        )
 
     def end(self, node: Node) -> None:
         node.alive = False
@@ -54,14 +64,22 @@ class Schedule:
         now_s = self.world.now_s
         for place in self.places:
             row = self.world.row(*place)
-            handing = [node for node in self.world.nodes if id(node) not in self.ended and node.member.may_deliver(*place, now_s)]
+            handing = [
+                node
+                for node in self.world.nodes
+                if id(node) not in self.ended and node.member.may_deliver(*place, now_s)
+            ]
             assert len(handing) <= 1, f"{place} at {now_s}: two hand out"
             for node in handing:
                 settings: MemberSettings = node.member.settings
                 assert row is not None
-                assert (row.client_id, row.instance_id) == (settings.client_id, settings.instance_id), f"{place} at {now_s}: not the owner"
+                assert (row.client_id, row.instance_id) == (settings.client_id, settings.instance_id), (
+                    f"{place} at {now_s}: not the owner"
+                )
             if row is not None and row.current_offset is not None:
-                assert row.current_offset >= self.offsets.get(place, 0), f"{place} at {now_s}: the offset went back"
+                assert row.current_offset >= self.offsets.get(place, 0), (
+                    f"{place} at {now_s}: the offset went back"
+                )
                 self.offsets[place] = row.current_offset
 
     def step(self) -> None:
@@ -111,8 +129,14 @@ class Schedule:
                     self.handed.add((place, offset))
                 self.world.do(node, node.member.delivered(*place, offsets, now_s))
         after = node.member._claims.get(place)
-        if after is not None and (after.proposed, after.committing) == (None, None) and after.handed >= after.tracker.current:
-            self.world.do(node, node.member.fetched(*place, after.tracker.current + self.draws.randint(1, 9), now_s))
+        if (
+            after is not None
+            and (after.proposed, after.committing) == (None, None)
+            and after.handed >= after.tracker.current
+        ):
+            self.world.do(
+                node, node.member.fetched(*place, after.tracker.current + self.draws.randint(1, 9), now_s)
+            )
 
     def run(self) -> None:
         for _ in range(STEPS):
@@ -124,11 +148,15 @@ class Schedule:
         self.world.run(5 * self.interval_s)
         self.check()
         for place in self.places:
-            assert any(node.alive and node.member.may_deliver(*place, self.world.now_s) for node in self.world.nodes), f"{place} is idle"
+            assert any(
+                node.alive and node.member.may_deliver(*place, self.world.now_s) for node in self.world.nodes
+            ), f"{place} is idle"
 
 
 @pytest.mark.parametrize("restarts", [True, False])
-def test_whatever_happens_one_process_hands_out_offsets_only_grow_and_in_the_end_everything_is_consumed(restarts: bool) -> None:
+def test_whatever_happens_one_process_hands_out_offsets_only_grow_and_in_the_end_everything_is_consumed(
+    restarts: bool,
+) -> None:
     for seed in range(20):
         try:
             Schedule(seed, restarts=restarts).run()
@@ -156,7 +184,12 @@ def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.M
 
     def credulous(self: Member, send_id: int, ok: bool, now_s: float) -> list[Action]:
         sent = self._sends.get(send_id)
-        if ok and sent is not None and sent.claim.stage is ClaimStage.ACTIVE and isinstance(sent.frame, Heartbeat):
+        if (
+            ok
+            and sent is not None
+            and sent.claim.stage is ClaimStage.ACTIVE
+            and isinstance(sent.frame, Heartbeat)
+        ):
             sent.claim.lease_until_s = sent.claim.deliver_until_s = now_s + self.settings.lease_s
         return honest(self, send_id, ok, now_s)
 

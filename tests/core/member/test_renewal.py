@@ -19,7 +19,9 @@ from tests.core.member.world import ORDERS, World, reasons, row_offset, working
 def test_heartbeats_keep_the_claim_and_come_within_a_quarter_to_three_quarters_of_the_interval() -> None:
     world, node = working(release_if_behind=False)
     world.run(3600)
-    sent = [at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, Heartbeat)]
+    sent = [
+        at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, Heartbeat)
+    ]
     gaps = [later - earlier for earlier, later in pairwise(sent)]
     assert min(gaps) >= 15
     assert max(gaps) <= 45
@@ -28,7 +30,9 @@ def test_heartbeats_keep_the_claim_and_come_within_a_quarter_to_three_quarters_o
 
 
 def test_delivery_stops_before_anybody_else_can_have_the_claim() -> None:
-    """The lease counts from when the last heartbeat that was accepted was sent: a process that freezes hands out nothing after it."""
+    """The lease counts from when the last heartbeat that was accepted was sent: a process that freezes
+    hands out nothing after it.
+    """
     world, node = working(release_if_behind=False)
     world.run(100)
     rival = world.add("b", release_if_behind=False)
@@ -36,7 +40,11 @@ def test_delivery_stops_before_anybody_else_can_have_the_claim() -> None:
     node.alive = False  # frozen: neither ticks nor reads, and thaws at any moment
     gate_s = node.member.deliver_until_s("orders", 0)
     world.run(300)
-    taken_s = next(appended_s for appended_s, frame in world.log[0] if isinstance(frame, ClaimingPartition) and frame.client_id == "b")
+    taken_s = next(
+        appended_s
+        for appended_s, frame in world.log[0]
+        if isinstance(frame, ClaimingPartition) and frame.client_id == "b"
+    )
     assert rival.held
     assert gate_s < taken_s
     assert taken_s - gate_s < 15
@@ -51,7 +59,9 @@ def test_delivery_stops_before_anybody_else_can_have_the_claim() -> None:
 
 
 def test_a_member_that_cannot_see_the_log_stops_although_its_heartbeats_arrive() -> None:
-    """A heartbeat counts when it is seen in the log as accepted: an acknowledgement says nothing about who owns the claim."""
+    """A heartbeat counts when it is seen in the log as accepted: an acknowledgement says nothing about who
+    owns the claim.
+    """
     world, node = working(release_if_behind=False)
     node.deaf = True
     world.run(130)
@@ -59,7 +69,9 @@ def test_a_member_that_cannot_see_the_log_stops_although_its_heartbeats_arrive()
     assert ReleaseReason.EXPIRED in reasons(node)
 
 
-def test_heartbeats_that_the_broker_refuses_are_repeated_and_in_the_end_the_claim_is_given_up_in_time() -> None:
+def test_heartbeats_that_the_broker_refuses_are_repeated_and_in_the_end_the_claim_is_given_up_in_time() -> (
+    None
+):
     """D14: a heartbeat that failed renews nothing."""
     world, node = working(release_if_behind=False)
     node.mute = True
@@ -167,7 +179,9 @@ def test_lanes_and_holes_move_the_offset_on_when_nothing_is_in_flight() -> None:
 
 
 def test_an_owner_that_falls_behind_gives_the_claim_back_and_lets_others_go_first() -> None:
-    """M8, TestUnhealthyReclaim: three checks behind, then not claimed again inside the cooldown, and after it claimed."""
+    """M8, TestUnhealthyReclaim: three checks behind, then not claimed again inside the cooldown, and after
+    it claimed.
+    """
     world, node = working()
     world.marks[ORDERS] = (0, 10_000)
     for step in range(30):
@@ -181,10 +195,16 @@ def test_an_owner_that_falls_behind_gives_the_claim_back_and_lets_others_go_firs
         world.run(15)
     assert reasons(node) == [ReleaseReason.BEHIND]
     world.run(15)
-    (released_s,) = [at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, ReleasingPartition)]
+    (released_s,) = [
+        at_s
+        for at_s, action in node.done
+        if isinstance(action, Send) and isinstance(action.frame, ReleasingPartition)
+    ]
     world.run(100)
     again_s = next(
-        at_s for at_s, action in node.done if isinstance(action, Send) and isinstance(action.frame, ClaimingPartition) and at_s > released_s
+        at_s
+        for at_s, action in node.done
+        if isinstance(action, Send) and isinstance(action.frame, ClaimingPartition) and at_s > released_s
     )
     assert 60 <= again_s - released_s < 80
 

@@ -1,4 +1,6 @@
-"""Commits in any order: the offset to commit is the first that is not done, whatever the form in which offsets come."""
+"""Commits in any order: the offset to commit is the first that is not done, whatever the form in which
+offsets come.
+"""
 
 from __future__ import annotations
 
@@ -125,7 +127,9 @@ STEPS = st.lists(
 
 
 def against_the_model(steps: list[Step], new: Callable[[int], Tracker] = Tracker) -> None:
-    """Run *steps* on a tracker and on a dict with an entry for each offset, which is what the Go library keeps."""
+    """Run *steps* on a tracker and on a dict with an entry for each offset, which is what the Go library
+    keeps.
+    """
     tracker, model, start, position = new(100), dict[int, bool](), 100, 100
     batches: list[list[int]] = []
 

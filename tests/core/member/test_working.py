@@ -1,4 +1,6 @@
-"""A user at work is not a wedge: the handler's own deadline, its warnings, and the Go library's rule where Go members are (M9)."""
+"""A user at work is not a wedge: the handler's own deadline, its warnings, and the Go library's rule where
+Go members are (M9).
+"""
 
 from __future__ import annotations
 
@@ -37,7 +39,9 @@ def work(world: World, node: Node, for_s: float, *, growth: int = 0) -> None:
 
 
 @pytest.mark.parametrize("growth", [0, 5])
-def test_a_handler_that_works_on_one_message_keeps_its_claim_for_as_long_as_it_is_allowed_to(growth: int) -> None:
+def test_a_handler_that_works_on_one_message_keeps_its_claim_for_as_long_as_it_is_allowed_to(
+    growth: int,
+) -> None:
     world, node = owner()
     tokens = world.deliver(node, "orders", 0, range(10))
     work(world, node, 140, growth=growth)
@@ -62,7 +66,10 @@ def test_the_user_is_warned_at_half_of_the_deadline_and_when_the_claim_is_given_
     assert "handler_timeout_s is 40: at that age the claim is given up" in early
     work(world, node, 20)
     assert reasons(node) == [ReleaseReason.HANDLER_TIMEOUT]
-    assert [text.split(":")[1][:28] for text in told(node)] == [" at that age the claim is gi", " the claim is given up, and "]
+    assert [text.split(":")[1][:28] for text in told(node)] == [
+        " at that age the claim is gi",
+        " the claim is given up, and ",
+    ]
     assert row_offset(world) == 0
 
 
@@ -110,7 +117,9 @@ def test_a_partition_that_brings_nothing_after_a_long_message_is_given_up() -> N
     assert set(reasons(node)) == {ReleaseReason.WEDGED}
 
 
-def test_what_is_fetched_and_waits_for_a_user_who_is_at_work_elsewhere_is_no_wedge_until_the_deadline() -> None:
+def test_what_is_fetched_and_waits_for_a_user_who_is_at_work_elsewhere_is_no_wedge_until_the_deadline() -> (
+    None
+):
     world, node = owner(handler_timeout_s=60.0)
     for _ in range(50):
         world.do(node, node.member.waiting("orders", 0, True, world.now_s))
@@ -134,11 +143,15 @@ def test_the_first_message_after_a_long_silence_has_its_time_to_be_fetched() -> 
 
 @pytest.mark.parametrize("batches", [1, 2])
 def test_at_most_once_a_handler_at_work_keeps_its_claim_and_has_the_same_deadline(batches: int) -> None:
-    """Of a batch in hand nothing more is told before all of it is handed out, and the next one waits meanwhile."""
+    """Of a batch in hand nothing more is told before all of it is handed out, and the next one waits
+    meanwhile.
+    """
     world, node = owner(delivery=Delivery.AT_MOST_ONCE, handler_timeout_s=60.0)
     for number in range(batches):
         if number:
-            world.do(node, node.member.delivered("orders", 0, range(5 * (number - 1), 5 * number), world.now_s))
+            world.do(
+                node, node.member.delivered("orders", 0, range(5 * (number - 1), 5 * number), world.now_s)
+            )
         world.do(node, node.member.fetched("orders", 0, 5 * (number + 1), world.now_s))
         world.run(0.5)
     assert len(node.all(Deliver)) == batches
@@ -150,7 +163,9 @@ def test_at_most_once_a_handler_at_work_keeps_its_claim_and_has_the_same_deadlin
 
 
 def falling_behind() -> tuple[World, Node, list[DeliveryToken]]:
-    """Return a member that gives its claim up since the log grows faster than its user works: with a message in hand."""
+    """Return a member that gives its claim up since the log grows faster than its user works: with a
+    message in hand.
+    """
     world, node = owner()
     offset = 0
     tokens = world.deliver(node, "orders", 0, [offset])
@@ -198,4 +213,6 @@ def test_a_process_that_died_or_stood_still_loses_its_claim_as_ever_whatever_its
 @pytest.mark.parametrize("value", [-1.0, 0.5, 7 * 86_400 + 1])
 def test_a_deadline_that_cannot_be_is_refused(value: float) -> None:
     with pytest.raises(ConfigError, match="handler_timeout_s is"):
-        MemberSettings(group_id="g", client_id="c", instance_id="i", topics=("orders",), handler_timeout_s=value)
+        MemberSettings(
+            group_id="g", client_id="c", instance_id="i", topics=("orders",), handler_timeout_s=value
+        )

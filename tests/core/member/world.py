@@ -1,4 +1,6 @@
-"""A coordination topic and members on it, in simulated time: every frame takes *delay_s* to be appended and *delay_s* to be seen."""
+"""A coordination topic and members on it, in simulated time: every frame takes *delay_s* to be appended
+and *delay_s* to be seen.
+"""
 
 from __future__ import annotations
 
@@ -82,7 +84,14 @@ class Node:
 class World:
     """The log, the nodes, the clock."""
 
-    def __init__(self, topics: dict[str, int] | None = None, *, logs: int = 1, delay_s: float = 0.002, interval_s: float = 60.0) -> None:
+    def __init__(
+        self,
+        topics: dict[str, int] | None = None,
+        *,
+        logs: int = 1,
+        delay_s: float = 0.002,
+        interval_s: float = 60.0,
+    ) -> None:
         self.topics = {"orders": 1} if topics is None else topics
         self.logs, self.delay_s, self.interval_s = logs, delay_s, interval_s
         self.now_s = 0.0
@@ -136,13 +145,27 @@ class World:
 
     # -- nodes
 
-    def add(self, client: str = "a", instance: str | None = None, *, skew_s: float = 0.0, seed: int = 1, **settings: Any) -> Node:
+    def add(
+        self,
+        client: str = "a",
+        instance: str | None = None,
+        *,
+        skew_s: float = 0.0,
+        seed: int = 1,
+        **settings: Any,
+    ) -> Node:
         """Start a process: it knows the topics, reads all logs to their end, and goes on from there."""
         settings.setdefault("topics", tuple(self.topics))
         settings.setdefault("heartbeat_interval_s", self.interval_s)
-        chosen = MemberSettings(group_id="g", client_id=client, instance_id=instance or f"{client}{len(self.nodes)}", **settings)
+        chosen = MemberSettings(
+            group_id="g", client_id=client, instance_id=instance or f"{client}{len(self.nodes)}", **settings
+        )
         member = Member(
-            chosen, coordination_partitions=self.logs, draws=Random(seed), now_s=self.now_s, unix_s=BEGAN_S + self.now_s + skew_s
+            chosen,
+            coordination_partitions=self.logs,
+            draws=Random(seed),
+            now_s=self.now_s,
+            unix_s=BEGAN_S + self.now_s + skew_s,
         )
         node = Node(member=member, skew_s=skew_s)
         self.nodes.append(node)
@@ -161,7 +184,9 @@ class World:
                 case Send():
                     self.later(self.delay_s, self._arrival(node, action))
                 case FetchOffsets():
-                    self.later(self.delay_s, partial(self.look, node, TopicPartition(action.topic, action.partition)))
+                    self.later(
+                        self.delay_s, partial(self.look, node, TopicPartition(action.topic, action.partition))
+                    )
                 case Start():
                     node.started[TopicPartition(action.topic, action.partition)] = action
                 case Stop():

@@ -1,4 +1,7 @@
-"""The rules of election: who leads a role, from when, until when. Scenarios N2-N5 of the election, defects E1-E8 of goNELI."""
+"""The rules of election: who leads a role, from when, until when.
+
+Scenarios N2-N5 of the election, defects E1-E8 of goNELI.
+"""
 
 from __future__ import annotations
 
@@ -43,7 +46,9 @@ class Process:
 
     def __init__(self, log: Log, name: str, nonce: str = "") -> None:
         self.log, self.read = log, 0
-        self.role = RoleElection(0, name=name, nonce=nonce or name, heartbeat_timeout_s=T, heartbeat_interval_s=T / 5)
+        self.role = RoleElection(
+            0, name=name, nonce=nonce or name, heartbeat_timeout_s=T, heartbeat_interval_s=T / 5
+        )
         self.events: list[LeadershipEvent] = []
 
     def assigned(self, now_s: float) -> None:
@@ -92,7 +97,9 @@ def test_an_assignment_alone_does_not_make_a_leader_its_own_claim_read_back_does
     assert process.events[0].leadership.epoch == 0
 
 
-def test_a_leader_without_its_own_heartbeat_is_fenced_once_and_leads_again_under_a_new_id_when_it_comes_back() -> None:
+def test_a_leader_without_its_own_heartbeat_is_fenced_once_and_leads_again_under_a_new_id_when_it_comes_back() -> (
+    None
+):
     """N2: 5.001 s of silence; the assignment is intact."""
     log = Log()
     process = leader(log)
@@ -138,7 +145,17 @@ def test_a_claim_that_took_longer_than_a_lease_is_worth_nothing() -> None:
 
 
 @pytest.mark.parametrize(
-    "stranger", [b"", None, b"junk", b"1476147600000000000%gopher", b"1%a%other%1%1%0", b"\xff\xfe", b"1%a%a%1%99%0", b"1%a%a%1%-1%"]
+    "stranger",
+    [
+        b"",
+        None,
+        b"junk",
+        b"1476147600000000000%gopher",
+        b"1%a%other%1%1%0",
+        b"\xff\xfe",
+        b"1%a%a%1%99%0",
+        b"1%a%a%1%-1%",
+    ],
 )
 def test_what_others_write_never_proves_that_a_leader_lives(stranger: bytes | None) -> None:
     """E1: a partitioned leader that can still read must fence itself, whatever it reads."""
@@ -300,10 +317,11 @@ def test_names_are_made_fit_for_a_group() -> None:
 
 
 class Elections(RuleBasedStateMachine):
-    """Three processes on one partition; a group that may give it to several at once, as brokers never do but zombies believe.
+    """Three processes on one partition; a group that may give it to several at once, as brokers never do but
+    zombies believe.
 
-    Whatever happens, no two lead in the same epoch, events follow each other legally, and once every process has read the whole
-    partition at most one of them leads.
+    Whatever happens, no two lead in the same epoch, events follow each other legally, and once every process
+    has read the whole partition at most one of them leads.
     """
 
     def __init__(self) -> None:
@@ -344,7 +362,12 @@ class Elections(RuleBasedStateMachine):
 
     @invariant()
     def no_two_lead_in_one_epoch(self) -> None:
-        epochs = [event.leadership.epoch for process in self.all for event in process.events if isinstance(event, Acquired)]
+        epochs = [
+            event.leadership.epoch
+            for process in self.all
+            for event in process.events
+            if isinstance(event, Acquired)
+        ]
         assert len(epochs) == len(set(epochs))
 
     @invariant()

@@ -1,4 +1,6 @@
-"""The books of an outbox's producer: what progress records say, and that no crash between two of them loses or repeats anything."""
+"""The books of an outbox's producer: what progress records say, and that no crash between two of them
+loses or repeats anything.
+"""
 
 from __future__ import annotations
 
@@ -54,7 +56,9 @@ def test_a_new_leader_knows_what_was_published_and_goes_on_numbering() -> None:
     assert second.published == {1, 2, 5}
     assert second.epoch == first.epoch + 1
     assert topic.commit(second, [6], [("t", 0)]) == [b"2"]
-    assert second.number([("t", 1)])[0] == [b"1"], "partitions that were not written to this time are still known"
+    assert second.number([("t", 1)])[0] == [b"1"], (
+        "partitions that were not written to this time are still known"
+    )
 
 
 def test_a_transaction_that_came_to_nothing_leaves_no_trace() -> None:
@@ -98,7 +102,9 @@ def test_ids_survive_packing(ids: set[int]) -> None:
 
 @given(st.data())
 def test_no_crash_loses_or_repeats_a_row(data: st.DataObject) -> None:
-    """A leader may die before its commit, between commit and deletion, or after; every row is published exactly once."""
+    """A leader may die before its commit, between commit and deletion, or after; every row is published
+    exactly once.
+    """
     topic, table, published = Topic(), set(range(1, 13)), []
     for _ in range(40):
         books = topic.restore("o-0")

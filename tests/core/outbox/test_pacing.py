@@ -1,10 +1,21 @@
-"""How long a producer rests between transactions, so that none is sent back, and a trickle gathers, so that it stays cheap."""
+"""How long a producer rests between transactions, so that none is sent back, and a trickle gathers, so
+that it stays cheap.
+"""
 
 from __future__ import annotations
 
 import pytest
 
-from holdfast.core.outbox.pacing import FEW_RECORDS, LEAST_S, LEAST_WAIT_S, MOST_S, SENT_BACK_S, SHARE, AdaptiveLinger, TransactionPacing
+from holdfast.core.outbox.pacing import (
+    FEW_RECORDS,
+    LEAST_S,
+    LEAST_WAIT_S,
+    MOST_S,
+    SENT_BACK_S,
+    SHARE,
+    AdaptiveLinger,
+    TransactionPacing,
+)
 
 
 def after(*took_s: float, records: int = 1) -> float:
@@ -25,7 +36,13 @@ def test_a_quick_broker_is_given_a_millisecond() -> None:
 
 
 def test_the_rest_doubles_with_each_transaction_that_may_have_been_sent_back_and_has_an_end() -> None:
-    assert [after(*[SENT_BACK_S + 0.005] * times) for times in (1, 2, 3, 4, 50)] == [0.002, 0.004, MOST_S, MOST_S, MOST_S]
+    assert [after(*[SENT_BACK_S + 0.005] * times) for times in (1, 2, 3, 4, 50)] == [
+        0.002,
+        0.004,
+        MOST_S,
+        MOST_S,
+        MOST_S,
+    ]
 
 
 def test_the_rest_shrinks_when_the_broker_is_quick_again() -> None:
@@ -48,7 +65,9 @@ def test_a_backlog_neither_rests_nor_is_taken_for_slow() -> None:
 
 
 def settled(round_cpu_s: float, *, other: float = 0.0, most_s: float = 0.05) -> tuple[float, float]:
-    """Return the wait, and the share of a core used, when every round costs *round_cpu_s* and other work *other* of a core."""
+    """Return the wait, and the share of a core used, when every round costs *round_cpu_s* and other work
+    *other* of a core.
+    """
     trickle, now_s, cpu_s, wait_s = AdaptiveLinger(most_s), 100.0, 7.0, 0.0
     share = 0.0
     for _ in range(300):

@@ -10,7 +10,11 @@ from tests.models.leading import NoStore
 
 
 def test_outboxes_stamp_with_the_same_headers() -> None:
-    assert (harvest.PRODUCER_HEADER, harvest.EPOCH_HEADER, harvest.SEQUENCE_HEADER) == (stamps.PRODUCER, stamps.EPOCH, stamps.SEQUENCE)
+    assert (harvest.PRODUCER_HEADER, harvest.EPOCH_HEADER, harvest.SEQUENCE_HEADER) == (
+        stamps.PRODUCER,
+        stamps.EPOCH,
+        stamps.SEQUENCE,
+    )
 
 
 def test_an_outboxs_own_progress_is_kept_beside_what_readers_find() -> None:
@@ -29,7 +33,9 @@ def test_an_outboxs_own_progress_is_kept_beside_what_readers_find() -> None:
     records.append((old[0], None))
     folder = Folder(processor, NoStore())
     keys, values = [key for key, _ in records], [value for _, value in records]
-    changes = folder.fold([Batch(range(len(records)), [7] * len(records), (keys, values, list(range(len(records)))))])
+    changes = folder.fold(
+        [Batch(range(len(records)), [7] * len(records), (keys, values, list(range(len(records)))))]
+    )
     assert changes is not None
     assert changes.refused == []
     first = folder.rows.get(progress.reached_key("orders-0", "paid", 0))

@@ -1,4 +1,6 @@
-"""docs/PROTOCOL.md, "Election" and "Outbox progress", against the code: constants, transitions, headers and progress records."""
+"""docs/PROTOCOL.md, "Election" and "Outbox progress", against the code: constants, transitions, headers
+and progress records.
+"""
 
 from __future__ import annotations
 
@@ -6,7 +8,15 @@ import pytest
 
 from holdfast.core.outbox import election, harvest
 from holdfast.core.outbox.election import LEGAL, LeaderRecord, Phase
-from holdfast.core.outbox.harvest import Books, RowsProgress, SequencesProgress, decode_progress, rows_key, sequences_key, unpack_ids
+from holdfast.core.outbox.harvest import (
+    Books,
+    RowsProgress,
+    SequencesProgress,
+    decode_progress,
+    rows_key,
+    sequences_key,
+    unpack_ids,
+)
 from tests.core.claims.test_protocol_page import Row, table
 
 
@@ -49,5 +59,8 @@ def test_the_progress_records_of_the_page_are_written_and_read() -> None:
     books = Books("orders-0")
     books.epoch = 3
     ahead = {("paid", 0): 41, ("paid", 2): 7}
-    assert books.records(unpack_ids(rows.rows), ahead) == [(rows_name, rows_text), (sequences_name, sequences_text)]
+    assert books.records(unpack_ids(rows.rows), ahead) == [
+        (rows_name, rows_text),
+        (sequences_name, sequences_text),
+    ]
     assert (rows_key("orders-0"), sequences_key("orders-0", "paid")) == (rows_name, sequences_name)

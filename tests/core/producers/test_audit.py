@@ -1,4 +1,6 @@
-"""The audit's rules: what is right is never found fault with, and every planted fault is found at its offset."""
+"""The audit's rules: what is right is never found fault with, and every planted fault is found at its
+offset.
+"""
 
 from __future__ import annotations
 
@@ -14,7 +16,16 @@ from holdfast.core.kafka.sequences import MAX_SEQUENCE
 from holdfast.core.producers.audit import LIMIT_FINDINGS, LIMIT_NUMBERS, FindingKind, Rules
 from holdfast.core.producers.ledger import LIMIT_HOLES
 from holdfast.core.producers.stamps import Stamp
-from tests.support.audit_histories import OUTBOX, History, Published, audited, histories, orders, renumbered, told
+from tests.support.audit_histories import (
+    OUTBOX,
+    History,
+    Published,
+    audited,
+    histories,
+    orders,
+    renumbered,
+    told,
+)
 from tests.support.places import DOCS
 
 PAGE = DOCS / "outbox.md"
@@ -75,16 +86,25 @@ def test_a_planted_gap_is_found_between_its_neighbours(history: History, data: s
     assert stamp is not None
     found = audited(history[:at] + history[at + 1 :], expected=ends(history))
     (one,) = found.findings
-    mine = [each.offset for each in history if each.stamp is not None and each.stamp.producer == stamp.producer]
+    mine = [
+        each.offset for each in history if each.stamp is not None and each.stamp.producer == stamp.producer
+    ]
     before = [offset for offset in mine if offset < history[at].offset]
     behind = [offset for offset in mine if offset > history[at].offset]
-    assert (one.kind, one.producer, one.first, one.last) == (FindingKind.LOST, stamp.producer, stamp.sequence, stamp.sequence)
+    assert (one.kind, one.producer, one.first, one.last) == (
+        FindingKind.LOST,
+        stamp.producer,
+        stamp.sequence,
+        stamp.sequence,
+    )
     assert one.after == (before[-1] if before else -1)
     assert one.offset == (behind[0] if behind else one.after + 1)
 
 
 @given(histories(least=6), st.data())
-def test_two_planted_in_each_others_place_are_found_as_inversion_or_disorder(history: History, data: st.DataObject) -> None:
+def test_two_planted_in_each_others_place_are_found_as_inversion_or_disorder(
+    history: History, data: st.DataObject
+) -> None:
     same = [
         (one, two)
         for one in _stamped(history)
@@ -99,7 +119,10 @@ def test_two_planted_in_each_others_place_are_found_as_inversion_or_disorder(his
         return
     one, two = data.draw(st.sampled_from(same))
     planted = list(history)
-    planted[one], planted[two] = replace(history[two], offset=history[one].offset), replace(history[one], offset=history[two].offset)
+    planted[one], planted[two] = (
+        replace(history[two], offset=history[one].offset),
+        replace(history[one], offset=history[two].offset),
+    )
     (found,) = audited(planted, expected=ends(history)).findings
     one_key = history[one].key is not None and history[one].key == history[two].key
     assert found.kind is (FindingKind.INVERSION if one_key else FindingKind.DISORDER)
@@ -127,14 +150,27 @@ def test_what_is_missing_at_the_end_is_found_by_what_the_leaders_say() -> None:
 def test_a_gap_that_was_filled_late_is_no_loss_and_what_is_left_of_one_is() -> None:
     numbers = [0, 1, 6, 3, 4, 7]
     history = [Published(at, b"k%d" % at, Stamp("shop-0", 1, number)) for at, number in enumerate(numbers)]
-    assert told(audited(history)) == [("lost", 2, 2, 2), ("lost", 2, 5, 5), ("out-of-order", 3, 3, 3), ("out-of-order", 4, 4, 4)]
+    assert told(audited(history)) == [
+        ("lost", 2, 2, 2),
+        ("lost", 2, 5, 5),
+        ("out-of-order", 3, 3, 3),
+        ("out-of-order", 4, 4, 4),
+    ]
 
 
 def test_rows_published_twice_under_new_numbers_are_found_by_the_services_own() -> None:
     history = renumbered([*orders(10), Published(10, b"key-1", Stamp("shop-0", 2, 10), 4)])
-    assert audited(history).is_clean, "the stamps are right: a harvester that published a row again would have stamped it so"
+    assert audited(history).is_clean, (
+        "the stamps are right: a harvester that published a row again would have stamped it so"
+    )
     (found,) = audited(history, NUMBERED).findings
-    assert (found.kind, found.offset, found.first, found.key, found.after) == (FindingKind.DUPLICATE, 10, 4, "key-1", 7)
+    assert (found.kind, found.offset, found.first, found.key, found.after) == (
+        FindingKind.DUPLICATE,
+        10,
+        4,
+        "key-1",
+        7,
+    )
     assert audited(history, msgspec.structs.replace(NUMBERED, at_least_once=True)).repeated == 1
 
 
@@ -183,6 +219,8 @@ def test_the_page_names_every_kind_of_finding() -> None:
 
 
 def test_records_of_others_are_left_alone() -> None:
-    others = [Published(10 + at, b"k", Stamp(name, 1, 5)) for at, name in enumerate(("shop-eu-0", "shop", "bank-0"))]
+    others = [
+        Published(10 + at, b"k", Stamp(name, 1, 5)) for at, name in enumerate(("shop-eu-0", "shop", "bank-0"))
+    ]
     found = audited([*orders(10), *others])
     assert (found.is_clean, found.audited, found.records, found.producers) == (True, 10, 13, 1)

@@ -1,4 +1,6 @@
-"""Stamps, the books of a stamped topic, clean topics, the registry of names, and what outboxes say of themselves."""
+"""Stamps, the books of a stamped topic, clean topics, the registry of names, and what outboxes say of
+themselves.
+"""
 
 from __future__ import annotations
 
@@ -15,8 +17,29 @@ from holdfast.core.engine.folding import Batch, Folder
 from holdfast.core.engine.processor import Emit, Headers, Processor
 from holdfast.core.kafka.sequences import MAX_SEQUENCE, advance
 from holdfast.core.producers import ledger, registry, stamps
-from holdfast.core.producers.ledger import KEPT, LIMIT_HOLES, Book, Hole, Judgement, Totals, Whole, book_key, decode_told, judge, totals_of
-from holdfast.core.producers.registry import Bump, ReceivedCommand, Register, Registration, RegistryAnswer, RegistryError, name_key, obey
+from holdfast.core.producers.ledger import (
+    KEPT,
+    LIMIT_HOLES,
+    Book,
+    Hole,
+    Judgement,
+    Totals,
+    Whole,
+    book_key,
+    decode_told,
+    judge,
+    totals_of,
+)
+from holdfast.core.producers.registry import (
+    Bump,
+    ReceivedCommand,
+    Register,
+    Registration,
+    RegistryAnswer,
+    RegistryError,
+    name_key,
+    obey,
+)
 from holdfast.core.producers.stamps import Stamp, read_stamp, stamp_headers
 from holdfast.errors import ConfigError, DecodeError
 from tests.models.leading import NoStore, empty_rows
@@ -55,7 +78,9 @@ def test_a_stamp_is_read_as_it_was_written_among_other_headers(stamp: Stamp) -> 
         ({stamps.FIRST: b"x"}, "holdfast-first"),
     ],
 )
-def test_a_stamp_that_is_not_whole_is_refused_with_what_is_wrong(spoiled: dict[str, bytes | None], why: str) -> None:
+def test_a_stamp_that_is_not_whole_is_refused_with_what_is_wrong(
+    spoiled: dict[str, bytes | None], why: str
+) -> None:
     given_headers: dict[str, bytes | None] = dict(stamp_headers(Stamp("p", 1, 2))) | spoiled
     with pytest.raises(DecodeError, match=why):
         read_stamp(tuple(given_headers.items()))
@@ -84,7 +109,9 @@ class Page:
 
     def come(self, sequence: int, epoch: int = 1, first: int | None = None, producer: str = "p") -> Judgement:
         self.offset += 1
-        return ledger.record(self.rows, Stamp(producer, epoch, sequence, first), self.offset, 1_000 + self.offset)[1]
+        return ledger.record(
+            self.rows, Stamp(producer, epoch, sequence, first), self.offset, 1_000 + self.offset
+        )[1]
 
     def all(self, *sequences: int, **more: Any) -> list[str]:
         return [self.come(each, **more).value for each in sequences]
@@ -104,9 +131,24 @@ def test_a_producer_that_behaves_leaves_a_plain_book() -> None:
 
 def test_what_comes_twice_late_or_never_is_in_the_book() -> None:
     page = Page()
-    assert page.all(0, 1, 1, 5, 3, 3, 6, 2) == ["new", "new", "duplicate", "gap", "out-of-order", "duplicate", "new", "out-of-order"]
+    assert page.all(0, 1, 1, 5, 3, 3, 6, 2) == [
+        "new",
+        "new",
+        "duplicate",
+        "gap",
+        "out-of-order",
+        "duplicate",
+        "new",
+        "out-of-order",
+    ]
     book = page.book()
-    assert (book.last_sequence, book.records, book.faults.gaps, book.faults.late, book.faults.duplicates) == (6, 6, 1, 2, 2)
+    assert (book.last_sequence, book.records, book.faults.gaps, book.faults.late, book.faults.duplicates) == (
+        6,
+        6,
+        1,
+        2,
+        2,
+    )
     assert (book.faults.holes, book.faults.missing) == ((Hole(4, 4),), 1)
     assert book.faults.trouble == ledger.LedgerTrouble(J.LATE, 7, 1_007, 1, 2)
     assert totals_of(page.rows) == Totals(producers=1, gaps=1, missing=1, late=2, duplicates=2)
@@ -117,10 +159,18 @@ def test_a_newer_epoch_fences_the_older_and_goes_on_counting() -> None:
     assert page.all(0, 1, 2) == ["new"] * 3
     assert page.all(3, 4, epoch=2) == ["new"] * 2
     assert page.all(5, 3, epoch=1) == ["zombie"] * 2
-    assert page.all(4, 5, epoch=3) == ["duplicate", "new"], "the successor sends again what it was not sure of"
+    assert page.all(4, 5, epoch=3) == ["duplicate", "new"], (
+        "the successor sends again what it was not sure of"
+    )
     assert page.come(6, epoch=2) is J.ZOMBIE, "a duplicate fences as well"
     book = page.book()
-    assert (book.epoch, book.last_sequence, book.faults.zombies, book.faults.duplicates, book.faults.restarts) == (3, 5, 3, 1, 0)
+    assert (
+        book.epoch,
+        book.last_sequence,
+        book.faults.zombies,
+        book.faults.duplicates,
+        book.faults.restarts,
+    ) == (3, 5, 3, 1, 0)
 
 
 def test_an_epoch_that_counts_anew_says_so_and_voids_the_old_numbers() -> None:
@@ -128,7 +178,12 @@ def test_an_epoch_that_counts_anew_says_so_and_voids_the_old_numbers() -> None:
     assert page.all(0, 1, 5) == ["new", "new", "gap"]
     assert page.all(0, 1, epoch=2, first=0) == ["new", "new"]
     assert page.come(3, epoch=1) is J.ZOMBIE
-    assert (page.book().faults.restarts, page.book().faults.holes, page.book().first_sequence, page.book().last_sequence) == (1, (), 0, 1)
+    assert (
+        page.book().faults.restarts,
+        page.book().faults.holes,
+        page.book().first_sequence,
+        page.book().last_sequence,
+    ) == (1, (), 0, 1)
     assert page.all(2, 4, epoch=3, first=0) == ["gap", "gap"]
     assert page.book().faults.holes == (Hole(0, 1), Hole(3, 3))
     assert page.all(1, 0, 0, epoch=3, first=0) == ["out-of-order", "out-of-order", "duplicate"]
@@ -143,7 +198,10 @@ def test_a_number_0_without_that_word_is_a_number_used_twice() -> None:
 
 def test_numbers_go_on_at_0_after_the_largest_in_books_too() -> None:
     page = Page()
-    assert page.all(MAX_SEQUENCE - 1, MAX_SEQUENCE, 0, 1, MAX_SEQUENCE, 4) == ["new"] * 4 + ["duplicate", "gap"]
+    assert page.all(MAX_SEQUENCE - 1, MAX_SEQUENCE, 0, 1, MAX_SEQUENCE, 4) == ["new"] * 4 + [
+        "duplicate",
+        "gap",
+    ]
     page = Page()
     assert page.all(MAX_SEQUENCE - 2, 2) == ["new", "gap"]
     assert (page.book().faults.holes, page.book().faults.missing) == ((Hole(MAX_SEQUENCE - 1, 1),), 4)
@@ -208,7 +266,11 @@ class Memory:
         return told
 
 
-stamped = st.lists(st.tuples(st.integers(0, 3), st.integers(0, 25), st.sampled_from([None, None, 0, 4])), min_size=1, max_size=80)
+stamped = st.lists(
+    st.tuples(st.integers(0, 3), st.integers(0, 25), st.sampled_from([None, None, 0, 4])),
+    min_size=1,
+    max_size=80,
+)
 
 
 @given(stamped)
@@ -220,15 +282,27 @@ def test_the_books_judge_as_a_memory_without_limit_does(records: list[tuple[int,
         wanted = memory.judge(Stamp("p", epoch, sequence, first))
         assert page.come(sequence, epoch, first) is wanted, (epoch, sequence, first, page.book())
     book, totals = page.book(), totals_of(page.rows)
-    assert (totals.gaps, totals.missing, totals.late) == (book.faults.gaps, book.faults.missing, book.faults.late)
-    assert (totals.duplicates, totals.zombies, totals.restarts) == (book.faults.duplicates, book.faults.zombies, book.faults.restarts)
+    assert (totals.gaps, totals.missing, totals.late) == (
+        book.faults.gaps,
+        book.faults.missing,
+        book.faults.late,
+    )
+    assert (totals.duplicates, totals.zombies, totals.restarts) == (
+        book.faults.duplicates,
+        book.faults.zombies,
+        book.faults.restarts,
+    )
     current = [number for count, number in memory.seen if count == memory.count]
-    assert book.faults.missing == max(current) - min(current, default=0) + 1 - len(current) + (min(current) - book.first_sequence)
+    assert book.faults.missing == max(current) - min(current, default=0) + 1 - len(current) + (
+        min(current) - book.first_sequence
+    )
 
 
 def test_the_model_would_notice_a_book_that_forgets_duplicates(monkeypatch: pytest.MonkeyPatch) -> None:
     true = ledger.judge
-    monkeypatch.setattr(ledger, "judge", lambda book, stamp: J.LATE if (found := true(book, stamp)) is J.DUPLICATE else found)
+    monkeypatch.setattr(
+        ledger, "judge", lambda book, stamp: J.LATE if (found := true(book, stamp)) is J.DUPLICATE else found
+    )
     with pytest.raises(AssertionError):
         test_the_books_judge_as_a_memory_without_limit_does()
 
@@ -253,14 +327,18 @@ def columns(processor: Processor[Any, Any], records: list[tuple[bytes, Headers]]
     return Batch(numbers, [5_000] * len(records), tuple(known[name] for name in processor.inputs))
 
 
-def run(processor: Processor[Any, Any], records: list[tuple[bytes, Headers]]) -> tuple[list[Emit], dict[bytes, bytes | None], list[int]]:
+def run(
+    processor: Processor[Any, Any], records: list[tuple[bytes, Headers]]
+) -> tuple[list[Emit], dict[bytes, bytes | None], list[int]]:
     folder = Folder(processor, NoStore())
     changes = folder.fold([columns(processor, records, 0)])
     assert changes is not None
     return changes.emits, dict(changes.puts), [each.offset for each in changes.refused]
 
 
-def rec(value: bytes, epoch: int, sequence: int, first: int | None = None, producer: str = "p") -> tuple[bytes, Headers]:
+def rec(
+    value: bytes, epoch: int, sequence: int, first: int | None = None, producer: str = "p"
+) -> tuple[bytes, Headers]:
     return value, (("trace", b"1"), *stamp_headers(Stamp(producer, epoch, sequence, first)))
 
 
@@ -284,9 +362,9 @@ def test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_tell_the_res
     clean = [emit for emit in emits if emit.topic == CLEAN]
     assert [emit.value for emit in clean] == [b"a", b"b", b"d", b"other", b"e", b"c", b"plain", b"f"]
     assert {(emit.key, emit.partition) for emit in clean} == {(b"k", 3)}
-    assert [emit.headers for emit in clean] == [headers for value, headers in MIXED if value in {emit.value for emit in clean}][:2] + [
-        MIXED[at][1] for at in (3, 4, 5, 7, 8, 10)
-    ]
+    assert [emit.headers for emit in clean] == [
+        headers for value, headers in MIXED if value in {emit.value for emit in clean}
+    ][:2] + [MIXED[at][1] for at in (3, 4, 5, 7, 8, 10)]
     told = [decode_told(emit.value or b"") for emit in emits if emit.topic == VERDICTS]
     assert [(each.offset, each.verdict, each.kept) for each in told] == [
         (2, J.DUPLICATE, False),
@@ -300,7 +378,13 @@ def test_a_clean_topic_gets_each_number_once_as_it_was_and_verdicts_tell_the_res
         "epoch 1 was replaced by 2",
         "number 2 came after 4",
     ]
-    assert (told[0].topic, told[0].partition, told[0].producer, told[0].at_ms, told[0].expected) == (SOURCE, 3, "p", 5_000, 2)
+    assert (told[0].topic, told[0].partition, told[0].producer, told[0].at_ms, told[0].expected) == (
+        SOURCE,
+        3,
+        "p",
+        5_000,
+        2,
+    )
     assert refused == [9], "a stamp that is not whole goes to the quarantine, not to the clean topic"
 
 
@@ -308,12 +392,18 @@ def test_cleaning_keeps_the_same_books_as_bookkeeping() -> None:
     assert run(CLEANER, MIXED)[1] == run(BOOKS, MIXED)[1]
 
 
-@given(st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.sampled_from(["p", "q"])), max_size=60), st.integers(1, 60))
+@given(
+    st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.sampled_from(["p", "q"])), max_size=60),
+    st.integers(1, 60),
+)
 @settings(max_examples=100)
 def test_whatever_comes_a_number_is_in_the_clean_topic_at_most_once_however_the_log_is_cut(
     records: list[tuple[int, int, str]], cut: int
 ) -> None:
-    log = [rec(b"%d" % at, epoch, sequence, producer=producer) for at, (epoch, sequence, producer) in enumerate(records)]
+    log = [
+        rec(b"%d" % at, epoch, sequence, producer=producer)
+        for at, (epoch, sequence, producer) in enumerate(records)
+    ]
     folder, emits = Folder(CLEANER, NoStore()), list[Emit]()
     for part in (log[:cut], log[cut:]):
         if part:
@@ -347,7 +437,9 @@ def test_a_topic_cannot_be_cleaned_into_itself() -> None:
 
 
 class Names:
-    """The registry's rows of one partition; each command has a request id of its own unless it is repeated."""
+    """The registry's rows of one partition; each command has a request id of its own unless it is
+    repeated.
+    """
 
     def __init__(self, partition: int = 0) -> None:
         self.rows: Any = empty_rows(Registration)
@@ -364,13 +456,20 @@ class Names:
         return self.do(Register(name=name, request=request or self.request(), instance="host-1"))
 
     def bump(self, name: str, producer_id: int, epoch: int, request: str = "") -> RegistryAnswer:
-        return self.do(Bump(name=name, request=request or self.request(), producer_id=producer_id, epoch=epoch))
+        return self.do(
+            Bump(name=name, request=request or self.request(), producer_id=producer_id, epoch=epoch)
+        )
 
 
 def test_each_registration_gives_the_names_id_and_its_next_epoch() -> None:
     names = Names()
     first, second, other = names.register("billing"), names.register("billing"), names.register("mail")
-    assert (first.producer_id, first.epoch, second.producer_id, second.epoch) == (first.producer_id, 0, first.producer_id, 1)
+    assert (first.producer_id, first.epoch, second.producer_id, second.epoch) == (
+        first.producer_id,
+        0,
+        first.producer_id,
+        1,
+    )
     assert (other.producer_id != first.producer_id, other.epoch) == (True, 0)
 
 
@@ -411,7 +510,9 @@ def test_the_registry_answers_on_its_topic_in_the_partition_of_the_command() -> 
     assert changes is not None
     (emit,) = changes.emits
     assert (emit.topic, emit.key, emit.partition) == ("names.answers", "billing", 2)
-    assert registry.decode_answer(emit.value or b"") == RegistryAnswer(request="r", name="billing", producer_id=2, epoch=0)
+    assert registry.decode_answer(emit.value or b"") == RegistryAnswer(
+        request="r", name="billing", producer_id=2, epoch=0
+    )
     assert [each.offset for each in changes.refused] == [1]
     assert registry.route(name_key("billing"), 8) is not None
     assert registry.route(registry.IDS_KEY, 8) is None
@@ -450,7 +551,14 @@ def test_settings_declare_what_the_bookkeeper_keeps() -> None:
 
 
 @pytest.mark.parametrize(
-    "changes", [{"books": "a b"}, {"dedupe": "orders"}, {"dedupe": "a:b:c"}, {"producers_topic": "/"}, {"progress": ".."}]
+    "changes",
+    [
+        {"books": "a b"},
+        {"dedupe": "orders"},
+        {"dedupe": "a:b:c"},
+        {"producers_topic": "/"},
+        {"progress": ".."},
+    ],
 )
 def test_settings_that_name_no_topics_are_refused(changes: dict[str, str]) -> None:
     with pytest.raises(ConfigError, match=next(iter(changes))):

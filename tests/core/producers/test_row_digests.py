@@ -19,7 +19,15 @@ NAMED = st.lists(st.tuples(st.sampled_from(["a", "b", "é", "trace"]), CONTENT),
 STAMP = Stamp("shop-0", 7, 41)
 
 
-def published(key: bytes | None, value: bytes | None, headers: Headers, *, partition: int, among: int, stamp: Stamp = STAMP) -> Headers:
+def published(
+    key: bytes | None,
+    value: bytes | None,
+    headers: Headers,
+    *,
+    partition: int,
+    among: int,
+    stamp: Stamp = STAMP,
+) -> Headers:
     """Return the headers as the harvester sends them."""
     digests = RowDigests(stamp.producer.encode(), b"%d" % stamp.epoch)
     digest = digests.header(b"%d" % stamp.sequence, partition, among, key, value, headers)
@@ -27,7 +35,9 @@ def published(key: bytes | None, value: bytes | None, headers: Headers, *, parti
 
 
 @given(CONTENT, CONTENT, NAMED)
-def test_a_record_as_it_was_published_fits(key: bytes | None, value: bytes | None, headers: list[Any]) -> None:
+def test_a_record_as_it_was_published_fits(
+    key: bytes | None, value: bytes | None, headers: list[Any]
+) -> None:
     among = 12 if key is not None else 0
     partition = 3 if key is None else of_key(key, among)
     sent = published(key, value, tuple(headers), partition=partition, among=among)
@@ -37,7 +47,12 @@ def test_a_record_as_it_was_published_fits(key: bytes | None, value: bytes | Non
 
 @given(CONTENT, CONTENT, NAMED, CONTENT, CONTENT, NAMED)
 def test_another_key_value_or_header_does_not_fit(
-    key: bytes | None, value: bytes | None, headers: list[Any], key2: bytes | None, value2: bytes | None, headers2: list[Any]
+    key: bytes | None,
+    value: bytes | None,
+    headers: list[Any],
+    key2: bytes | None,
+    value2: bytes | None,
+    headers2: list[Any],
 ) -> None:
     """None is not the empty value, and bytes that move from one field to the next are a change."""
     sent = published(key, value, tuple(headers), partition=3, among=0)
@@ -57,16 +72,22 @@ def test_a_record_in_another_partition_is_misplaced_and_not_changed() -> None:
     assert (found.changed, found.misplaced) == ("", f"it was published to partition {own}")
     found = examine(STAMP, own + 1, b"k", b"v", published(b"k", b"v", (), partition=own + 1, among=12))
     assert found.misplaced == f"its key's partition among 12 is {own}", "the harvester itself was wrong"
-    assert not examine(STAMP, 1, b"k", b"v", published(b"k", b"v", (), partition=1, among=0)).misplaced, "the row named its partition"
+    assert not examine(STAMP, 1, b"k", b"v", published(b"k", b"v", (), partition=1, among=0)).misplaced, (
+        "the row named its partition"
+    )
 
 
 def test_a_topic_that_grew_is_judged_by_the_partitions_it_had() -> None:
     for among in (4, 8, 12):
         own = of_key(b"k", among)
-        assert not examine(STAMP, own, b"k", b"v", published(b"k", b"v", (), partition=own, among=among)).misplaced
+        assert not examine(
+            STAMP, own, b"k", b"v", published(b"k", b"v", (), partition=own, among=among)
+        ).misplaced
 
 
-@pytest.mark.parametrize("told", [None, b"", b"zz", b"6b9ae39dfc5b1b44", b"6b9ae39dfc5b1b44/1/0", b"6b9ae39dfc5b1b44/99999999999"])
+@pytest.mark.parametrize(
+    "told", [None, b"", b"zz", b"6b9ae39dfc5b1b44", b"6b9ae39dfc5b1b44/1/0", b"6b9ae39dfc5b1b44/99999999999"]
+)
 def test_a_digest_that_cannot_be_read_is_a_change(told: bytes | None) -> None:
     found = examine(STAMP, 1, b"k", b"v", ((DIGEST, told), *stamp_headers(STAMP)))
     assert (found.known, bool(found.changed)) == ((told is not None), told is not None)

@@ -1,4 +1,6 @@
-"""One real node: started, stopped, found, paused, continued and cleaned up, from this process and from others."""
+"""One real node: started, stopped, found, paused, continued and cleaned up, from this process and from
+others.
+"""
 
 from __future__ import annotations
 
@@ -62,7 +64,10 @@ def test_up_answers_when_kafka_does_and_leaves_it_running(up: tuple[Path, dict[s
 def test_nodes_listen_on_loopback_only(up: tuple[Path, dict[str, Any]]) -> None:
     settings = (up[0] / "node-1" / "server.properties").read_text()
     listeners = dict(line.split("=", 1) for line in settings.splitlines())["listeners"]
-    assert [each.partition("://")[2].rpartition(":")[0] for each in listeners.split(",")] == ["127.0.0.1", "127.0.0.1"]
+    assert [each.partition("://")[2].rpartition(":")[0] for each in listeners.split(",")] == [
+        "127.0.0.1",
+        "127.0.0.1",
+    ]
 
 
 def test_properties_given_win_over_the_defaults(up: tuple[Path, dict[str, Any]]) -> None:
@@ -75,7 +80,10 @@ def test_properties_given_win_over_the_defaults(up: tuple[Path, dict[str, Any]])
 
 def test_status_tells_people_and_programs(up: tuple[Path, dict[str, Any]]) -> None:
     folder, printed = up
-    table, as_json = holdfast_dev("status", folder=folder), holdfast_dev("status", "-o", "json", folder=folder)
+    table, as_json = (
+        holdfast_dev("status", folder=folder),
+        holdfast_dev("status", "-o", "json", folder=folder),
+    )
     assert (table.returncode, as_json.returncode) == (0, 0)
     assert table.stdout.split() == [
         "NODE",
@@ -128,13 +136,22 @@ def test_a_paused_node_answers_nobody_until_it_is_resumed(up: tuple[Path, dict[s
 def test_compaction_works_within_seconds(up: tuple[Path, dict[str, Any]]) -> None:
     client = AdminClient(up[1]["client"])
     # Each record rolls a segment, and only the newest one of a key may stay in those that are closed.
-    config = {"cleanup.policy": "compact", "segment.bytes": "1048576", "segment.ms": "1", "min.cleanable.dirty.ratio": "0.001"}
+    config = {
+        "cleanup.policy": "compact",
+        "segment.bytes": "1048576",
+        "segment.ms": "1",
+        "min.cleanable.dirty.ratio": "0.001",
+    }
     client.create_topics([NewTopic("compacted", 1, config=config)])["compacted"].result(DEADLINE_S)
     producer = Producer(up[1]["client"] | {"linger.ms": 0})
-    consumer = Consumer(up[1]["client"] | {"group.id": "none", "enable.partition.eof": True, "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        up[1]["client"] | {"group.id": "none", "enable.partition.eof": True, "auto.offset.reset": "earliest"}
+    )
     try:
         first = None
-        for number in range(2_000):  # each round gives the cleaner one more closed segment, and asks what is left of the oldest
+        for number in range(
+            2_000
+        ):  # each round gives the cleaner one more closed segment, and asks what is left of the oldest
             producer.produce("compacted", str(number).encode(), b"key")
             assert producer.flush(DEADLINE_S) == 0
             consumer.assign([TopicPartition("compacted", 0, 0)])
@@ -147,7 +164,9 @@ def test_compaction_works_within_seconds(up: tuple[Path, dict[str, Any]]) -> Non
         consumer.close()
 
 
-def test_a_record_of_another_process_is_never_signalled(up: tuple[Path, dict[str, Any]], tmp_path: Path) -> None:
+def test_a_record_of_another_process_is_never_signalled(
+    up: tuple[Path, dict[str, Any]], tmp_path: Path
+) -> None:
     known = state.load(up[0])
     assert known is not None
     running = known.nodes[0].pid
@@ -206,7 +225,9 @@ def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) 
             asking = AdminClient({**cluster.client_config()})
             asking.list_topics(timeout=DEADLINE_S)
             latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
-            asked = asking.list_offsets({TopicPartition("wide", number): latest for number in range(300)}, request_timeout=DEADLINE_S)
+            asked = asking.list_offsets(
+                {TopicPartition("wide", number): latest for number in range(300)}, request_timeout=DEADLINE_S
+            )
             assert {each.result(DEADLINE_S).offset for each in asked.values()} == {0}
 
 
@@ -232,7 +253,9 @@ def test_a_start_that_fails_says_why_leaves_nothing_running_and_spoils_no_later_
 
 
 @pytest.mark.broker
-def test_a_port_lost_between_choice_and_bind_is_chosen_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_port_lost_between_choice_and_bind_is_chosen_anew(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     lost, controller = ports.free_ports(2)
     really = ports.free_ports
     choices = [[lost, controller]]
@@ -266,7 +289,9 @@ def test_without_java_nothing_is_made(tmp_path: Path, monkeypatch: pytest.Monkey
 def test_without_network_and_cache_up_says_so_in_one_line(tmp_path: Path) -> None:
     with socket.create_server(("127.0.0.1", 0)) as reserved:
         nobody = f"http://127.0.0.1:{reserved.getsockname()[1]}/"
-    done = holdfast_dev("up", folder=tmp_path / "b", HOLDFAST_CACHE=str(tmp_path / "cache"), HOLDFAST_MAVEN_REPOSITORY=nobody)
+    done = holdfast_dev(
+        "up", folder=tmp_path / "b", HOLDFAST_CACHE=str(tmp_path / "cache"), HOLDFAST_MAVEN_REPOSITORY=nobody
+    )
     assert (done.returncode, done.stdout) == (1, "")
     assert "A network is needed once" in done.stderr.splitlines()[-1]
 
@@ -306,7 +331,9 @@ def test_a_cluster_not_started_says_so() -> None:
 @pytest.mark.broker
 def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: Path) -> None:
     code = f"from holdfast.dev.broker.cluster import Cluster; c = Cluster({str(tmp_path)!r}).start(); print(c.status()[0].pid, flush=True); input()"
-    with subprocess.Popen([sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True) as owner:
+    with subprocess.Popen(
+        [sys.executable, "-P", "-c", code], stdout=subprocess.PIPE, stdin=subprocess.PIPE, text=True
+    ) as owner:
         assert owner.stdout is not None
         pid = int(owner.stdout.readline())
         born = processes.birth_of(pid)
@@ -323,7 +350,10 @@ def test_nodes_end_with_the_process_that_started_them_even_by_sigkill(tmp_path: 
 
 def test_a_lock_file_that_a_purge_removed_keeps_nobody_out(tmp_path: Path) -> None:
     with state.exclusive(tmp_path):
-        with pytest.raises(DevBrokerError, match="another process"), state.exclusive(tmp_path, deadline_s=0.2):
+        with (
+            pytest.raises(DevBrokerError, match="another process"),
+            state.exclusive(tmp_path, deadline_s=0.2),
+        ):
             pass
         (tmp_path / state.LOCK_FILE).unlink()
         with state.exclusive(tmp_path, deadline_s=5.0):

@@ -15,14 +15,20 @@ from holdfast.errors import DevBrokerError
 DEADLINE_S = 60.0
 
 
-def test_a_fresh_topic_is_as_asked_ready_and_nobody_elses(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
-    topic, other = (fresh_topic("orders", partitions=3, config={"cleanup.policy": "compact"}) for _ in range(2))
+def test_a_fresh_topic_is_as_asked_ready_and_nobody_elses(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
+    topic, other = (
+        fresh_topic("orders", partitions=3, config={"cleanup.policy": "compact"}) for _ in range(2)
+    )
     assert topic != other
     assert topic.startswith("orders-")
     client = AdminClient(broker.client_config())
     assert len(client.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions) == 3
     resource = ConfigResource(ResourceType.TOPIC, topic)
-    assert client.describe_configs([resource])[resource].result(DEADLINE_S)["cleanup.policy"].value == "compact"
+    assert (
+        client.describe_configs([resource])[resource].result(DEADLINE_S)["cleanup.policy"].value == "compact"
+    )
     producer = Producer(broker.client_config(acks="all"))
     producer.produce(topic, b"value", b"key", partition=2)
     assert producer.flush(DEADLINE_S) == 0
@@ -59,7 +65,9 @@ def test_kafka_bootstrap_servers_names_the_cluster_to_use(monkeypatch: pytest.Mo
 
 
 @pytest.mark.broker
-def test_without_it_the_session_starts_a_node_and_leaves_nothing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+def test_without_it_the_session_starts_a_node_and_leaves_nothing(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
     monkeypatch.delenv("KAFKA_BOOTSTRAP_SERVERS", raising=False)
     for started in session_broker(lambda: tmp_path / "kafka"):
         assert started.cluster is not None

@@ -26,7 +26,11 @@ PASSWORD = "s3cret._~+/@%!?:;*#&|(){}<>^$-"
 @pytest.fixture(scope="module")
 @part("broker")
 def secured(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
-    with Cluster(tmp_path_factory.mktemp("secured"), sasl=Credentials(username="alice", password=PASSWORD), short_lived=True) as cluster:
+    with Cluster(
+        tmp_path_factory.mktemp("secured"),
+        sasl=Credentials(username="alice", password=PASSWORD),
+        short_lived=True,
+    ) as cluster:
         yield cluster
 
 
@@ -46,7 +50,11 @@ def first_refusal(config: dict[str, str], **other: str) -> KafkaError:
 
 def test_the_right_password_writes_and_reads(secured: Cluster) -> None:
     config = secured.client_config()
-    assert (config["security.protocol"], config["sasl.mechanism"], config["sasl.username"]) == ("SASL_SSL", "SCRAM-SHA-512", "alice")
+    assert (config["security.protocol"], config["sasl.mechanism"], config["sasl.username"]) == (
+        "SASL_SSL",
+        "SCRAM-SHA-512",
+        "alice",
+    )
     client = AdminClient(dict(config))
     client.create_topics([NewTopic("orders", 1)])["orders"].result(DEADLINE_S)
     producer = Producer(dict(config))
@@ -69,14 +77,20 @@ def test_a_wrong_password_or_user_is_refused(other: dict[str, str], secured: Clu
 
 
 def test_a_client_without_tls_is_refused(secured: Cluster) -> None:
-    without = dict.fromkeys(["security.protocol", "ssl.ca.location", "sasl.mechanism", "sasl.username", "sasl.password"], "")
-    assert first_refusal(secured.client_config(), **without).code() in (KafkaError._TRANSPORT, KafkaError._ALL_BROKERS_DOWN)
+    without = dict.fromkeys(
+        ["security.protocol", "ssl.ca.location", "sasl.mechanism", "sasl.username", "sasl.password"], ""
+    )
+    assert first_refusal(secured.client_config(), **without).code() in (
+        KafkaError._TRANSPORT,
+        KafkaError._ALL_BROKERS_DOWN,
+    )
 
 
 def test_a_client_that_trusts_others_refuses_the_broker(secured: Cluster) -> None:
     others = ssl.get_default_verify_paths().cafile
     error = first_refusal(secured.client_config(), **{"ssl.ca.location": others or ""})
-    # A broker that answers before the client first looks is refused by its connect, which calls everything transport trouble.
+    # A broker that answers before the client first looks is refused by its connect, which calls everything
+    # transport trouble.
     assert error.code() in (KafkaError._SSL, KafkaError._TRANSPORT)
     assert "certificate verify failed" in error.str()
 
@@ -85,7 +99,10 @@ def test_the_certificate_holds_for_pythons_own_tls_and_for_this_machine_only(sec
     context = ssl.create_default_context(cafile=secured.client_config()["ssl.ca.location"])
     host, _, port = secured.bootstrap.rpartition(":")
     for name in (host, "localhost"):
-        with socket.create_connection((host, int(port)), DEADLINE_S) as plain, context.wrap_socket(plain, server_hostname=name) as secure:
+        with (
+            socket.create_connection((host, int(port)), DEADLINE_S) as plain,
+            context.wrap_socket(plain, server_hostname=name) as secure,
+        ):
             assert secure.version() == "TLSv1.3"
     with (
         socket.create_connection((host, int(port)), DEADLINE_S) as plain,
@@ -96,7 +113,10 @@ def test_the_certificate_holds_for_pythons_own_tls_and_for_this_machine_only(sec
 
 
 def test_the_controller_asks_for_the_nodes_certificate(secured: Cluster) -> None:
-    settings = dict(line.split("=", 1) for line in (secured.folder / "node-1" / "server.properties").read_text().splitlines())
+    settings = dict(
+        line.split("=", 1)
+        for line in (secured.folder / "node-1" / "server.properties").read_text().splitlines()
+    )
     (controller,) = [each for each in settings["listeners"].split(",") if each.startswith("CONTROLLER")]
     context = ssl.create_default_context(cafile=str(secured.folder / "ca.pem"))
     port = int(controller.rpartition(":")[2])

@@ -1,4 +1,7 @@
-"""Three real nodes under load: one dies by SIGKILL, comes back, another dies. Whatever was acknowledged is there."""
+"""Three real nodes under load: one dies by SIGKILL, comes back, another dies.
+
+Whatever was acknowledged is there.
+"""
 
 from __future__ import annotations
 
@@ -30,7 +33,9 @@ class Load:
 
     def __init__(self, config: dict[str, str], topic: str) -> None:
         quiet: dict[str, Any] = {"log_level": 0, "error_cb": lambda _: None}
-        self._producer = Producer({**config, **quiet, "acks": "all", "enable.idempotence": True, "linger.ms": 5})
+        self._producer = Producer(
+            {**config, **quiet, "acks": "all", "enable.idempotence": True, "linger.ms": 5}
+        )
         self._topic = topic
         self._slots = threading.BoundedSemaphore(IN_FLIGHT_MAX)
         self._stopping = threading.Event()
@@ -56,7 +61,12 @@ class Load:
             for _ in range(BURST):
                 if not self._slots.acquire(blocking=False):
                     break
-                self._producer.produce(self._topic, str(number).encode(), partition=number % PARTITIONS, on_delivery=self._delivered)
+                self._producer.produce(
+                    self._topic,
+                    str(number).encode(),
+                    partition=number % PARTITIONS,
+                    on_delivery=self._delivered,
+                )
                 number += 1
 
     def _delivered(self, error: KafkaError | None, message: Message) -> None:
@@ -74,13 +84,23 @@ class Load:
         """Return when *more* records than now are acknowledged: enough that each partition took part."""
         with self._progress:
             goal = len(self.acknowledged) + more
-            assert self._progress.wait_for(lambda: len(self.acknowledged) >= goal, DEADLINE_S), f"{goal - len(self.acknowledged)} missing"
+            assert self._progress.wait_for(lambda: len(self.acknowledged) >= goal, DEADLINE_S), (
+                f"{goal - len(self.acknowledged)} missing"
+            )
 
 
 def stored(config: dict[str, str], topic: str, *, begin: int = 0) -> Counter[bytes]:
     """Return every record of *topic* from offset *begin* to the end."""
     found: Counter[bytes] = Counter()
-    consumer = Consumer({**config, "log_level": 0, "group.id": "reader", "enable.partition.eof": True, "auto.offset.reset": "earliest"})
+    consumer = Consumer(
+        {
+            **config,
+            "log_level": 0,
+            "group.id": "reader",
+            "enable.partition.eof": True,
+            "auto.offset.reset": "earliest",
+        }
+    )
     try:
         consumer.assign([TopicPartition(topic, partition, begin) for partition in range(PARTITIONS)])
         ends, until_s = set[int | None](), time.monotonic() + DEADLINE_S
@@ -105,7 +125,10 @@ def wait_in_sync(client: AdminClient, topic: str, replicas: set[int]) -> None:
     """Return when every partition of *topic* has exactly *replicas* in sync."""
     until_s = time.monotonic() + DEADLINE_S
     while True:
-        in_sync = [set(each.isrs) for each in client.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions.values()]
+        in_sync = [
+            set(each.isrs)
+            for each in client.list_topics(topic, timeout=DEADLINE_S).topics[topic].partitions.values()
+        ]
         if in_sync == [replicas] * PARTITIONS:
             return
         assert time.monotonic() < until_s, f"in sync are {in_sync}, wanted {replicas}"
@@ -119,7 +142,10 @@ def test_three_nodes_lose_nothing_when_one_is_killed_under_load_and_it_rejoins(t
         client = AdminClient({**config, "log_level": 0})
         client.create_topics([NewTopic("orders", PARTITIONS)])["orders"].result(DEADLINE_S)
         wait_in_sync(client, "orders", {1, 2, 3})
-        leaders = {each.leader for each in client.list_topics("orders", timeout=DEADLINE_S).topics["orders"].partitions.values()}
+        leaders = {
+            each.leader
+            for each in client.list_topics("orders", timeout=DEADLINE_S).topics["orders"].partitions.values()
+        }
         assert leaders == {1, 2, 3}, "so whichever node dies, it dies as a leader"
 
         with Load(config, "orders").running() as load:
@@ -131,7 +157,9 @@ def test_three_nodes_lose_nothing_when_one_is_killed_under_load_and_it_rejoins(t
                 cluster.pause(1)
             cluster.restart(1)
             wait_in_sync(client, "orders", {1, 2, 3})
-            cluster.kill(2)  # two in sync are needed to acknowledge: this goes on only because node 1 is truly back
+            cluster.kill(
+                2
+            )  # two in sync are needed to acknowledge: this goes on only because node 1 is truly back
             load.wait_for(1_000)
 
         found = stored(config, "orders")
@@ -141,5 +169,12 @@ def test_three_nodes_lose_nothing_when_one_is_killed_under_load_and_it_rejoins(t
         assert set(found.values()) == {1}, "and the idempotent producer's retries doubled nothing"
 
         # The check can fail: without the first record of each partition it names just those.
-        assert lost(sorted(load.acknowledged, key=int), stored(config, "orders", begin=1)) == [b"0", b"1", b"2", b"3", b"4", b"5"]
+        assert lost(sorted(load.acknowledged, key=int), stored(config, "orders", begin=1)) == [
+            b"0",
+            b"1",
+            b"2",
+            b"3",
+            b"4",
+            b"5",
+        ]
     assert [each.condition for each in cluster.status()] == ["stopped"] * 3

@@ -1,4 +1,6 @@
-"""Database servers for development and tests: they start on new data, survive what is done to them, and leave nothing behind."""
+"""Database servers for development and tests: they start on new data, survive what is done to them, and
+leave nothing behind.
+"""
 
 from __future__ import annotations
 
@@ -22,14 +24,19 @@ pytestmark = pytest.mark.database
 
 
 def asked(server: DatabaseServer, sql: str) -> Any:
-    with contextlib.closing(server.connect()) as connection, contextlib.closing(connection.cursor()) as cursor:
+    with (
+        contextlib.closing(server.connect()) as connection,
+        contextlib.closing(connection.cursor()) as cursor,
+    ):
         cursor.execute(sql)
         connection.commit()
         return cursor.fetchall() if cursor.description else None
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_a_killed_server_comes_back_on_its_port_with_every_commit(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_killed_server_comes_back_on_its_port_with_every_commit(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     server: DatabaseServer = request.getfixturevalue(kind)
     port = server.port
     asked(server, "CREATE TABLE kept (a int)")
@@ -73,7 +80,9 @@ def test_a_server_ends_with_the_process_that_started_it_even_by_sigkill(tmp_path
         "import os, signal; from holdfast.dev.databases.servers import Postgres\n"
         "server = Postgres().start(); print(server._child.pid, server.folder, flush=True); os.kill(os.getpid(), signal.SIGKILL)\n"
     )
-    done = subprocess.run([sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=90, check=False)
+    done = subprocess.run(
+        [sys.executable, "-P", "-c", program], capture_output=True, text=True, timeout=90, check=False
+    )
     assert done.returncode == -signal.SIGKILL, done.stderr
     pid, folder = done.stdout.split()
     until_s = system_clock.monotonic_s() + 10
@@ -99,7 +108,9 @@ def test_a_server_that_cannot_start_says_what_its_log_says_and_leaves_nothing(tm
 @pytest.mark.parametrize("make", [Postgres, MariaDB, MySQL])
 def test_another_server_on_a_folder_has_the_password_that_its_data_know(make: type[DatabaseServer]) -> None:
     """A second object drew a password of its own, and failed after its whole deadline."""
-    with tempfile.TemporaryDirectory() as folder:  # not pytest's, which the user that Postgres runs as may not enter
+    with (
+        tempfile.TemporaryDirectory() as folder
+    ):  # not pytest's, which the user that Postgres runs as may not enter
         check_password_stays(make, Path(folder))
 
 

@@ -1,4 +1,6 @@
-"""`holdfast demo`: one whole run, runs that are cut short, and the parts that need neither broker nor Spark."""
+"""`holdfast demo`: one whole run, runs that are cut short, and the parts that need neither broker nor
+Spark.
+"""
 
 from __future__ import annotations
 
@@ -21,7 +23,15 @@ from rich.console import Console
 from holdfast.clock import ManualClock
 from holdfast.dev.demo import procfile
 from holdfast.dev.demo.environment import DemoEnvironment, Running, down
-from holdfast.dev.demo.narrator import ClaimFindings, Measurements, OutboxFindings, Teller, Way, require_one_hash, summary
+from holdfast.dev.demo.narrator import (
+    ClaimFindings,
+    Measurements,
+    OutboxFindings,
+    Teller,
+    Way,
+    require_one_hash,
+    summary,
+)
 from holdfast.dev.signals import EndingSignals, Interrupted
 from holdfast.errors import DemoError
 
@@ -35,7 +45,10 @@ ESCAPE = "\x1b"
 
 
 class Run:
-    """`holdfast demo` in a process of its own. Everything it starts inherits its TMPDIR, and is found again by that."""
+    """`holdfast demo` in a process of its own.
+
+    Everything it starts inherits its TMPDIR, and is found again by that.
+    """
 
     def __init__(self, folder: Path, *arguments: str) -> None:
         self.folder, self._out = folder, folder / "out.txt"
@@ -106,7 +119,9 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
     with demo(tmp_path, *SMALL) as run:
         assert run.end() == 0, run.text
         text = run.text
-        hashes = re.findall(r"^(?:live table|local replay|Spark replay) +([0-9a-f]{16})   ", text, re.MULTILINE)
+        hashes = re.findall(
+            r"^(?:live table|local replay|Spark replay) +([0-9a-f]{16})   ", text, re.MULTILINE
+        )
         assert len(hashes) == 3, text
         assert len(set(hashes)) == 1
         assert "Everything held, in " in text
@@ -118,8 +133,12 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert len(after) == 6
         assert len({client for _, client in after}) == 2, text
         assert re.search(r"All [\d,]+ letters were handled", " ".join(text.split()))
-        assert len(re.findall(r"^ +orders +\d +0 +\d+ +\d+ +1 +0 +0  true +0$", text, re.MULTILINE)) == 4, text
-        assert re.search(r"each order once, each customer's in order, not one that was rolled back", " ".join(text.split()))
+        assert len(re.findall(r"^ +orders +\d +0 +\d+ +\d+ +1 +0 +0  true +0$", text, re.MULTILINE)) == 4, (
+            text
+        )
+        assert re.search(
+            r"each order once, each customer's in order, not one that was rolled back", " ".join(text.split())
+        )
         assert ESCAPE not in text
         assert [line for line in text.splitlines() if line != line.rstrip() or len(line) > 110] == []
         assert run.left() == []
@@ -136,7 +155,9 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         pytest.param("by Spark", signal.SIGINT, marks=pytest.mark.spark),
     ],
 )
-def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(tmp_path: Path, words: str, number: signal.Signals) -> None:
+def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(
+    tmp_path: Path, words: str, number: signal.Signals
+) -> None:
     with demo(tmp_path, *SMALL) as run:
         run.wait_for(words)
         assert run.end(number, deadline_s=30) == 128 + number, run.text
@@ -146,14 +167,20 @@ def test_a_demo_that_is_cut_short_says_so_and_leaves_nothing(tmp_path: Path, wor
 
 
 @pytest.mark.broker
-def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_the_logs(tmp_path: Path) -> None:
+def test_a_demo_in_which_a_worker_dies_by_itself_fails_says_why_and_keeps_only_the_logs(
+    tmp_path: Path,
+) -> None:
     with demo(tmp_path, *SMALL, "--seconds", "60") as run:
         run.wait_for("Watch them live")
         found = re.search(r"worker\.2 \(pid (\d+)\)", run.text)
         assert found is not None
         os.kill(int(found[1]), signal.SIGKILL)
         assert run.end(deadline_s=30) == 1, run.text
-        assert re.search(r"^holdfast: worker\.2 ended with code -9; the end of \S+/worker\.2\.log says: ", run.text, re.MULTILINE), run.text
+        assert re.search(
+            r"^holdfast: worker\.2 ended with code -9; the end of \S+/worker\.2\.log says: ",
+            run.text,
+            re.MULTILINE,
+        ), run.text
         assert run.left() == []
         (kept,) = run.temporary.iterdir()
         assert f"The logs are in {kept}" in " ".join(run.text.split())
@@ -180,10 +207,24 @@ def test_a_demo_that_is_kept_goes_on_until_it_is_ended_and_can_be_asked_meanwhil
             assert run.end() == 0, run.text
             assert len(run.left()) == 4  # broker, two workers, fleet
             ask = [*holdfast, "--config", ".holdfast/demo/holdfast.toml"]
-            verified = subprocess.run([*ask, "verify", "claims"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+            verified = subprocess.run(
+                [*ask, "verify", "claims"],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
             assert verified.returncode == 0, verified.stderr
         finally:
-            ended = subprocess.run([*holdfast, "demo", "down"], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+            ended = subprocess.run(
+                [*holdfast, "demo", "down"],
+                cwd=tmp_path,
+                capture_output=True,
+                text=True,
+                timeout=60,
+                check=False,
+            )
         assert ended.stderr == "ended: fleet, worker.2, worker.1, broker node 1\n"
         assert run.left() == []
         assert not (tmp_path / ".holdfast/demo").exists()
@@ -264,7 +305,13 @@ def test_each_worker_has_its_port_its_folder_and_no_setting_of_the_callers_envir
         monkeypatch.setenv(name, value)
     names = "PORT HONCHO_PROCESS_NAME HOLDFAST_DATA_DIR HOLDFAST_CONFIG HOLDFAST_APP"
     settings = tmp_path / "holdfast.toml"
-    started = procfile.workers(2, ports=[7001, 7002], folder=tmp_path, settings=settings, commands={"worker": TELLING.format(names=names)})
+    started = procfile.workers(
+        2,
+        ports=[7001, 7002],
+        folder=tmp_path,
+        settings=settings,
+        commands={"worker": TELLING.format(names=names)},
+    )
     for worker in started:
         worker.start()
         assert worker._wait(20)
@@ -285,7 +332,9 @@ def test_a_process_that_ended_is_told_with_its_last_words(tmp_path: Path) -> Non
 
 
 def test_a_process_that_ignores_the_request_to_end_is_killed(tmp_path: Path) -> None:
-    process = procfile.Process("worker.1", "trap '' TERM; echo ready; while :; do sleep 1; done", os.environ, 7001, tmp_path)
+    process = procfile.Process(
+        "worker.1", "trap '' TERM; echo ready; while :; do sleep 1; done", os.environ, 7001, tmp_path
+    )
     process.start()
     until_s = time.monotonic() + 20
     while "ready" not in process.last_words() and time.monotonic() < until_s:
@@ -333,7 +382,10 @@ def findings(*digests: str) -> Measurements:
         visible_s=[0.004, 0.006, 0.1],
         takeover_s=6.93,
         session_timeout_s=6.0,
-        ways=[Way(name=name, digest=digest, how="some way", seconds=1.5) for name, digest in zip(names, digests, strict=True)],
+        ways=[
+            Way(name=name, digest=digest, how="some way", seconds=1.5)
+            for name, digest in zip(names, digests, strict=True)
+        ],
         claimed=ClaimFindings(messages=1_297, again=59, takeover_s=6.12, bound_s=7.0),
         outbox=OutboxFindings(orders=3_182, rolled_back=348, takeover_s=7.1, session_s=6.0),
         elapsed_s=61.2,
@@ -350,12 +402,22 @@ def test_the_summary_has_records_rate_takeover_three_hashes_and_pointers() -> No
     teller.close(summary(findings(*["ab12" * 16] * 3), [("end it", "holdfast demo down")]))
     lines = out.getvalue().splitlines()
     assert "Everything held, in 61 s." in lines
-    assert "records            58,725 frames became 2,017 rows, exactly once, with one of two workers killed" in lines
+    assert (
+        "records            58,725 frames became 2,017 rows, exactly once, with one of two workers killed"
+        in lines
+    )
     assert "rate               2,070 frames a second while the fleet was watched" in lines
-    assert "takeover           6.9 s from SIGKILL to the survivor's answer; the session timeout is 6 s" in lines
+    assert (
+        "takeover           6.9 s from SIGKILL to the survivor's answer; the session timeout is 6 s" in lines
+    )
     text = " ".join(out.getvalue().split())
-    assert "1,297 letters, each handled, 59 of them twice; 6.1 s from SIGKILL to the heirs, 7 s are promised" in text
-    assert "3,182 orders published once and in order, 348 rolled back and never seen; 7.1 s from SIGKILL" in text
+    assert (
+        "1,297 letters, each handled, 59 of them twice; 6.1 s from SIGKILL to the heirs, 7 s are promised"
+        in text
+    )
+    assert (
+        "3,182 orders published once and in order, 348 rolled back and never seen; 7.1 s from SIGKILL" in text
+    )
     assert "read your writes   6 ms from Kafka's acknowledgement to the answer (p50), 100 ms (p99)" in lines
     assert [line for line in lines if "ab12ab12ab12ab12   some way in 1.5 s" in line] != []
     assert lines[-2:] == ["end it             holdfast demo down", ""]
@@ -363,7 +425,9 @@ def test_the_summary_has_records_rate_takeover_three_hashes_and_pointers() -> No
 
 def test_states_that_differ_are_never_summed_up_as_if_they_held() -> None:
     found = findings("ab" * 32, "ab" * 32, "cd" * 32)
-    with pytest.raises(DemoError, match=r"the same log gave different states: live table abab.*Spark replay cdcd"):
+    with pytest.raises(
+        DemoError, match=r"the same log gave different states: live table abab.*Spark replay cdcd"
+    ):
         require_one_hash(found.ways)
     with pytest.raises(DemoError):
         summary(found, [])
@@ -373,7 +437,9 @@ def test_steps_stand_under_a_clock_and_long_lines_keep_their_margin() -> None:
     teller, out = told(columns=60)
     with teller.step("Start a Kafka broker"):
         teller.waiting("this would be for a terminal")
-        teller.say("Kafka answers at 127.0.0.1:29092, and this sentence does not fit one line of sixty columns.")
+        teller.say(
+            "Kafka answers at 127.0.0.1:29092, and this sentence does not fit one line of sixty columns."
+        )
     assert out.getvalue().splitlines() == [
         "   0.0 s  Start a Kafka broker",
         "          Kafka answers at 127.0.0.1:29092, and this",

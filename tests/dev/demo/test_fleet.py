@@ -1,4 +1,6 @@
-"""The simulated fleet: what it writes is what its books say, by the fold and on a real broker; and the capture is loaded as it was."""
+"""The simulated fleet: what it writes is what its books say, by the fold and on a real broker; and the
+capture is loaded as it was.
+"""
 
 from __future__ import annotations
 
@@ -50,7 +52,9 @@ class MemoryStore:
 
 
 def lived(fleet: Fleet, ticks: int) -> list[tuple[int, Frame]]:
-    """Return what the fleet writes while it comes up and for *ticks* steps, each frame with its time in ms."""
+    """Return what the fleet writes while it comes up and for *ticks* steps, each frame with its time in
+    ms.
+    """
     frames: list[tuple[int, Frame]] = [(T0_S * 1000, frame) for frame in fleet.arrive(T0_S)]
     for tick in range(ticks):
         at_ms = T0_S * 1000 + 50 * tick
@@ -59,11 +63,15 @@ def lived(fleet: Fleet, ticks: int) -> list[tuple[int, Frame]]:
 
 
 def folded(records: Iterable[tuple[int, bytes]]) -> dict[str, Claim]:
-    """Return the claims that the guarded view makes of (time in ms, value) pairs, none of which may be refused."""
+    """Return the claims that the guarded view makes of (time in ms, value) pairs, none of which may be
+    refused.
+    """
     (processor,) = processors(Settings())
     store, rows = MemoryStore(), list(records)
     folder: Folder[Any] = Folder(processor, store)
-    changes = folder.fold([Batch(range(len(rows)), [at_ms for at_ms, _ in rows], ([value for _, value in rows],))])
+    changes = folder.fold(
+        [Batch(range(len(rows)), [at_ms for at_ms, _ in rows], ([value for _, value in rows],))]
+    )
     assert changes is not None
     assert changes.refused == []
     codec: RowCodec[Any] = RowCodec(processor.row)
@@ -89,7 +97,10 @@ def test_the_table_of_claims_is_what_the_books_say_after_hand_overs_restarts_con
     }
 
 
-@pytest.mark.parametrize("fault", ["a release is lost", "a zombie is heard twice", "a heartbeat comes too early", "a claim has no row"])
+@pytest.mark.parametrize(
+    "fault",
+    ["a release is lost", "a zombie is heard twice", "a heartbeat comes too early", "a claim has no row"],
+)
 def test_one_frame_too_few_too_many_or_out_of_order_is_seen_in_the_books(fault: str) -> None:
     fleet = Fleet(FleetPlan(clients=16, claims=80))
     frames = [encode(frame) for _, frame in lived(fleet, ticks=60)]
@@ -97,13 +108,31 @@ def test_one_frame_too_few_too_many_or_out_of_order_is_seen_in_the_books(fault: 
         case "a release is lost":
             del frames[next(at for at, value in enumerate(frames) if value.startswith(b"Releasing"))]
         case "a zombie is heard twice":
-            at = next(at for at, value in enumerate(frames) if value.startswith(b"Heartbeat") and value.endswith(b"/0"))
+            at = next(
+                at
+                for at, value in enumerate(frames)
+                if value.startswith(b"Heartbeat") and value.endswith(b"/0")
+            )
             frames.insert(at, frames[at])
         case "a heartbeat comes too early":
-            last = len(frames) - 1 - next(at for at, value in enumerate(reversed(frames)) if value.startswith(b"Heartbeat"))
+            last = (
+                len(frames)
+                - 1
+                - next(at for at, value in enumerate(reversed(frames)) if value.startswith(b"Heartbeat"))
+            )
             frames.insert(0, frames.pop(last))
         case "a claim has no row":
-            key = encode(Heartbeat(1, "i", "c", fleet.entries[7].group_id, fleet.entries[7].topic, fleet.entries[7].partition, 0))
+            key = encode(
+                Heartbeat(
+                    1,
+                    "i",
+                    "c",
+                    fleet.entries[7].group_id,
+                    fleet.entries[7].topic,
+                    fleet.entries[7].partition,
+                    0,
+                )
+            )
             place = b"/".join(key.split(b"/")[5:8])
             frames = [value for value in frames if b"/".join(value.split(b"/")[5:8]) != place]
     with pytest.raises(DemoError, match="of 80 claims differ from what the fleet did"):
@@ -150,7 +179,11 @@ def settings_for(broker: SessionBroker, topic: str) -> Settings:
 
 def whole_log(broker: SessionBroker, topic: str) -> dict[int, list[tuple[int, bytes]]]:
     """Return (time in ms, value) of every record, by partition."""
-    consumer = Consumer(broker.client_config(**{"group.id": "fleet-test", "enable.auto.commit": False, "auto.offset.reset": "earliest"}))
+    consumer = Consumer(
+        broker.client_config(
+            **{"group.id": "fleet-test", "enable.auto.commit": False, "auto.offset.reset": "earliest"}
+        )
+    )
     found: dict[int, list[tuple[int, bytes]]] = defaultdict(list)
     try:
         places = [TopicPartition(topic, place, 0) for place in range(PARTITIONS)]
@@ -171,7 +204,9 @@ def whole_log(broker: SessionBroker, topic: str) -> dict[int, list[tuple[int, by
     return found
 
 
-def test_a_live_fleet_is_in_the_log_whole_in_order_and_where_its_topics_hash_to(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_a_live_fleet_is_in_the_log_whole_in_order_and_where_its_topics_hash_to(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("fleet", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
     fleet = Fleet(FleetPlan(clients=16, claims=200, heartbeat_s=0.2))
     with LiveFleet(settings_for(broker, topic), fleet, partitions=PARTITIONS) as live:
@@ -191,14 +226,18 @@ def test_a_live_fleet_is_in_the_log_whole_in_order_and_where_its_topics_hash_to(
     assert fleet.counts.zombies >= 3
 
 
-def test_the_capture_is_loaded_frame_by_frame_into_the_partitions_it_was_taken_from(broker: SessionBroker, fresh_topic: FreshTopic) -> None:
+def test_the_capture_is_loaded_frame_by_frame_into_the_partitions_it_was_taken_from(
+    broker: SessionBroker, fresh_topic: FreshTopic
+) -> None:
     topic = fresh_topic("capture", partitions=PARTITIONS, config={"message.timestamp.type": "LogAppendTime"})
     recorded = capture.records()
     capture.load(settings_for(broker, topic), recorded)
     log = whole_log(broker, topic)
     assert len(recorded) == 275
     for place in range(PARTITIONS):
-        assert [value.decode() for _, value in log[place]] == [each.value for each in recorded if each.partition == place]
+        assert [value.decode() for _, value in log[place]] == [
+            each.value for each in recorded if each.partition == place
+        ]
     assert all(place_of(each.value.encode()) == each.partition for each in recorded)
 
 

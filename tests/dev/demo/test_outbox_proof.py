@@ -18,7 +18,9 @@ ORDERS = {number: Order(number, f"customer-{number % 3}", 100 + number) for numb
 
 
 def published(orders: Sequence[Order]) -> list[Published]:
-    """Return records as two harvesters publish them, the second from the middle on; customers 0 and 2 share a partition."""
+    """Return records as two harvesters publish them, the second from the middle on; customers 0 and 2
+    share a partition.
+    """
     out, ends = [], [0, 0]
     for at, order in enumerate(orders):
         partition = int(order.customer[-1]) % 2
@@ -42,11 +44,20 @@ def test_what_is_whole_and_in_order_is_found_so() -> None:
     [
         (lambda told: [*told[:4], *told[5:]], ["order 5 was never published"]),
         (lambda told: [*told, told[0]], ["order 1 at 1/4 comes twice, first at 1/0"]),
-        (lambda told: [*told[:3], told[6], told[4], told[5], told[3], *told[7:]], ["order 4 at 1/2 comes after order 7 of customer-1"]),
-        (lambda told: [*told, Order(13, "customer-1", 13)], ["order 13 at 1/4 is not what the database has: 13 cents of customer-1"]),
+        (
+            lambda told: [*told[:3], told[6], told[4], told[5], told[3], *told[7:]],
+            ["order 4 at 1/2 comes after order 7 of customer-1"],
+        ),
+        (
+            lambda told: [*told, Order(13, "customer-1", 13)],
+            ["order 13 at 1/4 is not what the database has: 13 cents of customer-1"],
+        ),
         (
             lambda told: [Order(1, "customer-1", 13), *told[1:]],
-            ["order 1 at 1/0 is not what the database has: 13 cents of customer-1", "order 1 was never published"],
+            [
+                "order 1 at 1/0 is not what the database has: 13 cents of customer-1",
+                "order 1 was never published",
+            ],
         ),
     ],
     ids=["lost", "twice", "inverted", "rolled back", "rolled back and its number lost"],

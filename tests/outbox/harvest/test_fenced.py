@@ -1,4 +1,6 @@
-"""Strategy fenced on the real broker and databases: every row once, its key's in order, whatever dies, sleeps or is refused."""
+"""Strategy fenced on the real broker and databases: every row once, its key's in order, whatever dies,
+sleeps or is refused.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +18,17 @@ from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.settings import Poison
 from tests.outbox.databases import FreshOutbox
-from tests.outbox.harvesting import DEADLINE_S, PARTITIONS, Alone, FaultyProducer, Rig, ends, flaws, harvest_process, unordered
+from tests.outbox.harvesting import (
+    DEADLINE_S,
+    PARTITIONS,
+    Alone,
+    FaultyProducer,
+    Rig,
+    ends,
+    flaws,
+    harvest_process,
+    unordered,
+)
 from tests.support.harness import wait_for
 from tests.support.strangers import open_transaction
 
@@ -30,7 +42,9 @@ def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres_outbox: FreshOu
 def test_rows_are_published_once_in_order_with_contiguous_sequences(
     broker: SessionBroker, fresh_topic: FreshTopic, outbox: FreshOutbox
 ) -> None:
-    """O2 and the whole way, on each database: elected, harvested, stopped; again under the next leader; the sequences go on."""
+    """O2 and the whole way, on each database: elected, harvested, stopped; again under the next leader;
+    the sequences go on.
+    """
     rig = Rig(broker, outbox, fresh_topic("events", partitions=PARTITIONS))
     for turn in range(2):
         rig.fill(300)
@@ -61,7 +75,11 @@ STEPS: list[dict[str, Any]] = [
 
 
 def test_a_kill_at_any_step_costs_nothing(rig: Rig) -> None:
-    """O7: SIGKILL at every step of a term, one after the other on one outbox; each next leader repairs what it finds."""
+    """O7:
+
+    SIGKILL at every step of a term, one after the other on one outbox; each next leader repairs what it
+    finds.
+    """
     rig.fill(400 * len(STEPS), keys=7)
     with harvest_process(rig, traps=STEPS, batch_rows=100) as process:
         assert ends(process) == [-signal.SIGKILL] * len(STEPS), STEPS
@@ -70,11 +88,16 @@ def test_a_kill_at_any_step_costs_nothing(rig: Rig) -> None:
         rig.wait_empty()
     records = rig.prove()
     assert last.stats.restarts == 0
-    assert len(rig.read("read_uncommitted")) > len(records), "what was aborted lies in the log, and nobody sees it"
+    assert len(rig.read("read_uncommitted")) > len(records), (
+        "what was aborted lies in the log, and nobody sees it"
+    )
 
 
 def test_a_leader_frozen_in_its_transaction_beyond_its_session_publishes_nothing_more(rig: Rig) -> None:
-    """H5, N1: SIGSTOP with a transaction flushed and uncommitted, SIGCONT after the successor has published everything."""
+    """H5, N1:
+
+    SIGSTOP with a transaction flushed and uncommitted, SIGCONT after the successor has published everything.
+    """
     rig.fill(300)
     with harvest_process(rig, election=True, trap={"place": "flushed", "signal": "SIGSTOP"}) as zombie:
         try:
@@ -88,7 +111,9 @@ def test_a_leader_frozen_in_its_transaction_beyond_its_session_publishes_nothing
                 zombie.send_signal(signal.SIGCONT)
                 rig.fill(300)
                 rig.wait_empty(successor)
-                time.sleep(2.5)  # a leader that did not know would commit, or try again, within its own timeout
+                time.sleep(
+                    2.5
+                )  # a leader that did not know would commit, or try again, within its own timeout
                 assert successor.leads(0)
         finally:
             zombie.send_signal(signal.SIGCONT)
@@ -97,7 +122,9 @@ def test_a_leader_frozen_in_its_transaction_beyond_its_session_publishes_nothing
 
 
 def test_a_fenced_leader_that_is_still_elected_takes_its_shard_back(rig: Rig) -> None:
-    """A stranger with the same transactional id, as a leader that was late to fence: the broker refuses the one, which begins again."""
+    """A stranger with the same transactional id, as a leader that was late to fence: the broker refuses
+    the one, which begins again.
+    """
     rig.fill(50)
     with Alone(rig.settings()) as first:
         rig.wait_empty()
@@ -110,13 +137,18 @@ def test_a_fenced_leader_that_is_still_elected_takes_its_shard_back(rig: Rig) ->
 
 
 def test_nothing_is_published_before_all_that_was_is_known(rig: Rig) -> None:
-    """A transaction that stays open on the progress topic hides what is behind it; what was published there would be published again."""
+    """A transaction that stays open on the progress topic hides what is behind it; what was published
+    there would be published again.
+    """
     progress = rig.settings().progress_topic
     rig.fill(50)
     with Alone(rig.settings()):
         rig.wait_empty()
     rig.fill(50)
-    with open_transaction(rig.broker.config, progress, partitions=1), Alone(rig.settings(commit_timeout_s=2)) as leader:
+    with (
+        open_transaction(rig.broker.config, progress, partitions=1),
+        Alone(rig.settings(commit_timeout_s=2)) as leader,
+    ):
         wait_for("the reason", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: str(leader.stats))
         assert f"progress topic {progress} partition 0: from " in leader.stats.last_error
         assert "on a transaction is open" in leader.stats.last_error
@@ -183,7 +215,9 @@ def test_the_broker_is_let_finish_a_transaction_before_the_next_begins(rig: Rig)
 
 
 def test_rows_that_become_visible_late_are_published_and_keep_their_keys_order(rig: Rig) -> None:
-    """H2: a transaction that holds low ids commits while higher ones are in flight; what follows it on its key comes after it."""
+    """H2: a transaction that holds low ids commits while higher ones are in flight; what follows it on its
+    key comes after it.
+    """
     engine, writer = rig.outbox.engine(), rig.outbox.writer()
     with Alone(rig.settings(batch_rows=64)):
         for _ in range(10):
@@ -214,13 +248,17 @@ def test_several_shards_publish_beside_each_other_under_names_of_their_own(rig: 
         rig.wait_empty(harvester)
         assert all(harvester.leads(shard) for shard in range(3))
     records = rig.prove()
-    assert {record.header("holdfast-producer") for record in records} == {f"{rig.name}-{shard}".encode() for shard in range(3)}
+    assert {record.header("holdfast-producer") for record in records} == {
+        f"{rig.name}-{shard}".encode() for shard in range(3)
+    }
 
 
 # -- rows that Kafka refuses
 
 
-def test_a_record_that_is_too_large_is_set_aside_and_only_its_key_waits(rig: Rig, fresh_topic: FreshTopic) -> None:
+def test_a_record_that_is_too_large_is_set_aside_and_only_its_key_waits(
+    rig: Rig, fresh_topic: FreshTopic
+) -> None:
     """H6, H7: the topic refuses one record in the middle of many; the leader keeps its epoch."""
     rig.topic = fresh_topic("small", partitions=PARTITIONS, config={"max.message.bytes": "20000"})
     rig.fill(200, size=10)
@@ -277,7 +315,14 @@ def test_a_topic_made_in_time_gets_its_rows(rig: Rig) -> None:
 
 
 def test_a_partition_that_is_not_there_and_an_explicit_one_that_is(rig: Rig) -> None:
-    rig.write([rig.record(0, partition=PARTITIONS), rig.record(1, partition=3), rig.record(2, key=None), rig.record(3, value=None)])
+    rig.write(
+        [
+            rig.record(0, partition=PARTITIONS),
+            rig.record(1, partition=3),
+            rig.record(2, key=None),
+            rig.record(3, value=None),
+        ]
+    )
     with Alone(rig.settings(attempts=1)) as leader:
         rig.wait_empty()
     found = rig.read()
@@ -291,7 +336,9 @@ def test_rows_whose_headers_do_not_fit_are_set_aside_with_the_reason(
     broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
 ) -> None:
     """O3: goharvest's layout."""
-    rig = Rig(broker, FreshOutbox.make(postgres.url, "goharvest"), fresh_topic("events", partitions=PARTITIONS))
+    rig = Rig(
+        broker, FreshOutbox.make(postgres.url, "goharvest"), fresh_topic("events", partitions=PARTITIONS)
+    )
     rig.fill(20)
     with postgres.connect() as connection:
         connection.execute(
@@ -310,8 +357,12 @@ def test_rows_whose_headers_do_not_fit_are_set_aside_with_the_reason(
 
 
 @pytest.mark.parametrize("away_s", [0.0, pytest.param(60.0, marks=pytest.mark.slow)])
-def test_a_database_that_is_away_for_a_while_costs_nothing(rig: Rig, postgres: Postgres, away_s: float) -> None:
-    """O7: killed and started again while rows flow, at once or after longer than a session, a transaction and a commit may last."""
+def test_a_database_that_is_away_for_a_while_costs_nothing(
+    rig: Rig, postgres: Postgres, away_s: float
+) -> None:
+    """O7: killed and started again while rows flow, at once or after longer than a session, a transaction
+    and a commit may last.
+    """
     rig.fill(500)
     with Alone(rig.settings(batch_rows=100)) as leader:
         wait_for("some rows", lambda: leader.published, DEADLINE_S)
@@ -355,7 +406,9 @@ def has(leader: Alone, published: int) -> bool:
 
 
 def test_an_idle_harvester_asks_little_and_hears_at_once(rig: Rig) -> None:
-    """H13, O8: fewer than 5 queries a second; a row written then is published without waiting for the next of them."""
+    """H13, O8: fewer than 5 queries a second; a row written then is published without waiting for the next
+    of them.
+    """
     with Alone(rig.settings(idle_poll_s=30.0)) as leader:
         rig.fill(1)
         rig.wait_empty()

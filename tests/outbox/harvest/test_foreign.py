@@ -1,4 +1,6 @@
-"""Reapers that still run beside a `fenced` harvester: it sees their marks, publishes nothing and says why, and goes on when they are gone."""
+"""Reapers that still run beside a `fenced` harvester: it sees their marks, publishes nothing and says why,
+and goes on when they are gone.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,15 @@ MARK = (
 
 @pytest.fixture
 def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> Rig:
-    return Rig(broker, FreshOutbox.make(postgres.url, "goharvest"), fresh_topic("events", partitions=PARTITIONS))
+    return Rig(
+        broker, FreshOutbox.make(postgres.url, "goharvest"), fresh_topic("events", partitions=PARTITIONS)
+    )
 
 
 class Reaper(threading.Thread):
-    """Marks the lowest rows as goharvest does, holds them for a while as if they were on their way, and purges them."""
+    """Marks the lowest rows as goharvest does, holds them for a while as if they were on their way, and
+    purges them.
+    """
 
     def __init__(self, postgres: Postgres, table: str, rows: int = 5) -> None:
         super().__init__(daemon=True)
@@ -40,7 +46,9 @@ class Reaper(threading.Thread):
         with closing(self._postgres.connect()) as connection:
             connection.autocommit = True
             while not self.ended.is_set():
-                found = connection.execute(MARK.format(table=self._table, rows=self._rows), (self.me, self.me)).fetchall()
+                found = connection.execute(
+                    MARK.format(table=self._table, rows=self._rows), (self.me, self.me)
+                ).fetchall()
                 self.ended.wait(0.1)
                 for (id_,) in found:
                     if connection.execute(f"DELETE FROM {self._table} WHERE id = %s", (id_,)).rowcount:
@@ -61,13 +69,17 @@ def reaping(postgres: Postgres, table: str) -> Iterator[Reaper]:
 def test_nothing_is_published_while_a_reaper_works_on_the_table(
     rig: Rig, postgres: Postgres, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    """2,000 rows of which some are the reaper's and the others ours, none both; it says so once and goes on by itself."""
+    """2,000 rows of which some are the reaper's and the others ours, none both; it says so once and goes
+    on by itself.
+    """
     monkeypatch.setattr(foreign, "QUIET_S", 1.0)
     rig.fill(2_000)
     with reaping(postgres, rig.outbox.table) as reaper:
         wait_for("the reaper's first rows", lambda: reaper.purged, DEADLINE_S)
         with Alone(rig.settings()) as leader:
-            wait_for("the reason", lambda: "rows bear marks in leader_id" in leader.stats.last_error, DEADLINE_S)
+            wait_for(
+                "the reason", lambda: "rows bear marks in leader_id" in leader.stats.last_error, DEADLINE_S
+            )
             assert leader.published == 0
             before = len(reaper.purged)
             wait_for("the reaper's work", lambda: len(reaper.purged) > before + 60, DEADLINE_S)
@@ -78,13 +90,21 @@ def test_nothing_is_published_while_a_reaper_works_on_the_table(
                 connection.commit()
             rig.wait_empty()
     numbers = {record.number for record in rig.read()}
-    assert len(rig.read()) == len(numbers) == 2_000 - len(reaper.purged), "no row is both the reaper's and ours"
-    told = [record.message for record in caplog.records if record.levelname == "WARNING" and "troubles" in record.name]
+    assert len(rig.read()) == len(numbers) == 2_000 - len(reaper.purged), (
+        "no row is both the reaper's and ours"
+    )
+    told = [
+        record.message
+        for record in caplog.records
+        if record.levelname == "WARNING" and "troubles" in record.name
+    ]
     assert sum("reaper" in each for each in told) == 1
     assert sum("the trouble is over" in each for each in told) == 1
 
 
-def test_a_reaper_that_marks_what_was_just_taken_is_noticed_when_it_is_deleted(rig: Rig, postgres: Postgres) -> None:
+def test_a_reaper_that_marks_what_was_just_taken_is_noticed_when_it_is_deleted(
+    rig: Rig, postgres: Postgres
+) -> None:
     with Alone(rig.settings(batch_rows=10)) as leader:
         rows, taken = leader.desk.rows, list[int]()
         delete = rows.marks
@@ -92,7 +112,9 @@ def test_a_reaper_that_marks_what_was_just_taken_is_noticed_when_it_is_deleted(r
         def marked(ids: Collection[int] | None = None) -> list[tuple[int, str]]:
             if ids is not None and not taken:
                 taken.extend(ids)
-                rows.database.count(f"UPDATE {rig.outbox.table} SET leader_id = '{uuid.uuid4()}' WHERE id = {taken[0]}")
+                rows.database.count(
+                    f"UPDATE {rig.outbox.table} SET leader_id = '{uuid.uuid4()}' WHERE id = {taken[0]}"
+                )
             return delete(ids)
 
         rows.marks = marked  # type: ignore[method-assign]
@@ -119,4 +141,9 @@ def test_marks_that_stand_still_are_those_of_nobody() -> None:
     now_s[0] += 0.2
     assert (marks.refusal, marks.waits) == (None, True)
     marks.settled([(1, "a"), (2, "a")])
-    assert (marks.waits, marks.others([(2, "a")]), marks.others([(2, "b")]), marks.others([(3, "a")])) == (False, False, True, True)
+    assert (marks.waits, marks.others([(2, "a")]), marks.others([(2, "b")]), marks.others([(3, "a")])) == (
+        False,
+        False,
+        True,
+        True,
+    )

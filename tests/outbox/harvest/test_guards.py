@@ -1,4 +1,6 @@
-"""A leader that slept through its succession: what it still wants to write down is refused, on each database."""
+"""A leader that slept through its succession: what it still wants to write down is refused, on each
+database.
+"""
 
 from __future__ import annotations
 
@@ -47,9 +49,14 @@ def test_an_older_epoch_neither_sets_a_row_aside_nor_holds_it(outbox: FreshOutbo
 def test_a_leader_frozen_in_a_transaction_does_not_keep_its_successor_waiting(
     kind: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
-    """Its lock on the lease goes with the transaction, which the server ends; SQLite's lock is the process's own and stays."""
+    """Its lock on the lease goes with the transaction, which the server ends; SQLite's lock is the
+    process's own and stays.
+    """
     outbox = written(FreshOutbox.make(url_of(kind, request, tmp_path)))
-    with outbox.rows(database=Database(outbox.url, idle_transaction_s=1.0)) as frozen, outbox.rows() as successor:
+    with (
+        outbox.rows(database=Database(outbox.url, idle_transaction_s=1.0)) as frozen,
+        outbox.rows() as successor,
+    ):
         old = ShardEpoch(shard=0, epoch=frozen.epoch(0, "frozen"))
         (row,) = frozen.take(1)
         with pytest.raises(OutboxDatabaseError), frozen.database.transaction():  # noqa: PT012  the end of the block is what fails
@@ -88,9 +95,16 @@ class SlowRows(OutboxRows):
 
 @pytest.mark.parametrize("guarded", [True, False])
 def test_a_row_in_flight_at_the_successor_is_not_set_aside_by_the_sleeper(
-    broker: SessionBroker, fresh_topic: FreshTopic, outbox: FreshOutbox, monkeypatch: pytest.MonkeyPatch, guarded: bool
+    broker: SessionBroker,
+    fresh_topic: FreshTopic,
+    outbox: FreshOutbox,
+    monkeypatch: pytest.MonkeyPatch,
+    guarded: bool,
 ) -> None:
-    """H3: published and set aside at once, a person would put it back and publish it twice. Without the guard, that is what happens."""
+    """H3: published and set aside at once, a person would put it back and publish it twice.
+
+    Without the guard, that is what happens.
+    """
     for name in ("asleep", "awake", "done"):
         monkeypatch.setattr(LateRows, name, threading.Event())
     monkeypatch.setattr(LateRows, "guarded", guarded)

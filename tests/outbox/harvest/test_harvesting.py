@@ -33,22 +33,53 @@ SHARDS = 3
 @pytest.fixture
 def rig(broker: SessionBroker, fresh_topic: FreshTopic, tmp_path: Path) -> Rig:
     """Give an outbox on SQLite."""
-    return Rig(broker, FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}"), fresh_topic("events", partitions=PARTITIONS))
+    return Rig(
+        broker,
+        FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}"),
+        fresh_topic("events", partitions=PARTITIONS),
+    )
 
 
 def command(rig: Rig, *arguments: str) -> list[str]:
-    return [sys.executable, "-P", "-m", "holdfast.cli", "--bootstrap", rig.broker.bootstrap, "outbox", *arguments, "--name", rig.name]
+    return [
+        sys.executable,
+        "-P",
+        "-m",
+        "holdfast.cli",
+        "--bootstrap",
+        rig.broker.bootstrap,
+        "outbox",
+        *arguments,
+        "--name",
+        rig.name,
+    ]
 
 
 def test_the_command_harvests_is_told_is_measured_and_stops(rig: Rig) -> None:
     port = free_ports(1)[0]
     more = ["--database", rig.outbox.url, "--table", rig.outbox.table, "--metrics-port", str(port)]
-    leashed = [sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid()), *command(rig, "harvest", *more)]
+    leashed = [
+        sys.executable,
+        "-I",
+        "-S",
+        parent_death.__file__,
+        str(os.getpid()),
+        *command(rig, "harvest", *more),
+    ]
     rig.fill(50)
-    process = subprocess.Popen(leashed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True)
+    process = subprocess.Popen(
+        leashed, cwd=ROOT, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True
+    )
     try:
         rig.wait_empty()
-        paused = subprocess.run(command(rig, "pause", "-o", "json"), cwd=ROOT, capture_output=True, text=True, timeout=60, check=True)
+        paused = subprocess.run(
+            command(rig, "pause", "-o", "json"),
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=60,
+            check=True,
+        )
         (answer,) = json.loads(paused.stdout)
         assert (answer["shard"], answer["paused"], answer["published"]) == (0, True, 50)
         rig.fill(20)
@@ -110,9 +141,12 @@ def serves(worker: Worker) -> bool:
     return worker.ready and worker.metric("holdfast_applied_offset") != {}
 
 
-def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from_each_other(rig: Rig, tmp_path: Path) -> None:
-    """Two workers, one of them idle (there is one partition to fold), and a harvester alone lead a shard each. Every shard answers
-    every command once, also one that is sent when its leader was killed a moment ago."""
+def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from_each_other(
+    rig: Rig, tmp_path: Path
+) -> None:
+    """Two workers, one of them idle (there is one partition to fold), and a harvester alone lead a shard
+    each. Every shard answers every command once, also one that is sent when its leader was killed a moment
+    ago."""
     given: dict[str, Any] = {
         "outbox_database": rig.outbox.url,
         "outbox_harvest": "true",
@@ -134,7 +168,10 @@ def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from
         answers = tell_all(Verb.STATUS)
         return answers if len({answer.leader for answer in answers}) == SHARDS else None
 
-    with running(Application(rig.broker, tmp_path, partitions=1, **given).create_topics()) as app, ExitStack() as stack:
+    with (
+        running(Application(rig.broker, tmp_path, partitions=1, **given).create_topics()) as app,
+        ExitStack() as stack,
+    ):
         workers = [app.worker().start() for _ in range(2)]
         alone = stack.enter_context(rig.harvester(shards=SHARDS, instance="alone"))
         rig.fill(100)
@@ -145,7 +182,12 @@ def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from
         rig.fill(100)
         assert all(answer.paused for answer in tell_all(Verb.FLUSH))
         assert rig.left() == 100
-        wait_for("one of them to be idle", lambda: sorted(map(serves, workers)) == [False, True], DEADLINE_S, app.tails)
+        wait_for(
+            "one of them to be idle",
+            lambda: sorted(map(serves, workers)) == [False, True],
+            DEADLINE_S,
+            app.tails,
+        )
         workers[0].kill()
         leaders = {answer.leader for answer in tell_all(Verb.STATUS)}
         assert len(leaders) <= 2, "nobody is waited for who cannot answer"
@@ -166,9 +208,17 @@ def test_workers_and_a_harvester_alone_obey_the_same_commands_and_take_over_from
 def test_settings_say_what_is_harvested(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="outbox_database"):
         harvest_settings(Settings())
-    found = harvest_settings(Settings(app="shop", outbox_database="sqlite:///x.db", outbox_shards=3), table="mine")
+    found = harvest_settings(
+        Settings(app="shop", outbox_database="sqlite:///x.db", outbox_shards=3), table="mine"
+    )
     assert (found.name, found.shards, found.table) == ("shop-outbox", 3, "mine")
     assert found.election().leader_topic == "shop-outbox.neli"
-    for wrong in ({"strategy": "fast"}, {"poison": "drop"}, {"name": "a b"}, {"layout": "debezium", "shards": 2}, {"retry_s": 0.0}):
+    for wrong in (
+        {"strategy": "fast"},
+        {"poison": "drop"},
+        {"name": "a b"},
+        {"layout": "debezium", "shards": 2},
+        {"retry_s": 0.0},
+    ):
         with pytest.raises(ConfigError):
             harvest_settings(Settings(outbox_database="sqlite:///x.db"), **wrong)

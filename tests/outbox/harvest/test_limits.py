@@ -1,4 +1,6 @@
-"""What a topic takes, and rows that it does not: other keys lose nothing by them, and no topic is slow because it takes little."""
+"""What a topic takes, and rows that it does not: other keys lose nothing by them, and no topic is slow
+because it takes little.
+"""
 
 from __future__ import annotations
 
@@ -70,7 +72,11 @@ def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres, stra
 def enlarge(rig: Rig, postgres: Postgres, number: int, size: int) -> None:
     """Make one of the rows that wait as large as none may be."""
     value, order = ("kafka_value", "id") if rig.outbox.layout.name == "goharvest" else ("value", "id")
-    more = "value || convert_to(repeat(' ', %s), 'UTF8')" if value == "value" else "kafka_value || repeat(' ', %s)"
+    more = (
+        "value || convert_to(repeat(' ', %s), 'UTF8')"
+        if value == "value"
+        else "kafka_value || repeat(' ', %s)"
+    )
     with closing(postgres.connect()) as connection:
         connection.execute(
             f"UPDATE {rig.outbox.table} SET {value} = {more} WHERE {order} = (SELECT min({order}) + {number} FROM {rig.outbox.table})",
@@ -88,11 +94,15 @@ def set_limit(broker: SessionBroker, topic: str, size: int) -> None:
 
 
 @pytest.mark.parametrize("poison", ["pass", "wait"])
-def test_a_row_that_its_topic_cannot_take_costs_the_others_no_transaction(rig: Rig, postgres: Postgres, strategy: str, poison: str) -> None:
+def test_a_row_that_its_topic_cannot_take_costs_the_others_no_transaction(
+    rig: Rig, postgres: Postgres, strategy: str, poison: str
+) -> None:
     """Of 100 keys, one has to wait or is passed; nothing that Kafka refuses is sent at all."""
     rig.fill(1_000, keys=100)
     enlarge(rig, postgres, 305, 2_000_000)
-    with Alone(rig.settings(strategy=strategy, poison=poison, attempts=3, retry_s=0.2, retry_limit_s=0.4), CLIENTS) as leader:
+    with Alone(
+        rig.settings(strategy=strategy, poison=poison, attempts=3, retry_s=0.2, retry_limit_s=0.4), CLIENTS
+    ) as leader:
         if poison == "pass":
             rig.wait_empty()
         else:
@@ -126,7 +136,9 @@ def test_a_topic_that_takes_little_refuses_nothing(rig: Rig, fresh_topic: FreshT
 
 
 def test_a_transaction_of_many_rounds_is_cut_short(rig: Rig, fresh_topic: FreshTopic, strategy: str) -> None:
-    """One key, and a topic that takes two of its rows at a time: one transaction of all would outlast its timeout."""
+    """One key, and a topic that takes two of its rows at a time: one transaction of all would outlast its
+    timeout.
+    """
     rig.topic = fresh_topic("small", partitions=PARTITIONS, config={limits.CONFIG: "1000"})
     rig.fill(400, keys=1, size=200)
     with Alone(rig.settings(strategy=strategy), CLIENTS) as leader:
@@ -136,7 +148,9 @@ def test_a_transaction_of_many_rounds_is_cut_short(rig: Rig, fresh_topic: FreshT
     assert strategy == "mark" or leader.stats.batches > 400 / 2 / publisher.LIMIT_ROUNDS
 
 
-def test_a_limit_that_is_raised_lets_a_waiting_row_through(rig: Rig, fresh_topic: FreshTopic, strategy: str) -> None:
+def test_a_limit_that_is_raised_lets_a_waiting_row_through(
+    rig: Rig, fresh_topic: FreshTopic, strategy: str
+) -> None:
     rig.topic = fresh_topic("small", partitions=PARTITIONS, config={limits.CONFIG: str(SMALL_BYTES)})
     rig.fill(20)
     rig.write([rig.record(20, size=9_000)])
@@ -229,7 +243,14 @@ def row(value: bytes, **more: Any) -> OutboxRow:
 
 def test_a_round_ends_before_what_would_not_fit_its_partitions_batch() -> None:
     rounds = limits.Rounds({"t": 1_000}, 0)
-    assert [rounds.ends_before(row(b"x" * 300), ("t", 0)) for _ in range(6)] == [False, False, True, False, True, False]
+    assert [rounds.ends_before(row(b"x" * 300), ("t", 0)) for _ in range(6)] == [
+        False,
+        False,
+        True,
+        False,
+        True,
+        False,
+    ]
     assert not rounds.ends_before(row(b"x" * 300), ("t", 1)), "partitions have batches of their own"
     assert not rounds.ends_before(row(b"x" * 9_000), ("other", 0))
     assert rounds.ends_before(row(b"x" * 9_000), ("t", 1)), "what is larger by itself is alone"

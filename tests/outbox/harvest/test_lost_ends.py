@@ -1,4 +1,6 @@
-"""A broker that has lost the end of a leader's transaction: the next leader waits, and goes on once it has been ended as was decided."""
+"""A broker that has lost the end of a leader's transaction: the next leader waits, and goes on once it has
+been ended as was decided.
+"""
 
 from __future__ import annotations
 
@@ -22,7 +24,9 @@ def frail(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
         yield SessionBroker(config=cluster.client_config(), cluster=cluster)
 
 
-def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(frail: SessionBroker, postgres_outbox: FreshOutbox) -> None:
+def test_a_leader_waits_for_the_end_of_a_transaction_and_then_goes_on(
+    frail: SessionBroker, postgres_outbox: FreshOutbox
+) -> None:
     rig = Rig(frail, postgres_outbox, frail.create_topic("events", partitions=PARTITIONS))
     progress = rig.settings().progress_topic
     rig.fill(50)

@@ -1,4 +1,7 @@
-"""Strategy mark: goharvest's way on goharvest's table, with its defects cured. At least once, a key's order never goes back."""
+"""Strategy mark: goharvest's way on goharvest's table, with its defects cured.
+
+At least once, a key's order never goes back.
+"""
 
 from __future__ import annotations
 
@@ -29,7 +32,9 @@ MARK: dict[str, Any] = {"strategy": "mark"}
 @pytest.fixture
 def rig(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> Rig:
     """Give an outbox in goharvest's layout on Postgres."""
-    return Rig(broker, FreshOutbox.make(postgres.url, "goharvest"), fresh_topic("events", partitions=PARTITIONS))
+    return Rig(
+        broker, FreshOutbox.make(postgres.url, "goharvest"), fresh_topic("events", partitions=PARTITIONS)
+    )
 
 
 @pytest.fixture(params=DATABASES)
@@ -38,13 +43,17 @@ def marked(request: pytest.FixtureRequest, tmp_path: Any) -> Iterator[OutboxRows
     outbox = FreshOutbox.make(url_of(request.param, request, tmp_path), "goharvest")
     with outbox.engine().begin() as connection:
         for number in range(10):
-            outbox.writer().write(connection, "t", f"key-{number % 3}", f"{number}", headers=[("n", f"{number}")])
+            outbox.writer().write(
+                connection, "t", f"key-{number % 3}", f"{number}", headers=[("n", f"{number}")]
+            )
     with outbox.rows() as rows:
         yield rows
 
 
 def astray(records: list[Record], rows: int) -> list[str]:
-    """Return what a reader of at-least-once records may not see: a row lost, or a key's numbers first seen out of order."""
+    """Return what a reader of at-least-once records may not see: a row lost, or a key's numbers first seen
+    out of order.
+    """
     out = []
     lost = set(range(rows)) - {record.number for record in records}
     if lost:
@@ -72,11 +81,15 @@ def test_marks_purges_and_resets_touch_only_their_own(marked: OutboxRows) -> Non
     epoch = marked.epoch(0, "old")
     first = marks.mark(4, old, held=ShardEpoch(shard=0, epoch=epoch))
     assert [row.value for row in first] == [b"0", b"1", b"2", b"3"]
-    assert [row.value for row in marks.mark(3, old, held=ShardEpoch(shard=0, epoch=epoch))] == [b"4", b"5", b"6"], (
-        "its own are not taken again"
-    )
+    assert [row.value for row in marks.mark(3, old, held=ShardEpoch(shard=0, epoch=epoch))] == [
+        b"4",
+        b"5",
+        b"6",
+    ], "its own are not taken again"
     taken = marks.mark(5, new, held=ShardEpoch(shard=0, epoch=epoch))
-    assert [row.value for row in taken] == [b"0", b"1", b"2", b"3", b"4"], "the marks of another leader are salvaged, lowest first"
+    assert [row.value for row in taken] == [b"0", b"1", b"2", b"3", b"4"], (
+        "the marks of another leader are salvaged, lowest first"
+    )
     ids = [row.id for row in first]
     assert marks.purge(ids, old) == 0
     assert marks.reset(ids, old) == 0
@@ -117,7 +130,9 @@ def test_rows_are_published_as_goharvest_would(rig: Rig) -> None:
     assert all(record.headers == [("n", b"%d" % record.number)] for record in records)
 
 
-def test_writers_that_tell_of_their_rows_are_heard_though_others_do_not(rig: Rig, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_writers_that_tell_of_their_rows_are_heard_though_others_do_not(
+    rig: Rig, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Goharvest's own stashers do not notify, so its layout is polled; ours do."""
     monkeypatch.setattr(shard, "LEAST_POLL_S", 60.0)
     with Alone(rig.settings(**MARK, idle_poll_s=60.0)) as leader:
@@ -253,7 +268,9 @@ def test_a_kill_costs_repetitions_at_most(rig: Rig) -> None:
     assert len(records) < 2_000 + 2 * 200
 
 
-def test_a_record_that_is_too_large_is_set_aside_and_the_others_flow(rig: Rig, fresh_topic: FreshTopic) -> None:
+def test_a_record_that_is_too_large_is_set_aside_and_the_others_flow(
+    rig: Rig, fresh_topic: FreshTopic
+) -> None:
     """H6, H7."""
     rig.topic = fresh_topic("small", partitions=PARTITIONS, config={"max.message.bytes": "5000"})
     rig.fill(100, size=10)

@@ -1,4 +1,6 @@
-"""Brokers that die, disks that are full, databases that may only be read: what is said, and that it goes on by itself."""
+"""Brokers that die, disks that are full, databases that may only be read: what is said, and that it goes
+on by itself.
+"""
 
 from __future__ import annotations
 
@@ -38,7 +40,10 @@ def read_only(postgres: Postgres) -> Iterator[None]:
             connection.execute("SELECT pg_reload_conf()")
 
 
-@pytest.mark.parametrize(("strategy", "layout"), [("fenced", "holdfast"), pytest.param("mark", "goharvest", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("strategy", "layout"),
+    [("fenced", "holdfast"), pytest.param("mark", "goharvest", marks=pytest.mark.slow)],
+)
 def test_a_database_that_takes_no_writes_is_named_and_waited_for(
     broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres, strategy: str, layout: str
 ) -> None:
@@ -46,7 +51,12 @@ def test_a_database_that_takes_no_writes_is_named_and_waited_for(
     rig.fill(1_000)
     with Alone(rig.settings(strategy=strategy, batch_rows=20)) as leader:
         with read_only(postgres):
-            wait_for("the trouble", lambda: "read-only transaction" in leader.stats.last_error, DEADLINE_S, lambda: leader.stats.last_error)
+            wait_for(
+                "the trouble",
+                lambda: "read-only transaction" in leader.stats.last_error,
+                DEADLINE_S,
+                lambda: leader.stats.last_error,
+            )
             wait_for("another attempt", lambda: leader.stats.restarts > 1, DEADLINE_S)
             assert rig.left() > 0
         rig.wait_empty()
@@ -61,7 +71,9 @@ def use_up_the_log(server: Postgres) -> None:
         try:
             with closing(server.connect()) as connection:
                 connection.autocommit = True
-                connection.execute("SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000)), pg_switch_wal()")
+                connection.execute(
+                    "SELECT pg_logical_emit_message(false, 'test', repeat('x', 1000000)), pg_switch_wal()"
+                )
         except OperationalError:
             return
     raise AssertionError("the server still has room")
@@ -78,8 +90,8 @@ def use_up_the_log(server: Postgres) -> None:
 def test_a_full_disk_under_the_database_costs_nothing_but_time(
     broker: SessionBroker, fresh_topic: FreshTopic, strategy: str, layout: str, mounted: bool
 ) -> None:
-    """Not one byte is left: services' transactions fail, then the server itself. What was committed is published all the same, and
-    nothing of what was not."""
+    """Not one byte is left: services' transactions fail, then the server itself. What was committed is
+    published all the same, and nothing of what was not."""
     with small_disk(mounted=mounted) as disk, Postgres(disk.folder / "postgres", durable=True) as server:
         rig = Rig(broker, FreshOutbox.make(server.url, layout), fresh_topic("events", partitions=PARTITIONS))
         rig.fill(10_000)
@@ -90,7 +102,9 @@ def test_a_full_disk_under_the_database_costs_nothing_but_time(
                 for _ in range(400):
                     rig.fill(50, size=9_000)
             use_up_the_log(server)
-            wait_for("the trouble", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: leader.stats.last_error)
+            wait_for(
+                "the trouble", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: leader.stats.last_error
+            )
             assert disk.said in str(failed.value) + (server.folder / "server.log").read_text()
             disk.free(server)
             server.restart()
@@ -102,14 +116,22 @@ def test_a_full_disk_under_the_database_costs_nothing_but_time(
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("strategy", "layout", "away_s"), [("fenced", "holdfast", 0.0), ("mark", "goharvest", 0.0), ("fenced", "holdfast", 60.0)]
+    ("strategy", "layout", "away_s"),
+    [("fenced", "holdfast", 0.0), ("mark", "goharvest", 0.0), ("fenced", "holdfast", 60.0)],
 )
 def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
-    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres, strategy: str, layout: str, away_s: float
+    broker: SessionBroker,
+    fresh_topic: FreshTopic,
+    postgres: Postgres,
+    strategy: str,
+    layout: str,
+    away_s: float,
 ) -> None:
-    """O7: SIGKILL of the broker while rows flow; away for longer than a session, a transaction and a commit may last.
+    """O7: SIGKILL of the broker while rows flow; away for longer than a session, a transaction and a commit
+    may last.
 
-    It goes on by itself, but where the only broker has lost the end of a transaction (docs/operating.md): then it says so, and waits.
+    It goes on by itself, but where the only broker has lost the end of a transaction (docs/operating.md):
+    then it says so, and waits.
     """
     assert broker.cluster is not None
     rig = Rig(broker, FreshOutbox.make(postgres.url, layout), fresh_topic("events", partitions=PARTITIONS))
@@ -123,7 +145,12 @@ def test_a_broker_that_is_killed_and_comes_back_costs_nothing(
         finally:
             broker.cluster.restart(1)
         stats = harvester.stats[0]
-        wait_for("an end", lambda: rig.left() == 0 or "on a transaction is open" in stats.last_error, 90.0, lambda: str(stats))
+        wait_for(
+            "an end",
+            lambda: rig.left() == 0 or "on a transaction is open" in stats.last_error,
+            90.0,
+            lambda: str(stats),
+        )
         assert harvester.error is None
     if rig.left():
         end_transactions(broker.bootstrap)
@@ -141,15 +168,23 @@ class FullRows(OutboxRows):
 
     def set_aside(self, row: Any, reason: str, *, held: ShardEpoch | None = None) -> bool:
         (pages,) = self.database.run("PRAGMA page_count").fetchone()
-        self.database.run(f"PRAGMA max_page_count = {pages if self.full.is_set() else self.LIMIT_PAGES}").close()
+        self.database.run(
+            f"PRAGMA max_page_count = {pages if self.full.is_set() else self.LIMIT_PAGES}"
+        ).close()
         return super().set_aside(row, reason, held=held)
 
 
 def test_a_full_sqlite_file_holds_up_what_needs_room_until_there_is_some(
     broker: SessionBroker, fresh_topic: FreshTopic, tmp_path: Path
 ) -> None:
-    """SQLite's own error: a row that is too large for Kafka is to be set aside, for which the file would have to grow."""
-    rig = Rig(broker, FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}"), fresh_topic("events", partitions=PARTITIONS))
+    """SQLite's own error: a row that is too large for Kafka is to be set aside, for which the file would
+    have to grow.
+    """
+    rig = Rig(
+        broker,
+        FreshOutbox.make(f"sqlite:///{tmp_path / 'service.db'}"),
+        fresh_topic("events", partitions=PARTITIONS),
+    )
     rig.fill(100)
     rig.write([rig.record(100, size=2_000_000)])
     rig.filled += 1
@@ -160,7 +195,9 @@ def test_a_full_sqlite_file_holds_up_what_needs_room_until_there_is_some(
 
     FullRows.full.set()
     with Alone(rig.settings(attempts=1), make_rows=make_rows) as leader:
-        wait_for("the trouble", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: leader.stats.last_error)
+        wait_for(
+            "the trouble", lambda: leader.stats.restarts > 1, DEADLINE_S, lambda: leader.stats.last_error
+        )
         assert "database or disk is full" in leader.stats.last_error
         assert rig.left() > 0
         FullRows.full.clear()

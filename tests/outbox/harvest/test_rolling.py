@@ -1,6 +1,8 @@
-"""Harvesters that come and go while rows are written, with and without faults: what goharvest proves of itself, and the audit at the end.
+"""Harvesters that come and go while rows are written, with and without faults: what goharvest proves of
+itself, and the audit at the end.
 
-One after the other starts, then all but the last are stopped in the same order. Each step waits for traffic to flow, not for time to pass.
+One after the other starts, then all but the last are stopped in the same order. Each step waits for traffic
+to flow, not for time to pass.
 """
 
 from __future__ import annotations
@@ -58,7 +60,9 @@ class Faulty(Producer):
     refused = lost = 0
 
     def __init__(self, config: dict[str, Any]) -> None:
-        super().__init__({**config, "delivery.report.only.error": False})  # what is delivered must be heard of, to be denied
+        super().__init__(
+            {**config, "delivery.report.only.error": False}
+        )  # what is delivered must be heard of, to be denied
         self._struck = self._spoiled = False
 
     def produce(self, *args: Any, **kwargs: Any) -> None:
@@ -113,7 +117,9 @@ def traffic(rig: Rig, every_s: float) -> Iterator[threading.Event]:
 
 
 def roll(rig: Rig, nodes: int, pace: Pace, clients: dict[str, Any], **settings: Any) -> list[Harvester]:
-    """Start *nodes* harvesters and stop all but the last, with rows flowing at *pace*; return them, all stopped."""
+    """Start *nodes* harvesters and stop all but the last, with rows flowing at *pace*; return them, all
+    stopped.
+    """
     started: list[Harvester] = []
 
     def published() -> int:
@@ -121,11 +127,18 @@ def roll(rig: Rig, nodes: int, pace: Pace, clients: dict[str, Any], **settings: 
 
     def flow() -> None:
         goal = published() + pace.rows_between
-        wait_for("rows that flow", lambda: published() >= goal, DEADLINE_S, lambda: str([node.stats for node in started]))
+        wait_for(
+            "rows that flow",
+            lambda: published() >= goal,
+            DEADLINE_S,
+            lambda: str([node.stats for node in started]),
+        )
 
     with ExitStack() as running, traffic(rig, pace.every_s) as ended:
         for number in range(nodes):
-            node = rig.harvester(clients=clients, instance=f"node-{number}", batch_rows=TRANSACTION_ROWS, **settings)
+            node = rig.harvester(
+                clients=clients, instance=f"node-{number}", batch_rows=TRANSACTION_ROWS, **settings
+            )
             running.enter_context(node)
             started.append(node)
             flow()
@@ -141,7 +154,9 @@ def roll(rig: Rig, nodes: int, pace: Pace, clients: dict[str, Any], **settings: 
 
 
 def received(rig: Rig) -> list[Record]:
-    """Return what a receiver gets, after goharvest's own checks of it: keys' numbers never decrease, nothing is missing, headers intact."""
+    """Return what a receiver gets, after goharvest's own checks of it: keys' numbers never decrease,
+    nothing is missing, headers intact.
+    """
     records = rig.read()
     assert {record.number for record in records} == set(range(rig.filled))
     last: dict[bytes | None, int] = defaultdict(lambda: -1)
@@ -149,7 +164,9 @@ def received(rig: Rig) -> list[Record]:
         assert record.key is not None
         assert record.key == b"key-%d" % (record.number % KEYS)
         assert record.partition == (murmur2(record.key) & 0x7FFFFFFF) % PARTITIONS
-        assert record.number >= last[record.key], f"{record.number} after {last[record.key]} at offset {record.offset}"
+        assert record.number >= last[record.key], (
+            f"{record.number} after {last[record.key]} at offset {record.offset}"
+        )
         last[record.key] = record.number
         assert record.headers[0] == ("n", b"%d" % record.number)
     return records
@@ -175,17 +192,24 @@ def prove_fenced(rig: Rig, nodes: list[Harvester]) -> None:
     producer.produce(rig.topic, again.value, again.key, again.partition, headers=again.headers)  # type: ignore[arg-type]
     assert producer.flush(DEADLINE_S) == 0
     planted = audit(rig.settings().kafka, options)
-    assert {each.first for _, each in planted.findings} == {int(again.header("holdfast-sequence")), again.number}
+    assert {each.first for _, each in planted.findings} == {
+        int(again.header("holdfast-sequence")),
+        again.number,
+    }
     assert {where.partition for where, _ in planted.findings} == {again.partition}
 
 
 def prove_mark(rig: Rig, nodes: list[Harvester]) -> int:
-    """Everything at least once and no key out of order, and the audit says so too; return how many came again."""
+    """Everything at least once and no key out of order, and the audit says so too; return how many came
+    again.
+    """
     records = received(rig)
     assert all(len(record.headers) == 1 for record in records)
     assert sum(node.stats[0].leader_changes for node in nodes) >= 2
     rules = Rules(number="n", at_least_once=True)
-    report = audit(rig.settings(strategy="mark").kafka, AuditOptions(topics=(rig.topic,), rules=rules, engine="local"))
+    report = audit(
+        rig.settings(strategy="mark").kafka, AuditOptions(topics=(rig.topic,), rules=rules, engine="local")
+    )
     assert report.is_clean, report.document()["findings"][:10]
     assert sum(each.repeated for each in report.partitions) == len(records) - rig.filled
     return len(records) - rig.filled
@@ -214,7 +238,9 @@ def test_four_fenced_harvesters_with_faults_come_and_go(
 
 
 @pytest.mark.slow
-def test_eight_fenced_harvesters_come_and_go(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> None:
+def test_eight_fenced_harvesters_come_and_go(
+    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
+) -> None:
     """O1."""
     rig = rig_of("holdfast", broker, fresh_topic, postgres)
     prove_fenced(rig, roll(rig, 8, LONG, {}))
@@ -231,7 +257,9 @@ def test_four_marking_harvesters_with_faults_come_and_go(
 
 
 @pytest.mark.slow
-def test_eight_marking_harvesters_come_and_go(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> None:
+def test_eight_marking_harvesters_come_and_go(
+    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
+) -> None:
     """O1."""
     rig = rig_of("goharvest", broker, fresh_topic, postgres)
     prove_mark(rig, roll(rig, 8, LONG, {}, **MARK))
@@ -240,7 +268,9 @@ def test_eight_marking_harvesters_come_and_go(broker: SessionBroker, fresh_topic
 def test_what_was_changed_or_moved_after_it_was_published_is_found(
     broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
 ) -> None:
-    """A mirror of the topic, stamps and all, in which one row has another value, one another key, and one lies elsewhere."""
+    """A mirror of the topic, stamps and all, in which one row has another value, one another key, and one
+    lies elsewhere.
+    """
     rig = rig_of("holdfast", broker, fresh_topic, postgres)
     rig.fill(60)
     with rig.harvester() as harvester:
@@ -254,7 +284,12 @@ def test_what_was_changed_or_moved_after_it_was_published_is_found(
     }
     producer = Producer(broker.client_config())
     for at, record in enumerate(records):
-        sent: dict[str, Any] = {"value": record.value, "key": record.key, "partition": record.partition, **changes.get(at, {})}
+        sent: dict[str, Any] = {
+            "value": record.value,
+            "key": record.key,
+            "partition": record.partition,
+            **changes.get(at, {}),
+        }
         producer.produce(mirror, headers=record.headers, **sent)  # type: ignore[arg-type]
     assert producer.flush(DEADLINE_S) == 0
     options = AuditOptions(topics=(mirror,), rules=Rules(outbox=rig.name), engine="local", ends=False)

@@ -1,4 +1,6 @@
-"""OutboxRows on three databases: the lowest rows first, nothing skipped, poison set aside with all that belongs to it."""
+"""OutboxRows on three databases: the lowest rows first, nothing skipped, poison set aside with all that
+belongs to it.
+"""
 
 from __future__ import annotations
 
@@ -89,14 +91,18 @@ def test_excluded_keys_are_left_out_and_rows_without_a_key_are_not(of_any_layout
             write(outbox, None)
         with outbox.rows() as rows:
             assert keys(rows.take(10, excluding={b"a", b"b", b"d"}))[0] == "c"
-            assert len(rows.take(10, excluding={b"a", b"b", b"d"})) == (2 if outbox.layout.name == "holdfast" else 1)
+            assert len(rows.take(10, excluding={b"a", b"b", b"d"})) == (
+                2 if outbox.layout.name == "holdfast" else 1
+            )
             assert keys(rows.take(10, excluding=[b"x"] * 3))[:5] == ["a", "b", "c", "d", "a"]
 
 
 # --- failing and setting aside ------------------------------------------------------------------------------------------------
 
 
-def test_a_row_that_failed_is_held_back_with_its_key_until_it_is_due(of_any_layout: list[FreshOutbox]) -> None:
+def test_a_row_that_failed_is_held_back_with_its_key_until_it_is_due(
+    of_any_layout: list[FreshOutbox],
+) -> None:
     for outbox in of_any_layout:
         clock = ManualClock(now_ms=1_000)
         write(outbox, "bad", "good", "bad", "good")
@@ -156,7 +162,9 @@ def test_poison_is_set_aside_whole_and_comes_back_at_the_end(of_any_layout: list
 
 
 def test_a_number_is_never_given_twice(of_any_layout: list[FreshOutbox]) -> None:
-    """A leader that crashed between commit and delete deletes what its progress record names: a new row of that id would be lost."""
+    """A leader that crashed between commit and delete deletes what its progress record names: a new row of
+    that id would be lost.
+    """
     for outbox in of_any_layout:
         write(outbox, "a", "b")
         with outbox.rows() as rows:
@@ -170,19 +178,32 @@ def test_a_number_is_never_given_twice(of_any_layout: list[FreshOutbox]) -> None
 
 
 @pytest.mark.database
-def test_unequal_header_arrays_are_that_rows_flaw_and_others_flow(request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_unequal_header_arrays_are_that_rows_flaw_and_others_flow(
+    request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     """O3: the row is named with the very words of the original, and its neighbours are taken."""
     for kind in DATABASES:
         outbox = FreshOutbox.make(url_of(kind, request, tmp_path), "goharvest")
         write(outbox, "a")
         names, values = (["h"], ["x", "y"]) if kind == "postgres" else ('["h"]', '["x", "y"]')
         with outbox.engine().begin() as connection:
-            row = {"kafka_topic": "t", "kafka_key": "k", "kafka_header_keys": names, "kafka_header_values": values}
-            connection.execute(insert(outbox.tables.outbox).values(**row, create_time=text("CURRENT_TIMESTAMP")))
+            row = {
+                "kafka_topic": "t",
+                "kafka_key": "k",
+                "kafka_header_keys": names,
+                "kafka_header_values": values,
+            }
+            connection.execute(
+                insert(outbox.tables.outbox).values(**row, create_time=text("CURRENT_TIMESTAMP"))
+            )
         write(outbox, "b")
         with outbox.rows() as rows:
             taken = rows.take(10)
-            assert [row.flaw for row in taken] == [None, "unequal number of header keys (1) and values (2)", None]
+            assert [row.flaw for row in taken] == [
+                None,
+                "unequal number of header keys (1) and values (2)",
+                None,
+            ]
             assert rows.set_aside(taken[1], taken[1].flaw or "")
             assert rows.quarantined(1)[0].reason == "unequal number of header keys (1) and values (2)"
             assert keys(rows.take(10)) == ["a", "b"]
@@ -194,7 +215,9 @@ def test_unequal_header_arrays_are_that_rows_flaw_and_others_flow(request: pytes
     ids=["no-msgpack", "a-name-that-is-not-utf-8", "nested-without-end", "empty", "cut"],
 )
 def test_headers_that_are_no_msgpack_are_that_rows_flaw(outbox: FreshOutbox, stored: bytes) -> None:
-    """A name that was not UTF-8 ended each harvester that took the row, and nothing was published behind it."""
+    """A name that was not UTF-8 ended each harvester that took the row, and nothing was published behind
+    it.
+    """
     with outbox.engine().begin() as connection:
         connection.execute(insert(outbox.tables.outbox).values(bucket=1, topic="t", headers=stored))
     with outbox.rows() as rows:
@@ -204,7 +227,9 @@ def test_headers_that_are_no_msgpack_are_that_rows_flaw(outbox: FreshOutbox, sto
 
 
 @pytest.mark.parametrize(
-    "stored", ['["\\ud800"]', "[" * 50_000, "no JSON", '["a", 5]', "{}"], ids=["surrogate", "nested", "text", "number", "dict"]
+    "stored",
+    ['["\\ud800"]', "[" * 50_000, "no JSON", '["a", 5]', "{}"],
+    ids=["surrogate", "nested", "text", "number", "dict"],
 )
 def test_header_texts_that_kafka_could_not_take_are_that_rows_flaw(stored: str) -> None:
     row = layout_named("goharvest").decode((1, "t", "k", "v", stored, '["x"]', 0, None, 0))
@@ -247,7 +272,9 @@ def test_the_status_tells_of_the_oldest_row(outbox: FreshOutbox) -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_a_lost_connection_is_said_so_and_the_next_call_opens_another(kind: str, request: pytest.FixtureRequest) -> None:
+def test_a_lost_connection_is_said_so_and_the_next_call_opens_another(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
     server: DatabaseServer = request.getfixturevalue(kind)
     outbox = FreshOutbox.make(server.url)
     write(outbox, "a")
@@ -305,7 +332,11 @@ def test_a_transaction_that_fails_leaves_nothing_half_done(outbox: FreshOutbox) 
 
 @pytest.mark.parametrize(
     ("url", "said"),
-    [("nonsense", "is no database URL"), ("oracle://x/y", "does not know the database"), ("sqlite+nothing:///x", "is not installed")],
+    [
+        ("nonsense", "is no database URL"),
+        ("oracle://x/y", "does not know the database"),
+        ("sqlite+nothing:///x", "is not installed"),
+    ],
 )
 def test_a_database_that_cannot_be_is_a_setting_that_is_wrong(url: str, said: str) -> None:
     with pytest.raises(ConfigError, match=said):

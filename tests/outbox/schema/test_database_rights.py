@@ -1,4 +1,6 @@
-"""What the service and the harvester may do in the database: with exactly these rights each does its job, without any one of them it does not."""
+"""What the service and the harvester may do in the database: with exactly these rights each does its job,
+without any one of them it does not.
+"""
 
 from __future__ import annotations
 
@@ -32,7 +34,11 @@ class Role:
     def __init__(self, postgres: Postgres) -> None:
         self._postgres, self.name, password = postgres, f"role_{uuid.uuid4().hex[:8]}", uuid.uuid4().hex
         self._run(f"CREATE ROLE {self.name} LOGIN PASSWORD '{password}'")
-        self.url = make_url(postgres.url).set(username=self.name, password=password).render_as_string(hide_password=False)
+        self.url = (
+            make_url(postgres.url)
+            .set(username=self.name, password=password)
+            .render_as_string(hide_password=False)
+        )
 
     def may(self, grants: Iterable[TableGrant]) -> None:
         """Let it do what *grants* say, and nothing else."""
@@ -80,7 +86,9 @@ def test_a_service_inserts_and_does_nothing_else(role: Role, postgres_outbox: Fr
 
 
 class Publishing:
-    """A job of a harvester: to publish a row, and to set aside one that is too large for its topic, at its second attempt."""
+    """A job of a harvester: to publish a row, and to set aside one that is too large for its topic, at its
+    second attempt.
+    """
 
     def __init__(self, broker: SessionBroker, postgres: Postgres, topic: str, strategy: Strategy) -> None:
         self.strategy, layout = strategy, "goharvest" if strategy is Strategy.MARK else "holdfast"

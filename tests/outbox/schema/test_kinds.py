@@ -1,7 +1,9 @@
-"""Tables of others, whatever types their columns have: `init` and `check` take those that are published as they were written, and no others.
+"""Tables of others, whatever types their columns have: `init` and `check` take those that are published as
+they were written, and no others.
 
-Each layout, each of its columns, many types, each database: what is accepted is written by plain SQL, taken, held, set aside, put back,
-and comes out byte by byte; what is not is refused with the column, the type found and the types accepted, and nothing is made.
+Each layout, each of its columns, many types, each database: what is accepted is written by plain SQL, taken,
+held, set aside, put back, and comes out byte by byte; what is not is refused with the column, the type found
+and the types accepted, and nothing is made.
 """
 
 from __future__ import annotations
@@ -61,7 +63,11 @@ DEFAULTS: dict[str, dict[str, dict[str, str]]] = {
         },
     },
 }  # fmt: skip
-NUMBER = {"postgres": "bigserial PRIMARY KEY", "mysql": "bigint AUTO_INCREMENT PRIMARY KEY", "sqlite": "integer PRIMARY KEY AUTOINCREMENT"}
+NUMBER = {
+    "postgres": "bigserial PRIMARY KEY",
+    "mysql": "bigint AUTO_INCREMENT PRIMARY KEY",
+    "sqlite": "integer PRIMARY KEY AUTOINCREMENT",
+}
 NULLS = {"payload", "kafka_value", "leader_id"}
 TEXTS = ["key-1", "042", "1.0", "1e2", "Ä'\"\\x00ff\n", " blank at the end ", "a"]
 BINARIES = [b"\x00\xff", b"\x00\x00", b"\\x00ff", b"", b"plain", b"ends in blank  \x00", bytes(range(1, 256))]
@@ -109,8 +115,12 @@ class Table:
         marks = [f":{name}" if self.kind == "sqlite" else f"%({name})s" for name in row]
         for at, name in enumerate(row):
             if self.kind == "postgres" and isinstance(row[name], str):
-                marks[at] += f"::{self.types[name]}" if self.types[name] not in ("text[]", "varchar[]") else ""
-        self.database.run(f"INSERT INTO {self.outbox.table} ({', '.join(row)}) VALUES ({', '.join(marks)})", row).close()
+                marks[at] += (
+                    f"::{self.types[name]}" if self.types[name] not in ("text[]", "varchar[]") else ""
+                )
+        self.database.run(
+            f"INSERT INTO {self.outbox.table} ({', '.join(row)}) VALUES ({', '.join(marks)})", row
+        ).close()
 
     def close(self) -> None:
         self.database.run(f"DROP TABLE {self.outbox.table}").close()
@@ -119,7 +129,13 @@ class Table:
 
 def sample(layout: str, kind: str, number: int) -> dict[str, Any]:
     if layout == "debezium":
-        return {"id": str(uuid.UUID(int=number + 99)), "aggregatetype": "order", "aggregateid": "k", "type": "t", "payload": '{"a":1}'}
+        return {
+            "id": str(uuid.UUID(int=number + 99)),
+            "aggregatetype": "order",
+            "aggregateid": "k",
+            "type": "t",
+            "payload": '{"a":1}',
+        }
     empty: Any = [] if kind == "postgres" else "[]"
     return {
         "create_time": "2026-01-01 00:00:00", "kafka_topic": "order", "kafka_key": "k", "kafka_value": "v",
@@ -154,8 +170,12 @@ def written(table: Table, column: str, type_: str, value: Any) -> bytes:
 
 
 def prove(table: Table, layout: str, column: str, type_: str) -> None:
-    """Write rows by hand and check that each comes out whole: taken, held with what waits for it, set aside, put back."""
-    given = [(at, value) for at, value in enumerate(values(type_, column)) if not (column == "leader_id" and at)]
+    """Write rows by hand and check that each comes out whole: taken, held with what waits for it, set
+    aside, put back.
+    """
+    given = [
+        (at, value) for at, value in enumerate(values(type_, column)) if not (column == "leader_id" and at)
+    ]
     for at, value in given:
         row = {**sample(layout, table.kind, at), column: value}
         if column == "kafka_header_keys":
@@ -198,7 +218,11 @@ def test_what_is_accepted_is_published_as_it_was_written_and_the_rest_is_refused
     url = url_of(kind, request, tmp_path)
     accepted: dict[str, list[str]] = {}
     for column in columns_tried(layout):
-        types = [DEFAULTS[layout][family(kind)][column], *TEXT[kind], *(BYTES[kind] if column == "payload" else [])]
+        types = [
+            DEFAULTS[layout][family(kind)][column],
+            *TEXT[kind],
+            *(BYTES[kind] if column == "payload" else []),
+        ]
         for type_ in dict.fromkeys(types):
             table = Table(url, kind, layout, {**DEFAULTS[layout][family(kind)], column: type_})
             try:
@@ -206,11 +230,16 @@ def test_what_is_accepted_is_published_as_it_was_written_and_the_rest_is_refused
                     upgrade(url, layout=layout, table=table.outbox.table)
                 except OutboxSchemaError as error:
                     said = str(error)
-                    assert re.search(rf"column {table.outbox.table}\.{column} is \S+.*; this layout takes [A-Z]+", said), said
+                    assert re.search(
+                        rf"column {table.outbox.table}\.{column} is \S+.*; this layout takes [A-Z]+", said
+                    ), said
                     with table.outbox.engine().connect() as connection:
                         assert not inspect(connection).has_table(f"{table.outbox.table}_attempts")
                         tables = table.outbox.tables
-                        assert any(f".{column} is " in each for each in problems(connection, tables, only=[tables.outbox]))
+                        assert any(
+                            f".{column} is " in each
+                            for each in problems(connection, tables, only=[tables.outbox])
+                        )
                     continue
                 accepted.setdefault(column, []).append(type_)
                 with table.outbox.engine().connect() as connection:
@@ -224,13 +253,23 @@ def test_what_is_accepted_is_published_as_it_was_written_and_the_rest_is_refused
         binary = {"postgres": "bytea", "sqlite": "blob"}.get(kind, "varbinary(255)")
         assert binary in accepted["payload"]
         assert not {"bigint", "uuid", "integer", "int"} & set(accepted["aggregateid"])
-        assert ("char(20)" in accepted["aggregateid"]) == (kind == "sqlite"), "only there it pads and trims nothing"
+        assert ("char(20)" in accepted["aggregateid"]) == (kind == "sqlite"), (
+            "only there it pads and trims nothing"
+        )
 
 
 @pytest.mark.parametrize("column", ["id", "aggregateid", "payload"])
-@pytest.mark.parametrize("made", ["TYPE {} AS ENUM ('k', 'l')", "DOMAIN {} AS bigint", "DOMAIN {} AS text", "text", "name", '"char"'])
-def test_a_type_is_judged_by_what_it_is_and_not_by_what_its_name_begins_with(made: str, column: str, postgres: Postgres) -> None:
-    """An enum named text_kind passed for TEXT: `init` and `check` took it, and the harvester could not compare a row of it."""
+@pytest.mark.parametrize(
+    "made",
+    ["TYPE {} AS ENUM ('k', 'l')", "DOMAIN {} AS bigint", "DOMAIN {} AS text", "text", "name", '"char"'],
+)
+def test_a_type_is_judged_by_what_it_is_and_not_by_what_its_name_begins_with(
+    made: str, column: str, postgres: Postgres
+) -> None:
+    """An enum named text_kind passed for TEXT:
+
+    `init` and `check` took it, and the harvester could not compare a row of it.
+    """
     named = f"text_{uuid.uuid4().hex[:8]}"
     type_ = named if "{}" in made else made
     with closing(postgres.connect()) as connection:
@@ -248,7 +287,9 @@ def test_a_type_is_judged_by_what_it_is_and_not_by_what_its_name_begins_with(mad
         table.close()
 
 
-def test_avro_in_a_column_of_bytes_reaches_the_topic_as_bytes(broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres) -> None:
+def test_avro_in_a_column_of_bytes_reaches_the_topic_as_bytes(
+    broker: SessionBroker, fresh_topic: FreshTopic, postgres: Postgres
+) -> None:
     """The two bytes 00 ff were published as six characters, and the row was gone."""
     topic = fresh_topic("outbox.event.order", partitions=PARTITIONS)
     types = {**DEFAULTS["debezium"]["postgres"], "payload": "bytea"}
@@ -256,7 +297,13 @@ def test_avro_in_a_column_of_bytes_reaches_the_topic_as_bytes(broker: SessionBro
     upgrade(postgres.url, layout="debezium", table=table.outbox.table)
     rig = Rig(broker, table.outbox, topic)
     for at, value in enumerate(BINARIES):
-        table.insert({**sample("debezium", "postgres", at), "aggregatetype": topic.removeprefix("outbox.event."), "payload": value})
+        table.insert(
+            {
+                **sample("debezium", "postgres", at),
+                "aggregatetype": topic.removeprefix("outbox.event."),
+                "payload": value,
+            }
+        )
     with Alone(rig.settings()):
         rig.wait_empty()
     assert [record.value for record in rig.read()] == BINARIES
@@ -266,7 +313,9 @@ def test_a_quarantine_that_could_not_hold_what_the_outbox_holds_is_told(postgres
     """An outbox whose column was changed after `init`, or that an older version made ready."""
     outbox = FreshOutbox.make(postgres.url, "debezium")
     with closing(postgres.connect()) as connection:
-        connection.execute(f"ALTER TABLE {outbox.table} ALTER COLUMN payload TYPE bytea USING payload::text::bytea")
+        connection.execute(
+            f"ALTER TABLE {outbox.table} ALTER COLUMN payload TYPE bytea USING payload::text::bytea"
+        )
         connection.execute(f"ALTER TABLE {outbox.table} ALTER COLUMN aggregateid TYPE text")
         connection.commit()
     with outbox.engine().connect() as connection:

@@ -1,4 +1,6 @@
-"""The layouts of others, column for column: what goharvest and Debezium wrote is harvested, and what is written here they would read."""
+"""The layouts of others, column for column: what goharvest and Debezium wrote is harvested, and what is
+written here they would read.
+"""
 
 from __future__ import annotations
 
@@ -62,16 +64,27 @@ def test_a_goharvest_record_comes_back_as_it_was_given(url: str) -> None:
 
 
 def test_a_table_that_goharvest_made_and_filled_is_harvested_in_place(postgres: Postgres) -> None:
-    outbox = FreshOutbox(url=postgres.url, table=f"g_{uuid.uuid4().hex[:8]}", layout=layout_named("goharvest"))
+    outbox = FreshOutbox(
+        url=postgres.url, table=f"g_{uuid.uuid4().hex[:8]}", layout=layout_named("goharvest")
+    )
     with outbox.engine().begin() as connection:
         connection.execute(text(GOHARVEST_DDL.format(table=outbox.table)))
         for at, value in enumerate(("one", None)):
-            record = {"topic": "t", "key": f"k{at}", "value": value, "names": ["Seq"] * at, "values": ["1"] * at}
+            record = {
+                "topic": "t",
+                "key": f"k{at}",
+                "value": value,
+                "names": ["Seq"] * at,
+                "values": ["1"] * at,
+            }
             connection.execute(text(STASH.format(table=outbox.table)), record)
     upgrade(outbox.url, layout="goharvest", table=outbox.table)
     with outbox.rows() as rows:
         taken = rows.take(10)
-        assert [(row.key, row.value, row.headers) for row in taken] == [(b"k0", b"one", []), (b"k1", None, [("Seq", b"1")])]
+        assert [(row.key, row.value, row.headers) for row in taken] == [
+            (b"k0", b"one", []),
+            (b"k1", None, [("Seq", b"1")]),
+        ]
         rows.set_aside(taken[0], "poison")
         rows.retry([taken[0].id])
         rows.delete([row.id for row in rows.take(10)])
@@ -87,9 +100,21 @@ def test_what_is_written_here_a_running_goharvest_marks(postgres: Postgres) -> N
         outbox.writer().write(session, "t", "k", None)
     with outbox.engine().begin() as connection:
         marked = sorted(
-            connection.execute(text(MARK.format(table=outbox.table)), {"me": str(uuid.uuid4())}).mappings().all(), key=lambda row: row["id"]
+            connection.execute(text(MARK.format(table=outbox.table)), {"me": str(uuid.uuid4())})
+            .mappings()
+            .all(),
+            key=lambda row: row["id"],
         )
-    columns = ["id", "create_time", "kafka_topic", "kafka_key", "kafka_value", "kafka_header_keys", "kafka_header_values", "leader_id"]
+    columns = [
+        "id",
+        "create_time",
+        "kafka_topic",
+        "kafka_key",
+        "kafka_value",
+        "kafka_header_keys",
+        "kafka_header_values",
+        "leader_id",
+    ]
     assert list(marked[0]) == columns
     assert [(row["kafka_value"], row["kafka_header_keys"], row["kafka_header_values"]) for row in marked] == [
         ("v", ["h"], ["x"]),
@@ -98,13 +123,19 @@ def test_what_is_written_here_a_running_goharvest_marks(postgres: Postgres) -> N
 
 
 GOHARVEST_BAD: dict[str, tuple[dict[str, Any], str]] = {
-    "bytes that are no text": ({"key": "k", "value": b"\xff"}, "value is no UTF-8 .* layout goharvest holds text only"),
+    "bytes that are no text": (
+        {"key": "k", "value": b"\xff"},
+        "value is no UTF-8 .* layout goharvest holds text only",
+    ),
     "a key that is no text": ({"key": b"\xff"}, "key is no UTF-8"),
     "a NUL": ({"key": "k", "value": "a\0b"}, "NUL character"),
     "a long key": ({"key": "k" * 101}, "key has 101 characters; the layout goharvest holds 100"),
     "a long value": ({"key": "k", "value": "v" * 10_001}, "value has 10001 characters"),
     "no key": ({}, "needs one for every row"),
-    "a partition": ({"key": "k", "partition": 0}, "has partition 0, and the layout goharvest has no column for it"),
+    "a partition": (
+        {"key": "k", "partition": 0},
+        "has partition 0, and the layout goharvest has no column for it",
+    ),
     "a timestamp": ({"key": "k", "timestamp_ms": 1}, "has timestamp_ms 1"),
     "a null header": ({"key": "k", "headers": {"h": None}}, "no null header values"),
     "a binary header": ({"key": "k", "headers": {"h": b"\xff"}}, "header h is no UTF-8"),
@@ -139,7 +170,10 @@ def test_the_event_routers_examples_are_published_as_it_would(url: str) -> None:
 def test_the_table_has_the_routers_columns_and_one_more(postgres: Postgres) -> None:
     outbox = FreshOutbox.make(postgres.url, "debezium")
     with outbox.engine().connect() as connection:
-        there = {column["name"]: str(column["type"]).lower() for column in inspect(connection).get_columns(outbox.table)}
+        there = {
+            column["name"]: str(column["type"]).lower()
+            for column in inspect(connection).get_columns(outbox.table)
+        }
     assert there.pop("holdfast_id") == "bigint"
     assert there == {column["name"]: column["type"] for column in VECTORS["columns"]}
 
@@ -165,20 +199,29 @@ def test_what_is_written_here_the_router_reads(url: str) -> None:
 
 
 @pytest.mark.parametrize("kind", ["postgres", "mariadb", "mysql"])
-def test_a_table_that_debezium_reads_already_gets_a_number_for_its_rows(kind: str, request: pytest.FixtureRequest) -> None:
-    outbox = FreshOutbox(url=request.getfixturevalue(kind).url, table=f"d_{uuid.uuid4().hex[:8]}", layout=layout_named("debezium"))
-    id_type, payload = ("uuid", "jsonb") if kind == "postgres" else ("char(36)", "json")
-    columns = (
-        f"id {id_type} PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL"
+def test_a_table_that_debezium_reads_already_gets_a_number_for_its_rows(
+    kind: str, request: pytest.FixtureRequest
+) -> None:
+    outbox = FreshOutbox(
+        url=request.getfixturevalue(kind).url,
+        table=f"d_{uuid.uuid4().hex[:8]}",
+        layout=layout_named("debezium"),
     )
+    id_type, payload = ("uuid", "jsonb") if kind == "postgres" else ("char(36)", "json")
+    columns = f"id {id_type} PRIMARY KEY, aggregatetype varchar(255) NOT NULL, aggregateid varchar(255) NOT NULL, type varchar(255) NOT NULL"
     waiting = text(f"INSERT INTO {outbox.table} VALUES (:id, 'order', '1', 'Made', NULL)")
     with outbox.engine().begin() as connection:
         connection.execute(text(f"CREATE TABLE {outbox.table} ({columns}, payload {payload})"))
         connection.execute(waiting, {"id": str(uuid.uuid4())})
     upgrade(outbox.url, layout="debezium", table=outbox.table)
-    with outbox.engine().begin() as connection:  # services name their columns, as Debezium's documentation does
+    with (
+        outbox.engine().begin() as connection
+    ):  # services name their columns, as Debezium's documentation does
         named = "(id, aggregatetype, aggregateid, type, payload)"
-        connection.execute(text(f"INSERT INTO {outbox.table} {named} VALUES (:id, 'order', '2', 'Made', NULL)"), {"id": str(uuid.uuid4())})
+        connection.execute(
+            text(f"INSERT INTO {outbox.table} {named} VALUES (:id, 'order', '2', 'Made', NULL)"),
+            {"id": str(uuid.uuid4())},
+        )
     with outbox.rows() as rows:
         assert [(row.id, row.key) for row in rows.take(10)] == [(1, b"1"), (2, b"2")]
     downgrade(outbox.url, layout="debezium", table=outbox.table)
@@ -196,7 +239,9 @@ def test_another_prefix_and_a_header_for_the_type_follow_the_routers_settings(po
         rows.attempt_failed(row, "no such topic", retry_at_ms=2**60)
         assert rows.take(1) == []
         with Session(outbox.engine()) as session, session.begin():
-            outbox.writer().write_many(session, [OutboxRecord(topic="events.order", key=key, value="1") for key in ("1", "2")])
+            outbox.writer().write_many(
+                session, [OutboxRecord(topic="events.order", key=key, value="1") for key in ("1", "2")]
+            )
         assert [each.key for each in rows.take(10)] == [b"2"]
 
 
@@ -219,5 +264,7 @@ def test_what_debezium_has_no_place_for_is_refused_before_any_sql(what: str) -> 
 
 
 def test_an_unknown_layout_is_named_with_those_there_are() -> None:
-    with pytest.raises(ConfigError, match="no outbox layout 'kafka'; choose one of holdfast, goharvest, debezium"):
+    with pytest.raises(
+        ConfigError, match="no outbox layout 'kafka'; choose one of holdfast, goharvest, debezium"
+    ):
         OutboxWriter(layout="kafka")

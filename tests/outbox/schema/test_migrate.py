@@ -1,4 +1,6 @@
-"""Migrations: what they make is what the code reads and writes, on every database, up and down and as text; nothing that waits is lost."""
+"""Migrations: what they make is what the code reads and writes, on every database, up and down and as
+text; nothing that waits is lost.
+"""
 
 from __future__ import annotations
 
@@ -34,8 +36,16 @@ def test_up_down_and_up_again_ends_in_the_very_tables_of_the_code(
     names = {table.name for table in outbox.tables.every}
     with outbox.engine().connect() as connection:
         assert problems(connection, outbox.tables) == []
-        options = {"compare_type": True, "include_name": lambda name, kind_, _: kind_ != "table" or name in names}
-        assert compare_metadata(MigrationContext.configure(connection, opts=options), outbox.tables.outbox.metadata) == []
+        options = {
+            "compare_type": True,
+            "include_name": lambda name, kind_, _: kind_ != "table" or name in names,
+        }
+        assert (
+            compare_metadata(
+                MigrationContext.configure(connection, opts=options), outbox.tables.outbox.metadata
+            )
+            == []
+        )
     downgrade(outbox.url, layout=layout, table=outbox.table)
     with outbox.engine().connect() as connection:
         left = names.intersection(inspect(connection).get_table_names())
@@ -86,14 +96,24 @@ def test_what_lacks_is_listed(outbox: FreshOutbox) -> None:
         connection.execute(text(f"DROP TABLE {outbox.table}_lease"))
         connection.execute(text(f"ALTER TABLE {outbox.table} DROP COLUMN timestamp_ms"))
         found = problems(connection, outbox.tables)
-        assert found == [f"table {outbox.table} has no column timestamp_ms", f"table {outbox.table}_lease is missing"]
-        with pytest.raises(OutboxSchemaError, match=r"is not ready for the layout holdfast: .* `holdfast outbox init --layout holdfast"):
+        assert found == [
+            f"table {outbox.table} has no column timestamp_ms",
+            f"table {outbox.table}_lease is missing",
+        ]
+        with pytest.raises(
+            OutboxSchemaError,
+            match=r"is not ready for the layout holdfast: .* `holdfast outbox init --layout holdfast",
+        ):
             check(connection, outbox.tables)
 
 
 def test_a_column_that_nobody_fills_is_a_problem(postgres_outbox: FreshOutbox) -> None:
     with postgres_outbox.engine().begin() as connection:
-        connection.execute(text(f"ALTER TABLE {postgres_outbox.table} ADD COLUMN tenant text NOT NULL, ALTER COLUMN key SET NOT NULL"))
+        connection.execute(
+            text(
+                f"ALTER TABLE {postgres_outbox.table} ADD COLUMN tenant text NOT NULL, ALTER COLUMN key SET NOT NULL"
+            )
+        )
         found = problems(connection, postgres_outbox.tables)
     assert [each.partition(f"{postgres_outbox.table}.")[2] for each in found] == [
         "key is NOT NULL and must take nulls",
@@ -116,16 +136,34 @@ def test_a_database_that_is_not_there_is_said_without_its_password() -> None:
 def test_your_own_metadata_may_hold_the_tables_beside_your_models() -> None:
     metadata = MetaData()
     outbox_tables("holdfast", "shop_outbox", dialect="postgresql", metadata=metadata)
-    assert sorted(metadata.tables) == ["shop_outbox", "shop_outbox_attempts", "shop_outbox_lease", "shop_outbox_quarantine"]
+    assert sorted(metadata.tables) == [
+        "shop_outbox",
+        "shop_outbox_attempts",
+        "shop_outbox_lease",
+        "shop_outbox_quarantine",
+    ]
     with pytest.raises(ConfigError, match="does not know the database 'oracle'"):
         outbox_tables(dialect="oracle")
 
 
 def test_alembics_own_command_runs_the_same_migrations(tmp_path: Path) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}"
-    alembic = [sys.executable, "-P", "-m", "alembic", "-c", str(ROOT / "alembic.ini"), "-x", f"database={url}", "-x", "table=mine"]
+    alembic = [
+        sys.executable,
+        "-P",
+        "-m",
+        "alembic",
+        "-c",
+        str(ROOT / "alembic.ini"),
+        "-x",
+        f"database={url}",
+        "-x",
+        "table=mine",
+    ]
     for target, there in (("upgrade holdfast@head", True), ("downgrade holdfast@base", False)):
-        done = subprocess.run([*alembic, *target.split()], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False)
+        done = subprocess.run(
+            [*alembic, *target.split()], cwd=tmp_path, capture_output=True, text=True, timeout=60, check=False
+        )
         assert done.returncode == 0, done.stderr
         outbox = FreshOutbox(url=url, table="mine", layout=layout_named("holdfast"))
         with outbox.engine().connect() as connection:

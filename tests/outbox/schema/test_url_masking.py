@@ -11,7 +11,13 @@ from holdfast.outbox.schema.tables import database_url
 
 @pytest.mark.parametrize(
     "url",
-    ["postgres//ada:PW@localhost/shop", "ada:PW@localhost", "://ada:PW@localhost/shop", "postgres//x/shop?password=PW", "//ada:a@PW@h"],
+    [
+        "postgres//ada:PW@localhost/shop",
+        "ada:PW@localhost",
+        "://ada:PW@localhost/shop",
+        "postgres//x/shop?password=PW",
+        "//ada:a@PW@h",
+    ],
 )
 def test_a_malformed_url_is_told_without_its_password(url: str) -> None:
     with pytest.raises(ConfigError) as caught:
@@ -29,7 +35,9 @@ def test_a_malformed_url_is_told_without_its_password(url: str) -> None:
         ("sqlite://ada:PW@localhost/shop", "sqlite:///"),
     ],
 )
-def test_what_a_password_made_of_the_url_is_refused_with_the_cure_and_without_the_password(url: str, remedy: str) -> None:
+def test_what_a_password_made_of_the_url_is_refused_with_the_cure_and_without_the_password(
+    url: str, remedy: str
+) -> None:
     """The part behind the first @ was taken for the host's name, tried, and shown."""
     with pytest.raises(ConfigError) as caught:
         database_url(url)

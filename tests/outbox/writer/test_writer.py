@@ -1,4 +1,6 @@
-"""OutboxWriter on three databases and on everything that can be written on: inside the caller's transaction, exactly what was given."""
+"""OutboxWriter on three databases and on everything that can be written on: inside the caller's
+transaction, exactly what was given.
+"""
 
 from __future__ import annotations
 
@@ -41,9 +43,16 @@ def plain(outbox: FreshOutbox, **more: Any) -> Any:
         case "sqlite":
             return sqlite3.connect(str(url.database), **more)
         case "postgresql":
-            return psycopg.connect(url.set(drivername="postgresql").render_as_string(hide_password=False), **more)
+            return psycopg.connect(
+                url.set(drivername="postgresql").render_as_string(hide_password=False), **more
+            )
         case _:
-            where: dict[str, Any] = {"host": url.host, "port": url.port, "user": url.username, "password": url.password}
+            where: dict[str, Any] = {
+                "host": url.host,
+                "port": url.port,
+                "user": url.username,
+                "password": url.password,
+            }
             return pymysql.connect(**where, database=url.database, charset="utf8mb4", **more)
 
 
@@ -53,9 +62,23 @@ def plain(outbox: FreshOutbox, **more: Any) -> Any:
 def test_every_field_comes_back_as_it_was_given(outbox: FreshOutbox) -> None:
     """H14: bytes, no key, a partition and a time, on every database."""
     everything = bytes(range(256)) * 3
-    headers: list[tuple[str, str | bytes | None]] = [("b", b"\x00\xff"), ("a", "ä"), ("b", None), ("b", b""), ("", b"no name")]
+    headers: list[tuple[str, str | bytes | None]] = [
+        ("b", b"\x00\xff"),
+        ("a", "ä"),
+        ("b", None),
+        ("b", b""),
+        ("", b"no name"),
+    ]
     with Session(outbox.engine()) as session, session.begin():
-        outbox.writer().write(session, "orders.v1", everything, everything, headers=headers, partition=3, timestamp_ms=1_700_000_000_123)
+        outbox.writer().write(
+            session,
+            "orders.v1",
+            everything,
+            everything,
+            headers=headers,
+            partition=3,
+            timestamp_ms=1_700_000_000_123,
+        )
         outbox.writer().write(session, "orders.v1", "key-0", None)
         outbox.writer().write(session, "orders.v1", None, "ü%s$1:x", trace=TRACE)
     full, tombstone, keyless = taken(outbox)
@@ -66,11 +89,28 @@ def test_every_field_comes_back_as_it_was_given(outbox: FreshOutbox) -> None:
         3,
         1_700_000_000_123,
     )
-    assert full.headers == [("b", b"\x00\xff"), ("a", "ä".encode()), ("b", None), ("b", b""), ("", b"no name")]
-    assert (tombstone.key, tombstone.value, tombstone.headers, tombstone.bucket) == (b"key-0", None, [], bucket_of("", b"key-0"))
-    assert (keyless.key, keyless.value, keyless.headers) == (None, "ü%s$1:x".encode(), [("traceparent", TRACE.encode())])
+    assert full.headers == [
+        ("b", b"\x00\xff"),
+        ("a", "ä".encode()),
+        ("b", None),
+        ("b", b""),
+        ("", b"no name"),
+    ]
+    assert (tombstone.key, tombstone.value, tombstone.headers, tombstone.bucket) == (
+        b"key-0",
+        None,
+        [],
+        bucket_of("", b"key-0"),
+    )
+    assert (keyless.key, keyless.value, keyless.headers) == (
+        None,
+        "ü%s$1:x".encode(),
+        [("traceparent", TRACE.encode())],
+    )
     assert keyless.bucket == bucket_of("orders.v1", None)
-    assert all(row.flaw is None and row.attempts == 0 and row.created_ms for row in (full, tombstone, keyless))
+    assert all(
+        row.flaw is None and row.attempts == 0 and row.created_ms for row in (full, tombstone, keyless)
+    )
 
 
 def test_empty_bytes_are_no_null(outbox: FreshOutbox) -> None:
@@ -81,7 +121,10 @@ def test_empty_bytes_are_no_null(outbox: FreshOutbox) -> None:
 
 
 def test_many_records_are_one_statement_and_keep_their_order(outbox: FreshOutbox) -> None:
-    records = [OutboxRecord(topic="orders", key=f"key-{at % 7}", value=str(at), headers={"at": str(at)}) for at in range(2_500)]
+    records = [
+        OutboxRecord(topic="orders", key=f"key-{at % 7}", value=str(at), headers={"at": str(at)})
+        for at in range(2_500)
+    ]
     engine, statements = outbox.engine(), []
     event.listen(engine, "before_cursor_execute", lambda *arguments: statements.append(arguments[2]))
     with engine.begin() as connection:
@@ -95,7 +138,9 @@ def test_records_too_large_for_one_statement_go_in_several(outbox: FreshOutbox) 
     records = [OutboxRecord(topic="orders", key=str(at), value=bytes([at]) * 900_000) for at in range(10)]
     with Session(outbox.engine()) as session, session.begin():
         outbox.writer().write_many(session, records)
-    assert [(row.key, row.value) for row in taken(outbox)] == [(str(at).encode(), bytes([at]) * 900_000) for at in range(10)]
+    assert [(row.key, row.value) for row in taken(outbox)] == [
+        (str(at).encode(), bytes([at]) * 900_000) for at in range(10)
+    ]
 
 
 def test_nothing_to_write_is_no_statement(outbox: FreshOutbox) -> None:
@@ -120,7 +165,9 @@ def test_encoders_take_what_is_not_bytes(outbox: FreshOutbox) -> None:
 
 def test_a_tracers_whole_carrier_becomes_headers_behind_the_records_own(outbox: FreshOutbox) -> None:
     with outbox.engine().begin() as connection:
-        outbox.writer().write(connection, "orders", headers=[("a", b"1")], trace={"traceparent": TRACE, "tracestate": "x=1"})
+        outbox.writer().write(
+            connection, "orders", headers=[("a", b"1")], trace={"traceparent": TRACE, "tracestate": "x=1"}
+        )
     assert taken(outbox)[0].headers == [("a", b"1"), ("traceparent", TRACE.encode()), ("tracestate", b"x=1")]
 
 
@@ -160,7 +207,9 @@ def _savepoint(outbox: FreshOutbox, write: Callable[[Any], None], commit: bool) 
 
 
 @pytest.mark.parametrize("on", [_session, _connection, _plain_connection, _plain_cursor, _savepoint])
-def test_what_is_rolled_back_is_not_there_and_what_is_committed_is(outbox: FreshOutbox, on: Callable[..., None]) -> None:
+def test_what_is_rolled_back_is_not_there_and_what_is_committed_is(
+    outbox: FreshOutbox, on: Callable[..., None]
+) -> None:
     on(outbox, lambda target: outbox.writer().write(target, "orders", "rolled back"), False)
     assert taken(outbox) == []
     on(outbox, lambda target: outbox.writer().write(target, "orders", "committed"), True)
@@ -168,7 +217,9 @@ def test_what_is_rolled_back_is_not_there_and_what_is_committed_is(outbox: Fresh
 
 
 @pytest.mark.parametrize("on", [_session, _plain_cursor])
-def test_a_database_without_the_table_is_told_by_what_makes_it(outbox: FreshOutbox, on: Callable[..., None]) -> None:
+def test_a_database_without_the_table_is_told_by_what_makes_it(
+    outbox: FreshOutbox, on: Callable[..., None]
+) -> None:
     writer = OutboxWriter(table="nowhere")
     with pytest.raises(OutboxSchemaError, match="has no table nowhere: run `holdfast outbox init`"):
         on(outbox, lambda target: writer.write(target, "orders", "key"), False)
@@ -190,7 +241,9 @@ def test_the_record_and_the_change_share_one_fate(outbox: FreshOutbox) -> None:
 
 @pytest.mark.database
 @pytest.mark.parametrize("driver", ["postgresql+psycopg", "sqlite+aiosqlite"])
-def test_async_sessions_and_connections_write_the_same(driver: str, request: pytest.FixtureRequest, tmp_path: Path) -> None:
+def test_async_sessions_and_connections_write_the_same(
+    driver: str, request: pytest.FixtureRequest, tmp_path: Path
+) -> None:
     url = f"sqlite:///{tmp_path / 'a.db'}" if "sqlite" in driver else request.getfixturevalue("postgres").url
     outbox = FreshOutbox.make(url)
     writer = outbox.writer()
@@ -204,14 +257,23 @@ def test_async_sessions_and_connections_write_the_same(driver: str, request: pyt
             async with AsyncSession(engine) as session, session.begin():
                 await writer.write_async(session, "orders", "one", b"1", headers=[("a", None)])
             async with engine.begin() as connection:
-                assert await writer.write_many_async(connection, [OutboxRecord(topic="orders", key=key) for key in ("two", "three")]) == 2
+                assert (
+                    await writer.write_many_async(
+                        connection, [OutboxRecord(topic="orders", key=key) for key in ("two", "three")]
+                    )
+                    == 2
+                )
                 with pytest.raises(OutboxError, match="await write_async"):
                     writer.write(connection, "orders")
         finally:
             await engine.dispose()
 
     asyncio.run(run())
-    assert [(row.key, row.headers) for row in taken(outbox)] == [(b"one", [("a", None)]), (b"two", []), (b"three", [])]
+    assert [(row.key, row.headers) for row in taken(outbox)] == [
+        (b"one", [("a", None)]),
+        (b"two", []),
+        (b"three", []),
+    ]
 
 
 def test_psycopgs_own_async_connection_is_written_on(postgres_outbox: FreshOutbox) -> None:
@@ -240,20 +302,28 @@ def _autocommitting(outbox: FreshOutbox) -> Any:
 
 
 def test_a_connection_in_autocommit_mode_is_refused_until_it_is_in_a_transaction(outbox: FreshOutbox) -> None:
-    with contextlib.closing(_autocommitting(outbox)) as connection, contextlib.closing(connection.cursor()) as cursor:
+    with (
+        contextlib.closing(_autocommitting(outbox)) as connection,
+        contextlib.closing(connection.cursor()) as cursor,
+    ):
         for target in (connection, cursor):
             with pytest.raises(OutboxError, match="begin a transaction first"):
                 outbox.writer().write(target, "orders", "alone")
         cursor.execute("BEGIN")
         outbox.writer().write(cursor, "orders", "with others")
         cursor.execute("COMMIT")
-    with outbox.engine(isolation_level="AUTOCOMMIT").connect() as connection, pytest.raises(OutboxError, match="begin a transaction"):
+    with (
+        outbox.engine(isolation_level="AUTOCOMMIT").connect() as connection,
+        pytest.raises(OutboxError, match="begin a transaction"),
+    ):
         outbox.writer().write(connection, "orders", "alone")
     assert [row.key for row in taken(outbox)] == [b"with others"]
 
 
 def test_something_else_is_refused_with_what_would_do() -> None:
-    with pytest.raises(OutboxError, match=r"cannot be written on builtins\.int; give it an SQLAlchemy Session"):
+    with pytest.raises(
+        OutboxError, match=r"cannot be written on builtins\.int; give it an SQLAlchemy Session"
+    ):
         OutboxWriter().write(7, "orders")
 
 
@@ -267,7 +337,10 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
     "a blank": ({"topic": "a b"}, "Kafka takes"),
     "no text": ({"topic": b"orders"}, "Kafka takes"),
     "long": ({"topic": "x" * 250}, "Kafka takes"),
-    "a number for a key": ({"key": 7}, "the key for orders is int; give bytes or str, or the writer a key_encoder"),
+    "a number for a key": (
+        {"key": 7},
+        "the key for orders is int; give bytes or str, or the writer a key_encoder",
+    ),
     "a dict for a value": ({"value": {}}, "give bytes or str, or the writer a value_encoder"),
     "half a character": ({"value": "\ud800"}, "cannot be written as UTF-8"),
     "headers are text": ({"headers": "ab"}, "give pairs of name and value"),
@@ -291,14 +364,20 @@ BAD: dict[str, tuple[dict[str, Any], str]] = {
 def test_bad_input_is_refused_before_any_sql(what: str) -> None:
     arguments, said = BAD[what]
     with pytest.raises(OutboxRecordError, match=said):
-        OutboxWriter().write_many(Silent(), [OutboxRecord(topic="orders", key=b"good"), OutboxRecord(**({"topic": "orders"} | arguments))])
+        OutboxWriter().write_many(
+            Silent(),
+            [OutboxRecord(topic="orders", key=b"good"), OutboxRecord(**({"topic": "orders"} | arguments))],
+        )
 
 
 def test_an_encoder_that_fails_is_named() -> None:
     def broken(_: object) -> bytes:
         raise ZeroDivisionError("by zero")
 
-    with pytest.raises(OutboxRecordError, match="value_encoder could not encode the value for orders: ZeroDivisionError: by zero"):
+    with pytest.raises(
+        OutboxRecordError,
+        match="value_encoder could not encode the value for orders: ZeroDivisionError: by zero",
+    ):
         OutboxWriter(value_encoder=broken).write(Silent(), "orders", value=1)
     with pytest.raises(OutboxRecordError, match="key_encoder returned str"):
         OutboxWriter(key_encoder=str).write(Silent(), "orders", 1)  # type: ignore[arg-type]
@@ -327,7 +406,9 @@ def listening(postgres: Postgres, postgres_outbox: FreshOutbox) -> Iterator[Any]
         wakeup.close()
 
 
-def test_a_commit_wakes_the_harvester_once_and_a_rollback_never(listening: Any, postgres_outbox: FreshOutbox) -> None:
+def test_a_commit_wakes_the_harvester_once_and_a_rollback_never(
+    listening: Any, postgres_outbox: FreshOutbox
+) -> None:
     outbox = postgres_outbox
     with Session(outbox.engine()) as session:
         outbox.writer().write(session, "orders")
@@ -351,9 +432,13 @@ def wait_long(wakeup: Any) -> None:
         assert system_clock.monotonic_s() < until_s
 
 
-def test_waiting_ends_at_an_interrupt_and_listens_anew_after_a_loss(listening: Any, postgres: Postgres) -> None:
+def test_waiting_ends_at_an_interrupt_and_listens_anew_after_a_loss(
+    listening: Any, postgres: Postgres
+) -> None:
     with contextlib.closing(postgres.connect()) as connection:
-        connection.execute("SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'")
+        connection.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity WHERE query LIKE 'LISTEN%'"
+        )
         connection.commit()
     with pytest.raises(OutboxDatabaseError) as lost:
         wait_long(listening)

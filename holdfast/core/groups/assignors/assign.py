@@ -1,6 +1,7 @@
 """Who gets which partition: Kafka's four assignors with Kafka's exact results (PROTOCOL.md#assignors).
 
-`assign` is pure. Members are given in the order in which the group lists them; topics without partitions count as missing.
+`assign` is pure. Members are given in the order in which the group lists them; topics without partitions
+count as missing.
 """
 
 from __future__ import annotations
@@ -26,8 +27,9 @@ def assignor_named(name: str) -> AssignorName:
 def assign(name: AssignorName, partitions: Mapping[str, int], members: Sequence[Subscriber]) -> Assignment:
     """Return each member's partitions under assignor *name*, given the partition count of each topic.
 
-    Every member has an entry; partitions of a topic nobody subscribes to are in none. Cooperative-sticky gives one round: what
-    changes owner is in nobody's part until its owner has given it up and reports so in the next round.
+    Every member has an entry; partitions of a topic nobody subscribes to are in none. Cooperative-sticky
+    gives one round: what changes owner is in nobody's part until its owner has given it up and reports so in
+    the next round.
     """
     if len({member.member_id for member in members}) != len(members):
         raise ConfigError("two members under one member id: an assignor cannot tell them apart")
@@ -47,7 +49,8 @@ def assign(name: AssignorName, partitions: Mapping[str, int], members: Sequence[
 
 
 def range_assign(counts: Mapping[str, int], members: Sequence[Subscriber]) -> Assignment:
-    """Give each subscriber of a topic, in order, a block of its partitions; the first ones get one more when it does not divide.
+    """Give each subscriber of a topic, in order, a block of its partitions; the first ones get one more when
+    it does not divide.
 
     Topic by topic, so the extra ones of every topic fall to the same members.
     """
@@ -65,7 +68,9 @@ def range_assign(counts: Mapping[str, int], members: Sequence[Subscriber]) -> As
 
 
 def round_robin(counts: Mapping[str, int], members: Sequence[Subscriber]) -> Assignment:
-    """Deal all partitions, by topic and number, to the members in order, passing over those that do not subscribe to the topic."""
+    """Deal all partitions, by topic and number, to the members in order, passing over those that do not
+    subscribe to the topic.
+    """
     parts: Assignment = {member.member_id: [] for member in members}
     dealer = cycle(sorted(members, key=_static_first))
     for each in all_partitions(counts):
@@ -85,4 +90,8 @@ def spread(parts: Mapping[str, Sequence[TopicPartition]]) -> int:
 
 
 def _static_first(member: Subscriber) -> tuple[int, bytes]:
-    return (1, string_order(member.member_id)) if member.instance_id is None else (0, string_order(member.instance_id))
+    return (
+        (1, string_order(member.member_id))
+        if member.instance_id is None
+        else (0, string_order(member.instance_id))
+    )

@@ -1,7 +1,8 @@
 """The sticky assignors: everybody keeps what he has as far as balance allows (KIP-54, KIP-429).
 
-Names and order of the steps follow Kafka's AbstractStickyAssignor, for whom comes first decides who keeps what. Where Kafka's code
-would fail or give a partition to a member that does not subscribe to it, this one does not (PROTOCOL.md#where-the-assignors-differ).
+Names and order of the steps follow Kafka's AbstractStickyAssignor, for whom comes first decides who keeps
+what. Where Kafka's code would fail or give a partition to a member that does not subscribe to it, this one
+does not (PROTOCOL.md#where-the-assignors-differ).
 """
 
 from __future__ import annotations
@@ -59,15 +60,24 @@ def sticky(counts: Mapping[str, int], members: Sequence[Subscriber]) -> Assignme
 
 
 def cooperative(counts: Mapping[str, int], members: Sequence[Subscriber]) -> Assignment:
-    """Return one cooperative round: the sticky result without the partitions that another member must give up first."""
+    """Return one cooperative round: the sticky result without the partitions that another member must give
+    up first.
+    """
     parts, moving = _sticky(counts, members)
     if moving is None:
         moving = _transferred(members, parts)
-    return {member_id: [each for each in part if moving.get(each) != member_id] for member_id, part in parts.items()}
+    return {
+        member_id: [each for each in part if moving.get(each) != member_id]
+        for member_id, part in parts.items()
+    }
 
 
-def _sticky(counts: Mapping[str, int], members: Sequence[Subscriber]) -> tuple[Assignment, dict[TopicPartition, str] | None]:
-    """Return the result and, where the method knows them, the partitions that change owner with their new one."""
+def _sticky(
+    counts: Mapping[str, int], members: Sequence[Subscriber]
+) -> tuple[Assignment, dict[TopicPartition, str] | None]:
+    """Return the result and, where the method knows them, the partitions that change owner with their new
+    one.
+    """
     ownership = Ownership(counts, members)
     if len({frozenset(member.topics) for member in members}) == 1:
         method = _Constrained(counts, ownership)
@@ -78,7 +88,10 @@ def _sticky(counts: Mapping[str, int], members: Sequence[Subscriber]) -> tuple[A
 def _transferred(members: Sequence[Subscriber], parts: Assignment) -> dict[TopicPartition, str]:
     given_up = {each for member in members for each in set(member.owned).difference(parts[member.member_id])}
     return {
-        each: member.member_id for member in members for each in set(parts[member.member_id]).difference(member.owned) if each in given_up
+        each: member.member_id
+        for member in members
+        for each in set(parts[member.member_id]).difference(member.owned)
+        if each in given_up
     }
 
 
@@ -99,7 +112,9 @@ class _Constrained:
 
     def assign(self) -> Assignment:
         for member_id, owned in self._owned.items():
-            self._keep(member_id, sorted((each for each in owned if each not in self._disputed), key=_by_number))
+            self._keep(
+                member_id, sorted((each for each in owned if each not in self._disputed), key=_by_number)
+            )
         kept = {each for part in self._parts.values() for each in part}
         self._deal([each for each in all_partitions(self._counts) if each not in kept])
         return self._parts
@@ -129,7 +144,8 @@ class _Constrained:
             if under:
                 member_id = under.popleft()
                 self._give(each, member_id)
-                # Still short: behind the others, for the next turn of the circle. Full: it may take one of the slots.
+                # Still short: behind the others, for the next turn of the circle. Full: it may take one of
+                # the slots.
                 (under if len(self._parts[member_id]) < self._least else exactly).append(member_id)
             else:
                 self._give(each, exactly.popleft())

@@ -1,7 +1,8 @@
-"""The sticky assignor for members of unequal subscriptions: fill the least loaded, then move what improves the balance.
+"""The sticky assignor for members of unequal subscriptions: fill the least loaded, then move what improves
+the balance.
 
-The order of every walk is Kafka's (AbstractStickyAssignor.GeneralAssignmentBuilder). What Kafka looks up by scanning all members and
-partitions is counted here instead: owners per topic, and members sorted by load.
+The order of every walk is Kafka's (AbstractStickyAssignor.GeneralAssignmentBuilder). What Kafka looks up by
+scanning all members and partitions is counted here instead: owners per topic, and members sorted by load.
 """
 
 from __future__ import annotations
@@ -16,8 +17,12 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 Pair = tuple[str, str]
 
 
-def balanced_part(counts: Mapping[str, int], members: Sequence[Subscriber], owned: Mapping[str, list[TopicPartition]]) -> Assignment:
-    """Return each member's part; *owned* is what members validly hold, of topics they may not subscribe to any more."""
+def balanced_part(
+    counts: Mapping[str, int], members: Sequence[Subscriber], owned: Mapping[str, list[TopicPartition]]
+) -> Assignment:
+    """Return each member's part; *owned* is what members validly hold, of topics they may not subscribe to
+    any more.
+    """
     return _General(counts, members, owned).assign()
 
 
@@ -26,7 +31,9 @@ class _Load:
 
     def __init__(self, parts: Assignment) -> None:
         self.parts = parts
-        self.order = sorted((len(part), string_order(member_id), member_id) for member_id, part in parts.items())
+        self.order = sorted(
+            (len(part), string_order(member_id), member_id) for member_id, part in parts.items()
+        )
         self.owner_of = {each: member_id for member_id, part in parts.items() for each in part}
         self._owners: dict[str, dict[str, int]] = {}
         for each, member_id in self.owner_of.items():
@@ -43,7 +50,14 @@ class _Load:
 
     def largest_owner(self, topic: str) -> int:
         """Return the load of the most loaded owner of a partition of *topic*."""
-        return max((len(self.parts[member_id]) for member_id in self._owners.get(topic, ()) if member_id in self.parts), default=0)
+        return max(
+            (
+                len(self.parts[member_id])
+                for member_id in self._owners.get(topic, ())
+                if member_id in self.parts
+            ),
+            default=0,
+        )
 
     def leave(self, member_id: str) -> list[TopicPartition]:
         """Take a member out of play."""
@@ -73,14 +87,19 @@ class _Load:
 
 
 class _Movements:
-    """Moves made so far. A move back between the same two members is preferred to another partition of the topic moving."""
+    """Moves made so far.
+
+    A move back between the same two members is preferred to another partition of the topic moving.
+    """
 
     def __init__(self) -> None:
         self._pair_of: dict[TopicPartition, Pair] = {}
         self._moved: dict[str, dict[Pair, HashOrder[TopicPartition]]] = {}
 
     def instead(self, each: TopicPartition, source: str, target: str) -> TopicPartition:
-        """Return the partition to move from *source* to *target* when *each* should: one that came the other way, if any."""
+        """Return the partition to move from *source* to *target* when *each* should: one that came the
+        other way, if any.
+        """
         pairs = self._moved.get(each.topic)
         if not pairs:
             return each
@@ -104,15 +123,28 @@ class _Movements:
 
 
 class _General:
-    def __init__(self, counts: Mapping[str, int], members: Sequence[Subscriber], owned: Mapping[str, list[TopicPartition]]) -> None:
+    def __init__(
+        self,
+        counts: Mapping[str, int],
+        members: Sequence[Subscriber],
+        owned: Mapping[str, list[TopicPartition]],
+    ) -> None:
         self._counts = counts
-        self._topics = {member.member_id: frozenset(topic for topic in member.topics if topic in counts) for member in members}
+        self._topics = {
+            member.member_id: frozenset(topic for topic in member.topics if topic in counts)
+            for member in members
+        }
         self._consumers: dict[str, list[str]] = {topic: [] for topic in counts}
         for member_id, topics in self._topics.items():
             for topic in topics:
                 self._consumers[topic].append(member_id)
-        self._limit = {member_id: sum(counts[topic] for topic in topics) for member_id, topics in self._topics.items()}
-        valid = {member_id: [each for each in owned[member_id] if each.topic in topics] for member_id, topics in self._topics.items()}
+        self._limit = {
+            member_id: sum(counts[topic] for topic in topics) for member_id, topics in self._topics.items()
+        }
+        valid = {
+            member_id: [each for each in owned[member_id] if each.topic in topics]
+            for member_id, topics in self._topics.items()
+        }
         # Whoever lost a topic he held makes everything movable at once; else what is new is moved first.
         self._revoked = any(len(valid[member_id]) < len(owned[member_id]) for member_id in valid)
         self._before = self._older_claims(members)
@@ -120,7 +152,9 @@ class _General:
         self._movements = _Movements()
 
     def _older_claims(self, members: Sequence[Subscriber]) -> dict[TopicPartition, str]:
-        """Return who held a partition in the latest generation before the highest one: it goes back there if balance allows."""
+        """Return who held a partition in the latest generation before the highest one: it goes back there
+        if balance allows.
+        """
         highest = max((member.generation for member in members), default=NO_GENERATION)
         latest: dict[TopicPartition, tuple[int, str]] = {}
         by_id = {member.member_id: member for member in members}
@@ -129,7 +163,9 @@ class _General:
             if member.generation >= highest:
                 continue
             for each in member.owned:
-                if each.topic in self._topics[member_id] and (each not in latest or member.generation > latest[each][0]):
+                if each.topic in self._topics[member_id] and (
+                    each not in latest or member.generation > latest[each][0]
+                ):
                     latest[each] = (member.generation, member_id)
         return {each: member_id for each, (_, member_id) in latest.items()}
 
@@ -141,7 +177,11 @@ class _General:
         for each in free:
             self._load.give(each, self._least_loaded(each.topic))
         contested = {topic for topic, consumers in self._consumers.items() if len(consumers) > 1}
-        fixed = {member_id: self._load.leave(member_id) for member_id in self._topics if not self._may_change(member_id, contested)}
+        fixed = {
+            member_id: self._load.leave(member_id)
+            for member_id in self._topics
+            if not self._may_change(member_id, contested)
+        }
         before = {member_id: list(part) for member_id, part in self._load.parts.items()}
         if not self._revoked:
             self._improve([each for each in free if each.topic in contested])
@@ -164,12 +204,15 @@ class _General:
             return True
         largest = {topic: self._load.largest_owner(topic) for topic in self._counts}
         return not any(
-            size < self._limit[member_id] and any(largest[topic] > size + 1 for topic in self._topics[member_id])
+            size < self._limit[member_id]
+            and any(largest[topic] > size + 1 for topic in self._topics[member_id])
             for size, _, member_id in order
         )
 
     def _improve(self, movable: list[TopicPartition]) -> bool:
-        """Move partitions from members to others with at least two fewer, over and over until nothing is gained."""
+        """Move partitions from members to others with at least two fewer, over and over until nothing is
+        gained.
+        """
         performed, modified = False, True
         while modified:
             modified = False
@@ -181,7 +224,11 @@ class _General:
                 if former in self._load.parts and size > self._load.size(former) + 1:
                     self._move(each, former)
                     performed = modified = True
-                elif any(size > self._load.size(other) + 1 for other in self._consumers[each.topic] if other in self._load.parts):
+                elif any(
+                    size > self._load.size(other) + 1
+                    for other in self._consumers[each.topic]
+                    if other in self._load.parts
+                ):
                     self._move(each, self._least_loaded(each.topic))
                     performed = modified = True
         return performed

@@ -41,7 +41,11 @@ Assignment = dict[str, list[TopicPartition]]
 
 def all_partitions(counts: Mapping[str, int], topics: Iterable[str] | None = None) -> list[TopicPartition]:
     """Return every partition, topic by topic: in the order of *topics* when given, else by name."""
-    return [each for topic in (sorted(counts) if topics is None else topics) for each in _partitions(topic, counts[topic])]
+    return [
+        each
+        for topic in (sorted(counts) if topics is None else topics)
+        for each in _partitions(topic, counts[topic])
+    ]
 
 
 @lru_cache(maxsize=16)  # of one group they are asked for with each join
