@@ -15,8 +15,8 @@ from holdfast.cli.asked import StopRequest
 # own.
 WAITS = """
 import random, signal
-from holdfast.cli.asked import Asked
-asked = Asked()
+from holdfast.cli.asked import StopRequest
+asked = StopRequest()
 signal.signal(signal.SIGALRM, lambda *_: asked.set())
 for _ in range(500):
     asked.clear()

@@ -111,7 +111,7 @@ def test_the_last_stable_offset_follows_kafkas_golden_from_events_alone() -> Non
 @pytest.mark.parametrize(
     ("old", "new"),
     [
-        ("each.last_offset >= event.offset)", "False)"),
+        ("each.last_offset >= event.offset\n", "False\n"),
         ("unreplicated = tuple(sorted((*unreplicated, done), key=lambda each: each.first_offset))", "pass"),
         ("if each.first_offset != done.first_offset)", ")"),
     ],

@@ -130,8 +130,8 @@ FAULTS = [
     (2, "and not (batch.verified and verification is not None)", "and not batch.verified"),
     (
         2,
-        "if batch.origin is not Origin.REPLICATION and unknown_transaction",
-        "if False and unknown_transaction",
+        "batch.origin is not Origin.REPLICATION\n        and unknown_transaction",
+        "unknown_transaction and False",
     ),
     (2, "not (open_here and known.epoch == batch.epoch)", "not open_here"),
     (3, "if batch.epoch < known.epoch and batch.origin", "if batch.epoch < known.epoch - 1 and batch.origin"),

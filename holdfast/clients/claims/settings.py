@@ -80,8 +80,7 @@ def check_group_name(settings: Settings, group: str) -> None:
 
     >>> check_group_name(Settings(app="billing"), "billing")
     Traceback (most recent call last):
-    holdfast.errors.ConfigError: group is 'billing' and so is app: the workers of an application are a
-    consumer group of that name in Kafka...
+    holdfast.errors.ConfigError: group is 'billing' and so is app: the workers of an application are a consumer group of that name in Kafka...
     """
     if group == settings.app:
         raise ConfigError(

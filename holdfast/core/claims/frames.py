@@ -318,8 +318,7 @@ def check_id(field: str, identifier: str) -> None:
 
     >>> check_id("client_id", "team/worker")
     Traceback (most recent call last):
-    holdfast.errors.FrameError: client_id 'team/worker': '/' is not allowed: a frame with it is unreadable for
-    every member; rename it
+    holdfast.errors.FrameError: client_id 'team/worker': '/' is not allowed: a frame with it is unreadable for every member; rename it
     """
     if not identifier:
         raise FrameError(f"{field} is empty: give it a name", FrameReason.ID)

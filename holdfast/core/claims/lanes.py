@@ -181,9 +181,9 @@ def steer(position: int | None, wanted: Iterable[int]) -> ReadingStep:
     what they have had.
 
     >>> steer(None, [70, 50]), steer(50, [70, 50]), steer(60, [70, 50]), steer(60, [9_000])
-    (Step(seek=50, idle=False), Step(seek=None, idle=False), Step(seek=50, idle=False), Step(seek=9000, idle=False))
+    (ReadingStep(seek=50, idle=False), ReadingStep(seek=None, idle=False), ReadingStep(seek=50, idle=False), ReadingStep(seek=9000, idle=False))
     >>> steer(60, []), steer(None, [])
-    (Step(seek=None, idle=True), Step(seek=None, idle=False))
+    (ReadingStep(seek=None, idle=True), ReadingStep(seek=None, idle=False))
     """
     first = min(wanted, default=None)
     if first is None:

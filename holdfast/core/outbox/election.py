@@ -221,9 +221,9 @@ class LeaderRecord:
 
     >>> LeaderRecord(unix_ns=7, name="a", nonce="n", term=1, number=3, epoch=None).encode()
     b'7%a%n%1%3%'
-    >>> Beat.decode(b'7%a%n%1%4%120').epoch
+    >>> LeaderRecord.decode(b'7%a%n%1%4%120').epoch
     120
-    >>> Beat.decode(b'1476147600000000000%gopher') is None
+    >>> LeaderRecord.decode(b'1476147600000000000%gopher') is None
     True
     """
 

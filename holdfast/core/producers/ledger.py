@@ -287,8 +287,8 @@ def decode(headers: Headers, offset: int) -> LedgerEntry:
             one == PRODUCER
             and two == EPOCH
             and three == SEQUENCE
-            and len(sequence) < 10
-            and sequence.isdigit()  # type: ignore[union-attr,arg-type]
+            and len(sequence) < 10  # type: ignore[arg-type]
+            and sequence.isdigit()  # type: ignore[union-attr]
         ):
             return _KEYS[producer], _EPOCHS[epoch], int(sequence), None, offset  # type: ignore[index,arg-type]
     except (ValueError, KeyError, TypeError):

@@ -176,7 +176,9 @@ def test_what_a_dead_reset_holds_is_settled_as_the_page_says() -> None:
             assert [frame.current_offset for frame in frames] == offsets[plain(row["Given back with"])], row
             assert all((frame.client_id, frame.instance_id) == ("admin", RESET) for frame in frames)
             wrote = [
-                type(decision).__name__.lower() for decision in log.written[before:] if decision is not COMMIT
+                type(decision).__name__.removeprefix("Reset").lower()
+                for decision in log.written[before:]
+                if decision is not COMMIT
             ]
             assert wrote == ([row["Written by who looks"]] if row["Written by who looks"] else []), row
 
