@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Iterator
+from operator import itemgetter
 
 import hypothesis
 import pytest
@@ -16,7 +17,7 @@ from holdfast.dev.databases.server import DatabaseServer
 from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 from holdfast.pipeline import session
-from tests.support.parts import part, parts_of
+from tests.support.parts import part, parts_of, times
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 
@@ -85,3 +86,22 @@ def nothing_but_what_is_marked() -> Iterator[None]:
         patched.setattr(DatabaseServer, "start", refuse)
         patched.setattr(session, "_start", refuse)
         yield
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Tell where the time of the run went, by room and by the parts that its tests need."""
+    reports = [
+        report
+        for found in terminalreporter.stats.values()
+        for report in found
+        if isinstance(report, pytest.TestReport)
+    ]
+    for title, seconds in times(reports):
+        terminalreporter.write_line(
+            f"time by {title}: "
+            + ", ".join(
+                f"{name} {spent_s:.0f} s"
+                for name, spent_s in sorted(seconds.items(), key=itemgetter(1), reverse=True)
+                if spent_s >= 1
+            )
+        )

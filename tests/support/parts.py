@@ -7,13 +7,15 @@ has none.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeVar
 
 import pytest
 
 F = TypeVar("F", bound=Callable[..., Any])
 
+PARTS = ("broker", "spark", "database", "process")
 DATABASES = ("postgres", "mariadb", "mysql")
 
 
@@ -41,3 +43,13 @@ def parts_of(item: pytest.Item) -> Iterator[str]:
         value in DATABASES for value in parameters.params.values() if isinstance(value, str)
     ):
         yield "database"
+
+
+def times(reports: Iterable[pytest.TestReport]) -> list[tuple[str, dict[str, float]]]:
+    """Return how many seconds of a run went to each room, and to tests that need each part; set-up included."""
+    by_room, by_part = defaultdict[str, float](float), defaultdict[str, float](float)
+    for report in reports:
+        room = report.nodeid.partition("::")[0].split("/")[1]
+        by_room[room.removesuffix(".py")] += report.duration
+        by_part["+".join(name for name in PARTS if name in report.keywords) or "none"] += report.duration
+    return [("room", by_room), ("part", by_part)]
