@@ -69,7 +69,7 @@ class CommandHandler(Protocol):
         """Nothing more will be heard."""
 
 
-class Orders:
+class OpenCommands:
     """The commands that are open, and which shards have answered them; a fold of both topics, in any order
     of the two.
     """
@@ -123,7 +123,7 @@ class CommandLog(threading.Thread):
     ) -> None:
         super().__init__(name="holdfast-outbox-commands", daemon=True)
         self._settings, self._desk, self._hear, self._clock = settings, desk, hear, clock
-        self._orders = Orders(settings.shards)
+        self._orders = OpenCommands(settings.shards)
         self._ended = threading.Event()
         self._reader: CommandReader | None = None
         self._producer: Any = None

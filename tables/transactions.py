@@ -27,7 +27,7 @@ from holdfast.core.kafka.sequences import advance
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.transaction_requests import Appended, Identity
 from holdfast.errors import BrokerError, FencedError
-from holdfast.kafka.raw_request import Packed
+from holdfast.kafka.raw_request import RawRequest
 
 logger = logging.getLogger(__name__)
 
@@ -158,7 +158,7 @@ class TransactionalClient:
                 await pauses.wait(quick=False)
             else:
                 self._client = client
-        request = Packed(wire.API_VERSIONS, wire.API_VERSIONS_VERSIONS, wire.api_versions(), tagged=False)
+        request = RawRequest(wire.API_VERSIONS, wire.API_VERSIONS_VERSIONS, wire.api_versions(), tagged=False)
         _, version = await self._ask(request, lambda answer: (0, wire.transaction_version(answer)))
         self._second_version = version >= _SECOND_VERSION
         if code := await self._initialize(wire.NOBODY):
@@ -170,7 +170,7 @@ class TransactionalClient:
         """Take a new identity, or with *known* the next epoch of that; return an error code."""
         body = wire.init_producer_id(self.transactional_id, self._timeout_ms, known)
         code, me = await self._ask(
-            Packed(wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID_VERSIONS, body), wire.initialized
+            RawRequest(wire.INIT_PRODUCER_ID, wire.INIT_PRODUCER_ID_VERSIONS, body), wire.initialized
         )
         if not code:
             self._me = me
@@ -257,7 +257,7 @@ class TransactionalClient:
 
     async def _append_to(self, leader: int, batches: Mapping[Place, bytes]) -> list[Appended]:
         versions = wire.PRODUCE_VERSIONS_2 if self._second_version else wire.PRODUCE_VERSIONS
-        request = Packed(
+        request = RawRequest(
             wire.PRODUCE, versions, wire.produce(self.transactional_id, self._timeout_ms, batches)
         )
         try:
@@ -271,7 +271,7 @@ class TransactionalClient:
     async def _join(self, places: Iterable[Place]) -> None:
         if not (places := list(places)):
             return
-        request = Packed(
+        request = RawRequest(
             wire.ADD_PARTITIONS,
             wire.ADD_PARTITIONS_VERSIONS,
             wire.add_partitions(self.transactional_id, self._me, places),
@@ -294,7 +294,7 @@ class TransactionalClient:
         if not self._begun:
             return
         versions = wire.END_VERSIONS_2 if self._second_version else wire.END_VERSIONS
-        request = Packed(
+        request = RawRequest(
             wire.END_TRANSACTION,
             versions,
             wire.end_transaction(self.transactional_id, self._me, commit=commit),
@@ -315,7 +315,7 @@ class TransactionalClient:
 
     # -- asking the coordinator
 
-    async def _ask(self, request: Packed, read: Callable[[bytes], tuple[int, T]]) -> tuple[int, T]:
+    async def _ask(self, request: RawRequest, read: Callable[[bytes], tuple[int, T]]) -> tuple[int, T]:
         """Return what the coordinator answers once it is there and at leisure: an error code, 0 for none,
         and more.
         """

@@ -34,7 +34,7 @@ from holdfast.core.kafka.fetch_requests import (
 )
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
-from holdfast.kafka.raw_request import Packed
+from holdfast.kafka.raw_request import RawRequest
 
 logger = logging.getLogger(__name__)
 
@@ -120,7 +120,7 @@ class FetchedPartition:
         return f"{self.place[0]} partition {self.place[1]}"
 
 
-class _Call(Packed):
+class _Call(RawRequest):
     """A request whose answer is not copied."""
 
     def decode(self, buffer: BytesIO) -> tuple[int, bytes]:

@@ -32,7 +32,7 @@ class _Answered(NamedTuple):
     correlation_id: int
 
 
-class Packed:
+class RawRequest:
     """One request: its API key, the versions of which the newest that the broker knows is asked for, and the
     body they share.
 
@@ -45,10 +45,10 @@ class Packed:
         self.version = versions[-1]
 
     @property
-    def RESPONSE_TYPE(self) -> Packed:
+    def RESPONSE_TYPE(self) -> RawRequest:
         return self
 
-    def prepare(self, known: Mapping[int, tuple[int, int]]) -> Packed:
+    def prepare(self, known: Mapping[int, tuple[int, int]]) -> RawRequest:
         """Choose the version by what the broker at the other end knows."""
         lowest, highest = known.get(self._key, (0, -1))
         common = [version for version in self._versions if lowest <= version <= highest]

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterable, Sequence
 from confluent_kafka import TopicPartition
 
 from holdfast.clock import Clock, system_clock
-from holdfast.core.outbox.harvest import BatchSize, Books, producer_name
+from holdfast.core.outbox.harvest import BatchSize, ProducerProgress, producer_name
 from holdfast.errors import BrokerError
 from holdfast.kafka.codes import REFUSED_TOPIC, TOO_LARGE
 from holdfast.outbox.harvest.foreign import ForeignMarks, delete_watching
@@ -54,7 +54,7 @@ class FencedTerm:
             term.signals,
             term.stats,
         )
-        self._books = Books(producer_name(term.settings.name, term.shard))
+        self._books = ProducerProgress(producer_name(term.settings.name, term.shard))
         self._size = BatchSize(
             least=min(FIRST_ROWS, term.settings.batch_rows),
             most=term.settings.batch_rows,
@@ -86,7 +86,7 @@ class FencedTerm:
     def _begin(self) -> None:
         settings, signals = self._settings, self._signals
         self._refusals.lead()  # also: no fence for a database that is away
-        self._books = books = Books(producer_name(settings.name, self._term.shard))
+        self._books = books = ProducerProgress(producer_name(settings.name, self._term.shard))
         self._publisher = publisher = Publisher(
             settings.producer(),
             transactional_id=settings.transactional_id(self._term.shard),
@@ -139,7 +139,7 @@ class FencedTerm:
                 self._signals.sleep(self._settings.idle_poll_s)
                 continue
             if self._signals.flush.is_set():
-                self._hurry()
+                self._retry_now()
             rows, full = self._next()
             self._desk.look(rows)
             if rows and self._is_watched(rows):
@@ -173,11 +173,11 @@ class FencedTerm:
             foreign.settled(self._desk.call(self._desk.rows.marks))
         return False
 
-    def _hurry(self) -> None:
+    def _retry_now(self) -> None:
         """Try again now what is held."""
         self._signals.flush.clear()
         self._ahead = None
-        self._refusals.hurry()
+        self._refusals.retry_now()
 
     def _next(self) -> tuple[list[OutboxRow], bool]:
         """Return the rows to publish now, in order, and whether there are probably more."""

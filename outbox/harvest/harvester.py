@@ -63,11 +63,11 @@ class _Leader:
         if self.desk is not None:
             self.desk.interrupt()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Leave everything as it is; the successor's fence and repair deal with it."""
         self.signals.abandon()
         if self.desk is not None:
-            self.desk.cut()
+            self.desk.abort()
 
 
 class Harvester:
@@ -120,7 +120,7 @@ class Harvester:
             leader.interrupt()
         self.election.stop(deadline_s)
         for leader in self._running():
-            leader.cut()
+            leader.abort()
         self._commands.close(max(0.0, deadline_s - self._clock.monotonic_s()))
         self._over.set()
 
@@ -249,7 +249,7 @@ class Harvester:
                 self.settings.name,
                 leader.leadership.role,
             )
-            leader.cut()
+            leader.abort()
         for leader in late:
             leader.thread.join(max(0.0, deadline_s - self._clock.monotonic_s()))
 
@@ -258,13 +258,13 @@ class Harvester:
         self.stats[leadership.role].fenced += 1
         for leader in self._running():
             if leader.leadership == leadership:
-                leader.cut()
+                leader.abort()
 
     def failed(self, error: HoldfastError) -> None:
         """The election is over, or commands are not heard any more."""
         self.error = error
         for leader in self._running():
-            leader.cut()
+            leader.abort()
         self._over.set()
 
     # -- a term

@@ -111,7 +111,7 @@ class MarkTerm:
                 continue
             if self._signals.flush.is_set():
                 self._signals.flush.clear()
-                self._refusals.hurry()
+                self._refusals.retry_now()
             rows, full = self._next()
             self._desk.look(rows)
             if not rows:

@@ -13,7 +13,7 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clock import Clock, system_clock
-from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Books, Destination
+from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Destination, ProducerProgress
 from holdfast.core.outbox.pacing import TransactionPacing
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
@@ -74,7 +74,7 @@ class Publisher:
         *,
         transactional_id: str,
         progress: TopicPartition,
-        books: Books,
+        books: ProducerProgress,
         transaction_timeout_s: float,
         commit_timeout_s: float,
         uses_buckets: bool,
@@ -341,7 +341,12 @@ def _of_few_rounds(
 
 
 def read_progress(
-    client: Mapping[str, Any], topic: str, books: Books, *, stopping: Callable[[], bool], timeout_s: float
+    client: Mapping[str, Any],
+    topic: str,
+    books: ProducerProgress,
+    *,
+    stopping: Callable[[], bool],
+    timeout_s: float,
 ) -> int:
     """Read all partitions of the progress topic to their ends into *books*, and return how many records there
     were.

@@ -25,10 +25,10 @@ logger = logging.getLogger(__name__)
 
 BACKOFF_S = 0.1
 LIMIT_HOLDS = 100
+"""Topics that may be left out of a take; rows of further ones are held one by one."""
 LIMIT_NOTING = 16
 TELL_S = 60.0
-"""Rows that are set aside are told of this often at WARNING, each of them at INFO."""
-"""Topics that may be left out of a take; rows of further ones are held one by one."""
+"""Rows that are set aside are logged this often at WARNING, each of them at INFO."""
 HOLD_SHARE = 9.0
 """How much longer a topic that is refused is left alone than it took to deal with it: others keep nine
 tenths of their rate.
@@ -81,10 +81,10 @@ class Refusals:
         now_s = self._clock.monotonic_s()
         return [topic for topic, hold in self._holds.items() if now_s < hold.until_s]
 
-    def hurry(self) -> None:
+    def retry_now(self) -> None:
         """Try everything again now."""
         self._holds.clear()
-        self._desk.call(self._desk.rows.hurry)
+        self._desk.call(self._desk.rows.retry_now)
 
     def is_blocked(self, row: OutboxRow) -> bool:
         """Return whether a row of its key has failed before it in this batch."""

@@ -302,7 +302,7 @@ class OutboxRows:
             )
         return attempts
 
-    def hurry(self) -> int:
+    def retry_now(self) -> int:
         """Let every row that failed be taken again now, and return how many there are."""
         return self.database.count(
             f"UPDATE {self._attempts} SET next_attempt_ms = 0 WHERE next_attempt_ms <> 0"

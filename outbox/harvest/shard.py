@@ -194,7 +194,7 @@ class ShardRows:
         if self.wakeup is not None:
             self.wakeup.interrupt()
 
-    def cut(self) -> None:
+    def abort(self) -> None:
         """Let whoever waits for the database go on, without an answer; from any thread."""
         self.interrupt()
         self.rows.interrupt()

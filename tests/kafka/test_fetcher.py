@@ -22,7 +22,7 @@ from holdfast.core.kafka.record_batch import Record, RecordBatch, encode_batch
 from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
 from holdfast.errors import TopicError, WireError
 from holdfast.kafka.feed import ATTEMPTS, Feed, Fetched
-from holdfast.kafka.raw_request import Packed
+from holdfast.kafka.raw_request import RawRequest
 
 DEADLINE_S = 60.0
 TOPIC = "events"
@@ -85,7 +85,7 @@ class Brokers:
             raise KafkaConnectionError("gone")
         if self.faults:
             raise self.faults.pop(0)
-        if not isinstance(request, Packed):
+        if not isinstance(request, RawRequest):
             ((topic, ((partition, _),)),) = request._topics
             return SimpleNamespace(topics=[(topic, [(partition, 0, -1, self.starts[partition])])])
         assert request._key == FETCH

@@ -9,7 +9,7 @@ from itertools import permutations
 from holdfast.config import Settings
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError
-from holdfast.outbox.command_log import LIMIT_REMEMBERED, CommandLog, Orders
+from holdfast.outbox.command_log import LIMIT_REMEMBERED, CommandLog, OpenCommands
 from holdfast.outbox.commands import Command, CommandReply, Verb, tell
 from holdfast.outbox.settings import HarvestSettings
 from holdfast.outbox.topics import ensure_topics
@@ -20,12 +20,12 @@ PAUSE = Command(id="p", verb=Verb.PAUSE, at_ms=1_000)
 STATUS = Command(id="s", verb=Verb.STATUS, at_ms=2_000)
 
 
-def owed(orders: Orders, now_ms: int = 3_000) -> list[tuple[str, int]]:
+def owed(orders: OpenCommands, now_ms: int = 3_000) -> list[tuple[str, int]]:
     return [(command.id, shard) for command, shard in orders.owed(now_ms)]
 
 
 def test_every_shard_owes_an_answer_to_every_command_until_it_has_given_it() -> None:
-    orders = Orders(2)
+    orders = OpenCommands(2)
     orders.hear(PAUSE, 11_000)
     orders.hear(STATUS, 12_000)
     assert owed(orders) == [("p", 0), ("p", 1), ("s", 0), ("s", 1)]
@@ -36,7 +36,7 @@ def test_every_shard_owes_an_answer_to_every_command_until_it_has_given_it() -> 
 
 
 def test_nobody_answers_what_nobody_waits_for() -> None:
-    orders = Orders(1)
+    orders = OpenCommands(1)
     orders.hear(PAUSE, 11_000)
     assert owed(orders, 11_000) == [("p", 0)]
     assert owed(orders, 11_001) == []
@@ -44,7 +44,7 @@ def test_nobody_answers_what_nobody_waits_for() -> None:
 
 def test_it_does_not_matter_which_topic_is_read_first() -> None:
     def said(order: tuple[int, ...]) -> list[tuple[str, int]]:
-        orders = Orders(2)
+        orders = OpenCommands(2)
         for each in order:
             if each == 0:
                 orders.hear(PAUSE, 11_000)
@@ -56,7 +56,7 @@ def test_it_does_not_matter_which_topic_is_read_first() -> None:
 
 
 def test_very_many_commands_are_not_remembered_for_ever() -> None:
-    orders = Orders(1)
+    orders = OpenCommands(1)
     for number in range(3 * LIMIT_REMEMBERED):
         orders.hear(Command(id=f"c{number}", verb=Verb.STATUS, at_ms=0), 11_000)
         orders.hear_answer(f"d{number}", 0)

@@ -17,7 +17,7 @@ from confluent_kafka.admin import AdminClient
 from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.engine.partitioners import of_key
-from holdfast.core.outbox.harvest import Books
+from holdfast.core.outbox.harvest import ProducerProgress
 from holdfast.core.producers.audit import Rules, progress_topic
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST, Stamp, stamp_headers
@@ -78,7 +78,7 @@ def told(report: AuditReport) -> list[tuple[str, int, int, int, int]]:
 def tell_progress(broker: SessionBroker, topic: str, last: Mapping[int, int], epoch: int = 5) -> str:
     """Write what leaders of an outbox would have said; return the outbox."""
     outbox = topic.replace(".", "-")
-    books = Books(f"{outbox}-0")
+    books = ProducerProgress(f"{outbox}-0")
     books.epoch = epoch
     producer = Producer(broker.client_config())
     broker.create_topic(

@@ -20,13 +20,13 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
-from holdfast.core.member.acquisition import Claiming
+from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Deliver
 from holdfast.core.member.health import Checking
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.member import Member
-from holdfast.core.member.renewal import Keeping
+from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import MemberSettings
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
@@ -110,14 +110,14 @@ def heartbeats_tell_the_offset_of_the_start(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Keeping._propose
+    original = Renewal._propose
 
     def propose(self: Any, claim: LocalClaim, offset_end: int, now_s: float) -> None:
         original(self, claim, offset_end, now_s)
         claim.proposed = None
         self._out.append(Deliver(*claim.place, offset_end))
 
-    monkeypatch.setattr(Keeping, "_propose", propose)
+    monkeypatch.setattr(Renewal, "_propose", propose)
 
 
 def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,7 +125,7 @@ def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, row_of = Keeping._start, Keeping._row
+    original, row_of = Renewal._start, Renewal._row
 
     def start(self: Any, claim: LocalClaim, now_s: float) -> None:
         self._row = lambda each: msgspec.structs.replace(cast(Claim, row_of(self, each)), current_offset=None)
@@ -135,7 +135,7 @@ def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> No
         finally:
             del self._row
 
-    monkeypatch.setattr(Keeping, "_start", start)
+    monkeypatch.setattr(Renewal, "_start", start)
 
 
 def claims_of_the_dead_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,25 +153,25 @@ def claims_of_the_dead_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pauses_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Claiming, "_pauses", lambda self, now_s: None)
+    monkeypatch.setattr(Acquisition, "_pauses", lambda self, now_s: None)
 
 
 def paused_groups_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Claiming._pauses
+    original = Acquisition._pauses
 
     def pauses(self: Any, now_s: float) -> None:
         original(self, now_s)
         self._paused = False
 
-    monkeypatch.setattr(Claiming, "_pauses", pauses)
+    monkeypatch.setattr(Acquisition, "_pauses", pauses)
 
 
 def rivals_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Claiming, "_own_client_seen", lambda self, frame, log, at_ms, now_s: None)
+    monkeypatch.setattr(Acquisition, "_own_client_seen", lambda self, frame, log, at_ms, now_s: None)
 
 
 def the_dead_are_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Claiming, "_newer", lambda self, rival: True)
+    monkeypatch.setattr(Acquisition, "_newer", lambda self, rival: True)
 
 
 def nothing_is_handed_over(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -203,26 +203,26 @@ def the_view_of_go_members_is_ignored(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def a_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Keeping._accepted
+    original = Renewal._accepted
 
     def accepted(self: Any, claim: LocalClaim, frame: Frame, row: Claim, now_s: float) -> None:
         lease_until_s, deliver_until_s = claim.lease_until_s, claim.deliver_until_s
         original(self, claim, frame, row, now_s)
         claim.lease_until_s, claim.deliver_until_s = lease_until_s, deliver_until_s
 
-    monkeypatch.setattr(Keeping, "_accepted", accepted)
+    monkeypatch.setattr(Renewal, "_accepted", accepted)
 
 
 def claims_that_have_lapsed_are_held_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """No heartbeat is written, and no check says that it should have been."""
     monkeypatch.setattr(
-        Keeping, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._jitter_s())
+        Renewal, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._jitter_s())
     )
 
 
 def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Keeping, "_in_flight", lambda self, claim: not claim.stopped and claim.committing is not None
+        Renewal, "_in_flight", lambda self, claim: not claim.stopped and claim.committing is not None
     )
 
 

@@ -13,7 +13,7 @@ from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.record_batch import RecordBatch, decode_batch
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.wire import WireReader, put_compact, put_uvarint
-from holdfast.kafka.raw_request import Packed
+from holdfast.kafka.raw_request import RawRequest
 
 LOG: Place = ("log", 0)
 OUT: Place = ("out", 1)
@@ -74,7 +74,7 @@ class Brokers:
         assert (kind, name) == (1, "me")
         return self.coordinator
 
-    async def send(self, node: int, request: Packed) -> bytes:
+    async def send(self, node: int, request: RawRequest) -> bytes:
         await asyncio.sleep(0)
         prepared = request.prepare({key: (0, 99) for key in (0, 18, 22, 24, 26)})
         key, body = prepared._key, prepared.encode()

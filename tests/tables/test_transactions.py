@@ -20,7 +20,7 @@ from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka import transaction_requests as wire
 from holdfast.core.kafka.wire import put_compact
 from holdfast.errors import BrokerError, FencedError, WireError
-from holdfast.kafka.raw_request import Packed
+from holdfast.kafka.raw_request import RawRequest
 from holdfast.tables import changelog, transactions
 from holdfast.tables.changelog import ChangelogWriter, _place_of
 from holdfast.tables.transactions import AbortableError, UndeliverableError, _first_refused
@@ -312,7 +312,7 @@ def test_a_tombstone_that_cannot_be_written_is_logged(
 @pytest.mark.parametrize("tags", [b"\x00", b"\x01\x05\x02ab"])
 def test_what_a_header_has_that_is_not_known_is_passed_over(tags: bytes) -> None:
     buffer = BytesIO(b"\x00\x00\x00\x07" + tags + b"body")
-    request = Packed(wire.PRODUCE, range(9, 12), b"")
+    request = RawRequest(wire.PRODUCE, range(9, 12), b"")
     assert (request.parse_response_header(buffer).correlation_id, request.decode(buffer)) == (7, b"body")
 
 
@@ -395,7 +395,7 @@ def test_a_batch_that_was_made_twice_is_aborted_when_its_offset_is_not_known(bro
 
 
 def test_a_version_is_chosen_that_both_know() -> None:
-    request = Packed(wire.PRODUCE, range(9, 12), b"")
+    request = RawRequest(wire.PRODUCE, range(9, 12), b"")
     assert request.prepare({wire.PRODUCE: (3, 10)}).version == 10
     assert request.prepare({wire.PRODUCE: (3, 99)}).version == 11
     for known in ({wire.PRODUCE: (3, 8)}, {wire.PRODUCE: (12, 13)}, {}):

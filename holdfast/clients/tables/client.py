@@ -14,7 +14,7 @@ from typing import Any, Generic, Self, TypeVar, overload
 
 from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, ReadTerms, answering, first_found
 from holdfast.clients.tables.directory import Directory, WorkersTopic
-from holdfast.clients.tables.query_router import Asker
+from holdfast.clients.tables.query_router import QueryRouter
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.codec import RowCodec
@@ -72,7 +72,7 @@ class TableClient:
     ) -> None:
         self._app, self._clock = settings.app, clock
         self._tables = {processor.name: _Table(processor) for processor in processors}
-        self._asker = Asker(
+        self._asker = QueryRouter(
             settings, WorkersTopic(settings, clock) if directory is None else directory, clock
         )
 

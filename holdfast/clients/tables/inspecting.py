@@ -17,7 +17,7 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.clients.tables.directory import Directory, WorkersTopic
-from holdfast.clients.tables.query_router import Asker, Question
+from holdfast.clients.tables.query_router import QueryRouter, Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
@@ -54,7 +54,7 @@ class StoreInspector:
         self, settings: Settings, *, directory: Directory | None = None, clock: Clock = system_clock
     ) -> None:
         self._clock = clock
-        self._asker = Asker(
+        self._asker = QueryRouter(
             settings, WorkersTopic(settings, clock) if directory is None else directory, clock
         )
         self._loop = asyncio.new_event_loop()

@@ -127,7 +127,7 @@ async def _read(response: aiohttp.ClientResponse) -> bytes:
     return pieces[0] if len(pieces) == 1 else b"".join(pieces)
 
 
-class Asker:
+class QueryRouter:
     """Asks workers over pooled connections, and asks the directory when they are not where they were.
 
     Every question is a read, so it can be asked again. It is, until its deadline: a worker that moves,

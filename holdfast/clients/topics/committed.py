@@ -24,7 +24,7 @@ logger = logging.getLogger(__name__)
 _POLL_S = 0.02
 
 
-class GroupBook:
+class CommittedOffsets:
     """Committed offsets of *group*.
 
     Each call is a connection of its own and ends within *timeout_s*; nobody joins the group.

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.committed import GroupBook
+from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Scope, Spot, data_topic
@@ -53,8 +53,8 @@ class GroupOffsets:
             lowest[place] = min(at, lowest.get(place, at))
         self._book(group).commit(lowest)
 
-    def _book(self, group: str) -> GroupBook:
-        return GroupBook(self._settings, group, timeout_s=self._timeout_s, clock=self._clock)
+    def _book(self, group: str) -> CommittedOffsets:
+        return CommittedOffsets(self._settings, group, timeout_s=self._timeout_s, clock=self._clock)
 
     def ends(self, places: Iterable[Place]) -> Mapping[Place, int]:
         """Return the next offset of those partitions that exist and have a leader."""

@@ -10,7 +10,7 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import Event, Fail, ReleaseReason
 from holdfast.core.member.local_claims import ClaimStage, LocalClaim, frame_mark
 from holdfast.core.member.log_view import FrameEffect, LogView
-from holdfast.core.member.renewal import Keeping
+from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, CLAIM_LOOP_INTERVALS, SETTLE_INTERVALS
 from holdfast.core.member.tracking import Tracker
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
@@ -36,7 +36,7 @@ class _Birth:
         self.at, self.time_s, self.goes_on = at, time_s, False
 
 
-class Claiming(Keeping):
+class Acquisition(Renewal):
     """Decisions about claims that are not held yet."""
 
     _targets: frozenset[TopicPartition] | None

@@ -11,7 +11,7 @@ from typing import Protocol
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
 from holdfast.core.claims.views import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.acquisition import Claiming
+from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Action, DeliveryToken, Event, ReleaseReason
 from holdfast.core.member.local_claims import ATTEMPTS, ClaimStage, ClaimView, LocalClaim, frame_mark, held_as
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
@@ -31,7 +31,7 @@ class Gate(Protocol):
     deliver_until_s: float
 
 
-class Member(Claiming):
+class Member(Acquisition):
     """Everything one instance does to claim, keep, measure, commit and release partitions.
 
     Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here

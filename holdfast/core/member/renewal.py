@@ -41,7 +41,7 @@ COOLING = frozenset(
 """Releases after which this member lets others go first for a while (`COOLDOWN_INTERVALS`)."""
 
 
-class Keeping(Checking):
+class Renewal(Checking):
     """Decisions about claims that are held."""
 
     # -- starting

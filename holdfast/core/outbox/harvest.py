@@ -152,7 +152,7 @@ def unpack_ids(packed: Iterable[int]) -> list[int]:
     return out
 
 
-class Books:
+class ProducerProgress:
     """One producer's books: its epoch, the sequences it has reached, the rows it published that may still lie
     in the table.
 
@@ -211,7 +211,7 @@ class Books:
         """Return the sequence of each record in turn, as it stands in its header, and what `last` becomes by
         them.
 
-        >>> books = Books("orders-0")
+        >>> books = ProducerProgress("orders-0")
         >>> books.number([("paid", 0), ("paid", 1), ("paid", 0)])
         ([b'0', b'0', b'1'], {('paid', 0): 1, ('paid', 1): 0})
         """

@@ -15,7 +15,7 @@ import msgspec
 import pytest
 
 from holdfast.clients.tables.directory import FixedDirectory
-from holdfast.clients.tables.query_router import Asker, _Setback
+from holdfast.clients.tables.query_router import QueryRouter, _Setback
 from holdfast.clock import system_clock
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 from holdfast.dev.memory_tables import MemoryWorker
@@ -239,7 +239,7 @@ async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("holdfast.clients.tables.query_router.ATTEMPT_S", 0.1)
-    attempt, silent = Asker._attempt, 0
+    attempt, silent = QueryRouter._attempt, 0
 
     async def noting(*named: Any) -> Any:
         nonlocal silent
@@ -249,7 +249,7 @@ async def test_a_wait_longer_than_one_attempt_goes_on_until_the_offset_is_there(
             silent += not met.at_once  # on a busy machine the worker's word may come too late
             raise
 
-    monkeypatch.setattr(Asker, "_attempt", noting)
+    monkeypatch.setattr(QueryRouter, "_attempt", noting)
     async with (
         one_worker() as worker,
         client(directory=(directory := Unfolding([worker.claims()]))) as tables,

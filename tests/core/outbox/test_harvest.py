@@ -15,8 +15,8 @@ from holdfast.core.outbox.harvest import (
     LIMIT_ALL_IDS,
     LIMIT_IDS,
     BatchSize,
-    Books,
     Partitioning,
+    ProducerProgress,
     RowsProgress,
     buckets_of,
     decode_progress,
@@ -34,14 +34,14 @@ class Topic:
     def __init__(self) -> None:
         self.last: dict[bytes, bytes] = {}
 
-    def commit(self, books: Books, ids: list[int], at: list[tuple[str, int]]) -> list[bytes]:
+    def commit(self, books: ProducerProgress, ids: list[int], at: list[tuple[str, int]]) -> list[bytes]:
         sequences, ahead = books.number(at)
         self.last.update(books.records(ids, ahead))
         books.commit(ids, ahead)
         return sequences
 
-    def restore(self, producer: str) -> Books:
-        books = Books(producer)
+    def restore(self, producer: str) -> ProducerProgress:
+        books = ProducerProgress(producer)
         for key, value in self.last.items():
             books.restore(key, value)
         books.begin()
@@ -90,7 +90,7 @@ def test_rows_published_by_another_shard_count_and_its_sequences_do_not() -> Non
 
 
 def test_sequences_begin_again_after_the_last_one() -> None:
-    books = Books("o-0")
+    books = ProducerProgress("o-0")
     books.commit([], {("t", 0): MAX_SEQUENCE})
     assert books.number([("t", 0), ("t", 0)])[0] == [b"0", b"1"]
 
@@ -159,17 +159,17 @@ def test_all_producers_together_name_no_more_rows_than_fit_the_memory() -> None:
     def told(producer: str, rows: list[int]) -> tuple[bytes, bytes]:
         return rows_key(producer), msgspec.json.encode(RowsProgress(1, producer, 1, rows))
 
-    books = Books("o-0")
+    books = ProducerProgress("o-0")
     for number in range(LIMIT_ALL_IDS // LIMIT_IDS + 1):
         books.restore(*told(f"o-{number}", [number * LIMIT_IDS, LIMIT_IDS]))
     with pytest.raises(DecodeError, match="which no harvesters leave"):
         books.begin()
-    books, gaps = Books("o-0"), [1, 1] * 500_000
+    books, gaps = ProducerProgress("o-0"), [1, 1] * 500_000
     for number in range(LIMIT_ALL_IDS // 500_000):
         books.restore(*told(f"o-{number}", gaps))
     with pytest.raises(DecodeError, match="which no harvesters leave"):
         books.restore(*told("o-x", gaps))
-    books = Books("o-0")
+    books = ProducerProgress("o-0")
     for _ in range(LIMIT_ALL_IDS // 500_000 + 1):
         books.restore(*told("o-1", gaps))  # the last record of a producer counts, and no other
     books.begin()
@@ -178,7 +178,7 @@ def test_all_producers_together_name_no_more_rows_than_fit_the_memory() -> None:
 
 def test_a_tombstone_says_nothing() -> None:
     assert decode_progress(rows_key("o-0"), None) is None
-    assert isinstance(decode_progress(*Books("o-0").records([1], {})[0]), RowsProgress)
+    assert isinstance(decode_progress(*ProducerProgress("o-0").records([1], {})[0]), RowsProgress)
     assert sequences_key("o-0", "t").startswith(b"sequences/")
 
 

@@ -19,7 +19,7 @@ def test_outboxes_stamp_with_the_same_headers() -> None:
 
 def test_an_outboxs_own_progress_is_kept_beside_what_readers_find() -> None:
     processor = bookkeeper.outbox_progress("outbox.progress")
-    said = harvest.Books("orders-0")
+    said = harvest.ProducerProgress("orders-0")
     said.begin()
     records: list[tuple[bytes, bytes | None]] = []
     for _ in range(3):

@@ -9,7 +9,7 @@ import pytest
 from holdfast.core.outbox import election, harvest
 from holdfast.core.outbox.election import LEGAL, LeaderRecord, Phase
 from holdfast.core.outbox.harvest import (
-    Books,
+    ProducerProgress,
     RowsProgress,
     SequencesProgress,
     decode_progress,
@@ -56,7 +56,7 @@ def test_the_progress_records_of_the_page_are_written_and_read() -> None:
     rows, sequences = decode_progress(rows_name, rows_text), decode_progress(sequences_name, sequences_text)
     assert isinstance(rows, RowsProgress)
     assert isinstance(sequences, SequencesProgress)
-    books = Books("orders-0")
+    books = ProducerProgress("orders-0")
     books.epoch = 3
     ahead = {("paid", 0): 41, ("paid", 2): 7}
     assert books.records(unpack_ids(rows.rows), ahead) == [

@@ -199,7 +199,7 @@ def prove(table: Table, layout: str, column: str, type_: str) -> None:
         rows.attempt_failed(taken[0], "refused", retry_at_ms=2**50)
         waiting = {each.id for each in taken if (each.topic, each.key) == (taken[0].topic, taken[0].key)}
         assert {each.id for each in rows.take(100)} == {each.id for each in taken} - waiting
-        rows.hurry()
+        rows.retry_now()
         for each in taken:
             assert rows.set_aside(each, "refused")
         assert rows.retry([each.id for each in taken]) == len(taken)
