@@ -289,7 +289,7 @@ class Node(Process):
         there was time; a pause gives none.
         """
         job = self.jobs.get(place)
-        paused = self.member is not None and self.member._paused
+        paused = self.member is not None and self.member._state.paused
         if (
             job is not None
             and self.at_most_once

@@ -22,12 +22,13 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
 from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Deliver
-from holdfast.core.member.health import Checking
+from holdfast.core.member.health import HealthCheck
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.member import Member
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import MemberSettings
+from holdfast.core.member.state import MemberState
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
     BALANCE,
@@ -110,14 +111,14 @@ def heartbeats_tell_the_offset_of_the_start(monkeypatch: pytest.MonkeyPatch) -> 
 
 
 def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Renewal._propose
+    original = Renewal.propose
 
     def propose(self: Any, claim: LocalClaim, offset_end: int, now_s: float) -> None:
         original(self, claim, offset_end, now_s)
         claim.proposed = None
-        self._out.append(Deliver(*claim.place, offset_end))
+        self._state.out.append(Deliver(*claim.place, offset_end))
 
-    monkeypatch.setattr(Renewal, "_propose", propose)
+    monkeypatch.setattr(Renewal, "propose", propose)
 
 
 def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -125,17 +126,20 @@ def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, row_of = Renewal._start, Renewal._row
+    original, row_of = Renewal.start, MemberState.row
 
     def start(self: Any, claim: LocalClaim, now_s: float) -> None:
-        self._row = lambda each: msgspec.structs.replace(cast(Claim, row_of(self, each)), current_offset=None)
+        state = self._state
+        state.row = lambda each: msgspec.structs.replace(
+            cast(Claim, row_of(state, each)), current_offset=None
+        )
         claim.committed = None
         try:
             original(self, claim, now_s)
         finally:
-            del self._row
+            del state.row
 
-    monkeypatch.setattr(Renewal, "_start", start)
+    monkeypatch.setattr(Renewal, "start", start)
 
 
 def claims_of_the_dead_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -153,21 +157,21 @@ def claims_of_the_dead_are_never_free(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def pauses_are_not_heard(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Acquisition, "_pauses", lambda self, now_s: None)
+    monkeypatch.setattr(Acquisition, "pauses", lambda self, now_s: None)
 
 
 def paused_groups_claim(monkeypatch: pytest.MonkeyPatch) -> None:
-    original = Acquisition._pauses
+    original = Acquisition.pauses
 
     def pauses(self: Any, now_s: float) -> None:
         original(self, now_s)
-        self._paused = False
+        self._state.paused = False
 
-    monkeypatch.setattr(Acquisition, "_pauses", pauses)
+    monkeypatch.setattr(Acquisition, "pauses", pauses)
 
 
 def rivals_are_not_seen(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Acquisition, "_own_client_seen", lambda self, frame, log, at_ms, now_s: None)
+    monkeypatch.setattr(Acquisition, "own_client_seen", lambda self, frame, log, at_ms, now_s: None)
 
 
 def the_dead_are_rivals(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -216,18 +220,18 @@ def a_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
 def claims_that_have_lapsed_are_held_on_to(monkeypatch: pytest.MonkeyPatch) -> None:
     """No heartbeat is written, and no check says that it should have been."""
     monkeypatch.setattr(
-        Renewal, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._jitter_s())
+        Renewal, "_beat", lambda self, claim, now_s: self._plan_beat(claim, now_s + self._state.jitter_s())
     )
 
 
 def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        Renewal, "_in_flight", lambda self, claim: not claim.stopped and claim.committing is not None
+        HealthCheck, "in_flight", lambda self, claim: not claim.stopped and claim.committing is not None
     )
 
 
 def who_is_at_work_is_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Checking, "_at_work_s", lambda self, claim, now_s: None)
+    monkeypatch.setattr(HealthCheck, "_at_work_s", lambda self, claim, now_s: None)
 
 
 def a_handler_has_no_more_time_than_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -11,7 +11,8 @@ from holdfast.core.member.actions import Event, Fail, ReleaseReason
 from holdfast.core.member.local_claims import ClaimStage, LocalClaim, frame_mark
 from holdfast.core.member.log_view import FrameEffect, LogView
 from holdfast.core.member.renewal import Renewal
-from holdfast.core.member.settings import ATTEMPT_INTERVALS, CLAIM_LOOP_INTERVALS, SETTLE_INTERVALS
+from holdfast.core.member.settings import ATTEMPT_INTERVALS, SETTLE_INTERVALS
+from holdfast.core.member.state import MemberState
 from holdfast.core.member.tracking import Tracker
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 
@@ -36,50 +37,39 @@ class _Birth:
         self.at, self.time_s, self.goes_on = at, time_s, False
 
 
-class Acquisition(Renewal):
+class Acquisition:
     """Decisions about claims that are not held yet."""
 
-    _targets: frozenset[TopicPartition] | None
-    _births: dict[str, _Birth]
-    _began_ms: int
-    _conflict_at_s: float
-    _reclaimed: set[str]
-    _skew_known: bool
-    _skewed: bool
-    _end_at_s: float
-    _leaving: bool
+    def __init__(self, state: MemberState, renewal: Renewal) -> None:
+        self._state, self._renewal, self._settings = state, renewal, state.settings
+        self._births: dict[str, _Birth] = {}
+        self.began_ms = -1
+        self.conflict_at_s = inf
+        self._reclaimed: set[str] = set()
+        self._skew_known = self._skewed = self.leaving = False
+        self.end_at_s = inf
 
     # -- the loop
 
-    def _wake_loop(self, now_s: float) -> None:
-        """Run the loop soon: members that see the same partition go free should not all claim it, so each
-        waits a little by chance.
-        """
-        wait_s = 0.0 if self._aims() else self._draws.uniform(0.0, CLAIM_LOOP_INTERVALS) * self._interval_s
-        self._loop_at_s = min(self._loop_at_s, now_s + wait_s)
-
-    def _aims(self) -> bool:
-        return self._targets is not None or self.settings.balanced
-
-    def _loop(self, now_s: float) -> None:
+    def loop(self, now_s: float) -> None:
         """Claim as much as is due. Whatever ends one of the hindrances wakes the loop again."""
-        self._loop_at_s = inf
-        if self._ending or self._paused or self._conflict_at_s < inf:
+        self._state.loop_at_s = inf
+        if self._state.ending or self._state.paused or self.conflict_at_s < inf:
             return
-        if self._aims():
+        if self._state.aims():
             more = self._claim_targets(now_s)
-        elif self.settings.whole_topic:
+        elif self._settings.whole_topic:
             more = self._claim_topics(now_s)
         else:
             more = self._claim_partitions(now_s)
-        self._loop_at_s = inf
+        self._state.loop_at_s = inf
         if more:
-            self._wake_loop(now_s)
+            self._state.wake_loop(now_s)
 
     def _claim_targets(self, now_s: float) -> bool:
         attempts = 0
-        for place in sorted(self._targets or ()):
-            if place in self._pool:
+        for place in sorted(self._state.targets or ()):
+            if place in self._state.pool:
                 if attempts == LIMIT_ATTEMPTS:
                     return True
                 self._attempt(place, now_s)
@@ -90,28 +80,28 @@ class Acquisition(Renewal):
         """Claim free partitions from a random one on: one in a run, or with *greedy* all that the limit
         allows.
         """
-        limit = self.settings.maximum_claims
+        limit = self._settings.maximum_claims
         attempts = 0
-        while len(self._pool) and not (limit and len(self._claims) >= limit):
-            if attempts == (LIMIT_ATTEMPTS if self.settings.greedy else 1):
+        while len(self._state.pool) and not (limit and len(self._state.claims) >= limit):
+            if attempts == (LIMIT_ATTEMPTS if self._settings.greedy else 1):
                 return True
-            self._attempt(self._pool[self._chance(len(self._pool))], now_s)
+            self._attempt(self._state.pool[self._chance(len(self._state.pool))], now_s)
             attempts += 1
         return False
 
     def _claim_topics(self, now_s: float) -> bool:
         """Partition 0 is the key to a topic: who holds it claims the rest."""
-        mine = {topic for topic in self._topics if self._holds_key(topic)}
-        keys = [claim for claim in self._claims if claim.partition == 0]
-        limit, attempts, more = self.settings.maximum_claims, 0, False
-        free = [self._pool[index] for index in range(len(self._pool))]
+        mine = {topic for topic in self._state.topics if self._holds_key(topic)}
+        keys = [claim for claim in self._state.claims if claim.partition == 0]
+        limit, attempts, more = self._settings.maximum_claims, 0, False
+        free = [self._state.pool[index] for index in range(len(self._state.pool))]
         begin = self._chance(len(free)) if free else 0
         for place in (*free[begin:], *free[:begin]):
             if place.topic in mine:
                 if place.partition:
                     self._attempt(place, now_s)
             elif place.partition == 0 and not (limit and len(keys) >= limit):
-                if attempts and not self.settings.greedy:
+                if attempts and not self._settings.greedy:
                     more = True
                     continue
                 self._attempt(place, now_s)
@@ -120,24 +110,24 @@ class Acquisition(Renewal):
         return more
 
     def _holds_key(self, topic: str) -> bool:
-        claim = self._claims.get(TopicPartition(topic, 0))
+        claim = self._state.claims.get(TopicPartition(topic, 0))
         return claim is not None and claim.stage in (ClaimStage.WON, ClaimStage.ACTIVE)
 
     def _chance(self, count: int) -> int:
-        return min(int(self._draws.uniform(0.0, count)), count - 1)
+        return min(int(self._state.draws.uniform(0.0, count)), count - 1)
 
     # -- one attempt
 
     def _attempt(self, place: TopicPartition, now_s: float) -> None:
-        claim = self._new_claim(place, ClaimStage.CLAIMING, now_s)
-        self._send_claiming(claim, now_s)
+        claim = self._state.new_claim(place, ClaimStage.CLAIMING, now_s)
+        self._state.send_claiming(claim, now_s)
         self._await(claim, now_s)
 
     def _await(self, claim: LocalClaim, now_s: float) -> None:
-        claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._interval_s
-        self._plan(claim, claim.deadline_s)
+        claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._state.interval_s
+        self._state.plan(claim, claim.deadline_s)
 
-    def _attempt_seen(
+    def attempt_seen(
         self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float
     ) -> None:
         """Only our own frame tells how the race ended: whatever came before it was in time, whatever comes
@@ -149,16 +139,16 @@ class Acquisition(Renewal):
         if claim.stage is ClaimStage.CLAIMING and frame_mark(frame) not in claim.sent:
             return  # of an earlier attempt: what the log shows now may be undone by what is under way since
         row = seen.after
-        if row is not None and self._mine(row) and row is seen.before:
-            self._forget(claim, now_s)  # an earlier attempt was won after all
-            self._orphan_seen(claim.place, seen, now_s)
+        if row is not None and self._state.mine(row) and row is seen.before:
+            self._renewal.forget(claim, now_s)  # an earlier attempt was won after all
+            self.orphan_seen(claim.place, seen, now_s)
             return
-        if row is None or not self._mine(row) or row is seen.before:
+        if row is None or not self._state.mine(row) or row is seen.before:
             self._lost(claim, now_s)
             return
-        if self._logs[claim.coordination].replaced(claim.key, *self._me):
+        if self._state.logs[claim.coordination].replaced(claim.key, *self._state.me):
             self._won(claim, frame, row.epoch, now_s)
-            self._release(claim, ReleaseReason.UNWANTED, now_s)
+            self._renewal.release(claim, ReleaseReason.UNWANTED, now_s)
             return
         if (
             claim.stage is ClaimStage.RECLAIMING
@@ -168,50 +158,50 @@ class Acquisition(Renewal):
             # The process we replace may have gone on meanwhile: what it has done is done.
             claim.offset_logged = max(claim.offset_logged, seen.before.current_offset)
         self._won(claim, frame, row.epoch, now_s)
-        if self._ending:
-            self._release(claim, ReleaseReason.TERMINATED, now_s)
-        elif self._targets is not None and claim.place not in self._targets:
-            self._release(claim, ReleaseReason.HANDED_OVER, now_s)
+        if self._state.ending:
+            self._renewal.release(claim, ReleaseReason.TERMINATED, now_s)
+        elif self._state.targets is not None and claim.place not in self._state.targets:
+            self._renewal.release(claim, ReleaseReason.HANDED_OVER, now_s)
 
     def _lost(self, claim: LocalClaim, now_s: float) -> None:
-        row = self._row(claim)
+        row = self._state.row(claim)
         owner = "nobody" if row is None else f"{row.client_id} (instance {row.instance_id})"
-        self._tell(Event.RACE_LOST, claim, text=f"{owner} holds it")
-        self._forget(claim, now_s)
+        self._state.tell(Event.RACE_LOST, claim, text=f"{owner} holds it")
+        self._renewal.forget(claim, now_s)
 
     def _won(self, claim: LocalClaim, frame: Frame, epoch: int, now_s: float) -> None:
         again = claim.stage is ClaimStage.RECLAIMING
         claim.stage, claim.epoch = ClaimStage.WON, epoch
         sent_s = claim.take_sent(frame)
         if sent_s is not None:
-            claim.heartbeat_s, claim.lease_until_s = sent_s, sent_s + self.settings.lease_s
-        self._tell(Event.RECLAIMED if again else Event.CLAIMED, claim)
+            claim.heartbeat_s, claim.lease_until_s = sent_s, sent_s + self._settings.lease_s
+        self._state.tell(Event.RECLAIMED if again else Event.CLAIMED, claim)
         claim.deadline_s = max(claim.lease_until_s, now_s)
-        claim.beat_at_s = now_s + SETTLE_INTERVALS * self._interval_s
-        self._plan(claim, min(claim.beat_at_s, claim.deadline_s))
-        self._look(claim)
-        if self.settings.whole_topic:
-            self._wake_loop(now_s)
+        claim.beat_at_s = now_s + SETTLE_INTERVALS * self._state.interval_s
+        self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
+        self._state.look(claim)
+        if self._settings.whole_topic:
+            self._state.wake_loop(now_s)
 
-    def _orphan_seen(self, place: TopicPartition, seen: FrameEffect, now_s: float) -> None:
+    def orphan_seen(self, place: TopicPartition, seen: FrameEffect, now_s: float) -> None:
         """The log names us the owner of something we gave up: a frame took its time. Give it back."""
         row = seen.after
-        if self._leaving or row is None or row.current_offset is None:
+        if self.leaving or row is None or row.current_offset is None:
             return
-        claim = self._new_claim(place, ClaimStage.WON, now_s)
-        claim.tracker = Tracker(self._unmoved(place, row.current_offset))
+        claim = self._state.new_claim(place, ClaimStage.WON, now_s)
+        claim.tracker = Tracker(self._state.unmoved(place, row.current_offset))
         claim.epoch, claim.reason, claim.cooldown = row.epoch, ReleaseReason.UNWANTED, True
-        self._finish(claim, now_s)
+        self._renewal.finish(claim, now_s)
 
     # -- fast reclaim
 
-    def _reclaim(self, topic: str, now_s: float) -> None:
+    def reclaim(self, topic: str, now_s: float) -> None:
         """Take back what another process of this client held when it ended: by a heartbeat, with no race."""
         if topic in self._reclaimed:
             return
         self._reclaimed.add(topic)
-        log = self._logs[self._topics[topic]]
-        if not self.settings.fast_reclaim or self._paused or self._ending:
+        log = self._state.logs[self._state.topics[topic]]
+        if not self._settings.fast_reclaim or self._state.paused or self._state.ending:
             return
         places = []
         for key, row in log.claims():
@@ -219,30 +209,30 @@ class Acquisition(Renewal):
             place = TopicPartition(claim.topic, claim.partition)
             if (
                 claim.topic != topic
-                or row.client_id != self._me[0]
-                or row.instance_id == self._me[1]
+                or row.client_id != self._state.me[0]
+                or row.instance_id == self._state.me[1]
                 or row.current_offset is None
             ):
                 continue
             if (
-                self._claimable(place)
-                and place not in self._claims
-                and log.is_live(row, now_s, self._unix_s(now_s))
+                self._state.claimable(place)
+                and place not in self._state.claims
+                and log.is_live(row, now_s, self._state.unix_s(now_s))
             ):
                 places.append((place, row.current_offset))
-        if self.settings.whole_topic:
-            limit = self.settings.maximum_claims
-            full = limit and sum(claim.partition == 0 for claim in self._claims) >= limit
+        if self._settings.whole_topic:
+            limit = self._settings.maximum_claims
+            full = limit and sum(claim.partition == 0 for claim in self._state.claims) >= limit
             if full or not any(place.partition == 0 for place, _ in places):
                 return
         for place, offset in sorted(places):
-            attempt = self._new_claim(place, ClaimStage.RECLAIMING, now_s)
-            self._send_heartbeat(attempt, offset, now_s)
+            attempt = self._state.new_claim(place, ClaimStage.RECLAIMING, now_s)
+            self._state.send_heartbeat(attempt, offset, now_s)
             self._await(attempt, now_s)
 
     # -- two processes under one client id
 
-    def _own_client_seen(self, frame: Frame, log: LogView, at_ms: int, now_s: float) -> None:
+    def own_client_seen(self, frame: Frame, log: LogView, at_ms: int, now_s: float) -> None:
         """Note a frame of the own client; if a newer process than this one writes, this one ends (D17).
 
         The first frame in the log says who is newer, so both come to the same answer. Frames that come all at
@@ -255,7 +245,9 @@ class Acquisition(Renewal):
         birth = self._births.get(instance)
         if birth is None:
             if len(self._births) >= LIMIT_INSTANCES:
-                oldest = min((each.at, name) for name, each in self._births.items() if name != self._me[1])[1]
+                oldest = min(
+                    (each.at, name) for name, each in self._births.items() if name != self._state.me[1]
+                )[1]
                 del self._births[oldest]
             birth = self._births[instance] = _Birth(born, frame.time_s)
         else:
@@ -263,37 +255,39 @@ class Acquisition(Renewal):
             if frame.time_s > birth.time_s:
                 birth.time_s = frame.time_s
                 birth.goes_on = (
-                    birth.goes_on or born[0] - birth.at[0] >= ALIVE_INTERVALS * self._interval_s * 1000
+                    birth.goes_on or born[0] - birth.at[0] >= ALIVE_INTERVALS * self._state.interval_s * 1000
                 )
-        if instance != self._me[1] and log.live and self._conflict_at_s == inf and self._newer(birth):
-            self._conflict_at_s = now_s + SETTLE_INTERVALS * self._interval_s
-            self._tell(
+        if instance != self._state.me[1] and log.live and self.conflict_at_s == inf and self._newer(birth):
+            self.conflict_at_s = now_s + SETTLE_INTERVALS * self._state.interval_s
+            self._state.tell(
                 Event.RIVAL,
-                text=f"another process (instance {instance}) writes under client id {self._me[0]}",
+                text=f"another process (instance {instance}) writes under client id {self._state.me[0]}",
             )
 
     def _newer(self, rival: _Birth) -> bool:
-        mine = self._births.get(self._me[1])
-        return rival.goes_on and rival.at > ((self._began_ms, "") if mine is None else mine.at)
+        mine = self._births.get(self._state.me[1])
+        return rival.goes_on and rival.at > ((self.began_ms, "") if mine is None else mine.at)
 
-    def _settle_conflict(self, now_s: float) -> None:
-        self._conflict_at_s = inf
-        newer = [name for name, birth in self._births.items() if name != self._me[1] and self._newer(birth)]
+    def settle_conflict(self, now_s: float) -> None:
+        self.conflict_at_s = inf
+        newer = [
+            name for name, birth in self._births.items() if name != self._state.me[1] and self._newer(birth)
+        ]
         if newer:
-            client_id, instance_id = self._me
+            client_id, instance_id = self._state.me
             self._fail(
                 InstanceConflictError(
-                    f"group {self.settings.group_id}: a newer process (instance {newer[0]}) runs under client id {client_id}; this one "
+                    f"group {self._settings.group_id}: a newer process (instance {newer[0]}) runs under client id {client_id}; this one "
                     f"(instance {instance_id}) has stopped. Give each process a client id of its own"
                 ),
                 now_s,
             )
         else:
-            self._wake_loop(now_s)
+            self._state.wake_loop(now_s)
 
     # -- clocks
 
-    def _own_frame_seen(
+    def own_frame_seen(
         self, log: LogView, frame: Frame, sent_s: float | None, at_ms: int, now_s: float
     ) -> None:
         """Measure the own clock against the broker's, by a frame whose way took from *sent_s* to *now_s*
@@ -302,59 +296,59 @@ class Acquisition(Renewal):
         log.known = True
         if at_ms < 0 or sent_s is None:
             return
-        limit_s = self.settings.skew_within_s
+        limit_s = self._settings.skew_within_s
         least_s = frame.time_s - at_ms / 1000
         most_s = least_s + 1 + (now_s - sent_s)
         skewed = least_s > limit_s or most_s < -limit_s
         if skewed and not self._skewed:
             ahead = f"{least_s:.0f} s ahead of" if least_s > 0 else f"{-most_s:.0f} s behind"
             text = f"this machine's clock is {ahead} the broker's, the limit is {limit_s:g} s: synchronize it (NTP)"
-            self._tell(Event.CLOCK_SKEW, text=text)
+            self._state.tell(Event.CLOCK_SKEW, text=text)
             if not self._skew_known:
                 self._fail(ClockSkewError(text), now_s)
         self._skew_known, self._skewed = True, skewed
 
-    def _check_clock_behind(self, log: LogView, now_s: float) -> None:
+    def check_clock_behind(self, log: LogView, now_s: float) -> None:
         """Before anything is written, the log's last append time shows a clock that is behind."""
-        behind_s = log.at_ms / 1000 - self._unix_s(now_s)
-        if log.at_ms >= 0 and behind_s > self.settings.skew_within_s:
-            text = f"this machine's clock is {behind_s:.0f} s behind the broker's, the limit is {self.settings.skew_within_s:g} s: "
+        behind_s = log.at_ms / 1000 - self._state.unix_s(now_s)
+        if log.at_ms >= 0 and behind_s > self._settings.skew_within_s:
+            text = f"this machine's clock is {behind_s:.0f} s behind the broker's, the limit is {self._settings.skew_within_s:g} s: "
             self._fail(ClockSkewError(text + "synchronize it (NTP)"), now_s)
 
     # -- pauses
 
-    def _pauses(self, now_s: float) -> None:
+    def pauses(self, now_s: float) -> None:
         """Look whether the group is paused; if so, give everything back at once."""
-        unix_s = self._unix_s(now_s)
+        unix_s = self._state.unix_s(now_s)
         longest_s = max(
-            (log.paused_for_s(now_s, unix_s) for log in self._logs.values() if log.live), default=0.0
+            (log.paused_for_s(now_s, unix_s) for log in self._state.logs.values() if log.live), default=0.0
         )
-        before, self._paused = self._paused, longest_s > 0
-        self._paused_until_s = now_s + longest_s + 0.001
-        if self._paused:
+        before, self._state.paused = self._state.paused, longest_s > 0
+        self._state.paused_until_s = now_s + longest_s + 0.001
+        if self._state.paused:
             if not before:
-                self._tell(Event.PAUSED, text=f"for {longest_s:.0f} s")
-            for claim in list(self._claims.values()):
-                self._release(claim, ReleaseReason.PAUSED, now_s)
+                self._state.tell(Event.PAUSED, text=f"for {longest_s:.0f} s")
+            for claim in list(self._state.claims.values()):
+                self._renewal.release(claim, ReleaseReason.PAUSED, now_s)
         elif before:
-            self._tell(Event.RESUMED)
-            self._wake_loop(now_s)
+            self._state.tell(Event.RESUMED)
+            self._state.wake_loop(now_s)
 
     # -- the end
 
     def _fail(self, error: HoldfastError, now_s: float) -> None:
         """Stop everything, give back what is held, and say why."""
-        if self._failed:
+        if self._state.failed:
             return
-        self._failed = self._ending = self._leaving = True
-        self._end_at_s = now_s + ATTEMPT_INTERVALS * self._interval_s
-        for claim in list(self._claims.values()):
-            self._stop(claim)
-            row = self._row(claim)
+        self._state.failed = self._state.ending = self.leaving = True
+        self.end_at_s = now_s + ATTEMPT_INTERVALS * self._state.interval_s
+        for claim in list(self._state.claims.values()):
+            self._renewal.stop(claim)
+            row = self._state.row(claim)
             if claim.started:
-                self._send_release(claim, claim.tracker.current, now_s)
-            elif row is not None and self._mine(row) and row.current_offset is not None:
-                self._send_release(claim, self._unmoved(claim.place, row.current_offset), now_s)
-            self._forget(claim, now_s)
-        self._conflict_at_s = inf
-        self._out.append(Fail(error))
+                self._state.send_release(claim, claim.tracker.current, now_s)
+            elif row is not None and self._state.mine(row) and row.current_offset is not None:
+                self._state.send_release(claim, self._state.unmoved(claim.place, row.current_offset), now_s)
+            self._renewal.forget(claim, now_s)
+        self.conflict_at_s = inf
+        self._state.out.append(Fail(error))

@@ -5,25 +5,28 @@ from __future__ import annotations
 from holdfast.core.member.actions import Event
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.settings import EXPIRED_INTERVALS, IDLE_INTERVALS, WARNED_AT, Delivery
-from holdfast.core.member.state import MemberCore
+from holdfast.core.member.state import MemberState
 from holdfast.core.member.velocity import ClaimVerdict, Sample
 
 
-class Checking(MemberCore):
+class HealthCheck:
     """Measures claims, and tells a user at work from a partition that is stuck."""
 
-    def _check(self, claim: LocalClaim, now_s: float) -> ClaimVerdict:
+    def __init__(self, state: MemberState) -> None:
+        self._state, self._settings = state, state.settings
+
+    def check(self, claim: LocalClaim, now_s: float) -> ClaimVerdict:
         current = claim.tracker.current
         latest = current if claim.latest is None else claim.latest
         claim.health.note(current, latest)
-        settings = self.settings
+        settings = self._settings
         if current >= latest and not settings.interop:
             claim.message_s = now_s  # nothing to do is not the same as doing nothing
         at_work_s = self._at_work_s(claim, now_s)
         sample = Sample(
             terminated=False,
             heartbeat_age_s=now_s - claim.heartbeat_s,
-            group_paused=self._paused,
+            group_paused=self._state.paused,
             idle_s=now_s - claim.message_s,
             # A balanced group places partitions by its target; nobody else would take what one gives back for
             # being slow.
@@ -35,8 +38,8 @@ class Checking(MemberCore):
         )
         verdict = claim.health.check(
             sample,
-            expired_after_s=EXPIRED_INTERVALS * self._interval_s,
-            idle_after_s=IDLE_INTERVALS * self._interval_s,
+            expired_after_s=EXPIRED_INTERVALS * self._state.interval_s,
+            idle_after_s=IDLE_INTERVALS * self._state.interval_s,
             overdue_after_s=settings.overdue_after_s,
         )
         if at_work_s is not None and verdict in (ClaimVerdict.KEEP, ClaimVerdict.OVERDUE):
@@ -52,18 +55,18 @@ class Checking(MemberCore):
         first = self._first_in_hand(claim)
         if first != claim.checked:
             claim.checked, claim.work_s, claim.warned = first, max(claim.work_s, now_s), False
-        if self.settings.interop:
+        if self._settings.interop:
             return None
-        if not (claim.waits or claim.proposed is not None or self._in_flight(claim)):
+        if not (claim.waits or claim.proposed is not None or self.in_flight(claim)):
             claim.work_s, claim.warned = now_s, False
             return None
         return now_s - claim.work_s
 
     def _first_in_hand(self, claim: LocalClaim) -> int:
-        return claim.handed if self.settings.delivery is Delivery.AT_MOST_ONCE else claim.tracker.current
+        return claim.handed if self._settings.delivery is Delivery.AT_MOST_ONCE else claim.tracker.current
 
-    def _in_flight(self, claim: LocalClaim) -> bool:
-        if self.settings.delivery is Delivery.AT_MOST_ONCE:
+    def in_flight(self, claim: LocalClaim) -> bool:
+        if self._settings.delivery is Delivery.AT_MOST_ONCE:
             return not claim.stopped and (
                 claim.committing is not None or claim.handed < claim.tracker.current
             )
@@ -71,11 +74,11 @@ class Checking(MemberCore):
 
     def _warn_of_work(self, claim: LocalClaim, at_work_s: float, *, given_up: bool) -> None:
         """Tell of a handler that takes too long: once before the claim is given up, and once when it is."""
-        settings = self.settings
+        settings = self._settings
         if not given_up and (claim.warned or at_work_s <= WARNED_AT * settings.overdue_after_s):
             return
         claim.warned = True
-        taken = settings.delivery is not Delivery.AT_MOST_ONCE and self._in_flight(claim)
+        taken = settings.delivery is not Delivery.AT_MOST_ONCE and self.in_flight(claim)
         what = (
             "the message at offset {} has been in hand"
             if taken
@@ -87,7 +90,7 @@ class Checking(MemberCore):
             then = "at that age the claim is given up, and the message goes to another member"
         else:
             then = "the claim is kept all the same"
-        self._tell(
+        self._state.tell(
             Event.HANDLER_SLOW,
             claim,
             text=f"{what.format(self._first_in_hand(claim))} for {at_work_s:.0f} s, and handler_timeout_s is {settings.handler_timeout_s:g}: {then}; "

@@ -9,13 +9,14 @@ from math import inf
 from typing import Protocol
 
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
-from holdfast.core.claims.views import Claim
+from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Action, DeliveryToken, Event, ReleaseReason
 from holdfast.core.member.local_claims import ATTEMPTS, ClaimStage, ClaimView, LocalClaim, frame_mark, held_as
+from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
-from holdfast.core.member.state import Draws
+from holdfast.core.member.state import Draws, MemberState
 from holdfast.errors import ClaimLostError
 
 __all__ = ["ClaimView", "Draws", "Member"]
@@ -31,7 +32,7 @@ class Gate(Protocol):
     deliver_until_s: float
 
 
-class Member(Acquisition):
+class Member:
     """Everything one instance does to claim, keep, measure, commit and release partitions.
 
     Every input takes *now_s*, a monotonic time in seconds, and returns what to do, in order. Nothing in here
@@ -50,16 +51,13 @@ class Member(Acquisition):
         now_s: float,
         unix_s: float,
     ) -> None:
-        super().__init__(
+        self._state = MemberState(
             settings, coordination_partitions=coordination_partitions, draws=draws, now_s=now_s, unix_s=unix_s
         )
-        self._targets: frozenset[TopicPartition] | None = None
-        self._births = {}
-        self._began_ms = -1
-        self._conflict_at_s = inf
-        self._reclaimed = set()
-        self._skew_known = self._skewed = self._leaving = self._ended = False
-        self._end_at_s = inf
+        self._renewal = Renewal(self._state)
+        self._acquisition = Acquisition(self._state, self._renewal)
+        self.settings, self._claims = settings, self._state.claims
+        self._ended = False
 
     # -- what the shell needs to know
 
@@ -68,19 +66,25 @@ class Member(Acquisition):
         """Return the coordination partitions to read from their beginning and to follow; grows when topics
         are added.
         """
-        return frozenset(self._topics.values())
+        return frozenset(self._state.topics.values())
+
+    def reserved(self) -> dict[ClaimKey, Claim]:
+        """Return the group's claims that a reset holds: only their release frees them
+        (PROTOCOL.md#pausing-and-resetting-a-group).
+        """
+        return self._state.reserved()
 
     def wake_at_s(self) -> float:
         """Return when `tick` must be called at the latest; `inf` when nothing is due."""
         if self._ended:
             return inf
-        pause_s = self._paused_until_s if self._paused and not self._ending else inf
+        pause_s = self._state.paused_until_s if self._state.paused and not self._state.ending else inf
         return min(
-            self._next_due_s(),
-            self._loop_at_s,
-            self._pool.next_s(),
-            self._conflict_at_s,
-            self._end_at_s,
+            self._state.next_due_s(),
+            self._state.loop_at_s,
+            self._state.pool.next_s(),
+            self._acquisition.conflict_at_s,
+            self._acquisition.end_at_s,
             pause_s,
         )
 
@@ -136,7 +140,7 @@ class Member(Acquisition):
     @property
     def topics_held(self) -> tuple[str, ...]:
         """Return the topics whose partition 0 is held, sorted: what whole-topic mode counts."""
-        return self._topics_held()
+        return self._renewal.topics_held()
 
     @property
     def terminated(self) -> bool:
@@ -159,38 +163,42 @@ class Member(Acquisition):
         """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not
         read.
         """
-        log = self._topics.get(topic)
-        return None if log is None else self._logs[log].row(TopicPartition(topic, partition))
+        log = self._state.topics.get(topic)
+        return None if log is None else self._state.logs[log].row(TopicPartition(topic, partition))
 
     # -- inputs: the world
 
     def clock(self, unix_s: float, now_s: float) -> list[Action]:
         """The wall clock says *unix_s* at *now_s*."""
-        self._unix_lead_s = unix_s - now_s
-        return self._take()
+        self._state.unix_lead_s = unix_s - now_s
+        return self._state.take()
 
     def partitions(self, topic: str, count: int, now_s: float) -> list[Action]:
         """*topic* has *count* partitions: call at the start and when metadata changes.
 
         More are claimed, missing ones given up.
         """
-        before, self._counts[topic] = self._counts.get(topic, 0), count
+        before, self._state.counts[topic] = self._state.counts.get(topic, 0), count
         for claim in [
             each for place, each in self._claims.items() if place.topic == topic and place.partition >= count
         ]:
-            self._release(claim, ReleaseReason.PARTITION_GONE, now_s, drain=False)
+            self._renewal.release(claim, ReleaseReason.PARTITION_GONE, now_s, drain=False)
         for partition in range(count, before):
-            self._pool.discard(TopicPartition(topic, partition))
-        if topic in self._topics and self._logs[self._topics[topic]].live and count > before:
+            self._state.pool.discard(TopicPartition(topic, partition))
+        if (
+            topic in self._state.topics
+            and self._state.logs[self._state.topics[topic]].live
+            and count > before
+        ):
             self._enter(topic, before, now_s)
         return self._done(now_s)
 
     def _enter(self, topic: str, begin: int, now_s: float) -> None:
         """Begin to claim partitions of *topic* from *begin* on: its log and their number are known."""
-        if self._counts.get(topic):
-            self._reclaim(topic, now_s)
-        for partition in range(begin, self._counts.get(topic, 0)):
-            self._sort(TopicPartition(topic, partition), now_s)
+        if self._state.counts.get(topic):
+            self._acquisition.reclaim(topic, now_s)
+        for partition in range(begin, self._state.counts.get(topic, 0)):
+            self._state.sort(TopicPartition(topic, partition), now_s)
 
     def topics(self, topics: Sequence[str], now_s: float) -> list[Action]:
         """Work on these topics from now on (pattern subscriptions).
@@ -198,18 +206,18 @@ class Member(Acquisition):
         Claims of others are handed over. See `coordination` for new partitions to read.
         """
         wanted = set(topics)
-        for topic in [each for each in self._topics if each not in wanted]:
+        for topic in [each for each in self._state.topics if each not in wanted]:
             for claim in [each for place, each in self._claims.items() if place.topic == topic]:
-                self._release(claim, ReleaseReason.HANDED_OVER, now_s)
-            for partition in range(self._counts.get(topic, 0)):
-                self._pool.discard(TopicPartition(topic, partition))
-            self._retired.add(topic)
+                self._renewal.release(claim, ReleaseReason.HANDED_OVER, now_s)
+            for partition in range(self._state.counts.get(topic, 0)):
+                self._state.pool.discard(TopicPartition(topic, partition))
+            self._state.retired.add(topic)
         for topic in sorted(wanted):
             check_id("topic", topic)
-            self._retired.discard(topic)
-            if topic not in self._topics:
-                self._add_topic(topic)
-            if self._logs[self._topics[topic]].live:
+            self._state.retired.discard(topic)
+            if topic not in self._state.topics:
+                self._state.add_topic(topic)
+            if self._state.logs[self._state.topics[topic]].live:
                 self._enter(topic, 0, now_s)
         return self._done(now_s)
 
@@ -218,15 +226,15 @@ class Member(Acquisition):
 
         Fast reclaim happens here.
         """
-        log = self._logs.get(coordination_partition)
+        log = self._state.logs.get(coordination_partition)
         if log is None or log.live or self._ended:
             return []
         log.live = True
-        self._began_ms = max(self._began_ms, log.at_ms)
-        self._check_clock_behind(log, now_s)
-        if not self._failed:
-            self._pauses(now_s)
-            for topic, place in self._topics.items():
+        self._acquisition.began_ms = max(self._acquisition.began_ms, log.at_ms)
+        self._acquisition.check_clock_behind(log, now_s)
+        if not self._state.failed:
+            self._acquisition.pauses(now_s)
+            for topic, place in self._state.topics.items():
                 if place == coordination_partition:
                     self._enter(topic, 0, now_s)
         return self._done(now_s)
@@ -238,7 +246,7 @@ class Member(Acquisition):
 
         In offset order; what was seen before is ignored.
         """
-        log = self._logs.get(coordination_partition)
+        log = self._state.logs.get(coordination_partition)
         if (
             log is None
             or not log.arrive(offset, at_ms, now_s)
@@ -248,33 +256,33 @@ class Member(Acquisition):
             return []
         if isinstance(frame, ReleaseGroup):
             log.pause(frame)
-            if log.live and not self._ending:
-                self._pauses(now_s)
+            if log.live and not self._state.ending:
+                self._acquisition.pauses(now_s)
             return self._done(now_s)
         seen = log.fold(frame)
         own = False
-        if frame.client_id == self._me[0]:
-            self._own_client_seen(frame, log, at_ms, now_s)
-            own = frame.instance_id == self._me[1]
+        if frame.client_id == self._state.me[0]:
+            self._acquisition.own_client_seen(frame, log, at_ms, now_s)
+            own = frame.instance_id == self._state.me[1]
             if own:
-                self._own_seen(TopicPartition(frame.topic, frame.partition), frame)
-        if not log.live or self._topics.get(frame.topic) != coordination_partition:
-            return self._take()
+                self._state.own_seen(TopicPartition(frame.topic, frame.partition), frame)
+        if not log.live or self._state.topics.get(frame.topic) != coordination_partition:
+            return self._state.take()
         place = TopicPartition(frame.topic, frame.partition)
         claim = self._claims.get(place)
         if own:
-            self._own_frame_seen(
+            self._acquisition.own_frame_seen(
                 log, frame, None if claim is None else claim.sent.get(frame_mark(frame)), at_ms, now_s
             )
             claim = self._claims.get(place)  # a clock that is too far off ends everything
         if claim is None:
-            if own and not self._leaving and self._mine(seen.after):
-                self._orphan_seen(place, seen, now_s)
-            self._sort(place, now_s)
+            if own and not self._acquisition.leaving and self._state.mine(seen.after):
+                self._acquisition.orphan_seen(place, seen, now_s)
+            self._state.sort(place, now_s)
         elif claim.stage in ATTEMPTS:
-            self._attempt_seen(claim, frame, seen, own, now_s)
+            self._acquisition.attempt_seen(claim, frame, seen, own, now_s)
         else:
-            self._held_seen(claim, frame, seen, own, now_s)
+            self._renewal.held_seen(claim, frame, seen, own, now_s)
         return self._done(now_s)
 
     def watermarks(
@@ -289,51 +297,51 @@ class Member(Acquisition):
         claim.earliest, claim.latest = earliest, latest
         if claim.stage is ClaimStage.WON:
             claim.committed = committed
-            self._start(claim, now_s)
+            self._renewal.start(claim, now_s)
         return self._done(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
         """Do what is due. Call at `wake_at_s` or earlier."""
-        if self._paused and now_s >= self._paused_until_s and not self._ending:
-            self._pauses(now_s)
-        for claim in self._due(now_s):
-            self._attend(claim, now_s)
-        for place in self._pool.due(now_s):
-            self._sort(place, now_s)
-        if now_s >= self._conflict_at_s:
-            self._settle_conflict(now_s)
-        if now_s >= self._loop_at_s:
-            self._loop(now_s)
+        if self._state.paused and now_s >= self._state.paused_until_s and not self._state.ending:
+            self._acquisition.pauses(now_s)
+        for claim in self._state.due(now_s):
+            self._renewal.attend(claim, now_s)
+        for place in self._state.pool.due(now_s):
+            self._state.sort(place, now_s)
+        if now_s >= self._acquisition.conflict_at_s:
+            self._acquisition.settle_conflict(now_s)
+        if now_s >= self._state.loop_at_s:
+            self._acquisition.loop(now_s)
         return self._done(now_s)
 
     def _done(self, now_s: float) -> list[Action]:
         """Return what is to be done after an input."""
         if self.settings.whole_topic:
-            self._tell_topics()
+            self._renewal.tell_topics()
         if (
-            self._ending
+            self._state.ending
             and not self._ended
-            and (now_s >= self._end_at_s or not (self._claims or self._sends))
+            and (now_s >= self._acquisition.end_at_s or not (self._claims or self._state.sends))
         ):
             self._ended = True
             for claim in list(self._claims.values()):
-                self._stop(claim)
-                self._tell(
+                self._renewal.stop(claim)
+                self._state.tell(
                     Event.ABANDONED, claim, claim.reason, "terminated before the log showed it released"
                 )
-                self._forget(claim, now_s)
-            self._tell(Event.TERMINATED)
-        return self._take()
+                self._renewal.forget(claim, now_s)
+            self._state.tell(Event.TERMINATED)
+        return self._state.take()
 
     def sent(self, send_id: int, ok: bool, now_s: float) -> list[Action]:
         """What became of a `Send`. Not ok counts as unknown: the frame may be in the log all the same."""
-        sent = self._sends.pop(send_id, None)
+        sent = self._state.sends.pop(send_id, None)
         if sent is None:
             return []
         sent.claim.unacknowledged -= 1
         if not ok and self._claims.get(sent.claim.place) is sent.claim:
-            self._retry(sent.claim, sent.frame, now_s)
-        return self._done(now_s) if self._ending or self._out else []
+            self._renewal.retry(sent.claim, sent.frame, now_s)
+        return self._done(now_s) if self._state.ending or self._state.out else []
 
     def fetch_failed(self, topic: str, partition: int, reason: str, now_s: float) -> list[Action]:
         """The partition cannot be fetched (offset out of range, not authorized, gone): the claim is
@@ -341,8 +349,8 @@ class Member(Acquisition):
         """
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is not None:
-            self._tell(Event.FETCH_FAILED, claim, text=reason)
-            self._release(claim, ReleaseReason.FETCH_FAILED, now_s)
+            self._state.tell(Event.FETCH_FAILED, claim, text=reason)
+            self._renewal.release(claim, ReleaseReason.FETCH_FAILED, now_s)
         return self._done(now_s)
 
     # -- inputs: the user
@@ -366,7 +374,7 @@ class Member(Acquisition):
             return []
         claim.handed = max(claim.handed, offsets[-1] + 1)
         if claim.stage is ClaimStage.DRAINING:
-            self._drained(claim, now_s)
+            self._renewal.drained(claim, now_s)
         return self._done(now_s)
 
     def skipped(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
@@ -382,7 +390,7 @@ class Member(Acquisition):
                 claim.message_s = now_s  # nothing to do is not the same as doing nothing
             claim.tracker.skip_to(offset)
         if claim.stage is ClaimStage.DRAINING and self.settings.delivery is Delivery.AT_MOST_ONCE:
-            self._drained(claim, now_s)
+            self._renewal.drained(claim, now_s)
             return self._done(now_s)
         return []
 
@@ -395,7 +403,7 @@ class Member(Acquisition):
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is not None and claim.waits is not waits:
             claim.waits = waits
-            if waits and not self._in_flight(claim):
+            if waits and not self._renewal.health.in_flight(claim):
                 claim.work_s, claim.warned = now_s, False
         return []
 
@@ -406,7 +414,7 @@ class Member(Acquisition):
             return []
         claim.tracker.withdraw(offset)
         if claim.stage is ClaimStage.DRAINING:
-            self._drained(claim, now_s)
+            self._renewal.drained(claim, now_s)
         return self._done(now_s)
 
     def fetched(self, topic: str, partition: int, offset_end: int, now_s: float) -> list[Action]:
@@ -422,7 +430,7 @@ class Member(Acquisition):
         assert (claim.proposed, claim.committing) == (None, None), (
             f"{topic}/{partition}: a batch is under way already"
         )
-        self._propose(claim, offset_end, now_s)
+        self._renewal.propose(claim, offset_end, now_s)
         return self._done(now_s)
 
     def commit(self, token: DeliveryToken, now_s: float) -> list[Action]:
@@ -434,7 +442,7 @@ class Member(Acquisition):
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             claim.tracker.commit(token.offset)
             if claim.stage is ClaimStage.DRAINING:
-                self._drained(claim, now_s)
+                self._renewal.drained(claim, now_s)
                 return self._done(now_s)
         return []
 
@@ -459,7 +467,7 @@ class Member(Acquisition):
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
             claim.tracker.commit_many(offsets)
             if claim.stage is ClaimStage.DRAINING:
-                self._drained(claim, now_s)
+                self._renewal.drained(claim, now_s)
                 return self._done(now_s)
         return []
 
@@ -469,14 +477,14 @@ class Member(Acquisition):
             if claim.stage in _COMMITTING:
                 claim.flush_to = claim.offset()
                 if claim.flush_to > claim.offset_logged:
-                    self._renew(claim, now_s)
+                    self._renewal.renew(claim, now_s)
         return self._done(now_s)
 
     def flushed(self) -> bool:
         """Return whether the log shows what was committed at the last `flush`, for all claims still held."""
         for claim in self._claims.values():
             if claim.flush_to is not None and claim.started:
-                row = self._row(claim)
+                row = self._state.row(claim)
                 if row is None or row.current_offset is None or row.current_offset < claim.flush_to:
                     return False
         return True
@@ -486,31 +494,33 @@ class Member(Acquisition):
 
         None returns to the free race.
         """
-        self._targets = None if targets is None else frozenset(TopicPartition(*target) for target in targets)
-        if self._targets is not None:
+        self._state.targets = (
+            None if targets is None else frozenset(TopicPartition(*target) for target in targets)
+        )
+        if self._state.targets is not None:
             for claim in list(self._claims.values()):
-                if claim.place not in self._targets and claim.stage not in ATTEMPTS:
-                    self._release(claim, ReleaseReason.HANDED_OVER, now_s)
-        self._wake_loop(now_s)
+                if claim.place not in self._state.targets and claim.stage not in ATTEMPTS:
+                    self._renewal.release(claim, ReleaseReason.HANDED_OVER, now_s)
+        self._state.wake_loop(now_s)
         return self._done(now_s)
 
     def terminate(self, release: bool, now_s: float) -> list[Action]:
         """Stop: with *release* drain and give everything back, else write a last heartbeat so that a
         restart reclaims fast.
         """
-        if self._ending:
+        if self._state.ending:
             return self._done(now_s)
-        self._ending, self._leaving = True, not release
-        wait_s = ATTEMPT_INTERVALS * self._interval_s
-        self._end_at_s = now_s + wait_s + (self.settings.drain_within_s if release else 0.0)
+        self._state.ending, self._acquisition.leaving = True, not release
+        wait_s = ATTEMPT_INTERVALS * self._state.interval_s
+        self._acquisition.end_at_s = now_s + wait_s + (self.settings.drain_within_s if release else 0.0)
         for claim in list(self._claims.values()):
             if release:
                 if claim.stage not in ATTEMPTS:
-                    self._release(claim, ReleaseReason.TERMINATED, now_s)
+                    self._renewal.release(claim, ReleaseReason.TERMINATED, now_s)
                 continue
-            self._stop(claim)
+            self._renewal.stop(claim)
             if claim.stage in _COMMITTING:
-                self._send_heartbeat(claim, claim.tracker.current, now_s)
-                self._commit_offset(claim, claim.tracker.current)
-            self._forget(claim, now_s)
+                self._state.send_heartbeat(claim, claim.tracker.current, now_s)
+                self._state.commit_offset(claim, claim.tracker.current)
+            self._renewal.forget(claim, now_s)
         return self._done(now_s)

@@ -13,6 +13,7 @@ from holdfast.core.claims.frames import Heartbeat
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
 from holdfast.core.member.actions import Action
+from holdfast.core.member.health import HealthCheck
 from holdfast.core.member.local_claims import ClaimStage
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
@@ -183,7 +184,7 @@ def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.M
     honest = Member.sent
 
     def credulous(self: Member, send_id: int, ok: bool, now_s: float) -> list[Action]:
-        sent = self._sends.get(send_id)
+        sent = self._state.sends.get(send_id)
         if (
             ok
             and sent is not None
@@ -194,7 +195,7 @@ def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.M
         return honest(self, send_id, ok, now_s)
 
     monkeypatch.setattr(Member, "sent", credulous)
-    monkeypatch.setattr(Member, "_check", lambda self, claim, now_s: ClaimVerdict.KEEP)
+    monkeypatch.setattr(HealthCheck, "check", lambda self, claim, now_s: ClaimVerdict.KEEP)
     assert _found()
 
 
