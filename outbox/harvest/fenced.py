@@ -60,8 +60,8 @@ class FencedTerm:
             most=term.settings.batch_rows,
             limit_bytes=term.settings.batch_bytes,
         )
-        self._refusals = Refusals(term, clock)
         self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
+        self._refusals = Refusals(term, self._limits, clock)
         self._foreign = ForeignMarks(clock) if "leader_id" in term.desk.rows.layout.kinds else None
         self._publisher: Publisher | None = None
         self._ahead: Pending[list[OutboxRow]] | None = None
@@ -204,10 +204,7 @@ class FencedTerm:
     def _harvest(self, rows: list[OutboxRow], full: bool) -> None:
         """Publish what can be published of *rows*, and have it deleted."""
         last_id = rows[-1].id
-        fit = self._refusals.without_refused_topics(rows, self._require_publisher().destinations)
-        whole = len(fit) == len(rows)
-        self._limits.look({row.topic for row in fit})
-        rows = self._refusals.without_too_large(fit, self._limits)
+        rows, whole = self._refusals.sort_out(rows, self._require_publisher().destinations)
         odd = any(row.attempts or row.flaw is not None or row.partition is not None for row in rows)
         if full and not odd and whole:
             expecting = len(rows)  # a row that has just failed is not taken, nor what waits for it
@@ -235,8 +232,8 @@ class FencedTerm:
                 plain = []
                 if flaw is None:
                     yield [row]
-                elif not self._refusals.is_blocked(row):
-                    self._refusals.failed(row, flaw)
+                else:
+                    self._refusals.failed_unless_blocked(row, flaw)
             else:
                 plain.append(row)
         yield plain
@@ -334,11 +331,7 @@ class FencedTerm:
             blamed = self._limits.refused(blamed)
         elif len(blamed) != 1:
             return self._halved(rows, refused)
-        for row in blamed:
-            if not self._refusals.is_blocked(row):
-                self._refusals.failed(row, str(refused))
-        ids = {row.id for row in blamed}
-        return [self._refusals.without_too_large([row for row in rows if row.id not in ids], self._limits)]
+        return [self._refusals.blame(rows, blamed, lambda row: str(refused))]
 
     def _halved(self, rows: Sequence[OutboxRow], refused: RowsRefused) -> list[Sequence[OutboxRow]]:
         at = self._require_publisher().destinations.of(rows)

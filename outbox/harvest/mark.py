@@ -63,8 +63,8 @@ class MarkTerm:
         most = min(term.settings.batch_rows, term.settings.in_flight_rows)
         self._size = BatchSize(least=min(FIRST_ROWS, most), most=most, limit_bytes=term.settings.batch_bytes)
         self._marks = MarkedRows(term.desk.rows)
-        self._refusals = Refusals(term, clock)
         self._limits = TopicLimits(term.settings.kafka.client(), term.settings.producer(), clock)
+        self._refusals = Refusals(term, self._limits, clock)
         self._producer: Any = None
         self._destinations = Destinations(None, uses_buckets=False, clock=clock)
         self._leader_id = ""
@@ -156,10 +156,7 @@ class MarkTerm:
         """Publish *rows*, delete what was delivered and give back the rest."""
         self._lost = {row.id for row in rows}
         try:
-            fit = self._refusals.without_refused_topics(rows, self._destinations)
-            whole = len(fit) == len(rows)
-            self._limits.look({row.topic for row in fit})
-            fit = self._refusals.without_too_large(fit, self._limits)
+            fit, whole = self._refusals.sort_out(rows, self._destinations)
             if full and whole and not any(row.attempts or row.flaw is not None for row in fit):
                 self._ahead = self._mark()
             for some in self._portions(fit):
@@ -216,8 +213,8 @@ class MarkTerm:
                 part, counts = [], {}
                 if flaw is None:
                     yield [row]
-                elif not self._refusals.is_blocked(row):
-                    self._refusals.failed(row, flaw)
+                else:
+                    self._refusals.failed_unless_blocked(row, flaw)
                 continue
             if not whole:
                 place = (row.topic, row.key)
@@ -281,13 +278,12 @@ class MarkTerm:
             middle = len(rest) // 2
             return [left[: len(left) - len(rest)], rest[:middle], rest[middle:]]
         why = next(iter(refused.values()))
-        for row in blamed:
-            if not self._refusals.is_blocked(row):
-                self._refusals.failed(
-                    row, f"{refused.get(row.id, why).name()}: {refused.get(row.id, why).str()}"
-                )
-        ids = {row.id for row in blamed}
-        return [self._refusals.without_too_large([row for row in left if row.id not in ids], self._limits)]
+
+        def reason(row: OutboxRow) -> str:
+            found = refused.get(row.id, why)
+            return f"{found.name()}: {found.str()}"
+
+        return [self._refusals.blame(left, blamed, reason)]
 
     def _send(self, rows: Sequence[OutboxRow]) -> dict[int, KafkaError]:
         """Hand *rows* to Kafka and wait for the answers; moves ids from lost to delivered, and returns the

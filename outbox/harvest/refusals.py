@@ -5,8 +5,9 @@ failed often enough.
 from __future__ import annotations
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from typing import NamedTuple
 
 import msgspec
 from confluent_kafka import KafkaError
@@ -43,20 +44,27 @@ class Hold:
     until_s: float
 
 
+class Sorted(NamedTuple):
+    """Rows to publish. *whole* tells that no topic among them was refused, so the next rows may be taken ahead."""
+
+    rows: list[OutboxRow]
+    whole: bool
+
+
 class Refusals:
     """The refused rows and topics of one term.
 
     Rows that failed are remembered by the database, topics only here.
     """
 
-    def __init__(self, term: Term, clock: Clock = system_clock) -> None:
+    def __init__(self, term: Term, limits: TopicLimits, clock: Clock = system_clock) -> None:
         self._settings, self._desk, self._signals, self._stats = (
             term.settings,
             term.desk,
             term.signals,
             term.stats,
         )
-        self._clock = clock
+        self._limits, self._clock = limits, clock
         self._producer = producer_name(term.settings.name, term.shard)
         self._holds: dict[str, Hold] = {}
         self._shard = term.shard
@@ -129,13 +137,33 @@ class Refusals:
         self.blocked.clear()
         self.settle()
 
-    def without_too_large(self, rows: Sequence[OutboxRow], limits: TopicLimits) -> list[OutboxRow]:
+    def sort_out(self, rows: Sequence[OutboxRow], destinations: Destinations) -> Sorted:
+        """Hold what is known to be refused before it is tried, and return what to publish."""
+        fit = self.without_refused_topics(rows, destinations)
+        self._limits.look({row.topic for row in fit})
+        return Sorted(self._without_too_large(fit), len(fit) == len(rows))
+
+    def blame(
+        self, rows: Sequence[OutboxRow], blamed: Sequence[OutboxRow], why: Callable[[OutboxRow], str]
+    ) -> list[OutboxRow]:
+        """Note that the rows *blamed* failed, each for its reason, and return which of *rows* to publish now."""
+        for row in blamed:
+            self.failed_unless_blocked(row, why(row))
+        ids = {row.id for row in blamed}
+        return self._without_too_large([row for row in rows if row.id not in ids])
+
+    def failed_unless_blocked(self, row: OutboxRow, reason: str) -> None:
+        """Note that *row* failed; one that waits for a row of its key has not been tried."""
+        if not self.is_blocked(row):
+            self.failed(row, reason)
+
+    def _without_too_large(self, rows: Sequence[OutboxRow]) -> list[OutboxRow]:
         """Return *rows* but those that their topics cannot take, which fail without being tried, and those
         that wait for such a one.
         """
         out = []
         for row in rows:
-            reason = limits.too_large(row) if row.flaw is None else None
+            reason = self._limits.too_large(row) if row.flaw is None else None
             if self.is_blocked(row):
                 continue
             if reason is None:

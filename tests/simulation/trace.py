@@ -51,7 +51,6 @@ class Trace:
     def __init__(self, timeline: Timeline, seed: int) -> None:
         self._timeline, self._seed = timeline, seed
         self._events: dict[TopicPartition, deque[tuple[float, int, str, tuple[Any, ...]]]] = {}
-        self.digest = 0
 
     def note(self, place: TopicPartition, who: str, what: str, *args: Any) -> None:
         """Remember that *who* did *what*."""

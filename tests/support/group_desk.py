@@ -219,12 +219,12 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, write: int) -> list[str]:
 
 CHILD = """
 import os, signal, sys
-from holdfast.clients import group_reset
+from holdfast.clients.groups import reset
 from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.config import Settings
 from holdfast.core.claims.resets import Aim, Where
 coordination, resets, bootstrap, group, step, interval_s, deadline_s, offset = sys.argv[1:]
-group_reset.LIMIT_FRAMES = 1
+reset.LIMIT_FRAMES = 1
 settings = Settings(app="desk", coordination_topic=coordination, claim_interval_s=float(interval_s), kafka={"bootstrap.servers": bootstrap})
 
 def tell(progress):
