@@ -22,6 +22,7 @@ from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Produ
 from holdfast.clock import Clock, system_clock
 from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.skipper import Skipper
 from holdfast.outbox.settings import HarvestSettings
@@ -81,17 +82,11 @@ class CommandReader:
     """A consumer of commands and answers, which passes what nobody can read."""
 
     def __init__(self, settings: HarvestSettings) -> None:
-        config = {
-            **settings.kafka.consumer(),
-            "group.id": f"{settings.name}-commands",  # never joined, never committed to
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            # An open transaction of a stranger must not hide what is said: nobody writes transactionally here
-            # by rule.
-            "isolation.level": "read_uncommitted",
-        }
+        # An open transaction of a stranger must not hide what is said: nobody writes transactionally here
+        # by rule.
+        config = settings.kafka.consumer(
+            **reader_options(f"{settings.name}-commands", committed=False, wait_ms=500)
+        )
         self.consumer = Consumer(config)
         self._skipper = Skipper(settings.kafka, config)
 

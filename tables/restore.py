@@ -15,6 +15,7 @@ from rocksdict import WriteOptions
 from holdfast.clock import system_clock
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, RottenStoreError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import is_end
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
@@ -59,14 +60,7 @@ def changelog_consumer(client: Mapping[str, Any], name: str, *, wait_ms: int) ->
         {
             "log_level": 2,  # librdkafka's own lines would bury what is said of an outage
             **client,
-            "group.id": f"{name}-changelog",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "fetch.queue.backoff.ms": 5,
-            "fetch.wait.max.ms": wait_ms,
+            **reader_options(f"{name}-changelog", committed=True, wait_ms=wait_ms, lost="error"),
             "queued.max.messages.kbytes": 16 << 10,
         }
     )

@@ -9,6 +9,7 @@ from typing import Any
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.config import Settings
+from holdfast.kafka.clients import reader_options
 
 FOLLOW_BYTES = 4_096
 """Records worth an answer at once."""
@@ -21,20 +22,10 @@ def following(settings: Settings, name: str, wait_ms: int) -> dict[str, Any]:
     Every record wakes every reader of its partition, so with many members the answers, not the records, are
     the load: the broker collects for *wait_ms*. It is also what a start on a silent topic takes at least.
     """
-    overrides: dict[str, str | int | bool] = {
-        "group.id": f"{settings.app}-{name}",
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        # An open transaction of a stranger must not hide what members say: nobody writes transactionally here
-        # by rule.
-        "isolation.level": "read_uncommitted",
-        "fetch.queue.backoff.ms": 5,
-        "fetch.min.bytes": FOLLOW_BYTES,
-        "fetch.wait.max.ms": wait_ms,
-    }
-    return settings.consumer(**overrides)
+    # An open transaction of a stranger must not hide what members say: nobody writes transactionally here
+    # by rule.
+    common = reader_options(f"{settings.app}-{name}", committed=False, wait_ms=wait_ms)
+    return settings.consumer(**common, **{"fetch.min.bytes": FOLLOW_BYTES})
 
 
 class EndOfLog:

@@ -22,6 +22,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, ends_reading, is_end
 
 logger = logging.getLogger(__name__)
@@ -81,15 +82,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
 
 
 def _read(settings: Settings, topic: str, end: int, deadline_s: float, clock: Clock) -> Skips:
-    own: dict[str, str | int | bool] = {
-        "group.id": f"{settings.app}-skips-readers",  # never joined
-        "enable.auto.commit": False,
-        "enable.auto.offset.store": False,
-        "isolation.level": "read_committed",
-        "enable.partition.eof": True,
-        "auto.offset.reset": "earliest",
-        "fetch.wait.max.ms": 20,
-    }
+    own = reader_options(f"{settings.app}-skips-readers", committed=True, wait_ms=20)
     skips = Skips()
     with closing(Consumer(settings.consumer(**own), logger=logger)) as consumer:
         consumer.assign([TopicPartition(topic, PARTITION, OFFSET_BEGINNING)])

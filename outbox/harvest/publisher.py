@@ -18,6 +18,7 @@ from holdfast.core.outbox.pacing import TransactionPacing
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import FENCING, REFUSED_RECORD, ends_reading, is_end
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
@@ -356,19 +357,7 @@ def read_progress(
     open: readers of committed records are told that its beginning is the end. DecodeError when a record is
     not a progress record of this version.
     """
-    consumer = Consumer(
-        {
-            **client,
-            "group.id": f"{topic}-reader",
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 10,
-            "fetch.queue.backoff.ms": 5,
-        }
-    )
+    consumer = Consumer({**client, **reader_options(f"{topic}-reader", committed=True, wait_ms=10)})
     records, progress_s = 0, system_clock.monotonic_s()
     reached: dict[int, int] = {}
     try:

@@ -39,7 +39,7 @@ def test_the_zip_holds_every_room_and_runs_alone(tmp_path: Path) -> None:
     path.write_bytes(pack())
     found = names(path.read_bytes())
     for room, module in (
-        ("core", "folding"),
+        ("core/engine", "folding"),
         ("pipeline", "folding"),
         ("tables", "store"),
         ("agents", "app"),

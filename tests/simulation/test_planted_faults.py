@@ -28,7 +28,7 @@ from holdfast.core.member.log_view import LogView
 from holdfast.core.member.member import Member
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import MemberSettings
-from holdfast.core.member.state import MemberState
+from holdfast.core.member.state import ClaimState
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
     BALANCE,
@@ -126,7 +126,7 @@ def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
-    original, row_of = Renewal.start, MemberState.row
+    original, row_of = Renewal.start, ClaimState.row
 
     def start(self: Any, claim: LocalClaim, now_s: float) -> None:
         state = self._state

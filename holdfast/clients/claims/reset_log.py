@@ -30,6 +30,7 @@ from holdfast.core.claims.resets import (
 )
 from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.errors import BrokerError, DecodeError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.kafka.skipper import Skipper
 
@@ -130,15 +131,9 @@ class ResetLog:
 
     def _read(self, end: int | None) -> Decisions:
         """Return the decisions below *end*; None is the present end of the topic."""
-        overrides: dict[str, str | int | bool] = {
-            "group.id": f"{self._settings.app}-resets-reader",  # never joined
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide a decision
-            "fetch.wait.max.ms": 10,
-        }
-        config = self._settings.consumer(**overrides)
+        # An open transaction of a stranger must not hide a decision.
+        group = f"{self._settings.app}-resets-reader"
+        config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=10))
         consumer, skipper = (
             Consumer(config, logger=logger),
             Skipper(self._settings, config, clock=self._clock),

@@ -30,6 +30,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Headers
 from holdfast.errors import BrokerError, QuarantineError, TopicError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import ends_reading, is_end
 from holdfast.kafka.skipper import Skipper
 
@@ -341,15 +342,8 @@ class Quarantine:
         """Yield the committed records of *topic* up to its present ends; of one partition from an offset
         on, with *at*.
         """
-        overrides: dict[str, str | int | bool] = {
-            "group.id": f"{self._settings.app}-quarantine-readers",  # never joined
-            "enable.auto.commit": False,
-            "isolation.level": "read_committed",
-            "enable.partition.eof": True,
-            "auto.offset.reset": "error",
-            "fetch.wait.max.ms": 10,  # an empty fetch tells the end only when it returns
-        }
-        config = self._settings.consumer(**overrides)
+        group = f"{self._settings.app}-quarantine-readers"
+        config = self._settings.consumer(**reader_options(group, committed=True, wait_ms=10, lost="error"))
         consumer, skipper = (
             Consumer(config, logger=logger),
             Skipper(self._settings, config, clock=self._clock),

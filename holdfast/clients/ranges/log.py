@@ -37,6 +37,7 @@ from holdfast.core.ranges import (
     range_key,
 )
 from holdfast.errors import BrokerError, TopicError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.skipper import Skipper
@@ -106,18 +107,11 @@ class RangeLog:
 
     def open(self) -> None:
         """Connect, read all wishes there are, and begin the rows that nobody has begun."""
-        common: dict[str, str | int | bool] = {
-            "group.id": self._group,
-            "enable.auto.commit": False,
-            "enable.auto.offset.store": False,
-            "enable.partition.eof": True,
-            "auto.offset.reset": "earliest",
-            "fetch.wait.max.ms": 20,
-            "fetch.queue.backoff.ms": 5,
-        }
         # An open transaction of a stranger must not hide wishes: nobody writes transactionally there by rule.
-        wishes = impatient(self._settings.consumer(**common, **{"isolation.level": "read_uncommitted"}))
-        messages = impatient(self._settings.consumer(**common, **{"isolation.level": "read_committed"}))
+        wishes, messages = (
+            impatient(self._settings.consumer(**reader_options(self._group, committed=committed, wait_ms=20)))
+            for committed in (False, True)
+        )
         self._reader, self._messages = Consumer(wishes, logger=quiet), Consumer(messages, logger=quiet)
         self._skipper = Skipper(self._settings, wishes, clock=self._clock)
         self._watcher = Skipper(self._settings, messages, stands=self._stands, clock=self._clock)

@@ -23,6 +23,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_worker
 from holdfast.errors import BrokerError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of, ends_reading, is_end
 from holdfast.kafka.skipper import Skipper
 
@@ -219,15 +220,9 @@ class WorkersTopic:
 
     def _opened(self, deadline_s: float) -> Consumer:
         if self._consumer is None:
-            overrides: dict[str, str | int | bool] = {
-                "group.id": f"{self._settings.app}-workers-readers",  # never joined
-                "enable.auto.commit": False,
-                "enable.partition.eof": True,
-                "auto.offset.reset": "earliest",
-                "isolation.level": "read_uncommitted",  # an open transaction of a stranger must not hide who holds what
-                "fetch.queue.backoff.ms": 5,
-            }
-            config = self._settings.consumer(**overrides)
+            # An open transaction of a stranger must not hide who holds what.
+            group = f"{self._settings.app}-workers-readers"
+            config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=500))
             consumer = Consumer(config, logger=logger)
             try:
                 # A consumer that is assigned a topic it knows nothing of takes half a second to find its

@@ -12,7 +12,7 @@ from holdfast.core.member.local_claims import ClaimStage, LocalClaim, frame_mark
 from holdfast.core.member.log_view import FrameEffect, LogView
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, SETTLE_INTERVALS
-from holdfast.core.member.state import MemberState
+from holdfast.core.member.state import ClaimState
 from holdfast.core.member.tracking import Tracker
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 
@@ -40,7 +40,7 @@ class _Birth:
 class Acquisition:
     """Decisions about claims that are not held yet."""
 
-    def __init__(self, state: MemberState, renewal: Renewal) -> None:
+    def __init__(self, state: ClaimState, renewal: Renewal) -> None:
         self._state, self._renewal, self._settings = state, renewal, state.settings
         self._births: dict[str, _Birth] = {}
         self.began_ms = -1

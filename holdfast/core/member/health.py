@@ -5,14 +5,14 @@ from __future__ import annotations
 from holdfast.core.member.actions import Event
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.settings import EXPIRED_INTERVALS, IDLE_INTERVALS, WARNED_AT, Delivery
-from holdfast.core.member.state import MemberState
+from holdfast.core.member.state import ClaimState
 from holdfast.core.member.velocity import ClaimVerdict, Sample
 
 
 class HealthCheck:
     """Measures claims, and tells a user at work from a partition that is stuck."""
 
-    def __init__(self, state: MemberState) -> None:
+    def __init__(self, state: ClaimState) -> None:
         self._state, self._settings = state, state.settings
 
     def check(self, claim: LocalClaim, now_s: float) -> ClaimVerdict:

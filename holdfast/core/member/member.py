@@ -16,7 +16,7 @@ from holdfast.core.member.actions import Action, DeliveryToken, Event, ReleaseRe
 from holdfast.core.member.local_claims import ATTEMPTS, ClaimStage, ClaimView, LocalClaim, frame_mark, held_as
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
-from holdfast.core.member.state import Draws, MemberState
+from holdfast.core.member.state import ClaimState, Draws
 from holdfast.errors import ClaimLostError
 
 __all__ = ["ClaimView", "Draws", "Member"]
@@ -51,7 +51,7 @@ class Member:
         now_s: float,
         unix_s: float,
     ) -> None:
-        self._state = MemberState(
+        self._state = ClaimState(
             settings, coordination_partitions=coordination_partitions, draws=draws, now_s=now_s, unix_s=unix_s
         )
         self._renewal = Renewal(self._state)

@@ -18,7 +18,7 @@ from holdfast.core.member.settings import (
     RETRY_INTERVALS,
     Delivery,
 )
-from holdfast.core.member.state import MemberState
+from holdfast.core.member.state import ClaimState
 from holdfast.core.member.tracking import Tracker
 from holdfast.core.member.velocity import ClaimVerdict
 
@@ -45,7 +45,7 @@ COOLING = frozenset(
 class Renewal:
     """Decisions about claims that are held."""
 
-    def __init__(self, state: MemberState) -> None:
+    def __init__(self, state: ClaimState) -> None:
         self._state, self._settings, self.health = state, state.settings, HealthCheck(state)
 
     # -- starting

@@ -55,7 +55,7 @@ class _Sent(NamedTuple):
     frame: Frame
 
 
-class MemberState:
+class ClaimState:
     """State and small change of a member. No decisions."""
 
     def __init__(

@@ -17,6 +17,7 @@ from holdfast.config import Settings
 from holdfast.core.kafka.sequences import advance
 from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.errors import BrokerError
+from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import is_end
 
 READ_RECORDS = 5_000
@@ -107,14 +108,9 @@ class PublishedReader:
         clock: Clock = system_clock,
     ) -> None:
         self._clock, self._topic = clock, topic
-        reading: dict[str, str | int | bool] = {
-            "group.id": f"{settings.app}-reader",  # never joined
-            "enable.auto.commit": False,
-            "enable.partition.eof": True,
-            "isolation.level": "read_committed" if committed else "read_uncommitted",
-        }
-        config: dict[str, Any] = settings.consumer(**reading)
-        self._consumer = Consumer(config)
+        self._consumer = Consumer(
+            settings.consumer(**reader_options(f"{settings.app}-reader", committed=committed, wait_ms=10))
+        )
         self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
         self._unread = set(range(partitions))
 
