@@ -101,7 +101,7 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
             isinstance(decision, ResetCommit) and decision.group == reset.group
             for decision in desk.decisions()
         )
-        assert committed == ("Commit" in written)
+        assert committed == ("ResetCommit" in written)
         reset.settle()
         assert reset.check() == (reset.new if committed else reset.old), written
         assert reset.settle() == 0
@@ -112,7 +112,7 @@ def test_killed_after_any_write_a_reset_has_moved_everything_or_nothing(desk: Gr
     assert reset.check() == reset.new
     claims, moves = ["ClaimingPartition"] * 3, ["ReleasingPartition"] * 3
     assert story[-1:] == ["ReleaseGroup"]
-    assert [what for what in story if what != "ReleaseGroup"] == [*claims, "Commit", *moves]
+    assert [what for what in story if what != "ReleaseGroup"] == [*claims, "ResetCommit", *moves]
     # The page tells the same steps, and for each what a kill after it leaves.
     steps = [row for row in table("Step", "Written", "Killed after it") if row["Written"]]
     assert [plain(row["Written"]) for row in steps] == [what for what, _ in groupby(story)]
