@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING, Any
 import msgspec
 
 from holdfast.core.engine.codec import RowCodec, row_key
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
-from holdfast.pipeline.folding import DictStore
 
 if TYPE_CHECKING:
     import pandas  # type: ignore[import-untyped]

@@ -8,6 +8,8 @@ HoldfastError
 │   ├── AnnouncementError    a value is not, or may not be written as, an announcement of a balanced group
 │   └── WireError            bytes in Kafka's own format are cut short or corrupt, and where
 ├── FoldError                a fold broke a rule of the framework (goes to quarantine with its record)
+├── ImpureFoldError          in a test, a fold gave something else after a restart or on replay
+├── TopologyError            a test of a topology asks for what it does not have, or processors feed themselves
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
 │   │   └── RottenStoreError a store does not hold what was written to it; it is set aside and rebuilt
@@ -104,6 +106,14 @@ class AnnouncementError(DecodeError):
 
 class FoldError(HoldfastError):
     """A fold broke a rule of the framework."""
+
+
+class ImpureFoldError(HoldfastError):
+    """In a test, a fold gave something else after a restart or on replay: it uses more than its arguments."""
+
+
+class TopologyError(HoldfastError):
+    """A test of a topology asks for what it does not have, or its processors feed themselves."""
 
 
 class StateError(HoldfastError):

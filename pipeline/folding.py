@@ -7,7 +7,6 @@ partition. Executors import this module: it needs the core, pyarrow and numpy, n
 
 from __future__ import annotations
 
-from bisect import bisect_left
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
@@ -17,8 +16,9 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.codec import META, NOTHING_APPLIED, ROW, WAKE, digest
+from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, WAKE, digest
 from holdfast.core.engine.folding import Batch, Folder, Refused, Transition
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Headers, Processor
 from holdfast.core.engine.skips import OffsetRanges, behind
 from holdfast.errors import OrderError
@@ -73,47 +73,6 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     timers: int = 0
     digest: str = digest(())
-
-
-class DictStore:
-    """Committed rows of one partition in memory; scans are in key order, as RocksDB's are."""
-
-    def __init__(self) -> None:
-        self._values: dict[bytes, bytes] = {}
-        self._order: list[bytes] = []
-        self._stale = False
-
-    def get(self, key: bytes) -> bytes | None:
-        return self._values.get(key)
-
-    def apply(self, puts: Iterable[tuple[bytes, bytes | None]]) -> None:
-        """Take a transaction's changes; None removes."""
-        values = self._values
-        before = len(values)
-        for key, value in puts:
-            if value is None:
-                self._stale |= values.pop(key, None) is not None
-            else:
-                values[key] = value
-        self._stale |= len(values) != before
-
-    def _sorted(self) -> list[bytes]:
-        # Sorted again only when keys came or went since: a fold that scans on each record pays for one sort a
-        # transaction.
-        if self._stale or len(self._order) != len(self._values):
-            self._order, self._stale = sorted(self._values), False
-        return self._order
-
-    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
-        order = self._sorted()
-        for at in range(bisect_left(order, prefix), len(order)):
-            if not order[at].startswith(prefix):
-                return
-            yield order[at], self._values[order[at]]
-
-    def everything(self) -> Iterator[tuple[bytes, bytes]]:
-        """Yield all rows and timers in key order."""
-        return ((key, self._values[key]) for key in self._sorted() if key[:1] != META)
 
 
 def readable(row: Any) -> str | None:

@@ -25,6 +25,7 @@ PUBLIC_MODULES = {
     "holdfast.outbox.schema.migrate",
     "holdfast.outbox.goharvest",
     "holdfast.dev.fixtures",
+    "holdfast.testing",
 }
 FACE = [
     "BlockingClaimConsumer",

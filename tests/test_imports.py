@@ -13,8 +13,8 @@ import pytest
 
 from tests.support.places import ROOT
 
-# What each room may import of holdfast, besides itself. cli and dev may import anything, and nothing may
-# import them or agents.
+# What each room may import of holdfast, besides itself. cli, dev and testing may import anything, and nothing
+# may import them or agents.
 ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
@@ -30,6 +30,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars"}),
     "cli": None,
     "dev": None,
+    "testing": None,
 }
 # What each wing of a room, or module at the room's root, may import of the same room, besides itself.
 WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {

@@ -37,6 +37,7 @@ COMMANDS = {
     "replay": "Fold a processor over its source's history, in this process or on Spark.",
     "tables": "Look into the changelogs of tables, and repair them.",
     "topics": "List, create, check and describe the topics of an application.",
+    "topology": "Print the graph of topics and processors.",
     "verify": "Compare a live table with a replay of its source.",
 }
 """Name and help of each command; the module `holdfast.cli.<name>` is imported when its command runs and offers `app`."""

@@ -14,11 +14,11 @@ from hypothesis import strategies as st
 
 from holdfast.core.engine.codec import RowCodec, digest, row_key, text_key, wake_key
 from holdfast.core.engine.folding import Batch, Folder
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.errors import OrderError
 from holdfast.pipeline.folding import (
     OUT_ROWS,
     RESULT,
-    DictStore,
     FoldPlan,
     FoldSummary,
     columns_needed,

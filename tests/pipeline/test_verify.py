@@ -15,11 +15,11 @@ from holdfast.cli.__main__ import main
 from holdfast.config import Settings
 from holdfast.core.engine.codec import APPLIED, Marker, RowCodec, encode_due, encode_marker, row_key, wake_key
 from holdfast.core.engine.folding import Folder
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import ChangelogError, PipelineError
 from holdfast.kafka.connections import connector
-from holdfast.pipeline.folding import DictStore
 from holdfast.pipeline.land import land
 from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader

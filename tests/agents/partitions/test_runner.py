@@ -13,10 +13,10 @@ import pytest
 
 from holdfast.agents.partitions.runner import FEW_ROWS, Runner
 from holdfast.core.engine.folding import STEP_RECORDS, Changes, Folder
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.kafka.feed import Fetched
-from holdfast.pipeline.folding import DictStore
 from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
 
 

@@ -25,10 +25,10 @@ from holdfast.core.broker_logs.folds import (
 from holdfast.core.broker_logs.lost_ends import Decided, decision_key, ends_log
 from holdfast.core.engine.codec import ROW, RowCodec
 from holdfast.core.engine.folding import Batch, Folder
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.transaction_state import Transaction, TransactionState
 from holdfast.errors import WireError
-from holdfast.pipeline.folding import DictStore
 
 
 def text(value: str | None) -> bytes:

@@ -1,0 +1,9 @@
+"""Tests of processors without a broker: see `Topology`.
+
+`holdfast.testing.plugin` gives pytest the fixtures `topology`, `holdfast_broker` and `fresh_topic`.
+"""
+
+from holdfast.testing.logs import TopicRecord
+from holdfast.testing.topology import RefusedRecord, Topology
+
+__all__ = ["RefusedRecord", "TopicRecord", "Topology"]

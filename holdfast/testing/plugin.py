@@ -1,0 +1,54 @@
+"""The pytest plugin of holdfast, found by its entry point: fixtures for tests of processors.
+
+- ``topology``: `topology([totals], partitions=3)` returns a `Topology` and checks it at the end of the test.
+- ``holdfast_broker`` and ``fresh_topic``: a real broker for the session, and topics of it; see
+  `holdfast.dev.fixtures`.
+
+No Kafka client is imported until a test asks for a broker.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.testing.topology import Topology
+
+if TYPE_CHECKING:
+    from holdfast.dev.fixtures import FreshTopic, SessionBroker
+
+MakeTopology = Callable[..., Topology]
+
+
+@pytest.fixture
+def topology() -> Iterator[MakeTopology]:
+    """Give a maker of topologies; each is replayed at the end of the test, as a `with` block would."""
+    made: list[Topology] = []
+
+    def make(app: Any, **options: Any) -> Topology:
+        made.append(Topology(app, **options))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.check()
+
+
+@pytest.fixture(scope="session")
+def holdfast_broker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
+    """Give one real Kafka for the whole session."""
+    from holdfast.dev.fixtures import session_broker
+
+    yield from session_broker(lambda: tmp_path_factory.mktemp("kafka"))
+
+
+@pytest.fixture
+def fresh_topic(holdfast_broker: SessionBroker) -> Iterator[FreshTopic]:
+    """Give a maker of topics that no other test has."""
+    from holdfast.dev.fixtures import FreshTopic
+
+    topics = FreshTopic(holdfast_broker)
+    yield topics
+    topics.delete_all()

@@ -1,0 +1,212 @@
+"""A whole application without a broker: pipe records in, look at rows, timers, emits and refusals."""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from types import TracebackType
+from typing import Any, Self
+
+from holdfast.core.engine.folding import Refused
+from holdfast.core.engine.graph import TopologyGraph
+from holdfast.core.engine.processor import Headers, Processor, by_name
+from holdfast.errors import TopologyError
+from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
+from holdfast.testing.runs import PartitionRun
+
+LIMIT_STEPS = 10_000
+"""How many records one piped record may set off: more is a circle that feeds itself."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RefusedRecord:
+    """A record that a worker would put to quarantine, and why."""
+
+    processor: str
+    record: TopicRecord
+    stage: str
+    error: str
+    reason: str
+
+
+class Topology:
+    """The processors of *app* over topics in memory, all with *partitions* partitions.
+
+    *app* is what `create_app` returned, or a list of processors. Each `pipe` appends one record and folds all
+    that follows from it: what a fold emits to the source of another processor is folded by that one too.
+
+    Every record is folded by a worker that goes on and by one that restarts before it, and the whole log is
+    replayed in transactions of other sizes at the end of the `with` block (or by `check`).
+    ImpureFoldError when the three differ: then the fold uses a clock, chance or state of its own.
+
+    >>> from holdfast import Processor, by_key
+    >>> def count(rows, word, at_ms):
+    ...     rows[word] = (rows.get(word) or 0) + 1
+    >>> words = Processor(name="words", source="lines", decode=bytes.decode, fold=count, row=int)
+    >>> with Topology([words]) as topology:
+    ...     for word in ("to", "be", "to"):
+    ...         _ = topology.pipe("lines", word, key=word)
+    ...     topology.table("words")
+    {'be': 1, 'to': 2}
+    """
+
+    def __init__(self, app: Any, *, partitions: int = 3, start_ms: int = 1_700_000_000_000) -> None:
+        found = getattr(app, "processors", app)
+        self.processors: dict[str, Processor[Any, Any]] = by_name(
+            list(found.values()) if isinstance(found, Mapping) else found
+        )
+        if not self.processors:
+            raise TopologyError("no processors: give a list of them, or what create_app returned")
+        self._logs = TopicLogs(partitions)
+        self._runs: dict[tuple[str, int], PartitionRun] = {}
+        self._readers: dict[str, list[Processor[Any, Any]]] = {}
+        for each in self.processors.values():
+            self._readers.setdefault(each.source, []).append(each)
+        self._now_ms = start_ms
+        self.refused: list[RefusedRecord] = []
+        """What was refused, in order; a test that expects none says so: `assert not topology.refused`."""
+
+    # -- in
+
+    def pipe(
+        self,
+        topic: str,
+        value: Any,
+        *,
+        key: Any = None,
+        headers: Headers = (),
+        at: int | None = None,
+        partition: int | None = None,
+    ) -> TopicRecord:
+        """Append a record to *topic*, fold all that follows, and return it with its place.
+
+        Key and value are bytes, text, None, or what is written as JSON. *at* is its append time in ms, from
+        which the following records go on; without it the time stands still. Without *partition*, the key
+        chooses as Java clients do; no key means partition 0.
+        """
+        if topic not in self._readers:
+            raise TopologyError(
+                f"no processor reads {topic!r:.200}; sources are {', '.join(sorted(self._readers))}"
+            )
+        if at is not None:
+            if type(at) is not int:
+                raise TopologyError(f"at={at!r:.100}: an append time is a whole number of ms")
+            self._now_ms = at
+        first = self._logs.append(
+            topic,
+            self._now_ms,
+            key=as_bytes("key", key),
+            value=as_bytes("value", value),
+            headers=headers,
+            partition=partition,
+        )
+        self._fold_all(first)
+        return first
+
+    def _fold_all(self, first: TopicRecord) -> None:
+        pending, steps = deque([first]), 0
+        while pending:
+            record, steps = pending.popleft(), steps + 1
+            if steps > LIMIT_STEPS:
+                raise TopologyError(
+                    f"{first} set off more than {LIMIT_STEPS} records, the last {record}: these processors feed themselves"
+                )
+            for processor in self._readers.get(record.topic, ()):
+                pending.extend(self._fold(processor, record))
+
+    def _fold(self, processor: Processor[Any, Any], record: TopicRecord) -> list[TopicRecord]:
+        """Fold a record and return what was appended for it."""
+        changes = self._run(processor.name, record.partition).fold(record)
+        self.refused += [self._told(processor, record, each) for each in changes.refused]
+        into = record.partition if processor.in_place else None
+        return [self._logs.emit(each, self._now_ms, into=into) for each in changes.emits]
+
+    def _run(self, name: str, partition: int) -> PartitionRun:
+        place = (name, partition)
+        if place not in self._runs:
+            self._runs[place] = PartitionRun(self.processors[name], partition)
+        return self._runs[place]
+
+    @staticmethod
+    def _told(processor: Processor[Any, Any], record: TopicRecord, refused: Refused) -> RefusedRecord:
+        return RefusedRecord(
+            processor=processor.name,
+            record=record,
+            stage=refused.stage,
+            error=refused.error,
+            reason=refused.reason,
+        )
+
+    # -- out
+
+    def read(self, topic: str) -> list[TopicRecord]:
+        """Return what was emitted to *topic* since this was last called, in order.
+
+        TopologyError for a topic to which no processor emits.
+        """
+        if not any(topic in each.emits for each in self.processors.values()):
+            declared = sorted({each for processor in self.processors.values() for each in processor.emits})
+            raise TopologyError(
+                f"no processor emits to {topic!r:.200}; emits are {', '.join(declared) or 'none'}"
+            )
+        return self._logs.unread(topic)
+
+    def table(self, name: str | Processor[Any, Any], *, partition: int | None = None) -> dict[str, Any]:
+        """Return the rows of a processor by key, in the order of their keys; of one *partition* only, if named.
+
+        TopologyError when two partitions have rows of one key (the records' keys did not choose by it), or
+        when `route` leads queries to another partition than the row's.
+        """
+        found: dict[str, Any] = {}
+        homes: dict[str, int] = {}
+        for run in self._of(name, partition):
+            for key, row in run.rows().items():
+                self._check_route(run.processor, key, run.partition)
+                if (other := homes.setdefault(key, run.partition)) != run.partition:
+                    raise TopologyError(
+                        f"{run.processor.name} has rows of {key!r:.200} in partitions {other} and {run.partition}: records of one "
+                        "key must come into one partition; pipe them with key=..., or look at one with table(..., partition=...)"
+                    )
+                found[key] = row
+        return dict(sorted(found.items(), key=lambda each: each[0].encode()))
+
+    def _check_route(self, processor: Processor[Any, Any], key: str, partition: int) -> None:
+        if processor.route is None:
+            return
+        leads = processor.route(key, self._logs.partitions)
+        if leads is not None and leads != partition:
+            raise TopologyError(
+                f"{processor.name} has the row of {key!r:.200} in partition {partition}, but its route leads queries to {leads}: they "
+                "would not find it; pipe its records with the key that the route expects, or mend the route"
+            )
+
+    def timers(self, name: str | Processor[Any, Any], *, partition: int | None = None) -> dict[str, int]:
+        """Return when each timer of a processor is due, in ms of append time, by key."""
+        return {key: at_ms for run in self._of(name, partition) for key, at_ms in run.timers().items()}
+
+    def _of(self, name: str | Processor[Any, Any], partition: int | None) -> Sequence[PartitionRun]:
+        name = name.name if isinstance(name, Processor) else name
+        if name not in self.processors:
+            raise TopologyError(f"no processor {name!r:.200}; there are {', '.join(sorted(self.processors))}")
+        return [run for (of, at), run in sorted(self._runs.items()) if of == name and partition in (None, at)]
+
+    def describe(self) -> str:
+        """Return the graph of topics and processors as text, as `holdfast topology` prints it."""
+        return TopologyGraph.of(list(self.processors.values())).text()
+
+    # -- the end
+
+    def check(self) -> None:
+        """Replay every log; ImpureFoldError when it does not come to the same rows, emits and refusals."""
+        for run in self._runs.values():
+            run.replay()
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if kind is None:
+            self.check()

@@ -1,0 +1,237 @@
+"""The test kit: what it shows of an application, and which folds it catches."""
+
+from __future__ import annotations
+
+import itertools
+import random
+import time
+from collections.abc import Iterator
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast import Emit, Processor, Rows, by_key
+from holdfast.errors import ImpureFoldError, TopologyError
+from holdfast.testing import Topology
+
+QUIET_MS = 1_000
+
+
+class Sale(msgspec.Struct, frozen=True):
+    customer: str
+    cents: int
+
+
+class Spent(msgspec.Struct, frozen=True):
+    cents: int = 0
+    reminders: int = 0
+
+
+def spend(rows: Rows[Spent], sale: Sale, at_ms: int) -> Iterator[Emit]:
+    before = rows.get(sale.customer) or Spent()
+    rows[sale.customer] = msgspec.structs.replace(before, cents=before.cents + sale.cents)
+    rows.wake_at(sale.customer, at_ms + QUIET_MS)
+    if before.cents < 100 <= before.cents + sale.cents:
+        yield Emit("big", key=sale.customer, value=b"big")
+
+
+def remind(rows: Rows[Spent], customer: str, at_ms: int) -> None:
+    before = rows[customer]
+    rows[customer] = msgspec.structs.replace(before, reminders=before.reminders + 1)
+
+
+def tally(rows: Rows[int], name: str, at_ms: int) -> None:
+    rows[name] = (rows.get(name) or 0) + 1
+
+
+SPENT = Processor(
+    name="spent",
+    source="sales",
+    decode=msgspec.json.Decoder(Sale).decode,
+    fold=spend,
+    on_wake=remind,
+    row=Spent,
+    route=by_key,
+    emits=("big",),
+)
+BIG = Processor(name="tally", source="big", inputs=("key",), decode=bytes.decode, fold=tally, row=int)
+
+
+def test_rows_timers_and_emits_of_a_chain() -> None:
+    with Topology([SPENT, BIG]) as topology:
+        topology.pipe("sales", Sale("ada", 99), key="ada", at=1_000)
+        assert topology.read("big") == []
+        record = topology.pipe("sales", Sale("ada", 1), key="ada")
+        topology.pipe("sales", Sale("bob", 500), key="bob", at=1_500)
+        assert [(each.key, each.value, each.at_ms) for each in topology.read("big")] == [
+            (b"ada", b"big", 1_000),
+            (b"bob", b"big", 1_500),
+        ]
+        assert topology.read("big") == [], "each record is read once"
+        assert (record.partition, record.offset) == (by_key("ada", 3), 1)
+        assert topology.table("spent") == {"ada": Spent(100), "bob": Spent(500)}
+        assert topology.table(BIG) == {"ada": 1, "bob": 1}
+        assert topology.timers("spent") == {"ada": 2_000, "bob": 2_500}
+        topology.pipe("sales", Sale("ada", 1), key="ada", at=2_000)
+        assert topology.table("spent")["ada"] == Spent(101, reminders=1)
+        assert not topology.refused
+
+
+def test_a_record_that_cannot_be_decoded_is_told() -> None:
+    with Topology([SPENT]) as topology:
+        topology.pipe("sales", b"{", key="ada", partition=2)
+        (refused,) = topology.refused
+        assert (refused.processor, str(refused.record), refused.stage) == ("spent", "sales/2/0", "decode")
+        assert refused.error == "DecodeError"
+        assert topology.table("spent") == {}
+
+
+def test_an_app_is_taken_as_a_list_of_processors_is() -> None:
+    with Topology(SimpleNamespace(processors={SPENT.name: SPENT})) as topology:
+        topology.pipe("sales", Sale("ada", 1), key="ada")
+        assert topology.table("spent") == {"ada": Spent(1)}
+
+
+# -- folds that replay to something else
+
+
+def test_a_fold_that_looks_at_a_clock_is_caught() -> None:
+    def late(rows: Rows[int], word: str, at_ms: int) -> None:
+        rows[word] = time.time_ns()
+
+    with pytest.raises(ImpureFoldError, match="words/0/0, folded after a restart, gives other rows"):
+        _words(late).pipe("words", "to")
+
+
+def test_a_fold_that_draws_lots_is_caught() -> None:
+    def emit(rows: Rows[int], word: str, at_ms: int) -> Emit:
+        return [Emit("out", value=random.randbytes(8))]  # type: ignore[return-value]
+
+    with pytest.raises(ImpureFoldError, match="emits other records: number 0 was"):
+        _words(emit).pipe("words", "to")
+
+
+def test_a_fold_with_state_of_its_own_is_caught() -> None:
+    numbers = itertools.count()
+
+    def number(rows: Rows[int], word: str, at_ms: int) -> None:
+        rows[word] = next(numbers)
+
+    with pytest.raises(ImpureFoldError, match="no global"):
+        _words(number).pipe("words", "to")
+
+
+def test_a_fold_whose_failures_vary_is_caught() -> None:
+    calls = itertools.count()
+
+    def fail(rows: Rows[int], word: str, at_ms: int) -> None:
+        if next(calls) % 3:
+            raise ValueError("not now")
+
+    with pytest.raises(ImpureFoldError, match="refuses other records"):
+        _words(fail).pipe("words", "to")
+
+
+def test_what_only_a_replay_shows_is_caught_at_the_end() -> None:
+    calls = itertools.count()
+
+    def wear_out(rows: Rows[int], word: str, at_ms: int) -> None:
+        rows[word] = 1 if next(calls) < 4 else 2  # right for both folds of two records, wrong for the replay
+
+    topology = _words(wear_out)
+    topology.pipe("words", "to")
+    topology.pipe("words", "be")
+    with pytest.raises(ImpureFoldError, match="replay of 2 records gives other rows"):
+        topology.check()
+
+
+def test_a_failing_test_is_not_replaced_by_the_check() -> None:
+    with pytest.raises(KeyError), _words(lambda rows, word, at_ms: None):
+        raise KeyError("the test's own")
+
+
+def _words(fold: Any) -> Topology:
+    return Topology(
+        [Processor(name="words", source="words", decode=bytes.decode, fold=fold, row=int, emits=("out",))]
+    )
+
+
+# -- what it is asked in vain
+
+
+def test_it_says_what_it_does_not_have() -> None:
+    topology = Topology([SPENT, BIG], partitions=2)
+    with pytest.raises(TopologyError, match="no processor reads 'sale'; sources are big, sales"):
+        topology.pipe("sale", b"")
+    with pytest.raises(TopologyError, match="no processor emits to 'sales'; emits are big"):
+        topology.read("sales")
+    with pytest.raises(TopologyError, match="no processor 'spend'; there are spent, tally"):
+        topology.table("spend")
+    with pytest.raises(TopologyError, match="sales partition 2: this topology has 2 partitions"):
+        topology.pipe("sales", b"", partition=2)
+    with pytest.raises(TopologyError, match="whole number of ms"):
+        topology.pipe("sales", b"", at=1.5)  # type: ignore[arg-type]
+    with pytest.raises(TopologyError, match="cannot be written as JSON"):
+        topology.pipe("sales", object())
+    with pytest.raises(TopologyError, match="at least one"):
+        Topology([SPENT], partitions=0)
+    with pytest.raises(TopologyError, match="no processors"):
+        Topology([])
+
+
+def test_rows_that_queries_would_not_find_are_told() -> None:
+    topology = Topology([SPENT])
+    elsewhere = (by_key("ada", 3) + 1) % 3
+    topology.pipe("sales", Sale("ada", 1), partition=elsewhere)
+    with pytest.raises(TopologyError, match=f"partition {elsewhere}, but its route leads queries to"):
+        topology.table("spent")
+
+
+def test_one_key_in_two_partitions_is_told() -> None:
+    with Topology([BIG]) as topology:
+        for partition in (0, 1):
+            topology.pipe("big", b"", key="ada", partition=partition)
+        with pytest.raises(TopologyError, match="rows of 'ada' in partitions 0 and 1"):
+            topology.table("tally")
+        assert topology.table("tally", partition=1) == {"ada": 1}
+
+
+def test_processors_that_feed_themselves_end() -> None:
+    def again(rows: Rows[int], word: str, at_ms: int) -> list[Emit]:
+        return [Emit("words", value=b"x")]
+
+    circle = Processor(
+        name="circle", source="words", decode=bytes.decode, fold=again, row=int, emits=("words",)
+    )
+    with pytest.raises(TopologyError, match="set off more than 10000 records"):
+        Topology([circle]).pipe("words", "x")
+
+
+def test_emits_in_place_stay_in_their_partition() -> None:
+    def same(rows: Rows[int], word: str, at_ms: int) -> list[Emit]:
+        return [Emit("out", key="k", value=b"")]
+
+    with Topology(
+        [
+            Processor(
+                name="same",
+                source="words",
+                decode=bytes.decode,
+                fold=same,
+                row=int,
+                emits=("out",),
+                in_place=True,
+            )
+        ]
+    ) as topology:
+        topology.pipe("words", "x", partition=2)
+        assert [each.partition for each in topology.read("out")] == [2]
+
+
+def test_it_describes_itself() -> None:
+    assert Topology([BIG, SPENT]).describe() == (
+        "spent (version 1)\n  folds   sales\n  table   spent.v1, with timers\n  emits   big (internal)\n\n"
+        "tally (version 1)\n  folds   big (internal)\n  table   tally.v1"
+    )
