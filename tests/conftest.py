@@ -18,12 +18,13 @@ from holdfast.dev.databases.servers import MariaDB, MySQL, Postgres
 from holdfast.dev.fixtures import SessionBroker, fresh_topic, holdfast_broker
 from holdfast.pipeline import session
 from tests.support.parts import part, parts_of, times
+from tests.support.scale import scaled
 
 __all__ = ["broker", "fresh_topic", "holdfast_broker"]
 
 # Hypothesis gives each example 200 ms by itself, which a loaded machine takes for nothing: how long an
 # example may take is told by the test's own timeout.
-hypothesis.settings.register_profile("holdfast", deadline=None)
+hypothesis.settings.register_profile("holdfast", deadline=None, max_examples=scaled(100))
 hypothesis.settings.load_profile("holdfast")
 
 

@@ -17,8 +17,9 @@ from hypothesis import HealthCheck, Phase, given, seed, settings
 from tests.fuzz.mutating import inputs
 from tests.fuzz.records import ANSWERS, WHOLE_RECORDS
 from tests.fuzz.targets import LIMIT_UNPACKED_BYTES, TARGETS, Target
+from tests.support.scale import scaled
 
-BUDGET = int(os.environ.get("HOLDFAST_FUZZ_BUDGET", "60"))
+BUDGET = scaled(int(os.environ.get("HOLDFAST_FUZZ_BUDGET", "60")))
 SEED = int(os.environ.get("HOLDFAST_FUZZ_SEED", "1"))
 LIMIT_BASE_BYTES = 2 << 20
 """What a decoder may use whatever it is given: tables made once, an error and its traceback."""

@@ -44,6 +44,7 @@ from holdfast.models.partition_leader import (
 from tests.models.leading import PID, Log, sequences
 from tests.support.places import TESTDATA
 from tests.support.proof import DictStore
+from tests.support.scale import scaled
 
 VECTORS: dict[str, Any] = json.loads((TESTDATA / "producer_append.json").read_text())
 
@@ -316,7 +317,7 @@ sends = st.lists(
 
 
 @given(sends, st.sampled_from([0, MAX_SEQUENCE - 5]))
-@settings(max_examples=200)
+@settings(max_examples=scaled(200))
 def test_the_incremental_fold_answers_as_a_rescan_of_the_log_does(
     steps: list[tuple[int, int, str, int]], start: int
 ) -> None:

@@ -36,6 +36,7 @@ from holdfast.core.kafka.transaction_state import (
     transaction_key,
 )
 from tests.models.leading import Desk
+from tests.support.scale import scaled
 
 S = TransactionState
 ORDERS = ("orders", 0)
@@ -381,7 +382,7 @@ def command_of(
 
 
 @given(steps, st.sampled_from([0, 2]), st.sampled_from([0, EXHAUSTED_EPOCH - 3]))
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 def test_whatever_happens_states_follow_the_table_and_no_identity_is_given_twice(
     lives: list[tuple[str, str, int]], version: int, epoch: int
 ) -> None:

@@ -31,10 +31,11 @@ from holdfast.pipeline.results import Replayed, gather, present, summaries_of
 from holdfast.tables.store import Budget, PartitionStore, StoreStamp
 from tests.pipeline.folds import Account, Log, Record, accounts, logs, records
 from tests.pipeline.lakes import cut, record_batch
+from tests.support.scale import scaled
 
 PROCESSOR = accounts()
 BUDGET = Budget.of(1 << 20, 1 << 20)
-RELAXED = settings(max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+RELAXED = settings(max_examples=scaled(25), suppress_health_check=[HealthCheck.too_slow])
 
 
 def replayed(

@@ -49,6 +49,7 @@ from holdfast.core.engine.folding import Batch, Folder
 from holdfast.core.engine.processor import Emits, Processor
 from holdfast.core.engine.rows import Rows
 from tests.support.places import TESTDATA
+from tests.support.scale import scaled
 
 LAG_MS = 1200  # the running observer polls every 500 ms; its answer may be that old
 
@@ -369,7 +370,7 @@ def stored(processor: Processor[Any, Any], records: list[Record], cuts: list[int
     return dict(store)
 
 
-@settings(max_examples=25)
+@settings(max_examples=scaled(25))
 @given(partition=st.integers(0, 2), cuts=st.lists(st.integers(0, 300), max_size=30))
 @pytest.mark.parametrize("processor", [GUARDED, COMPAT], ids=lambda each: each.name)
 def test_the_capture_gives_the_same_bytes_however_it_is_cut_into_transactions(

@@ -31,6 +31,7 @@ from holdfast.core.claims.frames import (
 )
 from holdfast.errors import DecodeError, FrameError
 from tests.support.places import TESTDATA
+from tests.support.scale import scaled
 
 VECTORS: dict[str, Any] = json.loads((TESTDATA / "marshal_frames.json").read_text())
 PARTITIONS: dict[str, Any] = json.loads((TESTDATA / "coordination_partition.json").read_text())
@@ -278,7 +279,7 @@ pieces = st.sampled_from(
 near_frames = st.lists(pieces | st.binary(max_size=12), min_size=6, max_size=11).map(b"/".join)
 
 
-@settings(max_examples=400)
+@settings(max_examples=scaled(400))
 @given(st.binary(max_size=200) | near_frames)
 def test_arbitrary_bytes_decode_to_a_frame_or_a_frame_error_and_nothing_else(value: bytes) -> None:
     try:

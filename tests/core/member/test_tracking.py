@@ -14,6 +14,7 @@ from hypothesis import strategies as st
 from holdfast.core.member import tracking
 from holdfast.core.member.tracking import Tracker
 from holdfast.errors import CommitError
+from tests.support.scale import scaled
 
 
 def test_commits_out_of_order_advance_to_the_first_hole() -> None:
@@ -179,13 +180,13 @@ def against_the_model(steps: list[Step], new: Callable[[int], Tracker] = Tracker
         assert tracker.position == position
 
 
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 @given(STEPS)
 def test_a_tracker_holds_what_an_entry_for_each_offset_would(steps: list[Step]) -> None:
     against_the_model(steps)
 
 
-@settings(max_examples=150)
+@settings(max_examples=scaled(150))
 @given(STEPS)
 def test_small_blocks_hold_the_same(steps: list[Step]) -> None:
     with pytest.MonkeyPatch.context() as patch:

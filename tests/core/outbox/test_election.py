@@ -26,6 +26,7 @@ from holdfast.core.outbox.election import (
     sanitise,
 )
 from holdfast.errors import ConfigError
+from tests.support.scale import scaled
 
 T = 5.0
 
@@ -378,7 +379,7 @@ class Elections(RuleBasedStateMachine):
 
 
 TestElections = Elections.TestCase
-TestElections.settings = hypothesis_settings(max_examples=60, stateful_step_count=40)
+TestElections.settings = hypothesis_settings(max_examples=scaled(60), stateful_step_count=40)
 
 
 def test_every_phase_can_be_reached_and_left() -> None:

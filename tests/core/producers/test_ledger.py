@@ -43,6 +43,7 @@ from holdfast.core.producers.registry import (
 from holdfast.core.producers.stamps import Stamp, read_stamp, stamp_headers
 from holdfast.errors import ConfigError, DecodeError
 from tests.models.leading import NoStore, empty_rows
+from tests.support.scale import scaled
 
 J = Judgement
 
@@ -274,7 +275,7 @@ stamped = st.lists(
 
 
 @given(stamped)
-@settings(max_examples=300)
+@settings(max_examples=scaled(300))
 def test_the_books_judge_as_a_memory_without_limit_does(records: list[tuple[int, int, int | None]]) -> None:
     page, memory = Page(), Memory()
     for epoch, sequence, first in records:
@@ -396,7 +397,7 @@ def test_cleaning_keeps_the_same_books_as_bookkeeping() -> None:
     st.lists(st.tuples(st.integers(0, 3), st.integers(0, 12), st.sampled_from(["p", "q"])), max_size=60),
     st.integers(1, 60),
 )
-@settings(max_examples=100)
+@settings(max_examples=scaled(100))
 def test_whatever_comes_a_number_is_in_the_clean_topic_at_most_once_however_the_log_is_cut(
     records: list[tuple[int, int, str]], cut: int
 ) -> None:
