@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from types import UnionType
-from typing import Any, Generic, Protocol, TypeVar, get_origin
+from typing import Any, Generic, Protocol, TypeVar, get_origin, overload
 
 import msgspec
 
@@ -35,7 +35,7 @@ class _Typed(Generic[T]):
     _name: str
     _codec: Any
 
-    def __init__(self, of: type[T] | Any) -> None:
+    def __init__(self, of: Any) -> None:
         self.of = of
         self._decode = self._codec.Decoder(of).decode
         self._encode = self._codec.Encoder(order="deterministic").encode
@@ -95,6 +95,13 @@ class Json(_Typed[T]):
 
     _name, _codec = "Json", msgspec.json
 
+    @overload
+    def __init__(self, of: type[T]) -> None: ...
+    @overload
+    def __init__(self: Json[Any], of: Any) -> None: ...
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
+
 
 class Msgpack(_Typed[T]):
     """Values of type *of* as MessagePack.
@@ -104,6 +111,13 @@ class Msgpack(_Typed[T]):
     """
 
     _name, _codec = "Msgpack", msgspec.msgpack
+
+    @overload
+    def __init__(self, of: type[T]) -> None: ...
+    @overload
+    def __init__(self: Msgpack[Any], of: Any) -> None: ...
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
 
 
 class Bytes:

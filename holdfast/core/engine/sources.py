@@ -65,12 +65,12 @@ class FoldWith:
 
 class SourceFold:
     """A source and its fold as folders call them: `decode` of the columns of a record, then `fold` of what
-    that gives.
+    that gives. With *asks*, its append time follows the columns.
 
     *inputs* are the columns that batches of this source must have, the value first.
     """
 
-    __slots__ = ("_call", "decode", "fold", "inputs", "number", "source")
+    __slots__ = ("_call", "asks", "decode", "fold", "inputs", "number", "source")
 
     def __init__(self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith) -> None:
         self.number, self.source = number, source
@@ -78,7 +78,8 @@ class SourceFold:
         self.decode: Callable[..., Any] = source.serde.decode
         self._call = fold.fold if isinstance(fold, FoldWith) else fold
         self.fold: Callable[[Rows[Any], Any, int], Emits] = self._call
-        if isinstance(fold, FoldWith) and fold.inputs:
+        self.asks = isinstance(fold, FoldWith) and bool(fold.inputs)
+        if isinstance(fold, FoldWith) and self.asks:
             columns: list[Input] = [name for name in fold.inputs if name in INPUTS]
             self.inputs = ("value", *dict.fromkeys(columns))
             self.decode, self.fold = _asking(source, fold, self.inputs), self._spread
