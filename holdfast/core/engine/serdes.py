@@ -40,7 +40,7 @@ class _Typed(Generic[T]):
         self._decode = self._codec.Decoder(of).decode
         self._encode = self._codec.Encoder(order="deterministic").encode
         kind = get_origin(of) or of
-        self._kind = kind if isinstance(kind, type) and kind not in (object, UnionType) else None
+        self._kind = kind if isinstance(kind, type) and kind not in (object, float, UnionType) else None
         try:
             msgspec.convert(None, of)
             self._tombstones = True
@@ -66,11 +66,13 @@ class _Typed(Generic[T]):
         if value is None and self._tombstones:
             return None
         if self._kind is not None and not isinstance(value, self._kind):
-            raise FoldError(f"{value!r:.200} cannot be written as {self}: it is a {type(value).__name__}")
+            raise FoldError(
+                f"{value!r:.200} cannot be written as {self}: it is of type {type(value).__name__}"
+            )
         try:
             encoded: bytes = self._encode(value)
             self._decode(encoded)
-        except (*UNFIT, TypeError, ValueError, msgspec.MsgspecError) as error:
+        except (*UNFIT, TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
             raise FoldError(f"{value!r:.200} cannot be written as {self}: {error}") from error
         return encoded
 
@@ -88,7 +90,7 @@ class Json(_Typed[T]):
     ((1, 'a'), b'[1,"a"]')
     >>> Json(int).encode("1")
     Traceback (most recent call last):
-    holdfast.errors.FoldError: '1' cannot be written as Json(int): it is a str
+    holdfast.errors.FoldError: '1' cannot be written as Json(int): it is of type str
     >>> Json(int | None).decode(None) is None
     True
     """
@@ -128,7 +130,9 @@ class Bytes:
 
     def encode(self, value: bytes | None) -> bytes | None:
         if not isinstance(value, bytes | None):
-            raise FoldError(f"{value!r:.200} cannot be written as Bytes(): it is a {type(value).__name__}")
+            raise FoldError(
+                f"{value!r:.200} cannot be written as Bytes(): it is of type {type(value).__name__}"
+            )
         return value
 
     def __repr__(self) -> str:
@@ -150,7 +154,9 @@ class Text:
 
     def encode(self, value: str | None) -> bytes | None:
         if not isinstance(value, str | None):
-            raise FoldError(f"{value!r:.200} cannot be written as Text(): it is a {type(value).__name__}")
+            raise FoldError(
+                f"{value!r:.200} cannot be written as Text(): it is of type {type(value).__name__}"
+            )
         try:
             return None if value is None else value.encode()
         except UnicodeEncodeError as error:
