@@ -6,10 +6,10 @@ from random import Random
 
 from holdfast.core.engine.choices import decode_choice
 from holdfast.core.engine.codec import ROW, TICK, WAKE, decode_due, row_key, tick_key, wake_key
+from holdfast.errors import ChoicesError
 from tests.choices.world import (
     Journal,
     Log,
-    MemoryStore,
     Worker,
     logs_of,
     naive,
@@ -66,4 +66,22 @@ def check_schedule(seed: int) -> tuple[int, int]:
     return len(live.choices) - ticks, ticks
 
 
-__all__ = ["DiffersError", "MemoryStore", "check_replay", "check_schedule"]
+def check_turns(seed: int) -> bool:
+    """Run two versions in turns, as an upgrade that is taken back does, and hold both against their replays;
+    return whether one was found to have folded past what the other decided.
+    """
+    rng = Random(seed)
+    logs = [written_log(rng) for _ in range(rng.choice((2, 3)))]
+    choices: list[bytes] = []
+    journals = {version: Journal(choices=choices) for version in (1, 2)}
+    for turn in range(rng.choice((2, 3, 4))):
+        version = 1 + turn % 2
+        try:
+            Worker(rng, logs, journals[version], version).run(rng.randrange(12))
+        except ChoicesError as error:
+            if "Another version of the processor made it" not in str(error):
+                raise
+            return True
+        finally:
+            check_replay(rng, logs, journals[version], version)
+    return False

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import pytest
 
-from tests.choices.checks import check_schedule
+from tests.choices.checks import check_schedule, check_turns
 from tests.support.scale import scaled
 
 QUICK, MANY = 500, 10_000
@@ -27,6 +27,11 @@ def run(seeds: range) -> None:
 
 def test_live_restored_and_replayed_states_are_equal() -> None:
     run(range(QUICK))
+
+
+def test_versions_that_take_turns_agree_or_say_so() -> None:
+    found = [check_turns(seed) for seed in range(scaled(300))]
+    assert 10 < sum(found) < len(found) - 10, "some agree, some do not"
 
 
 @pytest.mark.slow

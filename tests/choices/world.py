@@ -22,7 +22,7 @@ from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, decode_choice, decode_vector_marker, encode_choice
 from holdfast.core.engine.codec import APPLIED, META, digest
 from holdfast.core.engine.emits import Emit
-from holdfast.core.engine.merging import Merger, replayed
+from holdfast.core.engine.merging import Merger, Stretch, replayed
 from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
@@ -258,14 +258,24 @@ def batches(rng: Random, log: Log) -> Iterator[Batch]:
 
 
 def replay(rng: Random, logs: Sequence[Log], recorded: Sequence[Choice], version: int = 1) -> Journal:
-    """Fold *logs* from their beginning by what was recorded, in batches and transactions of any size."""
-    journal = Journal()
-    folder: MergingFolder[Seen] = MergingFolder(processor_of(len(logs), version), journal.store)
-    stretches = replayed(folder.marker, [batches(rng, log) for log in logs], iter(recorded))
+    """Fold *logs* from their beginning by what was recorded, in batches and transactions of any size, now and
+    then from a marker on.
+    """
+    journal, processor = Journal(), processor_of(len(logs), version)
+
+    def resumed() -> tuple[MergingFolder[Seen], Iterator[Stretch]]:
+        stored = journal.store.get(APPLIED)
+        marker = None if stored is None else decode_vector_marker(stored)
+        folder: MergingFolder[Seen] = MergingFolder(processor, journal.store, marker=marker)
+        return folder, replayed(folder.marker, [batches(rng, log) for log in logs], iter(recorded))
+
+    folder, stretches = resumed()
     while (changes := folder.fold(islice(stretches, rng.choice((1, 3, 40))))) is not None:
         assert not changes.choices, "a replay decides nothing"
         journal.commit(changes)
         folder.commit()
+        if rng.random() < 0.05:
+            folder, stretches = resumed()
     return journal
 
 

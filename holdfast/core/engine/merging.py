@@ -182,7 +182,8 @@ class Merger:
 
         *ends* are the end offsets of the sources, None for one to be waited for in any case (no *ends*: all).
         A source that has been read to its end holds no other back. Ends that were asked for *after* the other
-        sources' records were fetched let a record be overtaken only where the clocks of brokers differ.
+        sources' records were fetched let a record be overtaken only within one ms, or where the clocks of brokers
+        differ.
 
         Raises ChoicesError when a recorded choice is missing or does not fit the state.
         """
@@ -247,7 +248,8 @@ class Merger:
             return None
         merged.sort()  # finds the sorted runs and merges them
         if merged[0] < self._last_key:
-            assert limits is None, "between recorded choices nothing lies below what was folded"
+            if limits is not None:
+                raise _otherwise(f"choice {self._number} stands behind records that lie below what is folded")
             return self._decide(None)
         self._last_key = merged[-1]
         return Stretch(
@@ -299,10 +301,16 @@ class Merger:
             )
         applied = [source.applied for source in self._sources]
         if any(last < done for last, done in zip(choice.applied, applied, strict=True)):
-            raise ChoicesError(
-                f"choice {choice.number} stands at {list(choice.applied)}, behind what is folded: {applied}. Another version "
-                "of the processor made it meanwhile: raise the version, which builds the table anew"
+            raise _otherwise(
+                f"choice {choice.number} stands at {list(choice.applied)}, behind what is folded: {applied}"
             )
+
+
+def _otherwise(what: str) -> ChoicesError:
+    """Return the error of a table that has folded on where another version then decided otherwise."""
+    return ChoicesError(
+        f"{what}. Another version of the processor made it meanwhile: raise the version, which builds the table anew"
+    )
 
 
 def replayed(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from random import Random
 
 import pytest
 
@@ -111,6 +112,23 @@ def test_an_empty_source_is_waited_for_until_its_end_is_known() -> None:
     assert taken(merger, (None, 0)) == "a0 a1"
 
 
+def test_ends_asked_for_after_the_fetches_cost_no_barrier() -> None:
+    """Records are appended one a ms to any source, fetched late, and folded as far as the ends allow."""
+    for seed in range(100):
+        rng, logs = Random(seed), [list[int](), list[int](), list[int]()]
+        merger, fetched, folded = Merger(start(3)), [0, 0, 0], 0
+        for now_ms in range(200):
+            rng.choice(logs[: rng.choice((1, 3))]).append(now_ms)
+            for source, log in enumerate(logs):
+                stop = rng.choice((fetched[source], len(log)))
+                merger.offer(source, batch(*log[fetched[source] : stop], first=fetched[source]))
+                fetched[source] = stop
+            while (stretch := merger.take([len(log) for log in logs])) is not None:
+                assert stretch.choice is None
+                folded += stretch.records
+        assert folded > 150
+
+
 def test_records_that_are_offered_again_are_passed_over() -> None:
     merger = offered(batch(1, 3))
     merger.offer(0, batch(1, 3, 4))
@@ -209,6 +227,13 @@ def test_choices_behind_the_marker_are_passed_over() -> None:
 def test_choices_that_cannot_be_obeyed_stop_the_fold(recorded: list[Choice], why: str) -> None:
     with pytest.raises(ChoicesError, match=why):
         taken(offered(batch(1, 5), batch(2, 3), recorded=recorded), AT_ENDS)
+
+
+def test_a_table_that_folded_past_what_another_version_decided_is_not_folded_on() -> None:
+    marker = VectorMarker((1, 0), 5, 1, 2, (5, 2), 0, -1, 0, SOURCES)
+    merger = offered(batch(1, 5, 6), batch(2, 3, 4), marker=marker, recorded=[choice(0, 2, 1)])
+    with pytest.raises(ChoicesError, match="choice 0 stands behind records that lie below what is folded"):
+        taken(merger, AT_ENDS)
 
 
 # -- replay
