@@ -200,6 +200,12 @@ class Worker:
             return None
         return [self.rng.choice((None, 0, 10, 1 << 40)) if guess < 0.8 else 0 for _ in self.logs]
 
+    def stretches(self, ends: list[int | None] | None) -> Iterator[Stretch]:
+        while (stretch := self.merger.take(ends)) is not None:
+            yield stretch
+            if self.rng.random() < 0.2:  # a transaction takes in what arrives while it is folded
+                self.fetch()
+
     def turn(self) -> None:
         """Fetch, perhaps tick, and fold one transaction, which may end in any way."""
         rng, folder, merger = self.rng, self.folder, self.merger
@@ -207,8 +213,7 @@ class Worker:
         self.now_ms += rng.choice((0, 1, 4, -2))
         if rng.random() < (0.5 if folder.next_tick_ms <= self.now_ms else 0.05):
             merger.tick(self.now_ms)
-        ends = self.ends()
-        for _ in folder.steps(iter(partial(merger.take, ends), None)):
+        for _ in folder.steps(self.stretches(self.ends())):
             if rng.random() < 0.15:
                 folder.close_early()
         fate = rng.random()

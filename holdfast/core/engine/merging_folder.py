@@ -48,6 +48,26 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
     and rollback.
 
     Raises ChangelogError for a *marker* of other sources.
+
+    >>> from holdfast.core.engine.batches import Batch
+    >>> from holdfast.core.engine.merging import Merger
+    >>> from holdfast.core.engine.serdes import Text
+    >>> from holdfast.core.engine.sources import Source
+    >>> class Empty(dict):
+    ...     def scan(self, prefix): return iter(())
+    >>> def joins(rows, event, at_ms): rows["all"] = rows.get("all", "") + event
+    >>> letters, digits = Source("letters", Text()), Source("digits", Text())
+    >>> both = Processor(name="both", on={letters: joins, digits: joins}, row=str)
+    >>> folder = MergingFolder(both, Empty())
+    >>> merger = Merger(folder.marker)
+    >>> def transact(source, offset, at_ms, value):
+    ...     merger.offer(source, Batch([offset], [at_ms], ([value],)))
+    ...     changes = folder.fold(iter(lambda: merger.take(ends=(0, 0)), None))
+    ...     folder.commit()  # once changes.stored(), .emits, .choices are written, in one Kafka transaction
+    ...     merger.settle(folder.marker)
+    ...     return folder.rows["all"], [choice.applied for choice in changes.choices]
+    >>> transact(0, 0, 10, b"a"), transact(1, 0, 12, b"2"), transact(0, 1, 11, b"b")
+    (('a', []), ('a2', []), ('a2b', [(0, 0)]))
     """
 
     def __init__(

@@ -86,7 +86,7 @@ P = TypeVar("P", bound=Sliceable)
 
 
 @dataclass(slots=True, kw_only=True)
-class Written:
+class Written(ABC):
     """What one transaction writes whatever is folded: stored keys with new values (None deletes), records to
     emit, records refused.
     """
@@ -95,6 +95,10 @@ class Written:
     puts: list[tuple[bytes, bytes | None]] = field(default_factory=list)
     emits: list[Emit] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
+
+    @abstractmethod
+    def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
 
 
 C = TypeVar("C", bound=Written)

@@ -265,6 +265,18 @@ def test_a_transaction_that_ends_early_tells_where() -> None:
     assert folder.fold(stretches(processor, logs)) is not None
 
 
+def test_rows_that_are_not_as_declared_are_made_so() -> None:
+    def loosely(rows: Rows[Known], order: Order, at_ms: int) -> None:
+        before = rows.get("all") or Known()
+        assert isinstance(before.orders, tuple)
+        rows["all"] = Known("", [*before.orders, order.number])  # type: ignore[arg-type]
+
+    changes = changes_of(joined(on={orders: loosely}), {0: batch((1, Order("x", "1")), (2, Order("y", "1")))})
+    assert changes.refused == []
+    assert dict(changes.puts)[row_key("all")] == b"\x01" + msgspec.msgpack.encode(Known("", ("x", "y")))
+    assert changes.marker.applied == (1,)
+
+
 def test_the_store_s_failure_is_no_record_s() -> None:
     class Broken(MemoryStore):
         def get(self, key: bytes) -> bytes | None:  # type: ignore[override]
