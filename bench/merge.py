@@ -15,13 +15,13 @@ import msgspec
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.folding import Folder
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Merger
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Msgpack
 from holdfast.core.engine.sources import Source
-from holdfast.pipeline.folding import DictStore
 
 RECORDS = 200_000
 TRANSACTION = 5_000

@@ -70,6 +70,31 @@ def test_for_programs(run: Run) -> None:
     }
 
 
+SEVERAL = """
+from holdfast import Processor
+from holdfast.core.engine.serdes import Text
+from holdfast.core.engine.sources import Source
+
+
+def fold(rows, event, at_ms):
+    pass
+
+
+processors = [Processor(name="both", on={Source("a", Text()): fold, Source("b", Text()): fold}, row=int)]
+"""
+
+
+def test_several_sources_are_drawn_and_refused_by_what_cannot_run_them(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "graphed.py").write_text(SEVERAL)
+    assert run()[:2] == (0, "both (version 1)\n  folds   a, b\n  table   both.v1\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["-A", "graphed:processors", "topics", "list"])
+    assert ended.value.code == 2
+    assert "processor both folds 2 sources, a, b: that runs in tests" in capsys.readouterr().err
+
+
 def test_a_format_that_there_is_not(run: Run) -> None:
     code, _, said = run("--format", "svg")
     assert code == 2
