@@ -40,9 +40,9 @@ class Portion:
 class Stretch:
     """Records of several sources in the order in which they are folded, or one choice.
 
-    *order* has the source of each record, and *reached_ms* how late that source has become with it; of a source
-    they are those of its portion, in order. With a *choice* there are no records; *decided* tells that it is a new one,
-    to be recorded with what is folded.
+    *order* has the source of each record, and *reached_ms* how late that source has become with it; of a
+    source they are those of its portion, in order. With a *choice* there are no records; *decided* tells that
+    it is a new one, to be recorded with what is folded.
     """
 
     portions: tuple[Portion | None, ...]
@@ -82,6 +82,11 @@ class _Fetched:
     def reach(self) -> int:
         """Return a key above which later records of this source will lie, or equal to theirs."""
         return canonical(self.reached_ms, self.number)
+
+    @property
+    def pending(self) -> int:
+        """Return how many records are held."""
+        return sum(map(len, self._keys))
 
     def offer(self, batch: Batch, offset_next: int | None) -> None:
         fresh = batch.after(self.offset_next - 1)
@@ -127,17 +132,18 @@ class _Fetched:
 class Merger:
     """Merges what is fetched of the sources of one partition into stretches to fold.
 
-    `offer` it batches, `take` stretches until there is none, fold them in one transaction, and `settle` at the
-    position where that ended: what was taken and not folded, because the transaction ended early or was aborted, is
-    merged again with what has come meanwhile.
+    `offer` it batches, `take` stretches until there is none, fold them in one transaction, and `settle` at
+    the position where that ended: what was taken and not folded, because the transaction ended early or was
+    aborted, is merged again with what has come meanwhile.
 
     Without more knowledge it goes as far as the sources all reach: a later record of none of them can then lie
     below. A source that may be at its end is waited for, unless *ends* tells that it is: see `take`. A record
     that does lie below what was folded is folded at once, behind a barrier. To guess wrong costs that, and
     never a difference between two readings of the log.
 
-    *recorded* are the choices that are known to be written, in order; those that *marker* has behind it are passed over.
-    They are obeyed before any is made. They may be an iterator, and are kept only until they are settled.
+    *recorded* are the choices that are known to be written, in order; those that *marker* has behind it are
+    passed over. They are obeyed before any is made. They may be an iterator, and are kept only until they are
+    settled.
     """
 
     def __init__(self, marker: VectorMarker, recorded: Iterable[Choice] = ()) -> None:
@@ -199,6 +205,13 @@ class Merger:
         """Return the source whose records are needed first for `take` to go on; None when none is needed."""
         held = self._held(self._next_recorded(), ends)
         return min(held, key=lambda source: source.reach).number if held else None
+
+    @property
+    def pending(self) -> tuple[int, ...]:
+        """Return how many records of each source are offered and not settled: a caller stops fetching those that
+        have many, and never the one that is waited for.
+        """
+        return tuple(source.pending for source in self._sources)
 
     @property
     def next_choice(self) -> Choice | None:
@@ -293,11 +306,13 @@ class Merger:
         number = self._pulled[-1].number + 1 if self._pulled else self._number
         if choice.number != number:
             raise ChoicesError(
-                f"choice {number} is missing, {choice.number} comes next: the choices topic must be kept whole, as long as the sources"
+                f"choice {number} is missing, {choice.number} comes next: the choices topic must be kept whole, as "
+                "long as the sources"
             )
         if choice.sources != self._fingerprint or len(choice.applied) != len(self._sources):
             raise ChoicesError(
-                f"choice {choice.number} is of other sources, or of the same in another order: give the processor another name"
+                f"choice {choice.number} is of other sources, or of the same in another order: give the processor "
+                "another name"
             )
         applied = [source.applied for source in self._sources]
         if any(last < done for last, done in zip(choice.applied, applied, strict=True)):
@@ -309,7 +324,8 @@ class Merger:
 def _otherwise(what: str) -> ChoicesError:
     """Return the error of a table that has folded on where another version then decided otherwise."""
     return ChoicesError(
-        f"{what}. Another version of the processor made it meanwhile: raise the version, which builds the table anew"
+        f"{what}. Another version of the processor made it meanwhile: raise the version, which builds the table "
+        "anew"
     )
 
 
@@ -344,6 +360,6 @@ def replayed(
             choice = merger.next_choice
             assert choice is not None
             raise ChoicesError(
-                f"choice {choice.number} stands at offset {choice.applied[source]} of source {source}, whose records end before: "
-                "read the sources as far as the choices, or the choices as far as the marker"
+                f"choice {choice.number} stands at offset {choice.applied[source]} of source {source}, whose records "
+                "end before: read the sources as far as the choices, or the choices as far as the marker"
             )

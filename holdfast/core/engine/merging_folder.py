@@ -84,8 +84,8 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self.marker = start if marker is None else marker
         if self.marker.sources != start.sources or len(self.marker.applied) != len(start.applied):
             raise ChangelogError(
-                f"table {processor.table} was folded from other sources than {', '.join(processor.topics)}, or from these in "
-                "another order: give the processor another name"
+                f"table {processor.table} was folded from other sources than {', '.join(processor.topics)}, or from "
+                "these in another order: give the processor another name"
             )
         self._on_tick = processor.on_tick
         self._ticks = TimerTable() if self._on_tick is None else _stored_ticks(store)

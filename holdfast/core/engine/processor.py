@@ -37,7 +37,7 @@ class Processor(Generic[E, R]):
     randomness, no input or output.
 
     *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
-    partition, since only the records' producer knows. `emits` names the topics the fold may emit to: a record whose fold emits to another
+    partition, since only the records' producer knows. `emits` names the topics the fold may emit to, or `Stream`s: a record whose fold emits to another
     is refused. With *in_place* the fold emits into the partition of the record it was given, so each of them
     needs as many partitions as the source.
 

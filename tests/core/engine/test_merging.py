@@ -135,6 +135,15 @@ def test_records_that_are_offered_again_are_passed_over() -> None:
     assert taken(merger) == "a0 a1 a2"
 
 
+def test_what_is_held_is_told_until_it_is_settled() -> None:
+    merger = offered(batch(1, 3, 5), batch(1))
+    assert merger.pending == (3, 1)
+    assert taken(merger) == "a0 b0"
+    assert merger.pending == (3, 1)
+    merger.settle(VectorMarker((0, 0), 1, 1, 2, (1, 1), 1, -1, 0, SOURCES))
+    assert merger.pending == (3, 0), "a batch is let go whole"
+
+
 # -- choices
 
 
