@@ -10,10 +10,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from holdfast import Emit, Processor, Rows, by_key
-from holdfast.core.engine.serdes import Json
-from holdfast.core.engine.sources import Source
-from holdfast.core.engine.streams import Stream
+from holdfast import Emit, Json, Processor, Rows, Source, Stream, by_key
 from holdfast.errors import FoldError, ImpureFoldError, TopologyError
 from holdfast.testing import Topology
 
