@@ -26,7 +26,7 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.web.server import WebService
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.engine.processor import Processor, by_name
+from holdfast.core.engine.processor import Processor, by_name, refuse_several_sources
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -188,6 +188,7 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     worker starts.
     """
     named = by_name(processors)
+    refuse_several_sources(processors)
     settings = settings_from_environment() if settings is None else settings
     app = App(
         settings.app,

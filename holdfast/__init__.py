@@ -24,16 +24,23 @@ if TYPE_CHECKING:
     from holdfast.core.engine.partitioners import by_key
     from holdfast.core.engine.processor import Emit, Processor
     from holdfast.core.engine.rows import Rows
+    from holdfast.core.engine.serdes import Bytes, Json, Msgpack, Text
+    from holdfast.core.engine.sources import FoldWith, Source
+    from holdfast.core.engine.streams import Stream
     from holdfast.errors import HoldfastError
     from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
 
 __all__ = [
     "BlockingClaimConsumer",
     "BlockingTableClient",
+    "Bytes",
     "ClaimConsumer",
     "ClaimedMessage",
     "Emit",
+    "FoldWith",
     "HoldfastError",
+    "Json",
+    "Msgpack",
     "OutboxRecord",
     "OutboxWriter",
     "Processor",
@@ -41,7 +48,10 @@ __all__ = [
     "Rows",
     "SequencedProducer",
     "Settings",
+    "Source",
+    "Stream",
     "TableClient",
+    "Text",
     "by_key",
     "create_app",
     "settings_from_environment",
@@ -50,10 +60,14 @@ __all__ = [
 _HOMES = {
     "BlockingClaimConsumer": "clients.claims.blocking",
     "BlockingTableClient": "clients.tables.blocking",
+    "Bytes": "core.engine.serdes",
     "ClaimConsumer": "clients.claims.consumer",
     "ClaimedMessage": "clients.claims.messages",
     "Emit": "core.engine.processor",
+    "FoldWith": "core.engine.sources",
     "HoldfastError": "errors",
+    "Json": "core.engine.serdes",
+    "Msgpack": "core.engine.serdes",
     "OutboxRecord": "outbox.writer.outbox_writer",
     "OutboxWriter": "outbox.writer.outbox_writer",
     "Processor": "core.engine.processor",
@@ -61,7 +75,10 @@ _HOMES = {
     "Rows": "core.engine.rows",
     "SequencedProducer": "clients.producers.sequenced",
     "Settings": "config",
+    "Source": "core.engine.sources",
+    "Stream": "core.engine.streams",
     "TableClient": "clients.tables.client",
+    "Text": "core.engine.serdes",
     "by_key": "core.engine.partitioners",
     "create_app": "agents.app",
     "settings_from_environment": "config",

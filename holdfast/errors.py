@@ -13,7 +13,8 @@ HoldfastError
 ├── StateError               local or logged state is not what it must be
 │   ├── StoreError           a RocksDB store cannot be opened or written
 │   │   └── RottenStoreError a store does not hold what was written to it; it is set aside and rebuilt
-│   └── ChangelogError       a changelog does not fit: torn, foreign or newer
+│   ├── ChangelogError       a changelog does not fit: torn, foreign or newer
+│   └── ChoicesError         recorded choices do not fit: one is missing, malformed, or of other sources
 ├── FencedError              a newer owner of this partition exists; this one must stop writing
 ├── ClaimError               a claim client cannot do what was asked
 │   ├── ClaimLostError       the message's claim is not held any more: another member may get the message too
@@ -132,6 +133,10 @@ class RottenStoreError(StoreError):
 
 class ChangelogError(StateError):
     """A changelog does not fit: torn, foreign or newer."""
+
+
+class ChoicesError(StateError):
+    """Recorded choices do not fit: one is missing, malformed, of other sources, or behind the state."""
 
 
 class FencedError(HoldfastError):

@@ -2,33 +2,50 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
+from itertools import islice
 from typing import Any
 
-from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, WAKE, RowCodec, decode_due, digest, text_key
-from holdfast.core.engine.folding import Changes, Folder, Refused
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice
+from holdfast.core.engine.codec import ROW, TICK, WAKE, RowCodec, decode_due, digest, text_key
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.folding import Folder, Refused
 from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Emit, Processor
+from holdfast.core.engine.merging import Merger, Stretch, replayed
+from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder, start_of
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.sources import Input
+from holdfast.core.engine.stepping import Written
 from holdfast.errors import ImpureFoldError
-from holdfast.testing.logs import TopicRecord, batch_of, batches_of
+from holdfast.testing.logs import TopicRecord
 
 REPLAY_CUTS = (7, 1 << 30)
-"""How many records each transaction of a replay holds: a few, and all of them."""
+"""How many records, or stretches of them, each transaction of a replay holds: a few, and all of them."""
+_TOLD = {
+    "puts": "gives other rows or timers",
+    "emits": "emits other records",
+    "refused": "refuses other records",
+}
 
 
 @dataclass(slots=True)
 class FoldOutcome:
     """What one way of folding a partition has made of it."""
 
+    store: DictStore = field(default_factory=DictStore)
     emits: list[Emit] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
-    def take(self, changes: Changes) -> None:
+    def take(self, changes: Written) -> None:
+        self.store.apply(changes.puts)
         self.emits += changes.emits
         self.refused += changes.refused
 
 
-class PartitionRun:
+class PartitionRun(ABC):
     """A partition's state, kept twice: by a worker that goes on, and by one that restarts before each record.
 
     Both fold each record; `replay` folds the whole log again. Where two differ, the fold looked at something
@@ -37,71 +54,62 @@ class PartitionRun:
 
     def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
         self.processor, self.partition = processor, partition
-        self._store, self._restored = DictStore(), DictStore()
-        self._folder: Folder[Any] = Folder(processor, self._store)
-        self._position = NOTHING_APPLIED, -1
-        self._log: list[TopicRecord] = []
-        self._replayed = 0
-        self.outcome = FoldOutcome()
+        self.outcome, self._restored = FoldOutcome(), FoldOutcome()
+        self._folded = self._replayed = 0
 
-    def fold(self, record: TopicRecord) -> Changes:
+    def fold(self, record: TopicRecord) -> Written:
         """Fold one record and return what it changed; ImpureFoldError when a restart before it would have
         changed something else.
         """
-        self._log.append(record)
-        changes = self._one(self._folder, record)
-        self._store.apply(changes.puts)
-        again = self._after_restart(record)
-        for what in ("puts", "emits", "refused"):
-            if (one := getattr(changes, what)) != (other := getattr(again, what)):
-                raise self._impure(f"record {record}, folded after a restart, {_TOLD[what]}", one, other)
+        return self._compared(f"record {record}", *self._both(record))
+
+    def tick(self, to_ms: int) -> Written | None:
+        """Have the worker's clock say that it is *to_ms*; None where that is told to no fold."""
+        return None
+
+    def _compared(self, what: str, changes: Written, again: Written) -> Written:
+        for part, told in _TOLD.items():
+            if (one := getattr(changes, part)) != (other := getattr(again, part)):
+                raise self._impure(f"{what}, folded after a restart, {told}", one, other)
+        self._folded += 1
         self.outcome.take(changes)
-        return changes
-
-    def _after_restart(self, record: TopicRecord) -> Changes:
-        applied, stream_ms = self._position
-        changes = self._one(
-            Folder(self.processor, self._restored, applied=applied, stream_ms=stream_ms), record
-        )
-        self._restored.apply(changes.puts)
-        self._position = changes.marker.applied, changes.marker.stream_ms
-        return changes
-
-    def _one(self, folder: Folder[Any], record: TopicRecord) -> Changes:
-        changes = folder.fold([batch_of(self.processor, [record])])
-        assert changes is not None, "offsets ascend"
-        folder.commit()
+        self._restored.take(again)
         return changes
 
     def replay(self) -> None:
         """Fold the whole log again in transactions of other sizes; ImpureFoldError when anything differs."""
-        if self._replayed == len(self._log):
+        if self._replayed == self._folded:
             return
         for cut in REPLAY_CUTS:
-            store, outcome = DictStore(), FoldOutcome()
-            folder: Folder[Any] = Folder(self.processor, store)
-            for batch in batches_of(self.processor, self._log, cut):
-                changes = folder.fold([batch])
-                assert changes is not None, "offsets ascend"
-                store.apply(changes.puts)
+            outcome = FoldOutcome()
+            for changes in self._again(cut, outcome.store):
                 outcome.take(changes)
-                folder.commit()
-            where = f"replay of {len(self._log)} records"
-            if outcome.emits != self.outcome.emits:
-                raise self._impure(f"{where} {_TOLD['emits']}", self.outcome.emits, outcome.emits)
-            if outcome.refused != self.outcome.refused:
-                raise self._impure(f"{where} {_TOLD['refused']}", self.outcome.refused, outcome.refused)
-            if digest(store.everything()) != digest(self._store.everything()):
-                raise self._impure(
-                    f"{where} {_TOLD['puts']}", [*self._store.everything()], [*store.everything()]
-                )
-        self._replayed = len(self._log)
+            self._compare_replay(outcome)
+        self._replayed = self._folded
+
+    def _compare_replay(self, outcome: FoldOutcome) -> None:
+        live, where = self.outcome, f"replay of {self._folded} records"
+        if outcome.emits != live.emits:
+            raise self._impure(f"{where} {_TOLD['emits']}", live.emits, outcome.emits)
+        if outcome.refused != live.refused:
+            raise self._impure(f"{where} {_TOLD['refused']}", live.refused, outcome.refused)
+        if digest(outcome.store.everything()) != digest(live.store.everything()):
+            raise self._impure(
+                f"{where} {_TOLD['puts']}", [*live.store.everything()], [*outcome.store.everything()]
+            )
+
+    @abstractmethod
+    def _both(self, record: TopicRecord) -> tuple[Written, Written]:
+        """Return what a record changes for the worker that goes on, and for the one that restarts."""
+
+    @abstractmethod
+    def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
+        """Yield what each transaction of a replay changes, *cut* records or stretches in each."""
 
     def _impure(self, where: str, one: list[Any], other: list[Any]) -> ImpureFoldError:
-        at, (had, has) = next(
-            ((at, pair) for at, pair in enumerate(zip(one, other, strict=False)) if pair[0] != pair[1]),
-            (min(len(one), len(other)), (f"{len(one)} of them", f"{len(other)} of them")),
-        )
+        pairs = enumerate(zip(one, other, strict=False))
+        counts = (min(len(one), len(other)), (f"{len(one)} of them", f"{len(other)} of them"))
+        at, (had, has) = next(((at, pair) for at, pair in pairs if pair[0] != pair[1]), counts)
         return ImpureFoldError(
             f"{self.processor.name} partition {self.partition}: {where}: number {at} was {had!r:.300}, is {has!r:.300}; "
             "a fold may use its arguments alone: no clock, no randomness, no global, nothing kept from one call to the next"
@@ -112,15 +120,113 @@ class PartitionRun:
     def rows(self) -> dict[str, Any]:
         """Return the rows by key."""
         codec: RowCodec[Any] = RowCodec(self.processor.row)
-        return {text_key(key): codec.decode(value) for key, value in self._store.scan(ROW)}
+        return {text_key(key): codec.decode(value) for key, value in self.outcome.store.scan(ROW)}
 
-    def timers(self) -> dict[str, int]:
-        """Return when each timer is due, in ms, by key."""
-        return {text_key(key): decode_due(value) for key, value in self._store.scan(WAKE)}
+    def timers(self, *, tick: bool = False) -> dict[str, int]:
+        """Return when each timer is due, in ms, by key: of append time, or those of *tick*s."""
+        found = self.outcome.store.scan(TICK if tick else WAKE)
+        return {text_key(key): decode_due(value) for key, value in found}
 
 
-_TOLD = {
-    "puts": "gives other rows or timers",
-    "emits": "emits other records",
-    "refused": "refuses other records",
-}
+class SingleRun(PartitionRun):
+    """A partition of a processor of one source."""
+
+    def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
+        super().__init__(processor, partition)
+        self._folder: Folder[Any] = Folder(processor, self.outcome.store)
+        self._log: list[TopicRecord] = []
+
+    def _both(self, record: TopicRecord) -> tuple[Written, Written]:
+        self._log.append(record)
+        batch, folder = batch_of(self.processor.inputs, [record]), self._folder
+        again: Folder[Any] = Folder(
+            self.processor, self._restored.store, applied=folder.applied, stream_ms=folder.stream_ms
+        )
+        return _one(folder, [batch]), _one(again, [batch])
+
+    def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
+        folder: Folder[Any] = Folder(self.processor, store)
+        for batch in batches_of(self.processor.inputs, self._log, cut):
+            yield _one(folder, [batch])
+
+
+class MergedRun(PartitionRun):
+    """A partition of a processor of several sources, with the choices that were made of it.
+
+    Each record is folded when it is piped, so one that is piped with a lower append time than those before it
+    comes too late for its place, and is folded behind a barrier, as a worker does that had not fetched it.
+    """
+
+    def __init__(self, processor: Processor[Any, Any], partition: int) -> None:
+        super().__init__(processor, partition)
+        self._folds, self._topics = processor.folds, processor.topics
+        self._logs: list[list[TopicRecord]] = [[] for _ in self._topics]
+        self._folder: MergingFolder[Any] = MergingFolder(processor, self.outcome.store)
+        self._merger = Merger(self._folder.marker)
+        self.choices: list[Choice] = []
+
+    def _both(self, record: TopicRecord) -> tuple[Written, Written]:
+        source = self._topics.index(record.topic)
+        self._logs[source].append(record)
+        return self._step(source, batch_of(self._folds[source].inputs, [record]))
+
+    def tick(self, to_ms: int) -> Written | None:
+        """Record that the clock says *to_ms*, and fire the timers of ticks that are due."""
+        if to_ms <= self._folder.marker.tick_ms:
+            return None
+        return self._compared(f"tick {to_ms}", *self._step(0, Batch((), (), ()), tick_ms=to_ms))
+
+    def _step(self, source: int, batch: Batch, tick_ms: int | None = None) -> tuple[Written, Written]:
+        marker = self._folder.marker
+        restarted: MergingFolder[Any] = MergingFolder(self.processor, self._restored.store, marker=marker)
+        again = _merged(restarted, Merger(marker), source, batch, tick_ms)
+        changes = _merged(self._folder, self._merger, source, batch, tick_ms)
+        self.choices += changes.choices
+        return changes, again
+
+    def _again(self, cut: int, store: DictStore) -> Iterator[Written]:
+        folder: MergingFolder[Any] = MergingFolder(self.processor, store)
+        logs = [batches_of(fold.inputs, log, 5) for fold, log in zip(self._folds, self._logs, strict=True)]
+        stretches = replayed(start_of(self.processor), logs, self.choices)
+        while taken := list(islice(stretches, cut)):
+            changes = _one(folder, taken)
+            assert not changes.choices, "a replay decides nothing"
+            yield changes
+
+
+def _merged(
+    folder: MergingFolder[Any], merger: Merger, source: int, batch: Batch, tick_ms: int | None
+) -> MergedChanges:
+    """Fold what one record, or one tick, adds to what is folded: nothing is waited for."""
+    merger.offer(source, batch)
+    if tick_ms is not None:
+        merger.tick(tick_ms)
+    ends = (0,) * len(folder.marker.applied)
+    changes: MergedChanges = _one(folder, iter(lambda: merger.take(ends), None))
+    merger.settle(folder.marker)
+    return changes
+
+
+def _one(folder: Any, given: Iterable[Batch] | Iterable[Stretch]) -> Any:
+    """Fold one transaction and commit it."""
+    changes = folder.fold(given)
+    assert changes is not None, "offsets ascend"
+    folder.commit()
+    return changes
+
+
+def open_run(processor: Processor[Any, Any], partition: int) -> PartitionRun:
+    """Return the empty state of a partition."""
+    return (SingleRun if processor.on is None else MergedRun)(processor, partition)
+
+
+def batch_of(inputs: tuple[Input, ...], records: list[TopicRecord]) -> Batch:
+    """Return records of one partition as the columns that a decoder takes in."""
+    columns = tuple([getattr(record, name) for record in records] for name in inputs)
+    return Batch([each.offset for each in records], [each.at_ms for each in records], columns)
+
+
+def batches_of(inputs: tuple[Input, ...], records: list[TopicRecord], size: int) -> Iterator[Batch]:
+    """Yield the records in batches of *size*."""
+    for start in range(0, len(records), size):
+        yield batch_of(inputs, records[start : start + size])

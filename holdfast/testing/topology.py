@@ -8,12 +8,15 @@ from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
-from holdfast.core.engine.folding import Refused
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.graph import TopologyGraph
 from holdfast.core.engine.processor import Headers, Processor, by_name
+from holdfast.core.engine.sources import Source
+from holdfast.core.engine.stepping import Refused, Written
+from holdfast.core.engine.streams import Stream
 from holdfast.errors import TopologyError
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
-from holdfast.testing.runs import PartitionRun
+from holdfast.testing.runs import MergedRun, PartitionRun, open_run
 
 LIMIT_STEPS = 10_000
 """How many records one piped record may set off: more is a circle that feeds itself."""
@@ -21,10 +24,10 @@ LIMIT_STEPS = 10_000
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RefusedRecord:
-    """A record that a worker would put to quarantine, and why."""
+    """A record that a worker would put to quarantine, and why; None for a timer that failed at a tick."""
 
     processor: str
-    record: TopicRecord
+    record: TopicRecord | None
     stage: str
     error: str
     reason: str
@@ -62,7 +65,8 @@ class Topology:
         self._runs: dict[tuple[str, int], PartitionRun] = {}
         self._readers: dict[str, list[Processor[Any, Any]]] = {}
         for each in self.processors.values():
-            self._readers.setdefault(each.source, []).append(each)
+            for topic in each.topics:
+                self._readers.setdefault(topic, []).append(each)
         self._now_ms = start_ms
         self.refused: list[RefusedRecord] = []
         """What was refused, in order; a test that expects none says so: `assert not topology.refused`."""
@@ -71,7 +75,7 @@ class Topology:
 
     def pipe(
         self,
-        topic: str,
+        source: str | Source[Any],
         value: Any,
         *,
         key: Any = None,
@@ -79,12 +83,14 @@ class Topology:
         at: int | None = None,
         partition: int | None = None,
     ) -> TopicRecord:
-        """Append a record to *topic*, fold all that follows, and return it with its place.
+        """Append a record to a topic, fold all that follows, and return it with its place.
 
-        Key and value are bytes, text, None, or what is written as JSON. *at* is its append time in ms, from
+        To a `Source`, key and value are what its serdes write; to a topic's name they are bytes, text, None, or what is
+        written as JSON. Bytes go as they are to either. *at* is its append time in ms, from
         which the following records go on; without it the time stands still. Without *partition*, the key
         chooses as Java clients do; no key means partition 0.
         """
+        topic = source.topic if isinstance(source, Source) else source
         if topic not in self._readers:
             raise TopologyError(
                 f"no processor reads {topic!r:.200}; sources are {', '.join(sorted(self._readers))}"
@@ -96,21 +102,21 @@ class Topology:
         first = self._logs.append(
             topic,
             self._now_ms,
-            key=as_bytes("key", key),
-            value=as_bytes("value", value),
+            key=_written("key", key, source),
+            value=_written("value", value, source),
             headers=headers,
             partition=partition,
         )
         self._fold_all(first)
         return first
 
-    def _fold_all(self, first: TopicRecord) -> None:
-        pending, steps = deque([first]), 0
+    def _fold_all(self, *first: TopicRecord) -> None:
+        pending, steps = deque(first), 0
         while pending:
             record, steps = pending.popleft(), steps + 1
             if steps > LIMIT_STEPS:
                 raise TopologyError(
-                    f"{first} set off more than {LIMIT_STEPS} records, the last {record}: these processors feed themselves"
+                    f"{first[0]} set off more than {LIMIT_STEPS} records, the last {record}: these processors feed themselves"
                 )
             for processor in self._readers.get(record.topic, ()):
                 pending.extend(self._fold(processor, record))
@@ -119,17 +125,34 @@ class Topology:
         """Fold a record and return what was appended for it."""
         changes = self._run(processor.name, record.partition).fold(record)
         self.refused += [self._told(processor, record, each) for each in changes.refused]
-        into = record.partition if processor.in_place else None
+        return self._emitted(processor, record.partition, changes)
+
+    def _emitted(self, processor: Processor[Any, Any], partition: int, changes: Written) -> list[TopicRecord]:
+        into = partition if processor.in_place else None
         return [self._logs.emit(each, self._now_ms, into=into) for each in changes.emits]
+
+    def tick(self, to: int) -> None:
+        """Have the clock of every worker say that it is *to*, in ms, and fold all that follows: timers of the
+        clock "tick", in processors of several sources. Times that came before change nothing.
+        """
+        if type(to) is not int:
+            raise TopologyError(f"tick({to!r:.100}): a time is a whole number of ms")
+        self._now_ms = max(self._now_ms, to)
+        for (name, partition), run in sorted(self._runs.items()):
+            if (changes := run.tick(to)) is None:
+                continue
+            processor = self.processors[name]
+            self.refused += [self._told(processor, None, each) for each in changes.refused]
+            self._fold_all(*self._emitted(processor, partition, changes))
 
     def _run(self, name: str, partition: int) -> PartitionRun:
         place = (name, partition)
         if place not in self._runs:
-            self._runs[place] = PartitionRun(self.processors[name], partition)
+            self._runs[place] = open_run(self.processors[name], partition)
         return self._runs[place]
 
     @staticmethod
-    def _told(processor: Processor[Any, Any], record: TopicRecord, refused: Refused) -> RefusedRecord:
+    def _told(processor: Processor[Any, Any], record: TopicRecord | None, refused: Refused) -> RefusedRecord:
         return RefusedRecord(
             processor=processor.name,
             record=record,
@@ -151,6 +174,14 @@ class Topology:
                 f"no processor emits to {topic!r:.200}; emits are {', '.join(declared) or 'none'}"
             )
         return self._logs.unread(topic)
+
+    def values(self, stream: Stream[Any]) -> list[tuple[Any, Any]]:
+        """Return (key, value) of what `read` gives, as the stream's serdes read it."""
+        if not isinstance(stream, Stream):
+            raise TopologyError(
+                f"values({stream!r:.200}): only a Stream says what lies in its topic; use read for a topic's name"
+            )
+        return [(stream.key.decode(each.key), stream.serde.decode(each.value)) for each in self.read(stream)]
 
     def table(self, name: str | Processor[Any, Any], *, partition: int | None = None) -> dict[str, Any]:
         """Return the rows of a processor by key, in the order of their keys; of one *partition* only, if named.
@@ -181,9 +212,23 @@ class Topology:
                 "would not find it; pipe its records with the key that the route expects, or mend the route"
             )
 
-    def timers(self, name: str | Processor[Any, Any], *, partition: int | None = None) -> dict[str, int]:
-        """Return when each timer of a processor is due, in ms of append time, by key."""
-        return {key: at_ms for run in self._of(name, partition) for key, at_ms in run.timers().items()}
+    def timers(
+        self, name: str | Processor[Any, Any], *, partition: int | None = None, clock: str = "append"
+    ) -> dict[str, int]:
+        """Return when each timer of a processor is due by a clock, "append" or "tick", in ms, by key."""
+        if clock not in ("append", "tick"):
+            raise TopologyError(f"clock {clock!r:.100}: there are append and tick")
+        runs = self._of(name, partition)
+        return {key: at_ms for run in runs for key, at_ms in run.timers(tick=clock == "tick").items()}
+
+    def choices(self, name: str | Processor[Any, Any], partition: int) -> list[Choice]:
+        """Return the choices made of a partition: barriers and ticks, in order. None for a processor of one source."""
+        return [
+            choice
+            for run in self._of(name, partition)
+            if isinstance(run, MergedRun)
+            for choice in run.choices
+        ]
 
     def _of(self, name: str | Processor[Any, Any], partition: int | None) -> Sequence[PartitionRun]:
         name = name.name if isinstance(name, Processor) else name
@@ -210,3 +255,12 @@ class Topology:
     ) -> None:
         if kind is None:
             self.check()
+
+
+def _written(what: str, given: Any, source: str | Source[Any]) -> bytes | None:
+    """Return a key or value as a producer of *source* writes it."""
+    if isinstance(given, bytes) or not isinstance(source, Source):
+        return as_bytes(what, given)
+    serde = source.key if what == "key" else source.serde
+    written: bytes | None = serde.encode(given)
+    return written

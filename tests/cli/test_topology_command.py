@@ -31,9 +31,9 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(str(tmp_path))
 
-    def run(*arguments: str) -> tuple[int, str, str]:
+    def run(*arguments: str, application: str = "graphed") -> tuple[int, str, str]:
         with pytest.raises(SystemExit) as ended:
-            main(["-A", "graphed:processors", "topology", *arguments])
+            main(["-A", application, "topology", *arguments])
         told = capsys.readouterr()
         return int(ended.value.code or 0), told.out, told.err
 
@@ -68,6 +68,29 @@ def test_for_programs(run: Run) -> None:
         "timers": False,
         "internal": ["words"],
     }
+
+
+SEVERAL = """
+from holdfast import Processor, Source, Text
+
+
+def fold(rows, event, at_ms):
+    pass
+
+
+processors = [Processor(name="both", on={Source("a", Text()): fold, Source("b", Text()): fold}, row=int)]
+"""
+
+
+def test_several_sources_are_drawn_and_refused_by_what_cannot_run_them(
+    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "several.py").write_text(SEVERAL)
+    assert run(application="several")[:2] == (0, "both (version 1)\n  folds   a, b\n  table   both.v1\n")
+    with pytest.raises(SystemExit) as ended:
+        main(["-A", "several", "topics", "list"])
+    assert ended.value.code == 2
+    assert "processor both folds 2 sources, a, b: that runs in tests" in capsys.readouterr().err
 
 
 def test_a_format_that_there_is_not(run: Run) -> None:

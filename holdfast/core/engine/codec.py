@@ -5,6 +5,7 @@ A key's first byte tells its kind, so that a scan of rows meets nothing else:
     00 name            bookkeeping; `00 applied` is the position marker, the last record of every transaction
     01 key             a timer: value is the due time, 8 bytes big-endian, ms
     02 key             a row: value is the format byte, then msgpack
+    03 key             a timer of the tick clock, as those of 01
 
 All integers are signed 64 bit unless said. Keys are UTF-8.
 """
@@ -24,7 +25,7 @@ from holdfast.errors import ChangelogError, FoldError
 
 R = TypeVar("R")
 
-META, WAKE, ROW = b"\x00", b"\x01", b"\x02"
+META, WAKE, ROW, TICK = b"\x00", b"\x01", b"\x02", b"\x03"
 APPLIED = META + b"applied"
 FORMAT = b"\x01"
 
@@ -47,6 +48,11 @@ def row_keys(keys: Iterable[str]) -> list[bytes]:
 def wake_key(key: str) -> bytes:
     """Return the stored key of the timer of *key*; raises FoldError for what is not text."""
     return WAKE + _utf8(key)
+
+
+def tick_key(key: str) -> bytes:
+    """Return the stored key of the tick timer of *key*; raises FoldError for what is not text."""
+    return TICK + _utf8(key)
 
 
 def _utf8(key: str) -> bytes:

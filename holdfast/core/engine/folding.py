@@ -1,105 +1,49 @@
-"""The fold of a partition: batches of records in, one transaction's worth of changes out.
+"""The fold of a partition of one source: batches of records in, one transaction's worth of changes out.
 
 Live, local and Spark all run this.
 """
 
 from __future__ import annotations
 
-from bisect import bisect_right
-from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass
 from functools import partial
-from itertools import chain
-from typing import Any, Generic, Literal, TypeVar
+from typing import Any, TypeVar
 
-from holdfast.core.engine.codec import (
-    APPLIED,
-    NOTHING_APPLIED,
-    Marker,
-    RowCodec,
-    encode_due,
-    encode_marker,
-    row_key,
-    row_keys,
-    text_key,
-    wake_key,
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.codec import APPLIED, NOTHING_APPLIED, Marker, encode_marker
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import JournaledRows, Store
+from holdfast.core.engine.stepping import (
+    LIMIT_BYTES,
+    STEP_RECORDS,
+    STEP_S,
+    USERS_FAILURES,
+    Refused,
+    Stage,
+    SteppingFolder,
+    Transition,
+    Written,
 )
-from holdfast.core.engine.processor import Emit, Emits, Processor
-from holdfast.core.engine.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
-from holdfast.errors import FoldError
+
+__all__ = [
+    "LIMIT_BYTES",
+    "STEP_RECORDS",
+    "STEP_S",
+    "USERS_FAILURES",
+    "Batch",
+    "Changes",
+    "Folder",
+    "Refused",
+    "Stage",
+    "Transition",
+]
 
 R = TypeVar("R")
 
-Stage = Literal["decode", "fold", "wake"]
-USERS_FAILURES = (Exception, SystemExit)
-"""How code of users fails.
-
-A fold that exits is one that fails: the process is not its own, and would meet the record again.
-"""
-STEP_RECORDS = 512
-STEP_S = 0.05
-"""What a step may take: a caller lets others work between steps.
-
-At full speed one of STEP_RECORDS takes 2 ms.
-"""
-LIMIT_BYTES = 1_000_000
-"""What a row, and a record that is emitted, may take. Topics are asked for as much when a worker starts."""
-HEADER_BYTES = 10
-"""What a header takes besides its name and content, at most."""
-
-
-@dataclass(frozen=True, slots=True)
-class Batch:
-    """Consecutive records of one partition as columns of equal length, offsets ascending.
-
-    *columns* are the processor's inputs in its order. *times_ms* are append times as the broker gave them (-1 for none).
-    """
-
-    offsets: Sequence[int]
-    times_ms: Sequence[int]
-    columns: tuple[Sequence[Any], ...]
-
-    def after(self, applied: int) -> Batch:
-        """Return the part of the batch whose offsets are above *applied*."""
-        if not self.offsets or self.offsets[0] > applied:
-            return self
-        cut = bisect_right(self.offsets, applied)
-        return self.slice(cut, len(self.offsets))
-
-    def slice(self, start: int, stop: int) -> Batch:
-        return Batch(
-            self.offsets[start:stop],
-            self.times_ms[start:stop],
-            tuple(column[start:stop] for column in self.columns),
-        )
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Refused:
-    """A record (or, at stage "wake", a timer met at that record) that changed nothing because decoding or
-    folding it failed.
-    """
-
-    offset: int
-    stage: Stage
-    error: str
-    reason: str
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Transition(Generic[R]):
-    """One change of one row: what the record at *offset* made of it; None for no row."""
-
-    offset: int
-    at_ms: int
-    key: str
-    before: R | None
-    after: R | None
-
 
 @dataclass(slots=True, kw_only=True)
-class Changes:
+class Changes(Written):
     """What one transaction writes: stored keys with new values (None deletes), records to emit, records
     refused.
 
@@ -107,10 +51,6 @@ class Changes:
     """
 
     marker: Marker
-    records: int
-    puts: list[tuple[bytes, bytes | None]] = field(default_factory=list)
-    emits: list[Emit] = field(default_factory=list)
-    refused: list[Refused] = field(default_factory=list)
 
     def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
@@ -118,28 +58,10 @@ class Changes:
         yield APPLIED, encode_marker(self.marker)
 
 
-class _LooseError(Exception):
-    """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
-    the next record could change.
-    """
+class Folder(SteppingFolder[R, Batch, Changes]):
+    """The folder of a processor of one source: its position is an offset, *applied*.
 
-
-class Folder(Generic[R]):
-    """State of one partition between transactions: its rows, its position, its stream time.
-
-    A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again
-    record by record, each undone on failure: because folds are pure, the records before the bad one give the
-    same rows again, and a healthy stream pays next to nothing for being able to refuse one record. What is
-    refused does not depend on where the log was cut into transactions: the fast fold also looks at rows that
-    a later record of the transaction replaces. (One thing it does not see there, in rows of plain types: a
-    replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
-    found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows looked at
-    from then on.)
-
-    When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
-    due.
-
-    With *trace*, every transaction is folded record by record and each change of a row is told.
+    What it is given are batches; those that were applied before, it passes over.
     """
 
     def __init__(
@@ -153,136 +75,16 @@ class Folder(Generic[R]):
         limit_bytes: int = LIMIT_BYTES,
         trace: Callable[[Transition[R]], None] | None = None,
     ) -> None:
-        self.processor = processor
-        self.applied, self.stream_ms, self._before_ms = applied, stream_ms, stream_ms
-        self._codec: RowCodec[R] = RowCodec(processor.row)
-        self.rows: Rows[R] = (Rows if self._codec.plain else CanonicalRows)(store, self._codec, cache_rows)
-        self._limit_bytes, self._trace, self._may_emit_to = limit_bytes, trace, frozenset(processor.emits)
-        self._emits: list[Emit] = []
-        self._refused: list[Refused] = []
-        self._open, self._enough = False, False
-        # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
-        # as many each.
-        self._step_records, self._most_records = 1, STEP_RECORDS
-        self.changes: Changes | None = None
-
-    def fold(self, batches: Iterable[Batch]) -> Changes | None:
-        """Fold *batches* as one transaction; None when all of it was applied before.
-
-        Follow with `commit` or `rollback`.
-        """
-        for _ in self.steps(batches):
-            pass
-        return self.changes
-
-    def steps(self, batches: Iterable[Batch]) -> Iterator[None]:
-        """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then
-        see `changes`.
-
-        Each batch is asked for when those before it are folded. After `close_early` the transaction ends
-        before the last of what they hold, and no other is asked for: `changes.marker` tells where.
-        """
-        assert not self._open, "commit or roll back the transaction before folding the next"
-        taken: list[Batch] = []
-        fresh = self._fresh(batches, taken)
-        if next(fresh, None) is None:
-            return
-        self._open, self._enough = True, False
-        if self._trace is None:
-            try:
-                yield from self._fast(chain(tuple(taken), fresh), taken)
-                return
-            except MemoryError:
-                raise
-            except _LooseError:
-                self.rollback()
-                self.rows.__class__ = (
-                    CanonicalRows  # from here on each row is at once what a later reader will find
-                )
-                self._open, self._enough = True, False
-            except USERS_FAILURES:  # the store's comes up again below
-                self.rollback()
-                yield
-                self._open, self._enough = True, False  # it cannot end before its first record
-        yield from self._careful(chain(tuple(taken), fresh), taken)
+        super().__init__(processor, store, stream_ms, cache_rows, limit_bytes, trace)
+        self.applied = applied
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
-        """Yield what of *batches* was not applied before, and keep it in *taken*."""
         applied = self.applied
         for batch in batches:
             if (rest := batch.after(applied)).offsets:
                 applied = rest.offsets[-1]
                 taken.append(rest)
                 yield rest
-
-    def close_early(self) -> None:
-        """Let the transaction being folded by `steps` end with what is folded so far; what is left of its
-        batches is for the next.
-        """
-        self._enough = True
-
-    def stepped(self, took_s: float) -> None:
-        """Be told how long the step of `steps` took that has just yielded: the next are as short as a slow
-        fold makes necessary.
-        """
-        if took_s > STEP_S:
-            self._most_records = max(1, int(self._step_records * STEP_S / took_s))
-            self._step_records = min(self._step_records, self._most_records)
-        elif took_s < STEP_S / 4:
-            self._most_records = min(STEP_RECORDS, 2 * self._most_records)
-
-    @property
-    def emitted(self) -> int:
-        """How many records the transaction being folded emits so far."""
-        return len(self._emits)
-
-    @property
-    def changing(self) -> int:
-        """How many rows the transaction being folded changes so far."""
-        return len(self.rows.changed()[0])
-
-    def commit(self) -> None:
-        """Take `changes` as durable: the position moves and the rows become readable by later
-        transactions' look-ups.
-        """
-        assert self.changes is not None
-        self.applied, self._before_ms = self.changes.marker.applied, self.stream_ms
-        self.rows.commit()
-        self._forget()
-
-    def rollback(self) -> None:
-        """Forget the transaction in progress."""
-        self.stream_ms = self._before_ms
-        self.rows.rollback()
-        self._forget()
-
-    def _forget(self) -> None:
-        self._emits, self._refused, self.changes, self._open = [], [], None, False
-
-    def _raise_store_failure(self) -> None:
-        if self.rows.failures:
-            raise self.rows.failures[0]
-
-    # -- at full speed
-
-    def _fast(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[None]:
-        records = 0
-        for batch in batches:
-            start, end = 0, len(batch.offsets)
-            while start < end and not self._enough:
-                stop = min(end, start + self._step_records)
-                emitted = len(self._emits)
-                self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
-                self._check_put()
-                self.rows.forget_replaced()
-                for emit in self._emits[emitted:]:
-                    self._check_emit(emit)
-                records += stop - start
-                start = stop
-                yield
-            if self._enough:
-                break
-        yield from self._close(taken, records, checked=False)
 
     def _fast_step(self, batch: Batch) -> None:
         rows, fold, emit, now_ms = self.rows, self.processor.fold, self._emits.extend, self.stream_ms
@@ -296,207 +98,20 @@ class Folder(Generic[R]):
                 emit(emits)
         self.stream_ms = now_ms
 
-    def _check_put(self) -> None:
-        """Raise if a row set in this step would be refused record by record, be it replaced since or not."""
-        put = self.rows.put
-        if self._codec.lookalikes and not isinstance(self.rows, CanonicalRows):
-            _check_hashable(put)
-        size = self._codec.size(put)
-        if size > self._limit_bytes:
-            self._check_sizes(put)
-            self._step_records = max(
-                min(8, self._most_records), self._step_records // 2
-            )  # large rows: hold fewer of those replaced
-        elif 2 * size <= self._limit_bytes:
-            self._step_records = min(self._most_records, 2 * self._step_records)
-        put.clear()
-
-    def _check_sizes(self, put: list[R]) -> None:
-        for row in put:
-            if (size := self._codec.size([row])) > self._limit_bytes:
-                raise FoldError(f"row takes {size} bytes, the limit is {self._limit_bytes}: {row!r:.200}")
-
-    def _wake_fast(self, rows: Rows[R], now_ms: int) -> None:
-        for key, due_ms in rows.due(now_ms):
-            if rows.fire(key, due_ms):
-                self._emits.extend(self._on_wake(rows, key, due_ms) or ())
-
-    def _on_wake(self, rows: Rows[R], key: str, at_ms: int) -> Emits:
-        if self.processor.on_wake is None:
-            raise FoldError(
-                f"processor {self.processor.name} sets timers (key {key!r}) but declares no on_wake"
-            )
-        return self.processor.on_wake(rows, key, at_ms)
-
-    # -- record by record
-
-    def _careful(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[None]:
-        rows, records, step = JournaledRows(self.rows), 0, 0
-        for batch in batches:
-            for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
-                if self._enough:
-                    break
-                self._careful_record(rows, offset, at_ms, [column[at] for column in batch.columns])
-                records, step = records + 1, step + 1
-                if step >= self._step_records:
-                    step, self._step_records = 0, min(self._most_records, 2 * self._step_records)
-                    yield
-            if self._enough:
-                break
-        yield from self._close(taken, records, checked=True)
-
-    def _careful_record(self, rows: JournaledRows[R], offset: int, at_ms: int, inputs: list[Any]) -> None:
-        if at_ms > self.stream_ms:
-            self.stream_ms = at_ms
-            for key, due_ms in rows.due(at_ms):
-                if rows.fire(key, due_ms):
-                    rows.keep()  # a timer that fails has fired all the same
-                    self._attempt(
-                        rows,
-                        offset,
-                        "wake",
-                        partial(self._on_wake, rows, key, due_ms),
-                        f"timer {key!r:.200} due at {due_ms}: ",
-                    )
-        try:
-            event = self.processor.decode(*inputs)
-        except MemoryError:
-            raise
-        except USERS_FAILURES as error:
-            self._refuse(offset, "decode", error)
-            return
-        self._attempt(rows, offset, "fold", partial(self.processor.fold, rows, event, self.stream_ms))
-
-    def _attempt(
-        self, rows: JournaledRows[R], offset: int, stage: Stage, act: Callable[[], Emits], what: str = ""
-    ) -> None:
-        try:
-            emits = list(act() or ())
-            for emit in emits:
-                self._check_emit(emit)
-            self._check_sizes(rows.put)
-            for key in rows.before:
-                _check_key(key)
-        except MemoryError:
-            raise
-        except USERS_FAILURES as error:
-            self._raise_store_failure()
-            rows.undo()
-            self._refuse(offset, stage, error, what)
-            return
-        self._raise_store_failure()
-        self._emits.extend(emits)
-        if self._trace is not None:
-            for key, (before, _) in rows.before.items():
-                after = rows.get(key)
-                if before is not None or after is not None:
-                    self._trace(
-                        Transition(offset=offset, at_ms=self.stream_ms, key=key, before=before, after=after)
-                    )
-        rows.keep()
-
-    def _refuse(self, offset: int, stage: Stage, error: BaseException, what: str = "") -> None:
-        try:
-            reason = f"{what}{error}"[:1000].encode(errors="backslashreplace").decode()
-        except Exception:  # noqa: BLE001  an error of user code that cannot even be printed
-            reason = f"{what}(the error cannot be printed)"
-        self._refused.append(Refused(offset=offset, stage=stage, error=type(error).__name__, reason=reason))
-
-    # -- the end of a transaction
-
-    def _close(self, batches: list[Batch], records: int, *, checked: bool) -> Iterator[None]:
-        """Make `changes` of the first *records* of *batches*."""
-        if not checked:
-            self._raise_store_failure()
-        rows, wakes = self.rows.changed()
-        puts: list[tuple[bytes, bytes | None]] = []
-        changed = list(rows.items())
-        for start in range(0, len(changed), STEP_RECORDS):
-            puts.extend(
-                self._stored(
-                    changed[start : start + STEP_RECORDS],
-                    settled=checked or isinstance(self.rows, CanonicalRows),
-                )
-            )
+    def _careful_batch(self, rows: JournaledRows[R], batch: Batch) -> Iterator[None]:
+        decode, fold = self.processor.decode, self.processor.fold
+        for at, (offset, at_ms) in enumerate(zip(batch.offsets, batch.times_ms, strict=True)):
+            inputs = [column[at] for column in batch.columns]
+            self._careful_record(rows, ("", offset), at_ms, partial(decode, *inputs), fold)
             yield
-        puts.extend(
-            (wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items()
-        )
-        marker = Marker(_offset_of(batches, records), self.stream_ms, self.processor.version)
-        self.changes = Changes(
-            marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused
-        )
 
-    def _stored(
-        self, changed: list[tuple[str, R | None]], *, settled: bool
-    ) -> Iterable[tuple[bytes, bytes | None]]:
-        """Return what is stored for changed rows; unless *settled*, each must be the row that a later
-        reader will find.
-        """
-        keys = row_keys([key for key, _ in changed])
-        if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
-            raise _long_key(max(keys, key=len))
-        rows = [row for _, row in changed if row is not None]
-        stored = self._codec.encode_all(rows) if settled else self._codec.exact_all(rows)
-        if stored is None:
-            raise _LooseError
-        if len(stored) == len(keys):
-            return zip(keys, stored, strict=True)
-        values = iter(stored)
-        return [
-            (key, None if row is None else next(values)) for key, (_, row) in zip(keys, changed, strict=True)
-        ]
+    def _moved(self) -> None:
+        assert self.changes is not None
+        self.applied = self.changes.marker.applied
 
-    def _check_emit(self, emit: Emit) -> None:
-        """Raise for what a producer would refuse: once the transaction is being written, one bad record
-        would stop the partition.
-        """
-        if not isinstance(emit, Emit):
-            raise FoldError(f"a fold may emit only Emit, not {type(emit).__name__}")
-        topic, key, value, partition = emit.topic, emit.key, emit.value, emit.partition
-        if not isinstance(topic, str) or topic not in self._may_emit_to:
-            name, declared = self.processor.name, ", ".join(self.processor.emits) or "none"
-            raise FoldError(
-                f"emit to {topic!r:.200}: not among the emits of processor {name} ({declared}); declare it there"
-            )
-        if not isinstance(key, str | bytes | type(None)) or not isinstance(value, bytes | type(None)):
-            raise FoldError(f"emit to {topic}: key must be str or bytes and value bytes, or None")
-        if partition is not None and not (type(partition) is int and 0 <= partition < 1 << 31):
-            raise FoldError(f"emit to {topic}: partition {partition!r:.200} is not a partition's number")
-        size = len(key.encode() if isinstance(key, str) else key or b"") + len(value or b"")
-        if not isinstance(emit.headers, tuple | list):
-            raise FoldError(
-                f"emit to {topic}: headers must be a tuple of (name, value), not {type(emit.headers).__name__}"
-            )
-        for header in emit.headers:
-            match header:
-                case (str() as name, bytes() | None as content):
-                    size += HEADER_BYTES + len(name.encode()) + len(content or b"")
-                case _:
-                    raise FoldError(
-                        f"emit to {topic}: header {header!r:.200} is not a pair of a str and bytes or None"
-                    )
-        if size > self._limit_bytes:
-            raise FoldError(f"emit to {topic} takes {size} bytes, the limit is {self._limit_bytes}")
-
-
-def _check_hashable(rows: list[Any]) -> None:
-    """Raise for a row that holds what can be changed in place, where its type declares otherwise: nothing
-    of that kind has a hash.
-    """
-    try:
-        deque(map(hash, rows), 0)
-    except (TypeError, ValueError) as error:  # a memoryview that can be written to raises the latter
-        raise _LooseError from error
-
-
-def _check_key(key: str) -> None:
-    if len(stored := row_key(key)) > LIMIT_KEY_BYTES:
-        raise _long_key(stored)
-
-
-def _long_key(stored: bytes) -> FoldError:
-    return FoldError(f"row key {text_key(stored)[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
+    def _finished(self, taken: list[Batch], records: int, puts: list[tuple[bytes, bytes | None]]) -> Changes:
+        marker = Marker(_offset_of(taken, records), self.stream_ms, self.processor.version)
+        return Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
 
 
 def _offset_of(batches: list[Batch], records: int) -> int:

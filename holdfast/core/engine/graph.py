@@ -35,10 +35,10 @@ class TopologyGraph:
             GraphNode(
                 name=each.name,
                 version=each.version,
-                sources=(each.source,),
+                sources=each.topics,
                 table=each.table,
                 emits=tuple(each.emits),
-                timers=each.on_wake is not None,
+                timers=each.on_wake is not None or each.on_tick is not None,
             )
             for each in sorted(processors, key=lambda each: each.name)
         ]

@@ -1,4 +1,4 @@
-"""What a user declares: a processor is a decoder, a fold and the type of a row.
+"""What a user declares: a processor is a decoder and a fold, or several of each, and the type of a row.
 
 Nothing here runs anything.
 """
@@ -6,47 +6,29 @@ Nothing here runs anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Sequence
-from dataclasses import dataclass
-from typing import Any, Generic, Literal, TypeVar, get_args
-
-import msgspec
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.row_types import why_unfit
 from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.sources import ASKED, INPUTS, LIMIT_SOURCES, FoldWith, Input, Source, SourceFold
 from holdfast.errors import ConfigError
+
+__all__ = ["INPUTS", "Emit", "Emits", "Headers", "Input", "Processor", "by_name"]
 
 E = TypeVar("E")
 R = TypeVar("R")
-
-Headers = tuple[tuple[str, bytes | None], ...]
-Input = Literal["value", "key", "headers", "offset", "partition"]
-INPUTS: tuple[Input, ...] = get_args(Input)
 
 _NAME = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_-]{0,99}")
 _TOPIC = re.compile(r"[A-Za-z0-9._-]{1,249}")
 
 
-class Emit(msgspec.Struct, frozen=True, gc=False):
-    """One record a fold sends, in the same Kafka transaction as the rows it changed.
-
-    *partition* None leaves the choice to murmur2 of the key, as Java clients do.
-    """
-
-    topic: str
-    key: str | bytes | None = None
-    value: bytes | None = None
-    headers: Headers = ()
-    partition: int | None = None
-
-
-Emits = Iterable[Emit] | None
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Processor(Generic[E, R]):
-    """A named, versioned fold of one source topic into a table of rows.
+    """A named, versioned fold of one source topic, or of several, into a table of rows.
 
     *decode* gets the *inputs* of a record in that order (only its value unless told otherwise) and returns an event, or raises:
     then the record goes to quarantine. *fold* gets the rows of the record's partition, the event and the partition's stream time
@@ -55,22 +37,34 @@ class Processor(Generic[E, R]):
     randomness, no input or output.
 
     *route* tells queries in which source partition a row key lives, given the partition count; without it, or for None, a query asks every
-    partition, since only the records' producer knows. `emits` names the topics the fold may emit to: a record whose fold emits to another
+    partition, since only the records' producer knows. `emits` names the topics the fold may emit to, or `Stream`s: a record whose fold emits to another
     is refused. With *in_place* the fold emits into the partition of the record it was given, so each of them
     needs as many partitions as the source.
 
     Rows of another *version* are never read: each version has its own table and changelog, built from the
     log's beginning.
+
+    **Several sources.** `on={customers: keep, orders: enrich}` in place of *source*, *decode* and *fold* names
+    up to 8 co-partitioned sources, each a `Source` with its own fold, or `FoldWith` for one that asks for more
+    than the event. They share the rows and one stream time. Records are folded in order of append time;
+    of those of one ms the source that is named first comes first. Where a worker had to fold in another order, or
+    looked at its clock, that is recorded in the processor's *choices* (docs/DESIGN.md, "Choices"), which no
+    version is part of: to add, remove or reorder sources, give the processor another name. *on_tick* is called
+    for times set with `rows.wake_at(key, at_ms, clock="tick")` when the worker's clock passes them.
     """
 
     name: str
-    source: str
-    decode: Callable[..., E]
-    fold: Callable[[Rows[R], E, int], Emits]
     row: Any
+    source: str = ""
+    decode: Callable[..., E] = None  # type: ignore[assignment]  # needed with source, refused with on
+    fold: Callable[[Rows[R], E, int], Emits] = None  # type: ignore[assignment]
+    on: Mapping[Source[Any], Callable[[Rows[R], Any, int], Emits] | FoldWith] | None = field(
+        default=None, hash=False
+    )
     version: int = 1
     inputs: tuple[Input, ...] = ("value",)
     on_wake: Callable[[Rows[R], str, int], Emits] | None = None
+    on_tick: Callable[[Rows[R], str, int], Emits] | None = None
     route: Callable[[str, int], int | None] | None = None
     emits: tuple[str, ...] = ()
     in_place: bool = False
@@ -79,6 +73,12 @@ class Processor(Generic[E, R]):
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
             raise ConfigError(
                 f"processor name {self.name!r}: use 1 to 100 letters, digits, '_' or '-'; it becomes part of a topic's name"
+            )
+        if self.on is not None:
+            self._check_sources(self.on)
+        elif self.on_tick is not None:
+            raise self._wrong(
+                "on_tick needs on=: write on={Source(...): fold} in place of source, decode and fold"
             )
         self._check_topics()
         if type(self.version) is not int:
@@ -97,26 +97,60 @@ class Processor(Generic[E, R]):
         if (why := why_unfit(self.row)) is not None:
             raise self._wrong(f"row type {self.row!r:.200}: {why}")
 
+    def _check_sources(self, on: Mapping[Source[Any], Any]) -> None:
+        mixed = [name for name in ("source", "decode", "fold") if getattr(self, name)]
+        if mixed or self.inputs != ("value",):
+            what = ", ".join(mixed or ["inputs"])
+            raise self._wrong(
+                f"has both on= and {what}: with on= each source has a serde and a fold of its own"
+            )
+        if not isinstance(on, Mapping):
+            raise self._wrong(f"on is {on!r:.200}; write a dict: {{Source(...): fold}}")
+        if not on:
+            raise self._wrong("on names no source: write on={Source(...): fold}")
+        if len(on) > LIMIT_SOURCES:
+            raise self._wrong(
+                f"on names {len(on)} sources, {LIMIT_SOURCES} are the most: fold some of them into one topic first"
+            )
+        for source in on:
+            if not isinstance(source, Source):
+                raise self._wrong(f"on has {source!r:.200} for a source; write Source(topic, serde)")
+            for part, name in ((source.serde, "serde"), (source.key, "key")):
+                if not callable(getattr(part, "decode", None)):
+                    raise self._wrong(
+                        f"the {name} of {source.topic!r:.200} is {part!r:.200}; write Json(...), say"
+                    )
+        topics = [source.topic for source in on]
+        if twice := {topic for topic in topics if topics.count(topic) > 1}:
+            raise self._wrong(f"on names {min(twice)} twice: a source has one fold")
+
     def _check_topics(self) -> None:
         if not isinstance(self.source, str):
             raise self._wrong(
-                f"source {self.source!r:.200} is not the name of a topic: a processor folds one; declare one for each topic"
+                f"source {self.source!r:.200} is not the name of a topic: a processor folds one; declare one for each topic, "
+                "or on={Source(...): fold} for a table of several"
             )
         if isinstance(self.emits, str):
             raise self._wrong(f"emits {self.emits!r}; write a tuple of topics: ({self.emits!r},)")
         if not isinstance(self.emits, tuple | list):
             raise self._wrong(f"emits {self.emits!r:.200} is not a tuple of topics")
-        for topic in (self.source, *self.emits):
+        for topic in (*self.topics, *self.emits):
             if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
-                raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name")
+                hint = (
+                    ""
+                    if self.source or self.on
+                    else ": write source='...', or on={Source(...): fold} for several"
+                )
+                raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name{hint}")
 
     def _check_functions(self) -> None:
-        wanted: list[tuple[str, Any, tuple[str, ...]]] = [
-            ("decode", self.decode, tuple(self.inputs)),
-            ("fold", self.fold, ("rows", "event", "at_ms")),
+        timed = ("rows", "key", "at_ms")
+        wanted = [*self._folds_wanted()]
+        wanted += [
+            (name, call, timed)
+            for name in ("on_wake", "on_tick")
+            if (call := getattr(self, name)) is not None
         ]
-        if self.on_wake is not None:
-            wanted.append(("on_wake", self.on_wake, ("rows", "key", "at_ms")))
         if self.route is not None:
             wanted.append(("route", self.route, ("key", "partitions")))
         for name, call, takes in wanted:
@@ -124,8 +158,42 @@ class Processor(Generic[E, R]):
                 whence = "; its arguments are the inputs" if name == "decode" else ""
                 raise self._wrong(f"{name} {why}{whence}")
 
+    def _folds_wanted(self) -> Iterator[tuple[str, Any, tuple[str, ...]]]:
+        """Yield (name, function, what it is called with) of all that is called for each record."""
+        folded = ("rows", "event", "at_ms")
+        if self.on is None:
+            yield "decode", self.decode, tuple(self.inputs)
+            yield "fold", self.fold, folded
+        for source, fold in (self.on or {}).items():
+            asked: Any = fold.inputs if isinstance(fold, FoldWith) else ()
+            if not isinstance(asked, tuple | list) or any(name not in ASKED for name in asked):
+                raise self._wrong(f"inputs {asked!r:.200} of {source.topic}; choose from {', '.join(ASKED)}")
+            if "event_ms" in asked and source.time is None:
+                raise self._wrong(
+                    f"the fold of {source.topic} asks for event_ms: write Source(..., time=...), which tells it"
+                )
+            if source.time is not None:
+                yield f"time of {source.topic}", source.time, ("event",)
+            yield (
+                f"fold of {source.topic}",
+                fold.fold if isinstance(fold, FoldWith) else fold,
+                (*folded, *asked),
+            )
+
     def _wrong(self, text: str) -> ConfigError:
         return ConfigError(f"processor {self.name}: {text}")
+
+    @property
+    def topics(self) -> tuple[str, ...]:
+        """Return the topics that are folded, in the order of their numbers."""
+        return (self.source,) if self.on is None else tuple(source.topic for source in self.on)
+
+    @property
+    def folds(self) -> tuple[SourceFold, ...]:
+        """Return the sources of `on` with their folds, in the order of their numbers; none without `on`."""
+        return tuple(
+            SourceFold(at, source, fold) for at, (source, fold) in enumerate((self.on or {}).items())
+        )
 
     @property
     def table(self) -> str:
@@ -135,6 +203,10 @@ class Processor(Generic[E, R]):
     def changelog(self, app: str) -> str:
         """Return the changelog topic of this table in application *app* (Faust's naming)."""
         return f"{app}-{self.table}-changelog"
+
+    def choices(self, app: str) -> str:
+        """Return the topic of the choices of a processor of several sources: one for all versions."""
+        return f"{app}-{self.name}-choices"
 
     def transactional_id(self, app: str, partition: int) -> str:
         """Return the id whose epoch fences older owners; one per application, processor and partition."""
@@ -159,8 +231,21 @@ def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[An
             )
         if each.name in found:
             raise ConfigError(
-                f"two processors share a name, {each.name} of {found[each.name].source} and of {each.source}: give one another, since "
+                f"two processors share a name, {each.name} of {', '.join(found[each.name].topics)} and of {', '.join(each.topics)}: give one another, since "
                 "tables and topics are named after it"
             )
         found[each.name] = each
     return found
+
+
+def refuse_several_sources(processors: Iterable[Processor[Any, Any]]) -> None:
+    """Raise ConfigError for a processor with `on=`: workers, replays and tools fold one source so far.
+
+    `holdfast.testing.Topology` runs them, and `holdfast topology` draws them.
+    """
+    for each in processors:
+        if each.on is not None:
+            raise ConfigError(
+                f"processor {each.name} folds {len(each.topics)} sources, {', '.join(each.topics)}: that runs in tests "
+                "(holdfast.testing.Topology) and not on workers yet; fold one source, or merge them into one topic first"
+            )

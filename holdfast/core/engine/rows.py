@@ -6,16 +6,19 @@ from collections import deque
 from collections.abc import Container, Iterator
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice, repeat
-from typing import Generic, Protocol, TypeVar, overload
+from typing import Generic, Literal, Protocol, TypeVar, overload
 
 from holdfast.core.engine.codec import ROW, WAKE, RowCodec, decode_due, row_key, row_keys, text_key, wake_key
 from holdfast.core.engine.key_order import KeyOrder
+from holdfast.core.engine.timers import NEVER, TimerTable
 from holdfast.errors import FoldError
+
+__all__ = ["LIMIT_KEY_BYTES", "NEVER", "CanonicalRows", "Clock", "JournaledRows", "Rows", "Store"]
 
 R = TypeVar("R")
 D = TypeVar("D")
 
-NEVER = 1 << 62
+Clock = Literal["append", "tick"]
 LIMIT_KEY_BYTES = 32_768
 
 
@@ -75,9 +78,12 @@ class Rows(Generic[R]):
         "failures",
         "next_wake_ms",
         "put",
+        "ticks",
     )
 
-    def __init__(self, store: Store, codec: RowCodec[R], cache_rows: int) -> None:
+    def __init__(
+        self, store: Store, codec: RowCodec[R], cache_rows: int, ticks: TimerTable | None = None
+    ) -> None:
         self._store, self._codec, self._limit = store, codec, max(1, cache_rows // 2)
         self._young: dict[str, R | None] = {}
         self._old: dict[str, R | None] = {}
@@ -87,6 +93,7 @@ class Rows(Generic[R]):
         self._replaced = 0
         self.put: list[R] = []
         self.failures: list[Exception] = []
+        self.ticks = ticks
         self._wakes = {text_key(key): decode_due(value) for key, value in store.scan(WAKE)}
         self._wakes_changed: dict[str, int | None] = {}
         self._undo_wakes: dict[str, int | None] = {}
@@ -181,21 +188,37 @@ class Rows(Generic[R]):
             self.failures.append(error)
             raise
 
-    def wake_at(self, key: str, at_ms: int | None) -> None:
+    def wake_at(self, key: str, at_ms: int | None, *, clock: Clock = "append") -> None:
         """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before
         that record is folded.
 
         One timer per key: another call replaces it, None cancels it. A time already passed fires at the next
         later append time, so an `on_wake` that sets a time not after the record's (its own again, say) is
         called for it once per append time, not for ever.
+
+        With *clock* "tick" it is `on_tick` that is called, at the first tick at or after *at_ms*: the worker's own
+        clock, which moves without records too, as the partition's choices have it. Those are timers of their
+        own, one per key.
         """
         if at_ms is not None and not (isinstance(at_ms, int) and -NEVER < at_ms < NEVER):
             raise FoldError(f"wake_at({key!r:.200}, {at_ms!r:.200}): not a time in whole ms")
         if len(wake_key(key)) > LIMIT_KEY_BYTES:
             raise FoldError(f"timer key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
+        if clock != "append":
+            self._tick_at(key, at_ms, clock)
+            return
         self._note_wake(key)
         self._set_wake(key, at_ms)
         self._wakes_changed[key] = at_ms
+
+    def _tick_at(self, key: str, at_ms: int | None, clock: str) -> None:
+        if clock != "tick":
+            raise FoldError(f"wake_at({key!r:.200}, clock={clock!r:.80}): the clocks are append and tick")
+        if self.ticks is None:
+            raise FoldError(
+                f"wake_at({key!r:.200}, clock='tick'): only processors declared with on= and on_tick= have ticks"
+            )
+        self.ticks.set(key, at_ms)
 
     def _note_wake(self, key: str) -> None:
         if key not in self._undo_wakes:
@@ -269,6 +292,8 @@ class Rows(Generic[R]):
         self._order.clear()
         self._wakes_changed.clear()
         self._undo_wakes.clear()
+        if self.ticks is not None:
+            self.ticks.commit()
         self.put.clear()
         if len(self._young) > self._limit:
             self._all_cached = self._all_cached and not self._old
@@ -288,6 +313,8 @@ class Rows(Generic[R]):
             self._set_wake(key, at_ms)
         self._wakes_changed.clear()
         self._undo_wakes.clear()
+        if self.ticks is not None:
+            self.ticks.rollback()
 
 
 class CanonicalRows(Rows[R]):
@@ -345,6 +372,8 @@ class JournaledRows(CanonicalRows[R]):
         """Accept what this record changed."""
         self.before.clear()
         self.wakes_before.clear()
+        if self.ticks is not None:
+            self.ticks.keep()
         self.put.clear()
         self._base.next_wake_ms = self.next_wake_ms
 
@@ -363,4 +392,6 @@ class JournaledRows(CanonicalRows[R]):
                 self._wakes_changed[key] = change
             else:
                 del self._wakes_changed[key]
+        if self.ticks is not None:
+            self.ticks.undo()
         self.keep()

@@ -25,6 +25,7 @@ from holdfast.core.engine.codec import (
     encode_marker,
     row_key,
     text_key,
+    tick_key,
     wake_key,
 )
 from holdfast.core.engine.row_types import is_plain, why_unfit
@@ -57,7 +58,7 @@ CODEC: RowCodec[Row] = RowCodec(Row)
 
 @given(text)
 def test_keys_come_back(key: str) -> None:
-    assert text_key(row_key(key)) == text_key(wake_key(key)) == key
+    assert text_key(row_key(key)) == text_key(wake_key(key)) == text_key(tick_key(key)) == key
     assert not row_key(key).startswith(META)
 
 

@@ -13,6 +13,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from holdfast.core.engine.codec import RowCodec, encode_due, row_key, wake_key
 from holdfast.core.engine.rows import LIMIT_KEY_BYTES, NEVER, CanonicalRows, JournaledRows, Rows
+from holdfast.core.engine.timers import TimerTable
 from holdfast.errors import ChangelogError, FoldError, StoreError
 from tests.support.scale import scaled
 
@@ -514,3 +515,27 @@ def test_a_prefix_scan_is_a_filter_of_all_rows(
     for key, count in overlay.items():
         rows[key] = None if count is None else Total(count)  # type: ignore[assignment]
     assert list(rows.scan(prefix)) == [(key, row) for key, row in rows.scan() if key.startswith(prefix)]
+
+
+# -- the clock of ticks
+
+
+@pytest.mark.parametrize(
+    ("clock", "why"),
+    [("tick", "only processors declared with on= and on_tick="), ("wall", "the clocks are append and tick")],
+)
+def test_rows_of_one_source_have_the_clock_of_append_time_only(clock: Any, why: str) -> None:
+    rows = rows_over()
+    with pytest.raises(FoldError, match=why):
+        rows.wake_at("a", 5, clock=clock)
+    assert rows.changed() == ({}, {})
+
+
+def test_timers_of_both_clocks_lie_beside_one_another() -> None:
+    rows: Rows[Total] = Rows(DictStore(), CODEC, 100, TimerTable())
+    assert rows.ticks is not None
+    rows.wake_at("a", 5)
+    rows.wake_at("a", 7, clock="tick")
+    assert (rows.changed()[1], rows.ticks.changed) == ({"a": 5}, {"a": 7})
+    rows.rollback()
+    assert (rows.due(9), rows.ticks.due(9)) == ([], [])

@@ -1,0 +1,172 @@
+"""What the logs do not decide, written down: choices of a processor with several sources, and its position.
+
+A worker folds the records of its sources in *canonical order*, which is a function of the logs:
+
+    (highest append time so far in the record's source partition, number of the source, offset)
+
+The highest so far, because the clock of a new leader may go back. Two things are not in the logs: that a
+record was folded before another had shown up that should have come first (a *barrier*), and what the clock
+said (a *tick*). Each is a choice: a record of `{app}-{processor}-choices`, in the partition of the sources,
+in the Kafka transaction of what was folded behind it. So whoever folds the same logs again, and obeys the
+choices, folds the same sequence.
+
+Choices are numbered from 0 without a gap, whatever the version of the processor that made them. Both formats
+are arrays of MessagePack; all integers are signed 64 bit.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Annotated, Any
+
+import msgspec
+from msgspec import Meta
+
+from holdfast.core.engine.codec import FORMAT, NOTHING_APPLIED
+from holdfast.core.engine.sources import LIMIT_SOURCES
+from holdfast.core.engine.timers import NEVER
+from holdfast.core.untrusted import UNFIT
+from holdfast.errors import ChangelogError, ChoicesError
+
+CHOICE_FORMAT = 1
+MARKER_FORMAT = 2
+SOURCE_BITS = 3
+SOURCE_MASK = (1 << SOURCE_BITS) - 1
+assert SOURCE_MASK + 1 == LIMIT_SOURCES
+
+_Count = Annotated[int, Meta(ge=0)]
+_Offsets = Annotated[tuple[Annotated[int, Meta(ge=-1)], ...], Meta(min_length=1, max_length=LIMIT_SOURCES)]
+_Times = Annotated[tuple[int, ...], Meta(min_length=1, max_length=LIMIT_SOURCES)]
+
+
+class Choice(msgspec.Struct, frozen=True, array_like=True, kw_only=True):
+    """Up to *applied*, the last offset of each source (-1 for none), before anything else; then, unless it is
+    None, the clock says *tick_ms*.
+
+    *sources* is the fingerprint of the sources' names in order, without which offsets mean nothing.
+    """
+
+    format: int = CHOICE_FORMAT
+    number: _Count
+    sources: int
+    applied: _Offsets
+    tick_ms: int | None = None
+
+
+class VectorMarker(msgspec.Struct, frozen=True, array_like=True):
+    """The position of a partition's state over several sources: everything up to *applied*, the last offset
+    of each, is in it.
+
+    It stands where `Marker` does, closes each transaction as that does, and tells itself apart by *format*,
+    which is in the same place. *reached_ms* are the highest append times of what was applied of each source, -1
+    before any; *last* is the source of the last record folded, -1 when anything may come next: at the beginning
+    and behind a choice. *tick_ms* is the latest tick, and *choices* the number of the next choice.
+    """
+
+    applied: _Offsets
+    stream_ms: int
+    version: int
+    format: int
+    reached_ms: _Times
+    last: Annotated[int, Meta(ge=-1, lt=LIMIT_SOURCES)]
+    tick_ms: int
+    choices: _Count
+    sources: int
+
+    @property
+    def last_key(self) -> int:
+        """Return the canonical key of the last record folded: none that lies below can follow it without a
+        choice.
+        """
+        return LOWEST if self.last < 0 else canonical(self.reached_ms[self.last], self.last)
+
+
+LOWEST = -1 << 63
+"""Below every canonical key."""
+
+
+def canonical(reached_ms: int, source: int) -> int:
+    """Return what records are ordered by between choices; offsets order those of one source that are equal.
+
+    >>> canonical(5, 1) < canonical(6, 0) < canonical(6, 1)
+    True
+    """
+    return reached_ms << SOURCE_BITS | source
+
+
+def beginning(sources: int, width: int, version: int) -> VectorMarker:
+    """Return the position before the first record of *width* sources."""
+    nothing = (NOTHING_APPLIED,) * width
+    return VectorMarker(nothing, -1, version, MARKER_FORMAT, (-1,) * width, -1, -NEVER, 0, sources)
+
+
+_encode = msgspec.msgpack.Encoder().encode
+_decode_choice = msgspec.msgpack.Decoder(Choice).decode
+_decode_marker = msgspec.msgpack.Decoder(VectorMarker).decode
+_decode_any = msgspec.msgpack.Decoder(list[Any]).decode
+
+
+def encode_choice(choice: Choice) -> bytes:
+    """Return the value of a record of the choices topic; its key is None."""
+    return _encode(choice)
+
+
+def decode_choice(value: bytes | None) -> Choice:
+    """Return the choice in *value*; raises ChoicesError for bytes that no worker of this format wrote."""
+    if value is None:
+        raise ChoicesError("choice without a value: nobody may delete choices, they are part of the log")
+    try:
+        choice = _decode_choice(value)
+    except UNFIT as error:
+        _check_format(value, 0, CHOICE_FORMAT)
+        raise ChoicesError(
+            f"choice is malformed ({error}): this topic does not hold the choices of a processor"
+        ) from error
+    if choice.format != CHOICE_FORMAT:
+        raise ChoicesError(
+            f"choice of format {choice.format}, this version reads {CHOICE_FORMAT}: upgrade the workers"
+        )
+    return choice
+
+
+def _check_format(value: bytes, at: int, known: int) -> None:
+    """Raise ChoicesError when *value* is an array that tells another format."""
+    try:
+        told = _decode_any(value)[at]
+    except (*UNFIT, IndexError):
+        return
+    if type(told) is int and told > known:
+        raise ChoicesError(f"choice of format {told}, this version reads {known}: upgrade the workers")
+
+
+def encode_vector_marker(marker: VectorMarker) -> bytes:
+    """Return the value of the position marker."""
+    return _encode(marker)
+
+
+def decode_vector_marker(value: bytes) -> VectorMarker:
+    """Return the marker in *value*; raises ChangelogError for bytes that no worker of this format wrote for a
+    processor of several sources.
+    """
+    try:
+        told: Sequence[Any] = _decode_any(value)
+        kind = told[3] if len(told) > 3 else None
+        marker = _decode_marker(value) if kind == MARKER_FORMAT else None
+    except UNFIT as error:
+        raise ChangelogError(
+            f"position marker is malformed ({error}): this topic is not a changelog of holdfast"
+        ) from error
+    if kind == FORMAT[0]:
+        raise ChangelogError(
+            "position marker of a processor with one source, this one is declared with on=: raise its version"
+        )
+    if marker is None:
+        raise ChangelogError(
+            f"position marker of format {kind!r:.80}, this version reads {MARKER_FORMAT} here: upgrade the workers"
+        )
+    if len(marker.applied) != len(marker.reached_ms) or marker.last >= len(marker.applied):
+        raise ChangelogError(
+            f"position marker is malformed ({len(marker.applied)} offsets, {len(marker.reached_ms)} times, "
+            f"last source {marker.last}): this topic is not a changelog of holdfast"
+        )
+    return marker

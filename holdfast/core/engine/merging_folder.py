@@ -1,0 +1,245 @@
+"""The fold of a partition of several sources: stretches of records and choices in, changes and new choices
+out.
+
+Live, local and Spark all run this, as they do `Folder`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any, TypeVar
+
+from holdfast.core.engine.choices import Choice, VectorMarker, beginning, encode_vector_marker
+from holdfast.core.engine.codec import APPLIED, TICK, decode_due, text_key
+from holdfast.core.engine.merging import Portion, Stretch
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import JournaledRows, Store
+from holdfast.core.engine.sources import SourceFold, fingerprint
+from holdfast.core.engine.stepping import LIMIT_BYTES, SteppingFolder, Transition, Written
+from holdfast.core.engine.timers import TimerTable
+from holdfast.errors import ChangelogError
+
+R = TypeVar("R")
+
+
+@dataclass(slots=True, kw_only=True)
+class MergedChanges(Written):
+    """What one transaction over several sources writes, and *choices* to the partition's choices topic.
+
+    *marker* closes the transaction: everything up to it is in the state once this is applied.
+    """
+
+    marker: VectorMarker
+    choices: list[Choice] = field(default_factory=list)
+
+    def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
+        yield from self.puts
+        yield APPLIED, encode_vector_marker(self.marker)
+
+
+class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
+    """The folder of a processor with `on=`: its position is *marker*, a vector.
+
+    What it is given are stretches that follow that position, of a `Merger` or of `replayed`. Of a stretch that
+    was not folded to its end, the rest must be merged again: `Merger.settle(folder.marker)` after each commit
+    and rollback.
+
+    Raises ChangelogError for a *marker* of other sources.
+
+    >>> from holdfast.core.engine.batches import Batch
+    >>> from holdfast.core.engine.merging import Merger
+    >>> from holdfast.core.engine.serdes import Text
+    >>> from holdfast.core.engine.sources import Source
+    >>> class Empty(dict):
+    ...     def scan(self, prefix): return iter(())
+    >>> def joins(rows, event, at_ms): rows["all"] = rows.get("all", "") + event
+    >>> letters, digits = Source("letters", Text()), Source("digits", Text())
+    >>> both = Processor(name="both", on={letters: joins, digits: joins}, row=str)
+    >>> folder = MergingFolder(both, Empty())
+    >>> merger = Merger(folder.marker)
+    >>> def transact(source, offset, at_ms, value):
+    ...     merger.offer(source, Batch([offset], [at_ms], ([value],)))
+    ...     changes = folder.fold(iter(lambda: merger.take(ends=(0, 0)), None))
+    ...     folder.commit()  # once changes.stored(), .emits, .choices are written, in one Kafka transaction
+    ...     merger.settle(folder.marker)
+    ...     return folder.rows["all"], [choice.applied for choice in changes.choices]
+    >>> transact(0, 0, 10, b"a"), transact(1, 0, 12, b"2"), transact(0, 1, 11, b"b")
+    (('a', []), ('a2', []), ('a2b', [(0, 0)]))
+    """
+
+    def __init__(
+        self,
+        processor: Processor[Any, R],
+        store: Store,
+        *,
+        marker: VectorMarker | None = None,
+        cache_rows: int = 200_000,
+        limit_bytes: int = LIMIT_BYTES,
+        trace: Callable[[Transition[R]], None] | None = None,
+    ) -> None:
+        start = start_of(processor)
+        self.marker = start if marker is None else marker
+        if self.marker.sources != start.sources or len(self.marker.applied) != len(start.applied):
+            raise ChangelogError(
+                f"table {processor.table} was folded from other sources than {', '.join(processor.topics)}, or from "
+                "these in another order: give the processor another name"
+            )
+        self._on_tick = processor.on_tick
+        self._ticks = TimerTable() if self._on_tick is None else _stored_ticks(store)
+        ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
+        super().__init__(processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks)
+        self._folds = processor.folds
+        self._calls = tuple(each.fold for each in self._folds)
+        self._forget()
+
+    @property
+    def next_tick_ms(self) -> int:
+        """Return when the earliest tick timer is due, NEVER (2**62) without any: ask the merger for a tick then."""
+        return self._ticks.next_ms
+
+    def _forget(self) -> None:
+        super()._forget()
+        marker = self.marker
+        self._applied, self._reached, self._last = list(marker.applied), list(marker.reached_ms), marker.last
+        self._tick_ms, self._number = marker.tick_ms, marker.choices
+        self._choices: list[Choice] = []
+
+    def _moved(self) -> None:
+        assert self.changes is not None
+        self.marker = self.changes.marker
+
+    def _finished(
+        self, taken: list[Stretch], records: int, puts: list[tuple[bytes, bytes | None]]
+    ) -> MergedChanges:
+        before = self.marker
+        marker = VectorMarker(
+            tuple(self._applied),
+            self.stream_ms,
+            self.processor.version,
+            before.format,
+            tuple(self._reached),
+            self._last,
+            self._tick_ms,
+            self._number,
+            before.sources,
+        )
+        return MergedChanges(
+            marker=marker,
+            records=records,
+            puts=puts,
+            emits=self._emits,
+            refused=self._refused,
+            choices=self._choices,
+        )
+
+    def _fresh(self, batches: Iterable[Stretch], taken: list[Stretch]) -> Iterator[Stretch]:
+        self._input_failure = None
+        try:
+            for stretch in batches:
+                taken.append(stretch)
+                yield stretch
+        except Exception as error:
+            self._input_failure = error
+            raise
+
+    # -- at full speed
+
+    def _fast_step(self, batch: Stretch) -> None:
+        if batch.choice is not None:
+            self._obey(batch.choice, decided=batch.decided)
+            if batch.choice.tick_ms is not None:
+                self._tick_fast(batch.choice.tick_ms)
+            return
+        rows, folds, emit, now_ms = self.rows, self._calls, self._emits.extend, self.stream_ms
+        events = [
+            (() if portion is None else map(each.decode, *_columns(each, portion))).__iter__().__next__
+            for each, portion in zip(self._folds, batch.portions, strict=True)
+        ]
+        for source, at_ms in zip(batch.order, batch.reached_ms, strict=True):
+            event = events[source]()
+            if at_ms > now_ms:
+                now_ms = at_ms
+                if rows.next_wake_ms <= now_ms:
+                    self._wake_fast(rows, now_ms)
+            emits = folds[source](rows, event, now_ms)
+            if emits is not None:
+                emit(emits)
+        self.stream_ms = now_ms
+        for source, portion in enumerate(batch.portions):
+            if portion is not None:
+                self._reach(source, portion.batch.offsets[-1], portion.reached_ms[-1])
+        self._last = batch.order[-1]
+
+    def _tick_fast(self, now_ms: int) -> None:
+        for key, due_ms in self._ticks.due(now_ms):
+            if self._on_tick is not None and self._ticks.fire(key, due_ms):
+                self._emits.extend(self._on_tick(self.rows, key, due_ms) or ())
+
+    # -- record by record
+
+    def _careful_batch(self, rows: JournaledRows[R], batch: Stretch) -> Iterator[None]:
+        if batch.choice is not None:
+            self._obey(batch.choice, decided=batch.decided)
+            if batch.choice.tick_ms is not None:
+                self._tick_carefully(rows, batch.choice)
+            yield
+            return
+        columns = [
+            () if portion is None else _columns(each, portion)
+            for each, portion in zip(self._folds, batch.portions, strict=True)
+        ]
+        done = [0] * len(columns)
+        for source in batch.order:
+            at, each, portion = done[source], self._folds[source], batch.portions[source]
+            assert portion is not None
+            done[source] += 1
+            offset, reached_ms = portion.batch.offsets[at], portion.reached_ms[at]
+            inputs = [column[at] for column in columns[source]]
+            place = each.source.topic, offset
+            self._careful_record(rows, place, reached_ms, partial(each.decode, *inputs), each.fold)
+            self._reach(source, offset, reached_ms)
+            self._last = source
+            yield
+
+    def _tick_carefully(self, rows: JournaledRows[R], choice: Choice) -> None:
+        assert choice.tick_ms is not None
+        for key, due_ms in self._ticks.due(choice.tick_ms):
+            if self._on_tick is not None and self._ticks.fire(key, due_ms):
+                rows.keep()  # a timer that fails has fired all the same
+                act = partial(self._on_tick, rows, key, due_ms)
+                what = f"tick timer {key!r:.200} due at {due_ms}: "
+                self._attempt(rows, ("", choice.number), "tick", act, what, choice.tick_ms)
+
+    # -- the position
+
+    def _reach(self, source: int, offset: int, reached_ms: int) -> None:
+        assert offset > self._applied[source], "a stretch follows the position: settle the merger at it"
+        self._applied[source], self._reached[source] = offset, reached_ms
+
+    def _obey(self, choice: Choice, *, decided: bool) -> None:
+        assert choice.number == self._number, "a choice follows the position: settle the merger at it"
+        # What it names may be gone from its source: compacted, or skipped since.
+        self._applied = [max(each) for each in zip(self._applied, choice.applied, strict=True)]
+        self._number, self._last = choice.number + 1, -1
+        if choice.tick_ms is not None:
+            self._tick_ms = choice.tick_ms
+        if decided:
+            self._choices.append(choice)
+
+
+def _stored_ticks(store: Store) -> TimerTable:
+    return TimerTable((text_key(key), decode_due(value)) for key, value in store.scan(TICK))
+
+
+def start_of(processor: Processor[Any, Any]) -> VectorMarker:
+    """Return the position of an empty table of *processor*."""
+    return beginning(fingerprint(processor.topics), len(processor.topics), processor.version)
+
+
+def _columns(each: SourceFold, portion: Portion) -> tuple[Any, ...]:
+    """Return the columns that `each.decode` takes."""
+    columns, asks = portion.batch.columns, each.asks
+    return (*columns, portion.batch.times_ms) if asks else columns

@@ -1,0 +1,166 @@
+"""What lies in the keys and values of a topic: declared once, for whoever reads it and whoever emits to it."""
+
+from __future__ import annotations
+
+from types import UnionType
+from typing import Any, Generic, Protocol, TypeVar, get_origin, overload
+
+import msgspec
+
+from holdfast.core.untrusted import UNFIT
+from holdfast.errors import DecodeError, FoldError
+
+T = TypeVar("T")
+
+
+class Serde(Protocol[T]):
+    """Turns bytes into values of one type and back. Both ways are pure.
+
+    `decode` raises for bytes that hold no such value: their record is quarantined. `encode` raises FoldError
+    for a value of another type: a reader must find what was declared. None stands for a tombstone both ways.
+    """
+
+    def decode(self, value: bytes | None) -> T: ...
+
+    def encode(self, value: T) -> bytes | None: ...
+
+
+class _Typed(Generic[T]):
+    """Values of one type in one of msgspec's formats.
+
+    *of* is any type that msgspec takes. Where it allows None (`Order | None`), None is a tombstone; where it
+    does not, a record without a value is refused.
+    """
+
+    _name: str
+    _codec: Any
+
+    def __init__(self, of: Any) -> None:
+        self.of = of
+        self._decode = self._codec.Decoder(of).decode
+        self._encode = self._codec.Encoder(order="deterministic").encode
+        kind = get_origin(of) or of
+        self._kind = kind if isinstance(kind, type) and kind not in (object, float, UnionType) else None
+        try:
+            msgspec.convert(None, of)
+            self._tombstones = True
+        except (msgspec.ValidationError, TypeError):
+            self._tombstones = False
+
+    def decode(self, value: bytes | None) -> T:
+        """Return the value in these bytes; raises DecodeError when it is not of the declared type."""
+        try:
+            decoded: T = self._decode(value)
+        except UNFIT as error:
+            raise DecodeError(f"not {self}: {error}") from error
+        except TypeError as error:
+            if value is None and self._tombstones:
+                return None  # type: ignore[return-value]  # T has None among its values
+            raise DecodeError(f"not {self}: the record has no value; declare | None if it may") from error
+        return decoded
+
+    def encode(self, value: T) -> bytes | None:
+        """Return the bytes of *value*, the same for equal values; raises FoldError when it is not of the
+        declared type at any depth.
+        """
+        if value is None and self._tombstones:
+            return None
+        if self._kind is not None and not isinstance(value, self._kind):
+            raise FoldError(
+                f"{value!r:.200} cannot be written as {self}: it is of type {type(value).__name__}"
+            )
+        try:
+            encoded: bytes = self._encode(value)
+            self._decode(encoded)
+        except (*UNFIT, TypeError, ValueError, OverflowError, msgspec.MsgspecError) as error:
+            raise FoldError(f"{value!r:.200} cannot be written as {self}: {error}") from error
+        return encoded
+
+    def __repr__(self) -> str:
+        return f"{self._name}({getattr(self.of, '__name__', self.of)})"
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return self.__class__, (self.of,)
+
+
+class Json(_Typed[T]):
+    """Values of type *of* as JSON.
+
+    >>> Json(tuple[int, str]).decode(b'[1,"a"]'), Json(tuple[int, str]).encode((1, "a"))
+    ((1, 'a'), b'[1,"a"]')
+    >>> Json(int).encode("1")
+    Traceback (most recent call last):
+    holdfast.errors.FoldError: '1' cannot be written as Json(int): it is of type str
+    >>> Json(int | None).decode(None) is None
+    True
+    """
+
+    _name, _codec = "Json", msgspec.json
+
+    @overload
+    def __init__(self, of: type[T]) -> None: ...
+    @overload
+    def __init__(self: Json[Any], of: Any) -> None: ...
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
+
+
+class Msgpack(_Typed[T]):
+    """Values of type *of* as MessagePack.
+
+    >>> Msgpack(int).decode(Msgpack(int).encode(7))
+    7
+    """
+
+    _name, _codec = "Msgpack", msgspec.msgpack
+
+    @overload
+    def __init__(self, of: type[T]) -> None: ...
+    @overload
+    def __init__(self: Msgpack[Any], of: Any) -> None: ...
+    def __init__(self, of: Any) -> None:
+        super().__init__(of)
+
+
+class Bytes:
+    """Values as they are; None is a tombstone."""
+
+    def decode(self, value: bytes | None) -> bytes | None:
+        return value
+
+    def encode(self, value: bytes | None) -> bytes | None:
+        if not isinstance(value, bytes | None):
+            raise FoldError(
+                f"{value!r:.200} cannot be written as Bytes(): it is of type {type(value).__name__}"
+            )
+        return value
+
+    def __repr__(self) -> str:
+        return "Bytes()"
+
+
+class Text:
+    """Text in UTF-8, as most keys are; None for none.
+
+    >>> Text().decode(b"a"), Text().encode("a")
+    ('a', b'a')
+    """
+
+    def decode(self, value: bytes | None) -> str | None:
+        try:
+            return None if value is None else value.decode()
+        except UnicodeDecodeError as error:
+            raise DecodeError(f"not Text(): {error}") from error
+
+    def encode(self, value: str | None) -> bytes | None:
+        if not isinstance(value, str | None):
+            raise FoldError(
+                f"{value!r:.200} cannot be written as Text(): it is of type {type(value).__name__}"
+            )
+        try:
+            return None if value is None else value.encode()
+        except UnicodeEncodeError as error:
+            raise FoldError(f"{value!r:.200} cannot be written as Text(): {error}") from error
+
+    def __repr__(self) -> str:
+        return "Text()"

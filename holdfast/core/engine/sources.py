@@ -1,0 +1,135 @@
+"""What a processor of several sources reads: topics with what lies in them, and what each fold is told of a
+record.
+
+The sources of a processor are co-partitioned: partition *n* of its table is folded from partition *n* of
+each.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import Any, Generic, Literal, TypeVar, get_args
+from zlib import crc32
+
+from holdfast.core.engine.emits import Emits
+from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Serde, Text
+from holdfast.errors import DecodeError
+
+T = TypeVar("T")
+
+Input = Literal["value", "key", "headers", "offset", "partition"]
+INPUTS: tuple[Input, ...] = get_args(Input)
+"""What the columns of a batch may be."""
+Asked = Literal["key", "headers", "offset", "partition", "timestamp", "topic", "event_ms"]
+ASKED: tuple[Asked, ...] = get_args(Asked)
+"""What a fold may ask for besides the event."""
+LIMIT_SOURCES = 8
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class Source(Generic[T]):
+    """A topic to fold: `orders = Source("orders", Json(Order))`.
+
+    *time* tells an event's own time in ms, for folds that ask for "event_ms". *key* reads the records' keys,
+    for folds that ask for "key".
+    """
+
+    topic: str
+    serde: Serde[T]
+    time: Callable[[T], int] | None = None
+    key: Serde[Any] = field(default_factory=Text)
+
+
+@dataclass(frozen=True, slots=True)
+class FoldWith:
+    """A fold that is told more than the event: *inputs* follow its three arguments, in that order.
+
+    `on={orders: FoldWith(enrich, ("key", "timestamp"))}` has `enrich(rows, event, at_ms, key, timestamp)`
+    called. It is a declaration, not an object with everything in it, so that nothing is read, shipped to Spark
+    or made for a record but what its fold looks at.
+
+    | | |
+    |---|---|
+    | `key` | the record's key, read by the source's `key` (text, or None for none) |
+    | `headers` | pairs of name and bytes |
+    | `timestamp` | the record's own append time in ms, which may lie before *at_ms*, the stream time; -1 for none |
+    | `topic`, `partition`, `offset` | where it lies |
+    | `event_ms` | what the source's `time` makes of the event |
+    """
+
+    fold: Callable[..., Emits]
+    inputs: tuple[Asked, ...]
+
+
+class SourceFold:
+    """A source and its fold as folders call them: `decode` of the columns of a record, then `fold` of what
+    that gives. With *asks*, its append time follows the columns.
+
+    *inputs* are the columns that batches of this source must have, the value first.
+    """
+
+    __slots__ = ("_call", "asks", "decode", "fold", "inputs", "number", "source")
+
+    def __init__(self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith) -> None:
+        self.number, self.source = number, source
+        self.inputs: tuple[Input, ...] = ("value",)
+        self.decode: Callable[..., Any] = source.serde.decode
+        self._call = fold.fold if isinstance(fold, FoldWith) else fold
+        self.fold: Callable[[Rows[Any], Any, int], Emits] = self._call
+        self.asks = isinstance(fold, FoldWith) and bool(fold.inputs)
+        if isinstance(fold, FoldWith) and self.asks:
+            columns: list[Input] = [name for name in fold.inputs if name in INPUTS]
+            self.inputs = ("value", *dict.fromkeys(columns))
+            self.decode, self.fold = _asking(source, fold, self.inputs), self._spread
+
+    def _spread(self, rows: Rows[Any], told: tuple[Any, ...], at_ms: int) -> Emits:
+        return self._call(rows, told[0], at_ms, *told[1:])
+
+
+def _asking(source: Source[Any], fold: FoldWith, inputs: Sequence[Input]) -> Callable[..., tuple[Any, ...]]:
+    """Return what makes of a record's columns, its append time last, all that its fold is told."""
+    decode, told = source.serde.decode, [_teller(source, name, inputs) for name in fold.inputs]
+
+    def read(*record: Any) -> tuple[Any, ...]:
+        event = decode(record[0])
+        return event, *[tell(event, record) for tell in told]
+
+    return read
+
+
+def _teller(
+    source: Source[Any], name: Asked, inputs: Sequence[Input]
+) -> Callable[[Any, tuple[Any, ...]], Any]:
+    match name:
+        case "topic":
+            return lambda event, record: source.topic
+        case "timestamp":
+            return lambda event, record: record[-1]
+        case "event_ms":
+            return lambda event, record: _event_ms(source, event)
+        case "key":
+            at = inputs.index(name)
+            return lambda event, record: source.key.decode(record[at])
+        case _:
+            at = inputs.index(name)
+            return lambda event, record: record[at]
+
+
+def _event_ms(source: Source[Any], event: Any) -> int:
+    assert source.time is not None
+    at_ms = source.time(event)
+    if type(at_ms) is not int:
+        raise DecodeError(f"time of {source.topic} gives {at_ms!r:.100}, which is not a time in whole ms")
+    return at_ms
+
+
+def fingerprint(topics: Sequence[str]) -> int:
+    """Return a number that tells other topics, or the same in another order, apart: positions and choices
+    number the sources.
+
+    >>> fingerprint(["a", "b"]) == fingerprint(["b", "a"])
+    False
+    """
+    return crc32("\0".join(topics).encode())

@@ -1,0 +1,474 @@
+"""What all folders do: fold a transaction at full speed, and again with care when anything in it fails.
+
+A folder adds what it is given to fold, and how it tells its position.
+"""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
+from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
+
+from holdfast.core.engine.codec import RowCodec, encode_due, row_key, row_keys, text_key, tick_key, wake_key
+from holdfast.core.engine.emit_rules import EmitRules
+from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
+from holdfast.core.engine.timers import TimerTable
+from holdfast.errors import FoldError
+
+R = TypeVar("R")
+
+Place: TypeAlias = tuple[str, int]
+"""Topic and offset of a record; see `Refused` for what else is told so."""
+Stage = Literal["decode", "fold", "wake", "tick"]
+USERS_FAILURES = (Exception, SystemExit)
+"""How code of users fails.
+
+A fold that exits is one that fails: the process is not its own, and would meet the record again.
+"""
+STEP_RECORDS = 512
+STEP_S = 0.05
+"""What a step may take: a caller lets others work between steps.
+
+At full speed one of STEP_RECORDS takes 2 ms.
+"""
+LIMIT_BYTES = 1_000_000
+"""What a row, and a record that is emitted, may take. Topics are asked for as much when a worker starts."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Refused:
+    """A record (or, at stage "wake", a timer met at that record) that changed nothing because decoding or
+    folding it failed.
+
+    *topic* is the record's where a processor has several sources, else "". A timer that fails at a tick is at
+    stage "tick", without a topic, and its *offset* is the number of the tick's choice.
+    """
+
+    offset: int
+    stage: Stage
+    error: str
+    reason: str
+    topic: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Transition(Generic[R]):
+    """One change of one row: what the record at *offset* made of it; None for no row.
+
+    *topic* is the record's where a processor has several sources, else ""; what a tick changed has none
+    either, the number of its choice for an *offset*, and its time for *at_ms*.
+    """
+
+    offset: int
+    at_ms: int
+    key: str
+    before: R | None
+    after: R | None
+    topic: str = ""
+
+
+class Sliceable(Protocol):
+    """Records to fold: a batch of one source, or a stretch of several."""
+
+    @property
+    def records(self) -> int: ...
+
+    def slice(self, start: int, stop: int) -> Self: ...
+
+
+P = TypeVar("P", bound=Sliceable)
+
+
+@dataclass(slots=True, kw_only=True)
+class Written(ABC):
+    """What one transaction writes whatever is folded: stored keys with new values (None deletes), records to
+    emit, records refused.
+    """
+
+    records: int
+    puts: list[tuple[bytes, bytes | None]] = field(default_factory=list)
+    emits: list[Emit] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+
+    @abstractmethod
+    def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
+        """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
+
+
+C = TypeVar("C", bound=Written)
+
+
+class _LooseError(Exception):
+    """The fold sets rows with values of another type than declared: a list in a tuple's place, say, which
+    the next record could change.
+    """
+
+
+class SteppingFolder(ABC, Generic[R, P, C]):
+    """State of one partition between transactions: its rows, its position, its stream time.
+
+    A transaction is first folded at full speed. If anything in it fails, it is rolled back and folded again
+    record by record, each undone on failure: because folds are pure, the records before the bad one give the
+    same rows again, and a healthy stream pays next to nothing for being able to refuse one record. What is
+    refused does not depend on where the log was cut into transactions: the fast fold also looks at rows that
+    a later record of the transaction replaces. (One thing it does not see there, in rows of plain types: a
+    replaced row with values of another type than declared, a bool in an int's place say. A fold that is once
+    found to set a list in a tuple's place, or a bytearray in that of bytes, has each of its rows looked at
+    from then on.)
+
+    When the store fails, or memory runs out, no record is to blame: the error is raised, and `rollback` is
+    due.
+
+    With *trace*, every transaction is folded record by record and each change of a row is told.
+    """
+
+    def __init__(
+        self,
+        processor: Processor[Any, R],
+        store: Store,
+        stream_ms: int,
+        cache_rows: int,
+        limit_bytes: int,
+        trace: Callable[[Transition[R]], None] | None,
+        ticks: TimerTable | None = None,
+    ) -> None:
+        self.processor = processor
+        self.stream_ms = self._before_ms = stream_ms
+        self._codec: RowCodec[R] = RowCodec(processor.row)
+        rows = Rows if self._codec.plain else CanonicalRows
+        self.rows: Rows[R] = rows(store, self._codec, cache_rows, ticks)
+        self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
+        self._emits: list[Emit] = []
+        self._refused: list[Refused] = []
+        self._open, self._enough = False, False
+        # The first step is of one record, since nobody knows yet how long a fold takes; the next are of twice
+        # as many each.
+        self._step_records, self._most_records = 1, STEP_RECORDS
+        self._input_failure: Exception | None = None
+        self.changes: C | None = None
+
+    @abstractmethod
+    def _fresh(self, batches: Iterable[P], taken: list[P]) -> Iterator[P]:
+        """Yield what of *batches* was not applied before, and keep it in *taken*."""
+
+    @abstractmethod
+    def _fast_step(self, batch: P) -> None:
+        """Fold *batch*; raise whatever fails."""
+
+    @abstractmethod
+    def _careful_batch(self, rows: JournaledRows[R], batch: P) -> Iterator[None]:
+        """Fold *batch*, each record undone and refused that fails; yield behind each."""
+
+    @abstractmethod
+    def _moved(self) -> None:
+        """Take the position of `changes` as the state's."""
+
+    @abstractmethod
+    def _finished(self, taken: list[P], records: int, puts: list[tuple[bytes, bytes | None]]) -> C:
+        """Return the changes of the first *records* of *taken*."""
+
+    def fold(self, batches: Iterable[P]) -> C | None:
+        """Fold *batches* as one transaction; None when all of it was applied before.
+
+        Follow with `commit` or `rollback`.
+        """
+        for _ in self.steps(batches):
+            pass
+        return self.changes
+
+    def steps(self, batches: Iterable[P]) -> Iterator[None]:
+        """Fold *batches* as one transaction, yielding now and then so that a caller can let others work; then
+        see `changes`.
+
+        Each batch is asked for when those before it are folded. After `close_early` the transaction ends
+        before the last of what they hold, and no other is asked for: `changes.marker` tells where.
+        """
+        assert not self._open, "commit or roll back the transaction before folding the next"
+        taken: list[P] = []
+        fresh = self._fresh(batches, taken)
+        if next(fresh, None) is None:
+            return
+        self._open, self._enough = True, False
+        if self._trace is None:
+            try:
+                yield from self._fast(chain(tuple(taken), fresh), taken)
+                return
+            except MemoryError:
+                raise
+            except _LooseError:
+                self.rollback()
+                self.rows.__class__ = (
+                    CanonicalRows  # from here on each row is at once what a later reader will find
+                )
+                self._open, self._enough = True, False
+            except USERS_FAILURES:  # the store's comes up again below
+                self.rollback()
+                if self._input_failure is not None:
+                    raise  # no record is to blame, and none of those behind it can be had
+                yield
+                self._open, self._enough = True, False  # it cannot end before its first record
+        yield from self._careful(chain(tuple(taken), fresh), taken)
+
+    def close_early(self) -> None:
+        """Let the transaction being folded by `steps` end with what is folded so far; what is left of its
+        batches is for the next.
+        """
+        self._enough = True
+
+    def stepped(self, took_s: float) -> None:
+        """Be told how long the step of `steps` took that has just yielded: the next are as short as a slow
+        fold makes necessary.
+        """
+        if took_s > STEP_S:
+            self._most_records = max(1, int(self._step_records * STEP_S / took_s))
+            self._step_records = min(self._step_records, self._most_records)
+        elif took_s < STEP_S / 4:
+            self._most_records = min(STEP_RECORDS, 2 * self._most_records)
+
+    @property
+    def emitted(self) -> int:
+        """How many records the transaction being folded emits so far."""
+        return len(self._emits)
+
+    @property
+    def changing(self) -> int:
+        """How many rows the transaction being folded changes so far."""
+        return len(self.rows.changed()[0])
+
+    def commit(self) -> None:
+        """Take `changes` as durable: the position moves and the rows become readable by later
+        transactions' look-ups.
+        """
+        assert self.changes is not None
+        self._moved()
+        self._before_ms = self.stream_ms
+        self.rows.commit()
+        self._forget()
+
+    def rollback(self) -> None:
+        """Forget the transaction in progress."""
+        self.stream_ms = self._before_ms
+        self.rows.rollback()
+        self._forget()
+
+    def _forget(self) -> None:
+        self._emits, self._refused, self.changes, self._open = [], [], None, False
+
+    def _raise_store_failure(self) -> None:
+        if self.rows.failures:
+            raise self.rows.failures[0]
+
+    # -- at full speed
+
+    def _fast(self, batches: Iterable[P], taken: list[P]) -> Iterator[None]:
+        records = 0
+        for batch in batches:
+            start, end = 0, batch.records
+            while not self._enough:
+                stop = min(end, start + self._step_records)
+                emitted = len(self._emits)
+                self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
+                self._check_put()
+                self.rows.forget_replaced()
+                for emit in self._emits[emitted:]:
+                    self._rules.check(emit)
+                records += stop - start
+                start = stop
+                yield
+                if start >= end:
+                    break
+            if self._enough:
+                break
+        yield from self._close(taken, records, checked=False)
+
+    def _check_put(self) -> None:
+        """Raise if a row set in this step would be refused record by record, be it replaced since or not."""
+        put = self.rows.put
+        if self._codec.lookalikes and not isinstance(self.rows, CanonicalRows):
+            _check_hashable(put)
+        size = self._codec.size(put)
+        if size > self._limit_bytes:
+            self._check_sizes(put)
+            self._step_records = max(
+                min(8, self._most_records), self._step_records // 2
+            )  # large rows: hold fewer of those replaced
+        elif 2 * size <= self._limit_bytes:
+            self._step_records = min(self._most_records, 2 * self._step_records)
+        put.clear()
+
+    def _check_sizes(self, put: list[R]) -> None:
+        for row in put:
+            if (size := self._codec.size([row])) > self._limit_bytes:
+                raise FoldError(f"row takes {size} bytes, the limit is {self._limit_bytes}: {row!r:.200}")
+
+    def _wake_fast(self, rows: Rows[R], now_ms: int) -> None:
+        for key, due_ms in rows.due(now_ms):
+            if rows.fire(key, due_ms):
+                self._emits.extend(self._on_wake(rows, key, due_ms) or ())
+
+    def _on_wake(self, rows: Rows[R], key: str, at_ms: int) -> Emits:
+        if self.processor.on_wake is None:
+            raise FoldError(
+                f"processor {self.processor.name} sets timers (key {key!r}) but declares no on_wake"
+            )
+        return self.processor.on_wake(rows, key, at_ms)
+
+    # -- record by record
+
+    def _careful(self, batches: Iterable[P], taken: list[P]) -> Iterator[None]:
+        rows, records, step = JournaledRows(self.rows), 0, 0
+        for batch in batches:
+            folded = self._careful_batch(rows, batch)
+            # Only here may a transaction end: between two records.
+            while not self._enough and next(folded, self) is None:
+                records, step = records + (batch.records > 0), step + 1
+                if step >= self._step_records:
+                    step, self._step_records = 0, min(self._most_records, 2 * self._step_records)
+                    yield
+            if self._enough:
+                break
+        yield from self._close(taken, records, checked=True)
+
+    def _careful_record(
+        self,
+        rows: JournaledRows[R],
+        at: Place,
+        at_ms: int,
+        decode: Callable[[], Any],
+        fold: Callable[[Rows[R], Any, int], Emits],
+    ) -> None:
+        if at_ms > self.stream_ms:
+            self.stream_ms = at_ms
+            for key, due_ms in rows.due(at_ms):
+                if rows.fire(key, due_ms):
+                    rows.keep()  # a timer that fails has fired all the same
+                    act = partial(self._on_wake, rows, key, due_ms)
+                    self._attempt(rows, at, "wake", act, f"timer {key!r:.200} due at {due_ms}: ")
+        try:
+            event = decode()
+        except MemoryError:
+            raise
+        except USERS_FAILURES as error:
+            self._refuse(at, "decode", error)
+            return
+        self._attempt(rows, at, "fold", partial(fold, rows, event, self.stream_ms))
+
+    def _attempt(
+        self,
+        rows: JournaledRows[R],
+        at: Place,
+        stage: Stage,
+        act: Callable[[], Emits],
+        what: str = "",
+        at_ms: int | None = None,
+    ) -> None:
+        try:
+            emits = list(act() or ())
+            for emit in emits:
+                self._rules.check(emit)
+            self._check_sizes(rows.put)
+            for key in rows.before:
+                _check_key(key)
+        except MemoryError:
+            raise
+        except USERS_FAILURES as error:
+            self._raise_store_failure()
+            rows.undo()
+            self._refuse(at, stage, error, what)
+            return
+        self._raise_store_failure()
+        self._emits.extend(emits)
+        if self._trace is not None:
+            topic, offset = at
+            told_ms = self.stream_ms if at_ms is None else at_ms
+            for key, (before, _) in rows.before.items():
+                after = rows.get(key)
+                if before is not None or after is not None:
+                    self._trace(
+                        Transition(
+                            offset=offset, at_ms=told_ms, key=key, before=before, after=after, topic=topic
+                        )
+                    )
+        rows.keep()
+
+    def _refuse(self, at: Place, stage: Stage, error: BaseException, what: str = "") -> None:
+        try:
+            reason = f"{what}{error}"[:1000].encode(errors="backslashreplace").decode()
+        except Exception:  # noqa: BLE001  an error of user code that cannot even be printed
+            reason = f"{what}(the error cannot be printed)"
+        topic, offset = at
+        self._refused.append(
+            Refused(offset=offset, stage=stage, error=type(error).__name__, reason=reason, topic=topic)
+        )
+
+    # -- the end of a transaction
+
+    def _close(self, taken: list[P], records: int, *, checked: bool) -> Iterator[None]:
+        """Make `changes` of the first *records* of *taken*."""
+        if not checked:
+            self._raise_store_failure()
+        rows, wakes = self.rows.changed()
+        puts: list[tuple[bytes, bytes | None]] = []
+        changed = list(rows.items())
+        for start in range(0, len(changed), STEP_RECORDS):
+            puts.extend(
+                self._stored(
+                    changed[start : start + STEP_RECORDS],
+                    settled=checked or isinstance(self.rows, CanonicalRows),
+                )
+            )
+            yield
+        puts.extend(
+            (wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items()
+        )
+        if self.rows.ticks is not None:
+            puts.extend(
+                (tick_key(key), None if at_ms is None else encode_due(at_ms))
+                for key, at_ms in self.rows.ticks.changed.items()
+            )
+        self.changes = self._finished(taken, records, puts)
+
+    def _stored(
+        self, changed: list[tuple[str, R | None]], *, settled: bool
+    ) -> Iterable[tuple[bytes, bytes | None]]:
+        """Return what is stored for changed rows; unless *settled*, each must be the row that a later
+        reader will find.
+        """
+        keys = row_keys([key for key, _ in changed])
+        if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
+            raise _long_key(max(keys, key=len))
+        rows = [row for _, row in changed if row is not None]
+        stored = self._codec.encode_all(rows) if settled else self._codec.exact_all(rows)
+        if stored is None:
+            raise _LooseError
+        if len(stored) == len(keys):
+            return zip(keys, stored, strict=True)
+        values = iter(stored)
+        return [
+            (key, None if row is None else next(values)) for key, (_, row) in zip(keys, changed, strict=True)
+        ]
+
+
+def _check_hashable(rows: list[Any]) -> None:
+    """Raise for a row that holds what can be changed in place, where its type declares otherwise: nothing
+    of that kind has a hash.
+    """
+    try:
+        deque(map(hash, rows), 0)
+    except (TypeError, ValueError) as error:  # a memoryview that can be written to raises the latter
+        raise _LooseError from error
+
+
+def _check_key(key: str) -> None:
+    if len(stored := row_key(key)) > LIMIT_KEY_BYTES:
+        raise _long_key(stored)
+
+
+def _long_key(stored: bytes) -> FoldError:
+    return FoldError(f"row key {text_key(stored)[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")

@@ -1,0 +1,363 @@
+"""One partition of a processor of several sources, from a seed: logs, a worker that folds them by bad luck,
+and two ways to fold them again.
+
+The worker's fetches are short or late, its guesses about ends wrong, its clock ticks at will; its transactions
+end early, are aborted or die with it. What it wrote is in `Journal`; `replay` folds the logs by what was
+recorded, `naive` does so with neither folder nor merger.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import islice
+from random import Random
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice, decode_choice, decode_vector_marker, encode_choice
+from holdfast.core.engine.codec import APPLIED, META, digest
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.merging import Merger, Stretch, replayed
+from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Msgpack
+from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.core.engine.stepping import Refused
+from holdfast.core.engine.streams import Stream
+
+KEYS = "abcd"
+ACTS = ("put", "put", "put", "wake", "tick", "both", "cancel", "raise", "rot")
+TOPICS = ("north", "east", "south", "west", "up", "down", "left", "right")
+OUT = Stream("out", Msgpack(tuple[str, int, int, int]))
+
+
+class Event(msgspec.Struct, frozen=True, array_like=True):
+    act: str
+    key: str
+    n: int
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A digest of all that a key has met, in order."""
+
+    trail: int = 0
+
+
+def _after(before: Seen | None, *met: object) -> Seen:
+    return Seen(crc32(repr(((before or Seen()).trail, *met)).encode()))
+
+
+def fold(
+    rows: Rows[Seen], event: Event, at_ms: int, topic: str, offset: int, timestamp: int
+) -> Iterator[Emit]:
+    rows[event.key] = seen = _after(rows.get(event.key), topic, offset, at_ms, timestamp)
+    if event.act in ("wake", "both"):
+        rows.wake_at(event.key, at_ms + event.n)
+    if event.act in ("tick", "both"):
+        rows.wake_at(event.key, at_ms + event.n, clock="tick")
+    if event.act == "cancel":
+        rows.wake_at(event.key, None)
+        rows.wake_at(event.key, None, clock="tick")
+    if event.act == "raise":
+        raise RuntimeError("the fold failed")
+    yield OUT.emit(event.key, (topic, offset, seen.trail, at_ms))
+
+
+def rung(clock: str, rows: Rows[Seen], key: str, at_ms: int) -> Iterator[Emit]:
+    rows[key] = seen = _after(rows.get(key), clock, at_ms)
+    if seen.trail % 3 == 0:
+        rows.wake_at(key, at_ms + seen.trail % 7, clock="tick")
+    if seen.trail % 11 == 0:
+        raise RuntimeError("the timer failed")
+    if seen.trail % 5 == 0:
+        rows.wake_at(KEYS[seen.trail % len(KEYS)], None, clock="tick")
+    yield OUT.emit(key, (clock, 0, seen.trail, at_ms))
+
+
+def processor_of(width: int, version: int = 1) -> Processor[Any, Seen]:
+    told = FoldWith(fold, ("topic", "offset", "timestamp"))
+    return Processor(
+        name="seen",
+        version=version,
+        on={Source(topic, Msgpack(Event)): told for topic in TOPICS[:width]},
+        row=Seen,
+        on_wake=partial(rung, "append"),
+        on_tick=partial(rung, "tick"),
+        emits=(OUT,),
+    )
+
+
+@dataclass(frozen=True, slots=True)
+class Log:
+    """One source partition: offsets, append times and values."""
+
+    offsets: list[int]
+    times_ms: list[int]
+    values: list[bytes]
+
+    def batch(self, start: int, stop: int) -> Batch:
+        cut = slice(start, stop)
+        return Batch(self.offsets[cut], self.times_ms[cut], (self.values[cut], self.offsets[cut]))
+
+    def before(self, applied: int) -> int:
+        """Return how many records lie up to *applied*."""
+        return sum(offset <= applied for offset in self.offsets)
+
+
+def written_log(rng: Random) -> Log:
+    log, offset, at_ms = Log([], [], []), -1, rng.randrange(20)
+    for _ in range(rng.randrange(40)):
+        offset += rng.choice((1, 1, 1, 2, 5))
+        at_ms += rng.choice((0, 0, 1, 2, 5, -3))  # the clock of a new leader goes back
+        event = Event(rng.choice(ACTS), rng.choice(KEYS), rng.randrange(-2, 12))
+        log.offsets.append(offset)
+        log.times_ms.append(at_ms if rng.random() < 0.97 else -1)
+        log.values.append(b"\xc1" if event.act == "rot" else msgspec.msgpack.encode(event))
+    return log
+
+
+class MemoryStore(dict[bytes, bytes]):
+    def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
+        yield from [(key, self[key]) for key in sorted(self) if key.startswith(prefix)]
+
+    def take(self, changes: MergedChanges) -> None:
+        for key, value in changes.stored():
+            if value is None:
+                self.pop(key, None)
+            else:
+                self[key] = value
+
+    def digest(self) -> str:
+        return digest(sorted(item for item in self.items() if item[0][:1] != META))
+
+
+@dataclass(slots=True)
+class Journal:
+    """All that committed transactions of one version wrote."""
+
+    store: MemoryStore = field(default_factory=MemoryStore)
+    emits: list[Emit] = field(default_factory=list)
+    refused: list[Refused] = field(default_factory=list)
+    choices: list[bytes] = field(default_factory=list)
+
+    def commit(self, changes: MergedChanges) -> None:
+        self.store.take(changes)
+        self.emits += changes.emits
+        self.refused += changes.refused
+        self.choices += map(encode_choice, changes.choices)
+
+    def told(self) -> tuple[Any, ...]:
+        """Return what must be the same whoever folded: rows and timers, emits, refusals, position."""
+        return self.store.digest(), self.emits, self.refused, self.store.get(APPLIED)
+
+
+class Worker:
+    """Owners of one partition, one after the other; each finds what the one before committed."""
+
+    def __init__(self, rng: Random, logs: Sequence[Log], journal: Journal, version: int = 1) -> None:
+        self.rng, self.logs, self.journal = rng, logs, journal
+        self.processor = processor_of(len(logs), version)
+        self.now_ms = 0
+        self.restart()
+
+    def restart(self) -> None:
+        stored = self.journal.store.get(APPLIED)
+        marker = None if stored is None else decode_vector_marker(stored)
+        self.folder: MergingFolder[Seen] = MergingFolder(
+            self.processor, self.journal.store, marker=marker, cache_rows=self.rng.choice((2, 1000))
+        )
+        self.merger = Merger(self.folder.marker, map(decode_choice, list(self.journal.choices)))
+        self.fetched = [
+            log.before(applied) for log, applied in zip(self.logs, self.folder.marker.applied, strict=True)
+        ]
+
+    @property
+    def done(self) -> bool:
+        found = zip(self.logs, self.folder.marker.applied, strict=True)
+        return all(not log.offsets or log.offsets[-1] == applied for log, applied in found)
+
+    def fetch(self) -> None:
+        for source, log in enumerate(self.logs):
+            start = max(0, self.fetched[source] - self.rng.choice((0, 0, 0, 1)))  # some come twice
+            stop = min(len(log.offsets), self.fetched[source] + self.rng.choice((0, 0, 1, 3, 10)))
+            self.merger.offer(source, log.batch(start, stop))
+            self.fetched[source] = max(self.fetched[source], stop)
+
+    def ends(self) -> list[int | None] | None:
+        """Return what the worker takes for the sources' ends: all to be waited for, some, or none; wrong or
+        right.
+        """
+        if self.fetched == [len(log.offsets) for log in self.logs]:
+            return [0] * len(self.logs)
+        guess = self.rng.random()
+        if guess < 0.5:
+            return None
+        return [self.rng.choice((None, 0, 10, 1 << 40)) if guess < 0.8 else 0 for _ in self.logs]
+
+    def stretches(self, ends: list[int | None] | None) -> Iterator[Stretch]:
+        while (stretch := self.merger.take(ends)) is not None:
+            yield stretch
+            if self.rng.random() < 0.2:  # a transaction takes in what arrives while it is folded
+                self.fetch()
+
+    def turn(self) -> None:
+        """Fetch, perhaps tick, and fold one transaction, which may end in any way."""
+        rng, folder, merger = self.rng, self.folder, self.merger
+        self.fetch()
+        self.now_ms += rng.choice((0, 1, 4, -2))
+        if rng.random() < (0.5 if folder.next_tick_ms <= self.now_ms else 0.05):
+            merger.tick(self.now_ms)
+        for _ in folder.steps(self.stretches(self.ends())):
+            if rng.random() < 0.15:
+                folder.close_early()
+        fate = rng.random()
+        if folder.changes is not None and fate > 0.2:
+            self.journal.commit(folder.changes)
+            folder.commit()
+        elif fate > 0.1 or folder.changes is None:
+            folder.rollback()
+        else:
+            self.restart()
+            return
+        merger.settle(folder.marker)
+
+    def run(self, turns: int = 1 << 20) -> None:
+        while turns and not self.done:
+            self.turn()
+            turns -= 1
+
+
+# -- folding it again
+
+
+def recorded_of(journal: Journal) -> list[Choice]:
+    """Return the choices up to the journal's marker."""
+    stored = journal.store.get(APPLIED)
+    count = 0 if stored is None else decode_vector_marker(stored).choices
+    return list(map(decode_choice, journal.choices))[:count]
+
+
+def logs_of(journal: Journal, logs: Sequence[Log]) -> list[Log]:
+    """Return *logs* up to the journal's marker."""
+    stored = journal.store.get(APPLIED)
+    applied = [-1] * len(logs) if stored is None else decode_vector_marker(stored).applied
+    cut = [log.before(last) for log, last in zip(logs, applied, strict=True)]
+    return [
+        Log(log.offsets[:count], log.times_ms[:count], log.values[:count])
+        for log, count in zip(logs, cut, strict=True)
+    ]
+
+
+def batches(rng: Random, log: Log) -> Iterator[Batch]:
+    at = 0
+    while at < len(log.offsets):
+        stop = at + rng.choice((1, 2, 7, 50))
+        yield log.batch(at, stop)
+        at = stop
+
+
+def replay(rng: Random, logs: Sequence[Log], recorded: Sequence[Choice], version: int = 1) -> Journal:
+    """Fold *logs* from their beginning by what was recorded, in batches and transactions of any size, now and
+    then from a marker on.
+    """
+    journal, processor = Journal(), processor_of(len(logs), version)
+
+    def resumed() -> tuple[MergingFolder[Seen], Iterator[Stretch]]:
+        stored = journal.store.get(APPLIED)
+        marker = None if stored is None else decode_vector_marker(stored)
+        folder: MergingFolder[Seen] = MergingFolder(processor, journal.store, marker=marker)
+        return folder, replayed(folder.marker, [batches(rng, log) for log in logs], iter(recorded))
+
+    folder, stretches = resumed()
+    while (changes := folder.fold(islice(stretches, rng.choice((1, 3, 40))))) is not None:
+        assert not changes.choices, "a replay decides nothing"
+        journal.commit(changes)
+        folder.commit()
+        if rng.random() < 0.05:
+            folder, stretches = resumed()
+    return journal
+
+
+@dataclass(slots=True)
+class NaiveRows:
+    rows: dict[str, Seen] = field(default_factory=dict)
+    timers: dict[str, dict[str, int]] = field(default_factory=lambda: {"append": {}, "tick": {}})
+
+    def get(self, key: str) -> Seen | None:
+        return self.rows.get(key)
+
+    def __setitem__(self, key: str, row: Seen) -> None:
+        self.rows[key] = row
+
+    def wake_at(self, key: str, at_ms: int | None, *, clock: str = "append") -> None:
+        self.timers[clock].pop(key, None)
+        if at_ms is not None:
+            self.timers[clock][key] = at_ms
+
+
+class Naive:
+    """Folds one record at a time over plain dicts, in an order found by sorting."""
+
+    def __init__(self) -> None:
+        self.rows, self.stream_ms = NaiveRows(), -1
+        self.emits: list[Emit] = []
+        self.refused: list[tuple[str, int, str]] = []
+
+    def attempt(self, at: tuple[str, int, str], act: Callable[[], Iterator[Emit]]) -> None:
+        rows, timers = dict(self.rows.rows), {name: dict(of) for name, of in self.rows.timers.items()}
+        try:
+            emits = list(act())
+        except Exception:  # noqa: BLE001  as the folder does
+            self.rows.rows, self.rows.timers = rows, timers
+            self.refused.append(at)
+        else:
+            self.emits += emits
+
+    def ring(self, clock: str, now_ms: int, at: tuple[str, int, str]) -> None:
+        due = sorted((due, key) for key, due in self.rows.timers[clock].items() if due <= now_ms)
+        for due_ms, key in due:
+            timers = self.rows.timers[clock]  # another dict behind one that failed
+            if timers.get(key) == due_ms:
+                del timers[key]
+                self.attempt(at, partial(rung, clock, self.rows, key, due_ms))  # type: ignore[arg-type]
+
+    def record(self, topic: str, offset: int, at_ms: int, value: bytes) -> None:
+        if at_ms > self.stream_ms:
+            self.stream_ms = at_ms
+            self.ring("append", at_ms, (topic, offset, "wake"))
+        if value == b"\xc1":
+            self.refused.append((topic, offset, "decode"))
+            return
+        event, told = msgspec.msgpack.decode(value, type=Event), (topic, offset, at_ms)
+        self.attempt((topic, offset, "fold"), lambda: fold(self.rows, event, self.stream_ms, *told))  # type: ignore[arg-type]
+
+
+def naive(logs: Sequence[Log], recorded: Sequence[Choice]) -> Naive:
+    """Fold *logs* between *recorded*, each part sorted by the highest append time so far, source and offset."""
+    keyed: list[list[tuple[int, int, int]]] = []
+    for source, log in enumerate(logs):
+        highest, rows = -1, []
+        for at, at_ms in enumerate(log.times_ms):
+            highest = max(highest, at_ms)
+            rows.append((highest, source, at))
+        keyed.append(rows)
+    out, done = Naive(), [0] * len(logs)
+    for choice in (*recorded, None):
+        upto = [
+            len(log.offsets) if choice is None else log.before(choice.applied[source])
+            for source, log in enumerate(logs)
+        ]
+        part = [row for rows, start, stop in zip(keyed, done, upto, strict=True) for row in rows[start:stop]]
+        for _, source, at in sorted(part):
+            log = logs[source]
+            out.record(TOPICS[source], log.offsets[at], log.times_ms[at], log.values[at])
+        done = upto
+        if choice is not None and choice.tick_ms is not None:
+            out.ring("tick", choice.tick_ms, ("", choice.number, "tick"))
+    return out
