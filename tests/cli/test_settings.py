@@ -55,6 +55,45 @@ def test_the_origin_names_the_variable_and_the_file(tmp_path: Path) -> None:
     assert settings.origin("kafka.bootstrap.servers") == "default"
 
 
+def test_settings_of_one_subject_have_a_table_of_their_own(tmp_path: Path) -> None:
+    toml = """
+[holdfast]
+app = "shop"
+[web]
+port = 7001
+tls.cert = "cert.pem"
+tls_key = "key.pem"
+[outbox]
+harvest = true
+[stores]
+cache_bytes = "64 MiB"
+"""
+    settings = load(toml=toml, folder=tmp_path)
+    assert (settings.web_port, settings.outbox_harvest, settings.store_cache_bytes) == (7001, True, 64 << 20)
+    assert (settings.web_tls_cert, settings.web_tls_key) == (Path("cert.pem"), Path("key.pem"))
+    assert settings.origin("web_port") == f"file {tmp_path / 'holdfast.toml'}"
+    assert load(env={"HOLDFAST_WEB_PORT": "7002"}, toml=toml, folder=tmp_path).web_port == 7002
+
+
+@pytest.mark.parametrize(
+    ("toml", "said"),
+    [
+        ("[web]\nprot = 1", r"unknown setting prot in \[web\].*port"),
+        ("[web]\nstandbys = 1", r"unknown setting standbys in \[web\]; write standbys in \[holdfast\]"),
+        ("[holdfast]\nweb_port = 1\n[web]\nport = 2", r"port in \[web\] is web_port, which is set as well"),
+        (
+            "[web]\nport = 2\n[holdfast]\nweb_port = 1",
+            r"web_port in \[holdfast\] is web_port, which is set as well",
+        ),
+        ("[wbe]\nport = 2", r"unknown table or key wbe.*web"),
+        ("web = 1", r"web must be a table: write \[web\]"),
+    ],
+)
+def test_a_table_of_one_subject_says_what_it_does_not_know(toml: str, said: str, tmp_path: Path) -> None:
+    with pytest.raises(ConfigError, match=said):
+        load(toml=toml, folder=tmp_path)
+
+
 def test_one_property_under_two_names_is_still_one_property(tmp_path: Path) -> None:
     toml = '[kafka]\n"sasl.mechanisms" = "PLAIN"\n"sasl.username" = "a"\n"sasl.password" = "b"\n"security.protocol" = "sasl_ssl"'
     settings = load(env={"HOLDFAST_KAFKA__SASL_MECHANISM": "scram-sha-256"}, toml=toml, folder=tmp_path)
