@@ -2,25 +2,19 @@
 
 from __future__ import annotations
 
-import asyncio
-import threading
-from collections.abc import AsyncIterator, Coroutine, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.clients.tables.answers import Answer, AtLeast, Bound
 from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
 from holdfast.clients.tables.directory import Directory
+from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.errors import NotReadyError
 
 T = TypeVar("T")
 R = TypeVar("R")
-
-_CLOSE_S = 10.0
-# Each call ends by its own deadline; this is only for a loop that does not run any more.
-_SLACK_S = 5.0
 
 
 class BlockingTableClient:
@@ -37,40 +31,18 @@ class BlockingTableClient:
         directory: Directory | None = None,
     ) -> None:
         self._client = TableClient(settings, processors, directory=directory)
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="holdfast-tables", daemon=True)
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout_s + _SLACK_S)
-        except TimeoutError as error:
-            raise NotReadyError(
-                f"the client's own event loop did not answer within {timeout_s + _SLACK_S:g} s"
-            ) from error
-        finally:
-            future.cancel()
+        self._thread = LoopThread("holdfast-tables")
+        self._wait = self._thread.wait
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._wait(self._client.__aenter__(), _CLOSE_S)
+        self._wait(self._client.__aenter__(), CLOSE_S)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._wait(self._client.__aexit__(kind, error, traceback), _CLOSE_S)
-            self._wait(self._loop.shutdown_asyncgens(), _CLOSE_S)  # scans that were not read to their end
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_CLOSE_S)
-            if not self._thread.is_alive():
-                self._loop.close()
+        self._thread.stop(self._client.__aexit__(kind, error, traceback))
 
     def get(
         self,

@@ -10,13 +10,13 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
-import threading
 import uuid
 from collections.abc import Callable, Coroutine, Iterator
 from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.clients.tables.directory import Directory, WorkersTopic
+from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
 from holdfast.clients.tables.query_router import QueryRouter, Question
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -30,7 +30,7 @@ from holdfast.core.engine.query_wire import (
     decode_stored_reply,
     encode,
 )
-from holdfast.errors import HoldfastError, NotReadyError
+from holdfast.errors import HoldfastError
 
 T = TypeVar("T")
 A = TypeVar("A", bound=Reply)
@@ -39,7 +39,6 @@ TIMEOUT_S = 600.0
 PAGE_TIMEOUT_S = 30.0
 PAGE_ROWS = 5_000
 RENEW_S = 15.0
-_SLACK_S = 10.0
 
 
 class StoreInspector:
@@ -57,40 +56,19 @@ class StoreInspector:
         self._asker = QueryRouter(
             settings, WorkersTopic(settings, clock) if directory is None else directory, clock
         )
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, name="holdfast-inspector", daemon=True)
+        self._thread = LoopThread("holdfast-inspector")
+        self._wait = self._thread.wait
         self._renewals: list[asyncio.Task[None]] = []
-
-    def _run(self) -> None:
-        asyncio.set_event_loop(self._loop)
-        self._loop.run_forever()
-
-    def _wait(self, coroutine: Coroutine[Any, Any, T], timeout_s: float) -> T:
-        future = asyncio.run_coroutine_threadsafe(coroutine, self._loop)
-        try:
-            return future.result(timeout_s + _SLACK_S)
-        except TimeoutError as error:
-            raise NotReadyError(
-                f"the inspector's own event loop did not answer within {timeout_s + _SLACK_S:g} s"
-            ) from error
-        finally:
-            future.cancel()
 
     def __enter__(self) -> Self:
         self._thread.start()
-        self._wait(self._asker.__aenter__(), _SLACK_S)
+        self._wait(self._asker.__aenter__(), CLOSE_S)
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        try:
-            self._wait(self._end(), _SLACK_S)
-        finally:
-            self._loop.call_soon_threadsafe(self._loop.stop)
-            self._thread.join(_SLACK_S)
-            if not self._thread.is_alive():
-                self._loop.close()
+        self._thread.stop(self._end())
 
     async def _end(self) -> None:
         for renewal in self._renewals:
@@ -114,7 +92,7 @@ class StoreInspector:
         found = self._wait(
             self._ask(processor, partition, "digest", body, decode_inspect_reply, timeout_s), timeout_s
         )
-        self._wait(self._renew(processor, partition, body), _SLACK_S)
+        self._wait(self._renew(processor, partition, body), CLOSE_S)
         return found
 
     def stored(self, processor: Processor[Any, Any], found: InspectReply) -> Iterator[tuple[bytes, bytes]]:
