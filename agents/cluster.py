@@ -19,6 +19,7 @@ from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.connections import connector
 from holdfast.tables.partition import Environment
 from holdfast.tables.store import Budget
+from holdfast.tables.transactions import producers
 
 logger = logging.getLogger(__name__)
 
@@ -48,13 +49,15 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
     environment = Environment(
         app=settings.app,
         data_dir=settings.data_dir,
-        connect=connector(settings, timeout_s=min(REQUEST_S, settings.request_timeout_s)),
-        compression=_compression(settings),
+        producer=producers(
+            connector(settings, timeout_s=min(REQUEST_S, settings.request_timeout_s)),
+            transaction_timeout_s=settings.transaction_timeout_s,
+            compression=_compression(settings),
+        ),
         budget=Budget.of(settings.store_cache_bytes, settings.store_write_buffer_bytes),
         cluster_id=cluster_id,
         changelog_ids=ids,
         cache_rows=settings.cache_rows,
-        transaction_timeout_s=settings.transaction_timeout_s,
         tombstones_kept_ms=min(
             int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs
         ),

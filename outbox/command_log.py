@@ -14,6 +14,7 @@ import logging
 import threading
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
+from math import inf
 from typing import Any, Protocol
 
 import msgspec
@@ -21,17 +22,18 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer, Topic
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import BrokerError, HoldfastError
-from holdfast.kafka.codes import is_end, is_of_group
+from holdfast.kafka.codes import is_of_group
+from holdfast.kafka.log_reader import LogReader
 from holdfast.outbox.commands import (
     END_S,
     POLL_S,
     Command,
-    CommandReader,
     CommandReply,
     Verb,
     end_of,
     read_answer,
     read_command,
+    reader_of_commands,
 )
 from holdfast.outbox.settings import HarvestSettings
 
@@ -125,10 +127,8 @@ class CommandLog(threading.Thread):
         self._settings, self._desk, self._hear, self._clock = settings, desk, hear, clock
         self._orders = OpenCommands(settings.shards)
         self._ended = threading.Event()
-        self._reader: CommandReader | None = None
+        self._reader: LogReader | None = None
         self._producer: Any = None
-        self._at: dict[str, int] = {}
-        """How far each topic has been read."""
         self._history: tuple[int, list[Command]] = 0, []
         """Where what is said from now on begins, and what was said before."""
         self._waiting_s: dict[tuple[str, int], float] = {}
@@ -138,15 +138,14 @@ class CommandLog(threading.Thread):
         """Connect; raises BrokerError when the cluster cannot be asked."""
         settings = self._settings
         commands, answers = settings.commands_topic, settings.answers_topic
-        self._reader = reader = CommandReader(settings)
+        self._reader = reader = reader_of_commands(settings, self._warn)
         try:
             end = end_of(reader.consumer, answers, self._clock)
             since = TopicPartition(answers, 0, self._clock.now_ms() - HISTORY_MS)
             (found,) = reader.consumer.offsets_for_times([since], timeout=END_S)
             begin = found.offset if found.error is None and found.offset >= 0 else end
-            self._at = {commands: 0, answers: begin}
             self._history = end_of(reader.consumer, commands, self._clock), []
-            reader.begin(self._at)
+            reader.assign({(commands, 0): 0, (answers, 0): begin})
         except KafkaException as error:
             reader.close()
             raise BrokerError(
@@ -176,7 +175,7 @@ class CommandLog(threading.Thread):
                 self._desk.caught_up()
             wait_s = POLL_S
             while not self._ended.is_set():
-                self._take(self._reader.poll(wait_s))
+                self._take(self._reader.read(wait_s))
                 wait_s = SOON_S if self._answer_all() else POLL_S
         except Exception as error:
             if (
@@ -195,25 +194,23 @@ class CommandLog(threading.Thread):
     def _read_to(self, topic: str, end: int, timeout_s: float | None) -> bool:
         """Read on until *topic* has been read to *end*; return whether it has."""
         assert self._reader is not None
-        until_s = None if timeout_s is None else self._clock.monotonic_s() + timeout_s
-        while self._at[topic] < end:
-            if self._ended.is_set() or (until_s is not None and self._clock.monotonic_s() > until_s):
+        until_s = inf if timeout_s is None else self._clock.monotonic_s() + timeout_s
+        while not self._reader.has_read({(topic, 0): end}):
+            if self._ended.is_set() or self._clock.monotonic_s() > until_s:
                 return False
-            self._take(self._reader.poll(POLL_S))
+            self._take(self._reader.read(POLL_S))
         return True
 
-    def _take(self, message: Message | None) -> None:
-        if message is None:
-            return
-        topic, offset, error = message.topic() or "", message.offset() or 0, message.error()
-        if error is not None:
-            if is_end(error):
-                self._at[topic] = max(self._at[topic], offset)
-            elif not is_of_group(error):  # the group is named, as a consumer must, and never joined
-                logger.warning("commands of outbox %s: %s", self._settings.name, error.str())
-            return
-        self._at[topic] = offset + 1
-        value = message.value()
+    def _warn(self, error: KafkaError) -> None:
+        if not is_of_group(error):  # the group is named, as a consumer must, and never joined
+            logger.warning("commands of outbox %s: %s", self._settings.name, error.str())
+
+    def _take(self, messages: list[Message]) -> None:
+        for message in messages:
+            self._heard(message)
+
+    def _heard(self, message: Message) -> None:
+        topic, offset, value = message.topic() or "", message.offset() or 0, message.value()
         if value is None:
             return
         try:

@@ -12,7 +12,7 @@ from __future__ import annotations
 import logging
 import secrets
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import Any
 
@@ -24,6 +24,7 @@ from holdfast.core.untrusted import careful
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.skipper import Skipper
 from holdfast.outbox.settings import HarvestSettings
 
@@ -78,40 +79,22 @@ read_command = careful(msgspec.json.Decoder(Command).decode)
 read_answer = careful(msgspec.json.Decoder(CommandReply).decode)
 
 
-class CommandReader:
-    """A consumer of commands and answers, which passes what nobody can read."""
-
-    def __init__(self, settings: HarvestSettings) -> None:
-        # An open transaction of a stranger must not hide what is said: nobody writes transactionally here
-        # by rule.
-        config = settings.kafka.consumer(
-            **reader_options(f"{settings.name}-commands", committed=False, wait_ms=500)
-        )
-        self.consumer = Consumer(config)
-        self._skipper = Skipper(settings.kafka, config)
-
-    def begin(self, offsets: Mapping[str, int]) -> None:
-        """Read the only partition of each topic from its offset on."""
-        self.consumer.assign([TopicPartition(topic, 0, offset) for topic, offset in offsets.items()])
-        for topic, offset in offsets.items():
-            self._skipper.begin(topic, 0, offset)
-
-    def poll(self, timeout_s: float) -> Message | None:
-        """Return what comes next within *timeout_s*, if anything."""
-        message = self.consumer.poll(timeout_s)
-        came = self._skipper.sift(self.consumer, [] if message is None else [message])
-        return came[0] if came else None
-
-    def close(self) -> None:
-        """Let go of the broker."""
-        self._skipper.close()
-        self.consumer.close()
+def reader_of_commands(settings: HarvestSettings, refuse: Callable[[KafkaError], None]) -> LogReader:
+    """Return a reader of commands and answers, which tells *refuse* of errors and passes what nobody can
+    read.
+    """
+    # An open transaction of a stranger must not hide what is said: nobody writes transactionally here by
+    # rule.
+    config = settings.kafka.consumer(
+        **reader_options(f"{settings.name}-commands", committed=False, wait_ms=500)
+    )
+    return LogReader(Consumer(config), Skipper(settings.kafka, config), refuse=refuse)
 
 
-def _reader_of_new_answers(settings: HarvestSettings) -> CommandReader:
-    reader = CommandReader(settings)
+def _reader_of_new_answers(settings: HarvestSettings) -> LogReader:
+    reader = reader_of_commands(settings, refuse=lambda _: None)
     try:
-        reader.begin({settings.answers_topic: end_of(reader.consumer, settings.answers_topic)})
+        reader.assign({(settings.answers_topic, 0): end_of(reader.consumer, settings.answers_topic)})
     except BaseException:
         reader.close()
         raise
@@ -188,11 +171,8 @@ def tell(
         reader.close()
 
 
-def _answers(reader: CommandReader, clock: Clock, until_s: float) -> Iterator[CommandReply]:
-    while clock.monotonic_s() < until_s:
-        message = reader.poll(POLL_S)
-        if message is None or message.error() is not None:
-            continue
+def _answers(reader: LogReader, clock: Clock, until_s: float) -> Iterator[CommandReply]:
+    for message in reader.until(lambda: clock.monotonic_s() >= until_s):
         try:
             yield read_answer(message.value() or b"")
         except msgspec.DecodeError as error:

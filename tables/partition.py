@@ -21,8 +21,8 @@ from holdfast.core.engine.processor import Emit, Processor
 from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
+from holdfast.tables.producer import ProducerFactory
 from holdfast.tables.store import Budget, PartitionStore, StoreStamp
-from holdfast.tables.transactions import Connect
 
 UNKNOWN = -1
 END_GOOD_MS = 5_000
@@ -46,13 +46,11 @@ class Environment:
 
     app: str
     data_dir: Path
-    connect: Connect
-    compression: int
+    producer: ProducerFactory
     budget: Budget
     cluster_id: str
     changelog_ids: Mapping[str, str]
     cache_rows: int
-    transaction_timeout_s: float
     tombstones_kept_ms: int
 
 
@@ -176,12 +174,9 @@ class Partition:
         Must come before the restore, else an old owner could still write.
         """
         writer = ChangelogWriter(
-            self._env.connect,
-            transactional_id=self.processor.transactional_id(self._env.app, self.partition),
+            self._env.producer(self.processor.transactional_id(self._env.app, self.partition)),
             changelog=self.changelog,
             partition=self.partition,
-            transaction_timeout_s=self._env.transaction_timeout_s,
-            compression=self._env.compression,
         )
         self._writer, self._lost = writer, True
         await writer.fence(timeout_s)

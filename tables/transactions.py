@@ -12,7 +12,8 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import logging
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, NamedTuple, TypeAlias, TypeVar
 
 from aiokafka.errors import IncompatibleBrokerVersion
@@ -28,6 +29,8 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.transaction_requests import Appended, Identity
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.raw_request import RawRequest
+from holdfast.tables.lived import LoopTurn
+from holdfast.tables.producer import AbortableError, UndeliverableError, Written
 
 logger = logging.getLogger(__name__)
 
@@ -80,6 +83,10 @@ UNKNOWN_TOPIC_S = 5.0
 started, is not known at once.
 """
 BATCH_BYTES = 500_000
+BATCH_RECORDS = 2_000
+"""Records of one batch: so many small ones are packed in 1 to 2 ms."""
+ROUND_BYTES = 4 << 20
+"""What is on its way at a time, over all partitions that a transaction writes to."""
 _QUICK_PAUSE_S, _PAUSE_S, _LONGEST_PAUSE_S = 0.001, 0.05, 0.5
 _CLOSE_S = 5.0
 _TRANSACTION_COORDINATOR = 1
@@ -93,20 +100,35 @@ class SentBatch(NamedTuple):
     records: int
 
 
-class AbortableError(Exception):
-    """The transaction cannot be committed; made again from the beginning it can."""
+@dataclass(slots=True)
+class _Lot:
+    """What a transaction writes to one partition, and how much of it is written."""
+
+    records: Sequence[Written]
+    at: int = 0
+
+    def batch(self, builder: DefaultRecordBatchBuilder, now_ms: int) -> SentBatch:
+        """Return the next batch; one record at least is in it, be it as large as it may."""
+        append = builder.append
+        number = 0
+        for key, value, headers in self.records[self.at : self.at + BATCH_RECORDS]:
+            if append(number, now_ms, key, value, headers) is None:
+                break
+            number += 1
+        self.at += number
+        return SentBatch(bytes(builder.build()), number)
 
 
-class UndeliverableError(BrokerError):
-    """A record could not be delivered for a reason that trying again does not cure: the topic is missing,
-    or refuses its size.
-    """
-
-    def __init__(self, topic: str, why: str) -> None:
-        super().__init__(
-            f"topic {topic} refused a record: {why}; create the topic or raise its max.message.bytes"
-        )
-        self.topic, self.why = topic, why
+def producers(
+    connect: Connect, *, transaction_timeout_s: float, compression: int = 0
+) -> Callable[[str], TransactionalClient]:
+    """Return what makes the producer of a transactional id."""
+    return lambda transactional_id: TransactionalClient(
+        connect,
+        transactional_id=transactional_id,
+        transaction_timeout_s=transaction_timeout_s,
+        compression=compression,
+    )
 
 
 def name_of(code: int) -> str:
@@ -116,12 +138,7 @@ def name_of(code: int) -> str:
 
 
 class TransactionalClient:
-    """The producer of one transactional id. Its calls follow each other.
-
-    They ask until they are answered: whoever calls limits the time, and finds in `why` what was answered
-    last. They raise FencedError when a newer owner exists, UndeliverableError when a topic refuses a record,
-    AbortableError when the transaction has to be made anew, and BrokerError for anything else.
-    """
+    """A `TransactionalProducer` that speaks to the brokers itself."""
 
     def __init__(
         self, connect: Connect, *, transactional_id: str, transaction_timeout_s: float, compression: int = 0
@@ -141,10 +158,6 @@ class TransactionalClient:
     # -- ownership
 
     async def fence(self) -> None:
-        """Raise this id's epoch.
-
-        From here on brokers refuse every older owner, whose open transaction is aborted first.
-        """
         pauses = Pauses()
         while self._client is None:
             client = self._connect()
@@ -178,14 +191,13 @@ class TransactionalClient:
         return code
 
     async def close(self) -> None:
-        """Close the connections. An open transaction is left to the next owner's fence or to its timeout."""
         client, self._client = self._client, None
         if client is not None:
             await _close(client)
 
     # -- a transaction
 
-    def builder(self, place: Place) -> DefaultRecordBatchBuilder:
+    def _builder(self, place: Place) -> DefaultRecordBatchBuilder:
         """Return what makes the next batch of a place."""
         sequence = self._sequences.get(place, 0)
         return DefaultRecordBatchBuilder(
@@ -193,9 +205,6 @@ class TransactionalClient:
         )
 
     async def partitions(self, topic: str, *, more_than: int = 0) -> int:
-        """Return how many partitions a topic has, when these are more than *more_than*; UndeliverableError
-        when it is not known.
-        """
         cluster, until_s = self._client.cluster, system_clock.monotonic_s() + UNKNOWN_TOPIC_S
         await self._client.add_topic(topic)
         while len(known := cluster.partitions_for_topic(topic) or ()) <= more_than:
@@ -209,7 +218,24 @@ class TransactionalClient:
             await self._client.force_metadata_update()
         return len(known)
 
-    async def append(self, batches: Mapping[Place, SentBatch]) -> dict[Place, int]:
+    async def append(self, records: Mapping[Place, Sequence[Written]]) -> dict[Place, int]:
+        left = {place: _Lot(each) for place, each in records.items()}
+        now_ms, offsets, turn = system_clock.now_ms(), dict[Place, int](), LoopTurn()
+        while left:
+            batches: dict[Place, SentBatch] = {}
+            size = 0
+            for place, lot in left.items():
+                batches[place] = batch = lot.batch(self._builder(place), now_ms)
+                size += len(batch.data)
+                if size >= ROUND_BYTES:
+                    break
+                await turn.let_others()
+            for place, offset in (await self._append_batches(batches)).items():
+                offsets[place] = offset + batches[place].records
+            left = {place: lot for place, lot in left.items() if lot.at < len(lot.records)}
+        return offsets
+
+    async def _append_batches(self, batches: Mapping[Place, SentBatch]) -> dict[Place, int]:
         """Append a batch to each place, as part of the transaction; return the offset of each one's first
         record.
 
@@ -287,10 +313,6 @@ class TransactionalClient:
             await pauses.wait(quick=False)
 
     async def end(self, *, commit: bool) -> None:
-        """End the transaction.
-
-        An end that is not answered is asked for again, so when this returns the outcome is known.
-        """
         if not self._begun:
             return
         versions = wire.END_VERSIONS_2 if self._second_version else wire.END_VERSIONS

@@ -21,9 +21,10 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
 from holdfast.kafka.feed import Fetched
 from holdfast.kafka.records import FetchedRecord
-from holdfast.tables.changelog import TURN_S
+from holdfast.tables.lived import TURN_S
 from holdfast.tables.partition import Partition
-from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
+from holdfast.tables.producer import UndeliverableError
+from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
 
 logger = logging.getLogger(__name__)
 

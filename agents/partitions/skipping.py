@@ -28,7 +28,7 @@ from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.kafka.feed import Feed
 from holdfast.kafka.skip_log import PARTITION, read_skips
-from holdfast.tables.transactions import UndeliverableError
+from holdfast.tables.producer import UndeliverableError
 
 logger = logging.getLogger(__name__)
 

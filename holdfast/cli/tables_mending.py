@@ -20,6 +20,7 @@ from holdfast.kafka.raw_log import RawLog
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.transactions import producers
 
 TRANSACTION_S = 300.0
 """For as many rows as a partition may have: all of them change at once."""
@@ -158,12 +159,12 @@ class Mender:
     async def write(self, partition: int, *, rebuild: bool, applied: int | None) -> MendingStep:
         """Shut out whoever wrote before, look again, and write what is to be written in one transaction; return what was done."""
         settings, processor = self._settings, self._processor
+        connect = connector(settings, timeout_s=settings.request_timeout_s)
+        producer = producers(connect, transaction_timeout_s=TRANSACTION_S)
         writer = ChangelogWriter(
-            connector(settings, timeout_s=settings.request_timeout_s),
-            transactional_id=processor.transactional_id(settings.app, partition),
+            producer(processor.transactional_id(settings.app, partition)),
             changelog=self._changelog,
             partition=partition,
-            transaction_timeout_s=TRANSACTION_S,
         )
         try:
             await writer.fence(FENCE_S)  # a worker that runs all the same is refused from here on

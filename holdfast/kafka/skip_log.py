@@ -5,7 +5,6 @@ from __future__ import annotations
 import logging
 import time
 from contextlib import closing
-from typing import cast
 
 from confluent_kafka import (
     OFFSET_BEGINNING,
@@ -23,12 +22,13 @@ from holdfast.config import Settings
 from holdfast.core.engine.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, ends_reading, is_end
+from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC
+from holdfast.kafka.log_reader import LogReader
 
 logger = logging.getLogger(__name__)
 
 PARTITION = 0
-_POLL_S, _RETRY_S = 0.25, 0.1
+_RETRY_S = 0.1
 _LATEST: OffsetSpec = OffsetSpec.latest()  # type: ignore[no-untyped-call]
 
 
@@ -83,29 +83,18 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
 
 def _read(settings: Settings, topic: str, end: int, deadline_s: float, clock: Clock) -> Skips:
     own = reader_options(f"{settings.app}-skips-readers", committed=True, wait_ms=20)
-    skips = Skips()
-    with closing(Consumer(settings.consumer(**own), logger=logger)) as consumer:
-        consumer.assign([TopicPartition(topic, PARTITION, OFFSET_BEGINNING)])
-        while (left_s := deadline_s - clock.monotonic_s()) > 0:
-            message = consumer.poll(min(_POLL_S, left_s))
-            if message is None:
-                continue
-            offset, error = cast(int, message.offset()), message.error()
-            if error is None:
-                _take(skips, topic, offset, message.key(), message.value())
-            elif is_end(error):
-                # Markers close the log, which are never delivered: so the end itself has to be told.
-                if offset >= end:
-                    return skips
-            elif ends_reading(error):
-                raise KafkaException(error)
-    raise TimeoutError
+    skips, place = Skips(), (topic, PARTITION)
+    with closing(LogReader(Consumer(settings.consumer(**own), logger=logger), clock=clock)) as reader:
+        reader.assign({place: OFFSET_BEGINNING})
+        for message in reader.until(lambda: reader.ended.get(place, -1) >= end, deadline_s=deadline_s):
+            _take(skips, topic, message.offset(), message.key(), message.value())
+    return skips
 
 
-def _take(skips: Skips, topic: str, offset: int, key: bytes | None, value: bytes | None) -> None:
+def _take(skips: Skips, topic: str, offset: int | None, key: bytes | None, value: bytes | None) -> None:
     if value is None:
         return  # nobody takes back what was skipped
     try:
         skips.add(decode_skip(key, value))
     except DecodeError as error:
-        logger.warning("%s offset %d is ignored: %s", topic, offset, error)
+        logger.warning("%s offset %s is ignored: %s", topic, offset, error)

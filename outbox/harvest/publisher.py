@@ -13,13 +13,15 @@ from typing import Any
 from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clock import Clock, system_clock
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.harvest import SEQUENCE_HEADER, Destination, ProducerProgress
 from holdfast.core.outbox.pacing import TransactionPacing
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import FENCING, REFUSED_RECORD, ends_reading, is_end
+from holdfast.kafka.codes import FENCING, REFUSED_RECORD
+from holdfast.kafka.log_reader import LogReader
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import Rounds, TopicLimits
 from holdfast.outbox.schema.layouts import OutboxRow
@@ -358,63 +360,56 @@ def read_progress(
     not a progress record of this version.
     """
     consumer = Consumer({**client, **reader_options(f"{topic}-reader", committed=True, wait_ms=10)})
-    records, progress_s = 0, system_clock.monotonic_s()
-    reached: dict[int, int] = {}
+    reader, records = LogReader(consumer, limit=PROGRESS_RECORDS), 0
+    todo: set[Place] = set()
+
+    def done() -> bool:
+        if stopping():
+            raise PublishStopped
+        todo.difference_update(
+            [
+                place
+                for place in todo & reader.ended.keys()
+                if reader.ended[place] >= _log_end(consumer, place)
+            ]
+        )
+        return not todo
+
     try:
         found = consumer.list_topics(topic, timeout=timeout_s).topics[topic]
         if found.error is not None:
             raise BrokerError(
                 f"progress topic {topic}: {found.error.str()}; `holdfast outbox harvest` creates it when it may"
             )
-        todo = set(found.partitions)
-        consumer.assign([TopicPartition(topic, partition, 0) for partition in todo])
-        while todo:
-            if stopping():
-                raise PublishStopped
-            for message in _drain(consumer):
-                progress_s = system_clock.monotonic_s()
-                error, partition = message.error(), message.partition() or 0
-                if error is None:
-                    books.restore(message.key(), message.value())
-                    records += 1
-                elif is_end(error):
-                    reached[partition] = message.offset() or 0
-                elif ends_reading(error):
-                    raise BrokerError(f"progress topic {topic}: {error.str()}")
-            todo -= {
-                partition
-                for partition in todo & reached.keys()
-                if reached[partition] >= _log_end(consumer, topic, partition)
-            }
-            if system_clock.monotonic_s() - progress_s > timeout_s:
-                raise _unread(topic, todo, reached, timeout_s)
+        todo.update((topic, partition) for partition in found.partitions)
+        reader.assign(dict.fromkeys(todo, 0))
+        for message in reader.until(done, idle_s=timeout_s):
+            books.restore(message.key(), message.value())
+            records += 1
+    except TimeoutError:
+        raise _unread(topic, todo, reader.ended, timeout_s) from None
     except KafkaException as error:
         raise BrokerError(
             f"progress topic {topic}: {error.args[0].str()}; check that the broker is reachable"
         ) from error
     finally:
-        consumer.close()
+        reader.close()
     return records
 
 
-def _log_end(consumer: Consumer, topic: str, partition: int) -> int:
+def _log_end(consumer: Consumer, place: Place) -> int:
     """Return the next offset of a partition, open transactions included, as the last fetch told; -1 before
     the first.
     """
-    _, end = consumer.get_watermark_offsets(TopicPartition(topic, partition), cached=True) or (-1, -1)
+    _, end = consumer.get_watermark_offsets(TopicPartition(*place), cached=True) or (-1, -1)
     return int(end)
 
 
-def _unread(topic: str, todo: set[int], reached: Mapping[int, int], timeout_s: float) -> BrokerError:
+def _unread(topic: str, todo: set[Place], reached: Mapping[Place, int], timeout_s: float) -> BrokerError:
     if begun := sorted(todo & reached.keys()):
         return BrokerError(
-            f"progress topic {topic} partition {begun[0]}: from {reached[begun[0]]} on a transaction is open, for more than {timeout_s:.0f} s "
+            f"progress topic {topic} partition {begun[0][1]}: from {reached[begun[0]]} on a transaction is open, for more than {timeout_s:.0f} s "
             "and though every leader before is fenced: the brokers have lost how it ended. Stop the harvesters and run "
             '`holdfast producers hanging --end`; see docs/operating.md, "A transaction that never ends"'
         )
     return BrokerError(f"progress topic {topic}: nothing read for {timeout_s:.0f} s; check the broker")
-
-
-def _drain(consumer: Any) -> list[Message]:
-    first = consumer.poll(SLICE_S)
-    return [] if first is None else [first, *consumer.consume(PROGRESS_RECORDS, 0)]

@@ -25,6 +25,7 @@ from holdfast.pipeline.replay import ReplayOptions
 from holdfast.pipeline.topic import Span, TopicReader
 from holdfast.pipeline.verify import TableVerdict, verify
 from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.transactions import producers
 from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Account, Log, Op, Record, accounts
 from tests.support.harness import wait_for_ends
@@ -77,11 +78,11 @@ async def _fold_live(
     store = DictStore()
     folder = Folder(processor, store)
     writer = ChangelogWriter(
-        connector(settings, timeout_s=10),
-        transactional_id=processor.transactional_id(settings.app, partition),
+        producers(connector(settings, timeout_s=10), transaction_timeout_s=15)(
+            processor.transactional_id(settings.app, partition)
+        ),
         changelog=processor.changelog(settings.app),
         partition=partition,
-        transaction_timeout_s=15,
     )
     try:
         await writer.fence(30)

@@ -28,6 +28,7 @@ from holdfast.core.member.log_view import LogView
 from holdfast.core.member.member import Member
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import MemberSettings
+from holdfast.core.member.stages import Active, ClaimWork, Committing
 from holdfast.core.member.state import ClaimState
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
@@ -103,19 +104,19 @@ def offsets_go_back_with_any_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def heartbeats_tell_what_was_delivered_instead_of_done(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalClaim, "offset", lambda claim: claim.tracker.position)
+    monkeypatch.setattr(Renewal, "offset", lambda self, stage: stage.work.tracker.position)
 
 
 def heartbeats_tell_the_offset_of_the_start(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(LocalClaim, "offset", lambda claim: claim.tracker._start)
+    monkeypatch.setattr(Renewal, "offset", lambda self, stage: stage.work.tracker._start)
 
 
 def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Renewal.propose
 
-    def propose(self: Any, claim: LocalClaim, offset_end: int, now_s: float) -> None:
-        original(self, claim, offset_end, now_s)
-        claim.proposed = None
+    def propose(self: Any, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
+        original(self, claim, work, offset_end, now_s)
+        claim.stage = Active(work)
         self._state.out.append(Deliver(*claim.place, offset_end))
 
     monkeypatch.setattr(Renewal, "propose", propose)
@@ -128,14 +129,15 @@ def lanes_that_share_keys(monkeypatch: pytest.MonkeyPatch) -> None:
 def an_owner_that_starts_at_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
     original, row_of = Renewal.start, ClaimState.row
 
-    def start(self: Any, claim: LocalClaim, now_s: float) -> None:
+    def start(
+        self: Any, claim: LocalClaim, earliest: int, latest: int, committed: int | None, now_s: float
+    ) -> None:
         state = self._state
         state.row = lambda each: msgspec.structs.replace(
             cast(Claim, row_of(state, each)), current_offset=None
         )
-        claim.committed = None
         try:
-            original(self, claim, now_s)
+            original(self, claim, earliest, latest, None, now_s)
         finally:
             del state.row
 
@@ -226,12 +228,14 @@ def claims_that_have_lapsed_are_held_on_to(monkeypatch: pytest.MonkeyPatch) -> N
 
 def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(
-        HealthCheck, "in_flight", lambda self, claim: not claim.stopped and claim.committing is not None
+        HealthCheck,
+        "in_flight",
+        lambda self, work, stage: not stage.stopped and isinstance(stage.batch, Committing),
     )
 
 
 def who_is_at_work_is_wedged(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(HealthCheck, "_at_work_s", lambda self, claim, now_s: None)
+    monkeypatch.setattr(HealthCheck, "_at_work_s", lambda self, stage, now_s: None)
 
 
 def a_handler_has_no_more_time_than_a_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -23,8 +23,9 @@ from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import BrokerError, FencedError
 from holdfast.kafka.connections import connector
 from holdfast.tables import transactions
-from holdfast.tables.changelog import BATCH_RECORDS, ROUND_BYTES, ChangelogWriter
-from holdfast.tables.transactions import UndeliverableError
+from holdfast.tables.changelog import ChangelogWriter
+from holdfast.tables.producer import UndeliverableError
+from holdfast.tables.transactions import BATCH_RECORDS, ROUND_BYTES, TransactionalClient, producers
 
 DEADLINE_S = 30.0
 
@@ -49,18 +50,20 @@ async def owning(broker: SessionBroker, topic: str, compression: int = 0) -> Asy
     """Give the writer of a new owner of partition 1, which ends what the one before has left open."""
     connect = connector(Settings(app="writer", kafka=broker.client_config()), timeout_s=10)
     writer = ChangelogWriter(
-        connect,
-        transactional_id=topic,
+        producers(connect, transaction_timeout_s=10, compression=compression)(topic),
         changelog=topic,
         partition=1,
-        transaction_timeout_s=10,
-        compression=compression,
     )
     try:
         await writer.fence(DEADLINE_S)
         yield writer
     finally:
         await writer.close()
+
+
+def own_producer(writer: ChangelogWriter) -> TransactionalClient:
+    assert isinstance(writer._producer, TransactionalClient)
+    return writer._producer
 
 
 def owned(
@@ -213,7 +216,7 @@ def test_an_older_owner_is_refused_from_the_fence_on(
             await old._append(changes([(b"\x02a", b"half")], 2), ())
             async with owning(broker, topic) as new:
                 with pytest.raises(FencedError, match="there is a newer one"):
-                    await old._client.end(commit=True)
+                    await own_producer(old).end(commit=True)
                 with pytest.raises(FencedError):
                     await write(old, changes([(b"\x02a", b"zombie")], 3))
                 await write(new, changes([(b"\x02a", b"new")], 2))
@@ -246,8 +249,8 @@ def test_the_end_of_a_transaction_to_which_nothing_was_written_is_no_error(
 
     async def use(writer: ChangelogWriter) -> None:
         for applied in range(2):
-            writer._client._begun = True
-            await writer._client.end(commit=False)
+            own_producer(writer)._begun = True
+            await own_producer(writer).end(commit=False)
             await write(writer, changes([(b"\x02a", b"%d" % applied)], applied))
 
     owned(broker, topic, use)
@@ -268,7 +271,7 @@ def test_more_transactions_than_there_are_epochs(broker: SessionBroker, topic: s
     async def use(writer: ChangelogWriter) -> None:
         for applied in range(transactions_made):
             await write(writer, changes([(b"\x02a", b"%d" % applied)], applied))
-            identities.add(writer._client._me.producer_id)
+            identities.add(own_producer(writer)._me.producer_id)
 
     owned(broker, topic, use)
     assert len(identities) == 2
@@ -280,7 +283,7 @@ def test_a_broker_that_is_not_there_is_told_by_its_deadline() -> None:
     async def run() -> None:
         connect = connector(Settings(app="writer", kafka={"bootstrap.servers": "127.0.0.1:1"}), timeout_s=1)
         writer = ChangelogWriter(
-            connect, transactional_id="t", changelog="c", partition=0, transaction_timeout_s=10
+            producers(connect, transaction_timeout_s=10)("t"), changelog="c", partition=0
         )
         with pytest.raises(
             BrokerError, match=r"cannot fence t: not settled within 1 s: .*Unable to bootstrap"

@@ -39,7 +39,7 @@ def _small_pieces(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(module, "HELD_ROWS", 3)
 
 
-async def nowhere(*_: Any) -> Any:
+def nowhere(_: str) -> Any:
     raise AssertionError("nothing here connects")
 
 
@@ -47,13 +47,11 @@ def opened(folder: Path) -> Partition:
     environment = Environment(
         app="a",
         data_dir=folder,
-        connect=nowhere,
-        compression=0,
+        producer=nowhere,
         budget=BUDGET,
         cluster_id="c",
         changelog_ids={},
         cache_rows=10,
-        transaction_timeout_s=10,
         tombstones_kept_ms=0,
     )
     part = Partition(PROCESSOR, 0, environment, lambda part: None, lambda: True)

@@ -23,7 +23,8 @@ from holdfast.errors import BrokerError, FencedError, WireError
 from holdfast.kafka.raw_request import RawRequest
 from holdfast.tables import changelog, transactions
 from holdfast.tables.changelog import ChangelogWriter, _place_of
-from holdfast.tables.transactions import AbortableError, UndeliverableError, _first_refused
+from holdfast.tables.producer import AbortableError, UndeliverableError
+from holdfast.tables.transactions import TransactionalClient, _first_refused, producers
 from tests.tables.scripted import (
     CONCURRENT,
     FENCED,
@@ -56,7 +57,7 @@ def changes(applied: int, *emits: Emit) -> Changes:
 def written(brokers: Brokers, use: Callable[[ChangelogWriter], Awaitable[Any]]) -> None:
     async def run() -> None:
         writer = ChangelogWriter(
-            lambda: brokers, transactional_id="me", changelog="log", partition=0, transaction_timeout_s=10
+            producers(lambda: brokers, transaction_timeout_s=10)("me"), changelog="log", partition=0
         )
         try:
             await writer.fence(5)
@@ -78,7 +79,8 @@ def twice(writer: ChangelogWriter) -> Awaitable[None]:
 
 
 def writer_of(writer: ChangelogWriter) -> Brokers:
-    found: Brokers = writer._client._client
+    assert isinstance(writer._producer, TransactionalClient)
+    found: Brokers = writer._producer._client
     return found
 
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Callable, Mapping
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, Message, Producer, TopicPartition
+from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.plan import UNPACKED, CreateTopic, TopicRole, TopicSpec
@@ -31,14 +31,12 @@ from holdfast.core.claims.resets import (
 from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import ends_reading, is_end
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.log_reader import reading
 
 logger = logging.getLogger(__name__)
 
 PARTITION = 0
-_POLL_S = 0.1
-_READ = 500
+READ_RECORDS = 500
 
 
 class ResetLog:
@@ -134,53 +132,25 @@ class ResetLog:
         # An open transaction of a stranger must not hide a decision.
         group = f"{self._settings.app}-resets-reader"
         config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=10))
-        consumer, skipper = (
-            Consumer(config, logger=logger),
-            Skipper(self._settings, config, clock=self._clock),
-        )
-        found = Decisions()
-        try:
+        found, place = Decisions(), (self.topic, PARTITION)
+        with reading(
+            self._settings, self.topic, config, logger=logger, clock=self._clock, limit=READ_RECORDS
+        ) as reader:
             if end is None:
-                listed = consumer.list_topics(self.topic, timeout=self._timeout_s).topics.get(self.topic)
+                listed = reader.consumer.list_topics(self.topic, timeout=self._timeout_s).topics.get(
+                    self.topic
+                )
                 if listed is None or not listed.partitions:
                     return found  # no reset was ever decided
-                end = consumer.get_watermark_offsets(
-                    TopicPartition(self.topic, PARTITION), timeout=self._timeout_s
-                )[1]
-            consumer.assign([TopicPartition(self.topic, PARTITION, 0)])
-            skipper.begin(self.topic, PARTITION, 0)
-            self._take(consumer, skipper, end, found)
-            return found
-        except KafkaException as error:
-            raise BrokerError(
-                f"cannot read {self.topic} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
-            ) from error
-        finally:
-            skipper.close()
-            consumer.close()
-
-    def _take(self, consumer: Consumer, skipper: Skipper, end: int, found: Decisions) -> None:
-        position, progress_s = 0, self._clock.monotonic_s()
-        while position < end:
-            first = consumer.poll(_POLL_S)
-            came = skipper.sift(consumer, [] if first is None else [first, *consumer.consume(_READ, 0)])
-            if not came:
-                if self._clock.monotonic_s() - progress_s > self._timeout_s:
-                    raise BrokerError(
-                        f"reading {self.topic}: nothing came for {self._timeout_s:g} s; check the broker"
-                    )
-                continue
-            progress_s = self._clock.monotonic_s()
-            for message in came:
-                error = message.error()
-                if error is None:
-                    position = (message.offset() or 0) + 1
-                    if position <= end:
-                        self._note(message, found)
-                elif is_end(error):
-                    position = max(position, message.offset() or 0)
-                elif ends_reading(error):
-                    raise KafkaException(error)
+                end = reader.consumer.get_watermark_offsets(TopicPartition(*place), timeout=self._timeout_s)[
+                    1
+                ]
+            reader.assign({place: 0})
+            ends = {place: end}
+            for message in reader.until(lambda: reader.has_read(ends), idle_s=self._timeout_s):
+                if (message.offset() or 0) < end:
+                    self._note(message, found)
+        return found
 
     def _note(self, message: Message, found: Decisions) -> None:
         try:

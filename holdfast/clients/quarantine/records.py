@@ -23,16 +23,16 @@ from confluent_kafka import (
     KafkaException,
     Message,
     Producer,
-    TopicPartition,
 )
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Headers
-from holdfast.errors import BrokerError, QuarantineError, TopicError
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import QuarantineError, TopicError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import ends_reading, is_end
-from holdfast.kafka.skipper import Skipper
+from holdfast.kafka.codes import code_of
+from holdfast.kafka.log_reader import reading
 
 logger = logging.getLogger(__name__)
 
@@ -41,7 +41,6 @@ LIMIT_LISTED = 100_000
 KEY_CUT_BYTES = 1_024
 RETRY_OF, RETRIED_TO = "holdfast-retry-of", "holdfast-retried-to"
 
-_POLL_S = 0.25
 _ANY = -1
 _LIMIT_DIGITS = 20
 FETCH = "fetch"
@@ -344,59 +343,25 @@ class Quarantine:
         """
         group = f"{self._settings.app}-quarantine-readers"
         config = self._settings.consumer(**reader_options(group, committed=True, wait_ms=10, lost="error"))
-        consumer, skipper = (
-            Consumer(config, logger=logger),
-            Skipper(self._settings, config, clock=self._clock),
-        )
-        try:
-            places = self._places(consumer, topic, at)
-            consumer.assign(places)
-            for place in places:
-                skipper.begin(topic, place.partition, max(0, place.offset))
-            yield from self._until_ends(consumer, skipper, topic, {place.partition for place in places})
-        except KafkaException as error:
-            raise BrokerError(
-                f"cannot read {topic} at {self._settings.bootstrap_servers}: {error.args[0].str()}; check the broker"
-            ) from error
-        finally:
-            skipper.close()
-            consumer.close()
+        with reading(self._settings, topic, config, logger=logger, clock=self._clock) as reader:
+            starts = self._starts(reader.consumer, topic, at)
+            reader.assign(starts)
+            try:
+                yield from reader.until(lambda: reader.ended.keys() == starts.keys(), idle_s=self._timeout_s)
+            except KafkaException as error:
+                if code_of(error) != KafkaError._AUTO_OFFSET_RESET:
+                    raise
+                # the offset asked for is no longer in the log
 
-    def _places(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> list[TopicPartition]:
+    def _starts(self, consumer: Consumer, topic: str, at: tuple[int, int] | None) -> dict[Place, int]:
         listed = consumer.list_topics(topic, timeout=self._timeout_s).topics.get(topic)
         if listed is None or not listed.partitions:
             raise TopicError(
                 f"topic {topic} does not exist: no worker of {self._settings.app} can have run; see `holdfast topics check`"
             )
         if at is None:
-            return [TopicPartition(topic, partition, OFFSET_BEGINNING) for partition in listed.partitions]
-        return [TopicPartition(topic, *at)] if at[0] in listed.partitions else []
-
-    def _until_ends(
-        self, consumer: Consumer, skipper: Skipper, topic: str, open_partitions: set[int]
-    ) -> Iterator[Message]:
-        progress_s = self._clock.monotonic_s()
-        while open_partitions:
-            message = consumer.poll(_POLL_S)
-            if message is None:
-                skipper.sift(consumer, ())
-                if self._clock.monotonic_s() - progress_s > self._timeout_s:
-                    raise BrokerError(
-                        f"reading {topic}: nothing came for {self._timeout_s:g} s; check the broker"
-                    )
-                continue
-            progress_s = self._clock.monotonic_s()
-            if not skipper.sift(consumer, [message]):
-                continue
-            error = message.error()
-            if error is None:
-                yield message
-            elif is_end(error):
-                open_partitions.discard(message.partition() or 0)
-            elif error.code() == KafkaError._AUTO_OFFSET_RESET:
-                return  # the offset asked for is no longer in the log
-            elif ends_reading(error):
-                raise KafkaException(error)
+            return {(topic, partition): OFFSET_BEGINNING for partition in listed.partitions}
+        return {(topic, at[0]): at[1]} if at[0] in listed.partitions else {}
 
 
 def _newest(found: dict[str, QuarantinedRecord], limit: int) -> dict[str, QuarantinedRecord]:

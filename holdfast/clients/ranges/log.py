@@ -5,7 +5,7 @@ letters. Used from one thread.
 from __future__ import annotations
 
 import logging
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 from concurrent.futures import TimeoutError as FutureTimeoutError
 from typing import Any
 
@@ -23,6 +23,7 @@ from confluent_kafka.admin import AdminClient
 from holdfast.clock import Clock
 from holdfast.config import Settings
 from holdfast.core.groups.java_order import coordinator_partition
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.ranges import (
     Base,
@@ -40,6 +41,7 @@ from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
 from holdfast.kafka.librdkafka_log import Quiet, impatient
+from holdfast.kafka.log_reader import LogReader, raise_if_fatal
 from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
@@ -53,6 +55,7 @@ TRIM_RECORDS = 1_000
 """Records at the beginning that nobody needs any more and that are worth a request to delete them."""
 FETCH_S = 0.5
 POLL_S = 0.02
+READ_RECORDS = 1_000
 
 _Dead = tuple[bytes | None, bytes | None, list[tuple[str, str | bytes | None]]]
 """Value, key and headers of a dead letter."""
@@ -84,13 +87,11 @@ class RangeLog:
         )
         self._keys: dict[str, int] = {}
         self._homes: dict[int, int] = {}
-        self._read: dict[int, int] = {}
         self.rows: dict[int, RangeRow] = {}
         self._log_lead_ms: int | None = None
         self._watched, self._counted = (-1, -1), False
-        self._reader: Consumer | None = None
+        self._reader: LogReader | None = None
         self._messages: Consumer | None = None
-        self._skipper: Skipper | None = None
         self._watcher: Skipper | None = None
         self._unreadable: dict[int, Unreadable] = {}
         """Of each partition of the topic the batch that was last met and cannot be read."""
@@ -112,8 +113,14 @@ class RangeLog:
             impatient(self._settings.consumer(**reader_options(self._group, committed=committed, wait_ms=20)))
             for committed in (False, True)
         )
-        self._reader, self._messages = Consumer(wishes, logger=quiet), Consumer(messages, logger=quiet)
-        self._skipper = Skipper(self._settings, wishes, clock=self._clock)
+        self._messages = Consumer(messages, logger=quiet)
+        self._reader = LogReader(
+            Consumer(wishes, logger=quiet),
+            Skipper(self._settings, wishes, clock=self._clock),
+            limit=READ_RECORDS,
+            refuse=raise_if_fatal,
+            clock=self._clock,
+        )
         self._watcher = Skipper(self._settings, messages, stands=self._stands, clock=self._clock)
         writing: dict[str, str | int | bool] = {"enable.idempotence": True, "acks": "all", "linger.ms": 0}
         timeout_ms = max(1_000, int(self._timeout_s * 1_000))
@@ -127,14 +134,9 @@ class RangeLog:
         for partition in range(self._count(self.topic, "create it, or correct its name")):
             key = range_key(self._group, self.topic, partition)
             self._keys[key], self._homes[partition] = partition, coordinator_partition(key, homes)
-        self._read = dict.fromkeys(self._homes.values(), 0)
-        self._horizons = {home: Horizon() for home in self._read}
-        self._trimmed = dict.fromkeys(self._read, 0)
-        self._reader.assign(
-            [TopicPartition(self._ranges_topic, home, OFFSET_BEGINNING) for home in self._read]
-        )
-        for home in self._read:
-            self._skipper.begin(self._ranges_topic, home, 0)
+        self._trimmed = dict.fromkeys(self._homes.values(), 0)
+        self._horizons = {home: Horizon() for home in self._trimmed}
+        self._reader.assign({(self._ranges_topic, home): OFFSET_BEGINNING for home in self._trimmed})
         self.catch_up()
         for partition in self._homes:
             if partition not in self.rows:
@@ -143,7 +145,7 @@ class RangeLog:
     def _count(self, topic: str, what: str) -> int:
         assert self._reader is not None
         try:
-            listed = self._reader.list_topics(topic, timeout=self._timeout_s).topics[topic]
+            listed = self._reader.consumer.list_topics(topic, timeout=self._timeout_s).topics[topic]
         except KafkaException as error:
             raise self._broken("looking for topics", error) from None
         if listed.error is not None or not listed.partitions:
@@ -177,36 +179,26 @@ class RangeLog:
         assert self._reader is not None
         try:
             ends = {
-                home: self._reader.get_watermark_offsets(
-                    TopicPartition(self._ranges_topic, home), self._timeout_s
-                )[1]
-                for home in self._read
+                place: self._reader.consumer.get_watermark_offsets(TopicPartition(*place), self._timeout_s)[1]
+                for place in self._reader.next
             }
         except KafkaException as error:
             raise self._broken("the end of the ranges' log", error) from None
         self._read_to(ends)
 
-    def _read_to(self, ends: dict[int, int]) -> None:
+    def _read_to(self, ends: Mapping[Place, int]) -> None:
         assert self._reader is not None
-        assert self._skipper is not None
-        until_s = self._clock.monotonic_s() + self._timeout_s
-        while any(self._read[home] < end for home, end in ends.items()):
-            if self._clock.monotonic_s() > until_s:
-                raise BrokerError(
-                    f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker"
-                )
-            for message in self._skipper.sift(self._reader, self._reader.consume(1_000, POLL_S)):
+        reader, deadline_s = self._reader, self._clock.monotonic_s() + self._timeout_s
+        try:
+            for message in reader.until(lambda: reader.has_read(ends), deadline_s=deadline_s):
                 self._seen(message)
+        except TimeoutError:
+            raise BrokerError(
+                f"{self._ranges_topic} was not read to its end within {self._timeout_s:g} s: check the broker"
+            ) from None
 
     def _seen(self, message: Message) -> None:
-        home, offset, error = message.partition() or 0, message.offset() or 0, message.error()
-        if error is not None:
-            if is_end(error):
-                self._read[home] = max(self._read[home], offset)
-            elif error.fatal():
-                raise KafkaException(error)
-            return
-        self._read[home] = offset + 1
+        home, offset = message.partition() or 0, message.offset() or 0
         at_ms = message.timestamp()[1]
         lead_ms = at_ms - int(self._clock.monotonic_s() * 1_000)
         self._log_lead_ms = lead_ms if self._log_lead_ms is None else max(self._log_lead_ms, lead_ms)
@@ -242,7 +234,7 @@ class RangeLog:
             )
         offset = told[0][1]
         self._watched, self._counted = (home, offset), False
-        self._read_to({home: offset + 1})
+        self._read_to({(self._ranges_topic, home): offset + 1})
         counted, row = self._counted, self.rows.get(partition)
         if (
             counted
@@ -257,7 +249,9 @@ class RangeLog:
         """Have the broker delete the beginning of a log that nobody needs any more, best effort: it is
         asked again after the next Base.
         """
-        begin = self._horizons[home].begin(self._read[home], self.now_ms())
+        assert self._reader is not None
+        read = self._reader.next[self._ranges_topic, home]
+        begin = self._horizons[home].begin(read, self.now_ms())
         if begin - self._trimmed[home] < TRIM_RECORDS:
             return
         self._trimmed[home] = begin
@@ -395,12 +389,9 @@ class RangeLog:
         """Let go of the broker."""
         if self._producer is not None:
             self._producer.flush(self._timeout_s)
-        for skipper in (self._skipper, self._watcher):
-            if skipper is not None:
-                skipper.close()
-        for consumer in (self._reader, self._messages):
-            if consumer is not None:
-                consumer.close()
+        for each in (self._watcher, self._reader, self._messages):
+            if each is not None:
+                each.close()
 
     def _broken(self, what: str, error: KafkaException) -> BrokerError:
         return BrokerError(

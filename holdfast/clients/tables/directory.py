@@ -15,7 +15,7 @@ from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 import msgspec
-from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, Message, TopicPartition
+from confluent_kafka import OFFSET_BEGINNING, Consumer, KafkaError, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 from yarl import URL
 
@@ -24,12 +24,12 @@ from holdfast.config import Settings
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_worker
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of, ends_reading, is_end
+from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.skipper import Skipper
 
 logger = logging.getLogger(__name__)
 
-_POLL_S = 0.25
 _LEADER_WAIT_S = 0.05
 _SLACK_S = 0.2
 LIMIT_WORKERS = 10_000
@@ -174,11 +174,10 @@ class WorkersTopic:
     def __init__(self, settings: Settings, clock: Clock = system_clock) -> None:
         self._settings, self._clock = settings, clock
         self._topic = settings.workers_topic
+        self._place = (self._topic, 0)
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="holdfast-workers-topic")
-        self._consumer: Consumer | None = None
-        self._skipper: Skipper | None = None
+        self._reader: LogReader | None = None
         self._admin: AdminClient | None = None
-        self._next = 0
         self._claims: dict[str, WorkerClaims] = {}
         self.ignored = 0
         """How many records of the topic were none that a worker writes."""
@@ -195,51 +194,46 @@ class WorkersTopic:
     # -- in the thread
 
     def _close(self) -> None:
-        consumer, self._consumer, self._admin = self._consumer, None, None
-        skipper, self._skipper = self._skipper, None
-        if skipper is not None:
-            skipper.close()
-        if consumer is not None:
-            consumer.close()
+        reader, self._reader, self._admin = self._reader, None, None
+        if reader is not None:
+            reader.close()
 
     def _read(self, deadline_s: float) -> Workers:
         try:
-            consumer = self._opened(deadline_s)
+            reader = self._opened(deadline_s)
             end = self._end(deadline_s)
-            if end < self._next:  # the topic was deleted and made again
+            if end < reader.next[self._place]:  # the topic was deleted and made again
                 self._close()
-                consumer = self._opened(deadline_s)
-            while self._next < end:
-                message = consumer.poll(min(_POLL_S, self._left_s(deadline_s)))
-                assert self._skipper is not None
-                for each in self._skipper.sift(consumer, [] if message is None else [message]):
-                    self._take(each)
+                reader = self._opened(deadline_s)
+            ends = {self._place: end}
+            for message in reader.until(lambda: reader.has_read(ends), deadline_s=deadline_s):
+                self._learn(message.key(), message.value())
         except KafkaException as error:
             return self._failed(error.args[0])
+        except TimeoutError:
+            return self._failed(KafkaError(KafkaError._TIMED_OUT))
         return Workers(self._claims.values())
 
-    def _opened(self, deadline_s: float) -> Consumer:
-        if self._consumer is None:
+    def _opened(self, deadline_s: float) -> LogReader:
+        if self._reader is None:
             # An open transaction of a stranger must not hide who holds what.
             group = f"{self._settings.app}-workers-readers"
             config = self._settings.consumer(**reader_options(group, committed=False, wait_ms=500))
-            consumer = Consumer(config, logger=logger)
+            skipper = Skipper(self._settings, config, clock=self._clock)
+            reader = LogReader(Consumer(config, logger=logger), skipper, clock=self._clock)
             try:
                 # A consumer that is assigned a topic it knows nothing of takes half a second to find its
                 # leader.
-                listed = consumer.list_topics(self._topic, timeout=self._left_s(deadline_s)).topics[
-                    self._topic
-                ]
+                left_s = self._left_s(deadline_s)
+                listed = reader.consumer.list_topics(self._topic, timeout=left_s).topics[self._topic]
                 if listed.error is not None:
                     raise KafkaException(listed.error)
-                consumer.assign([TopicPartition(self._topic, 0, OFFSET_BEGINNING)])
+                reader.assign({self._place: OFFSET_BEGINNING})
             except BaseException:
-                consumer.close()
+                reader.close()
                 raise
-            self._skipper = Skipper(self._settings, config, clock=self._clock)
-            self._skipper.begin(self._topic, 0, 0)
-            self._consumer, self._next, self._claims = consumer, 0, {}
-        return self._consumer
+            self._reader, self._claims = reader, {}
+        return self._reader
 
     def _end(self, deadline_s: float) -> int:
         while True:
@@ -256,7 +250,7 @@ class WorkersTopic:
         if self._admin is None:
             config: dict[str, Any] = {**self._settings.client()}
             self._admin = AdminClient(config, logger=logger)
-        place = TopicPartition(self._topic, 0)
+        place = TopicPartition(*self._place)
         asked = self._admin.list_offsets({place: OffsetSpec.latest()}, request_timeout=timeout_s)  # type: ignore[no-untyped-call]
         try:
             return int(asked[place].result(timeout_s + _SLACK_S).offset)
@@ -268,17 +262,6 @@ class WorkersTopic:
         if left_s <= 0:
             raise KafkaException(KafkaError(KafkaError._TIMED_OUT))
         return left_s
-
-    def _take(self, message: Message) -> None:
-        error = message.error()
-        if error is None:
-            self._next = (message.offset() or 0) + 1
-            self._learn(message.key(), message.value())
-        elif is_end(error):
-            # Compaction may have left nothing at the last offsets; the end is told by this alone.
-            self._next = max(self._next, message.offset() or 0)
-        elif ends_reading(error):
-            raise KafkaException(error)
 
     def _learn(self, key: str | bytes | None, value: str | bytes | None) -> None:
         raw_key, raw = (

@@ -8,12 +8,12 @@ from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat
 from holdfast.core.claims.views import parse_claim_key
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import Event, Fail, ReleaseReason
-from holdfast.core.member.local_claims import ClaimStage, LocalClaim, frame_mark
+from holdfast.core.member.local_claims import LocalClaim, frame_mark
 from holdfast.core.member.log_view import FrameEffect, LogView
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, SETTLE_INTERVALS
+from holdfast.core.member.stages import Active, Claiming, Reclaiming, Won
 from holdfast.core.member.state import ClaimState
-from holdfast.core.member.tracking import Tracker
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 
 LIMIT_ATTEMPTS = 200
@@ -111,7 +111,7 @@ class Acquisition:
 
     def _holds_key(self, topic: str) -> bool:
         claim = self._state.claims.get(TopicPartition(topic, 0))
-        return claim is not None and claim.stage in (ClaimStage.WON, ClaimStage.ACTIVE)
+        return claim is not None and isinstance(claim.stage, Won | Active)
 
     def _chance(self, count: int) -> int:
         return min(int(self._state.draws.uniform(0.0, count)), count - 1)
@@ -119,13 +119,12 @@ class Acquisition:
     # -- one attempt
 
     def _attempt(self, place: TopicPartition, now_s: float) -> None:
-        claim = self._state.new_claim(place, ClaimStage.CLAIMING, now_s)
+        claim = self._state.new_claim(place, Claiming(self._patience_s(now_s)))
         self._state.send_claiming(claim, now_s)
-        self._await(claim, now_s)
+        self._state.plan_next(claim)
 
-    def _await(self, claim: LocalClaim, now_s: float) -> None:
-        claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._state.interval_s
-        self._state.plan(claim, claim.deadline_s)
+    def _patience_s(self, now_s: float) -> float:
+        return now_s + ATTEMPT_INTERVALS * self._state.interval_s
 
     def attempt_seen(
         self, claim: LocalClaim, frame: Frame, seen: FrameEffect, own: bool, now_s: float
@@ -133,10 +132,11 @@ class Acquisition:
         """Only our own frame tells how the race ended: whatever came before it was in time, whatever comes
         after is late.
         """
-        kind = ClaimingPartition if claim.stage is ClaimStage.CLAIMING else Heartbeat
+        claiming = isinstance(claim.stage, Claiming)
+        kind = ClaimingPartition if claiming else Heartbeat
         if not own or not isinstance(frame, kind):
             return
-        if claim.stage is ClaimStage.CLAIMING and frame_mark(frame) not in claim.sent:
+        if claiming and frame_mark(frame) not in claim.sent:
             return  # of an earlier attempt: what the log shows now may be undone by what is under way since
         row = seen.after
         if row is not None and self._state.mine(row) and row is seen.before:
@@ -150,11 +150,7 @@ class Acquisition:
             self._won(claim, frame, row.epoch, now_s)
             self._renewal.release(claim, ReleaseReason.UNWANTED, now_s)
             return
-        if (
-            claim.stage is ClaimStage.RECLAIMING
-            and seen.before is not None
-            and seen.before.current_offset is not None
-        ):
+        if not claiming and seen.before is not None and seen.before.current_offset is not None:
             # The process we replace may have gone on meanwhile: what it has done is done.
             claim.offset_logged = max(claim.offset_logged, seen.before.current_offset)
         self._won(claim, frame, row.epoch, now_s)
@@ -170,15 +166,15 @@ class Acquisition:
         self._renewal.forget(claim, now_s)
 
     def _won(self, claim: LocalClaim, frame: Frame, epoch: int, now_s: float) -> None:
-        again = claim.stage is ClaimStage.RECLAIMING
-        claim.stage, claim.epoch = ClaimStage.WON, epoch
+        again = isinstance(claim.stage, Reclaiming)
+        claim.epoch = epoch
         sent_s = claim.take_sent(frame)
         if sent_s is not None:
             claim.heartbeat_s, claim.lease_until_s = sent_s, sent_s + self._settings.lease_s
         self._state.tell(Event.RECLAIMED if again else Event.CLAIMED, claim)
-        claim.deadline_s = max(claim.lease_until_s, now_s)
+        claim.stage = Won(max(claim.lease_until_s, now_s))
         claim.beat_at_s = now_s + SETTLE_INTERVALS * self._state.interval_s
-        self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
+        self._state.plan_next(claim)
         self._state.look(claim)
         if self._settings.whole_topic:
             self._state.wake_loop(now_s)
@@ -188,10 +184,10 @@ class Acquisition:
         row = seen.after
         if self.leaving or row is None or row.current_offset is None:
             return
-        claim = self._state.new_claim(place, ClaimStage.WON, now_s)
-        claim.tracker = Tracker(self._state.unmoved(place, row.current_offset))
-        claim.epoch, claim.reason, claim.cooldown = row.epoch, ReleaseReason.UNWANTED, True
-        self._renewal.finish(claim, now_s)
+        won = Won(inf)
+        claim = self._state.new_claim(place, won)
+        claim.epoch, offset = row.epoch, self._state.unmoved(place, row.current_offset)
+        self._renewal.give_back(claim, won, ReleaseReason.UNWANTED, now_s, cooldown=True, offset=offset)
 
     # -- fast reclaim
 
@@ -226,9 +222,9 @@ class Acquisition:
             if full or not any(place.partition == 0 for place, _ in places):
                 return
         for place, offset in sorted(places):
-            attempt = self._state.new_claim(place, ClaimStage.RECLAIMING, now_s)
+            attempt = self._state.new_claim(place, Reclaiming(self._patience_s(now_s)))
             self._state.send_heartbeat(attempt, offset, now_s)
-            self._await(attempt, now_s)
+            self._state.plan_next(attempt)
 
     # -- two processes under one client id
 
@@ -345,8 +341,8 @@ class Acquisition:
         for claim in list(self._state.claims.values()):
             self._renewal.stop(claim)
             row = self._state.row(claim)
-            if claim.started:
-                self._state.send_release(claim, claim.tracker.current, now_s)
+            if (work := claim.stage.work) is not None:
+                self._state.send_release(claim, work.tracker.current, now_s)
             elif row is not None and self._state.mine(row) and row.current_offset is not None:
                 self._state.send_release(claim, self._state.unmoved(claim.place, row.current_offset), now_s)
             self._renewal.forget(claim, now_s)

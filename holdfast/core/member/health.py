@@ -5,6 +5,7 @@ from __future__ import annotations
 from holdfast.core.member.actions import Event
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.settings import EXPIRED_INTERVALS, IDLE_INTERVALS, WARNED_AT, Delivery
+from holdfast.core.member.stages import Active, ClaimStage, ClaimWork, Committing, Proposed
 from holdfast.core.member.state import ClaimState
 from holdfast.core.member.velocity import ClaimVerdict, Sample
 
@@ -15,19 +16,18 @@ class HealthCheck:
     def __init__(self, state: ClaimState) -> None:
         self._state, self._settings = state, state.settings
 
-    def check(self, claim: LocalClaim, now_s: float) -> ClaimVerdict:
-        current = claim.tracker.current
-        latest = current if claim.latest is None else claim.latest
-        claim.health.note(current, latest)
-        settings = self._settings
+    def check(self, claim: LocalClaim, stage: Active, now_s: float) -> ClaimVerdict:
+        settings, work = self._settings, stage.work
+        current, latest = work.tracker.current, work.latest
+        work.health.note(current, latest)
         if current >= latest and not settings.interop:
-            claim.message_s = now_s  # nothing to do is not the same as doing nothing
-        at_work_s = self._at_work_s(claim, now_s)
+            work.message_s = now_s  # nothing to do is not the same as doing nothing
+        at_work_s = self._at_work_s(stage, now_s)
         sample = Sample(
             terminated=False,
             heartbeat_age_s=now_s - claim.heartbeat_s,
             group_paused=self._state.paused,
-            idle_s=now_s - claim.message_s,
+            idle_s=now_s - work.message_s,
             # A balanced group places partitions by its target; nobody else would take what one gives back for
             # being slow.
             release_if_behind=settings.release_if_behind and not settings.balanced,
@@ -36,49 +36,49 @@ class HealthCheck:
             latest=latest,
             at_work_s=at_work_s,
         )
-        verdict = claim.health.check(
+        verdict = work.health.check(
             sample,
             expired_after_s=EXPIRED_INTERVALS * self._state.interval_s,
             idle_after_s=IDLE_INTERVALS * self._state.interval_s,
             overdue_after_s=settings.overdue_after_s,
         )
         if at_work_s is not None and verdict in (ClaimVerdict.KEEP, ClaimVerdict.OVERDUE):
-            self._warn_of_work(claim, at_work_s, given_up=verdict is ClaimVerdict.OVERDUE)
+            self._warn_of_work(claim, stage, at_work_s, given_up=verdict is ClaimVerdict.OVERDUE)
         return verdict
 
-    def _at_work_s(self, claim: LocalClaim, now_s: float) -> float | None:
+    def _at_work_s(self, stage: Active, now_s: float) -> float | None:
         """Return how long the user has been at work on the first message that is not done; None: nothing is
         in hand, or nobody asks.
 
         Once per check it is seen whether that message is still the same, so commits cost nothing here.
         """
-        first = self._first_in_hand(claim)
-        if first != claim.checked:
-            claim.checked, claim.work_s, claim.warned = first, max(claim.work_s, now_s), False
+        work, first = stage.work, self._first_in_hand(stage.work)
+        if first != work.checked:
+            work.checked, work.work_s, work.warned = first, max(work.work_s, now_s), False
         if self._settings.interop:
             return None
-        if not (claim.waits or claim.proposed is not None or self.in_flight(claim)):
-            claim.work_s, claim.warned = now_s, False
+        if not (work.waits or isinstance(stage.batch, Proposed) or self.in_flight(work, stage)):
+            work.work_s, work.warned = now_s, False
             return None
-        return now_s - claim.work_s
+        return now_s - work.work_s
 
-    def _first_in_hand(self, claim: LocalClaim) -> int:
-        return claim.handed if self._settings.delivery is Delivery.AT_MOST_ONCE else claim.tracker.current
+    def _first_in_hand(self, work: ClaimWork) -> int:
+        return work.handed if self._settings.delivery is Delivery.AT_MOST_ONCE else work.tracker.current
 
-    def in_flight(self, claim: LocalClaim) -> bool:
+    def in_flight(self, work: ClaimWork, stage: ClaimStage) -> bool:
         if self._settings.delivery is Delivery.AT_MOST_ONCE:
-            return not claim.stopped and (
-                claim.committing is not None or claim.handed < claim.tracker.current
+            return not stage.stopped and (
+                isinstance(stage.batch, Committing) or work.handed < work.tracker.current
             )
-        return claim.tracker.outstanding > 0
+        return work.tracker.outstanding > 0
 
-    def _warn_of_work(self, claim: LocalClaim, at_work_s: float, *, given_up: bool) -> None:
+    def _warn_of_work(self, claim: LocalClaim, stage: Active, at_work_s: float, *, given_up: bool) -> None:
         """Tell of a handler that takes too long: once before the claim is given up, and once when it is."""
-        settings = self._settings
-        if not given_up and (claim.warned or at_work_s <= WARNED_AT * settings.overdue_after_s):
+        settings, work = self._settings, stage.work
+        if not given_up and (work.warned or at_work_s <= WARNED_AT * settings.overdue_after_s):
             return
-        claim.warned = True
-        taken = settings.delivery is not Delivery.AT_MOST_ONCE and self.in_flight(claim)
+        work.warned = True
+        taken = settings.delivery is not Delivery.AT_MOST_ONCE and self.in_flight(work, stage)
         what = (
             "the message at offset {} has been in hand"
             if taken
@@ -93,6 +93,6 @@ class HealthCheck:
         self._state.tell(
             Event.HANDLER_SLOW,
             claim,
-            text=f"{what.format(self._first_in_hand(claim))} for {at_work_s:.0f} s, and handler_timeout_s is {settings.handler_timeout_s:g}: {then}; "
+            text=f"{what.format(self._first_in_hand(work))} for {at_work_s:.0f} s, and handler_timeout_s is {settings.handler_timeout_s:g}: {then}; "
             "see what the handler does, or allow it more",
         )

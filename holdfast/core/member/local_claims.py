@@ -3,30 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from enum import StrEnum
 from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple
 
 from holdfast.core.claims.frames import Frame
 from holdfast.core.kafka.topic_partition import TopicPartition
-from holdfast.core.member.actions import ReleaseReason
-from holdfast.core.member.tracking import Tracker
-from holdfast.core.member.velocity import Health
-
-
-class ClaimStage(StrEnum):
-    """How far a claim has come. What happens when is in PROTOCOL.md#the-life-of-a-claim."""
-
-    CLAIMING = "claiming"
-    RECLAIMING = "reclaiming"
-    WON = "won"
-    ACTIVE = "active"
-    DRAINING = "draining"
-    RELEASING = "releasing"
-
-
-ATTEMPTS = frozenset({ClaimStage.CLAIMING, ClaimStage.RECLAIMING})
+from holdfast.core.member.stages import ClaimStage, ClaimWork
 
 FrameMark = tuple[str, int, int]
 
@@ -40,89 +23,39 @@ def frame_mark(frame: Frame) -> FrameMark:
 
 
 class LocalClaim:
-    """One claim of this instance.
+    """One claim of this instance: what is known of it in every stage, and its *stage*.
 
-    *sent* holds when frames that are not seen in the log yet were handed to the shell. *deliver_until_s* is the gate: until then, and
-    not a moment longer, messages may be handed out. *beat_at_s* is when the next heartbeat is due, *deadline_s* when patience with the
-    present stage ends, *due_s* the earlier of both as it stands in the schedule. *committing* is the end of
-    the batch whose commit (at most once) is under way, *proposed* that of one announced and *handed* how far
-    batches were handed out. *work_s* is when the user began with what is in hand, or when messages began to
-    wait (*waits*): never later than the offset *checked*, where the last check found it, moved on.
-    *drain_until_s* is how long a release waits at most.
+    *sent* holds when frames that are not seen in the log yet were handed to the shell. *deliver_until_s* is
+    the gate: until then, and not a moment longer, messages may be handed out. *beat_at_s* is when the next
+    heartbeat is due, *due_s* that or the end of patience with the stage, as it stands in the schedule.
     """
 
     __slots__ = (
         "beat_at_s",
-        "checked",
-        "committed",
-        "committing",
-        "cooldown",
         "coordination",
-        "deadline_s",
         "deliver_until_s",
-        "drain_until_s",
         "due_s",
-        "earliest",
         "epoch",
-        "flush_to",
-        "handed",
-        "health",
         "heartbeat_s",
         "kafka_offset",
         "key",
-        "latest",
         "lease_until_s",
-        "message_s",
         "offset_logged",
         "place",
-        "proposed",
-        "reason",
-        "releases",
         "sent",
         "stage",
-        "started",
-        "stopped",
-        "tracker",
         "unacknowledged",
-        "waits",
-        "warned",
-        "work_s",
     )
 
-    def __init__(
-        self, place: TopicPartition, key: str, coordination: int, stage: ClaimStage, now_s: float
-    ) -> None:
-        self.place, self.key, self.coordination, self.stage = place, key, coordination, stage
-        self.epoch = 0
+    def __init__(self, place: TopicPartition, key: str, coordination: int, stage: ClaimStage) -> None:
+        self.place, self.key, self.coordination = place, key, coordination
+        self.stage: ClaimStage = stage
+        self.epoch = self.unacknowledged = 0
         self.sent: dict[FrameMark, float] = {}
         self.lease_until_s = self.deliver_until_s = self.heartbeat_s = -inf
-        self.due_s = self.beat_at_s = self.deadline_s = inf
-        self.message_s = now_s
-        self.tracker = Tracker(0)
-        self.health = Health()
-        self.earliest = 0
-        self.latest: int | None = None
-        self.committed: int | None = None
-        self.started = self.stopped = False
+        self.due_s = self.beat_at_s = inf
         self.offset_logged = -1
         self.kafka_offset: int | None = None
-        self.flush_to: int | None = None
-        self.reason: ReleaseReason | None = None
-        self.cooldown = False
-        self.proposed: int | None = None
-        self.committing: int | None = None
-        self.handed = 0
-        self.releases = self.unacknowledged = 0
-        self.work_s, self.checked = now_s, -1
-        self.waits = self.warned = False
-        self.drain_until_s = inf
-
-    def offset(self) -> int:
-        """Return the offset that frames carry: what is done, or at most once what is committed or about to
-        be.
-        """
-        current = self.tracker.current
-        return current if self.committing is None else max(current, self.committing)
 
     def close(self) -> None:
         """Shut the gate for good."""
@@ -152,16 +85,22 @@ class ClaimView(NamedTuple):
     epoch: int
     stage: str
     offset: int
-    latest: int | None
+    latest: int
     outstanding: int
     deliver_until_s: float
 
 
-def held_as(claim: LocalClaim) -> ClaimView:
-    """Return *claim* as seen from outside."""
-    offset, outstanding = claim.tracker.current, claim.tracker.outstanding
+def held_as(claim: LocalClaim, work: ClaimWork) -> ClaimView:
+    """Return *claim*, which was started, as seen from outside."""
+    offset, outstanding = work.tracker.current, work.tracker.outstanding
     return ClaimView(
-        *claim.place, claim.epoch, claim.stage.value, offset, claim.latest, outstanding, claim.deliver_until_s
+        *claim.place,
+        claim.epoch,
+        claim.stage.name,
+        offset,
+        work.latest,
+        outstanding,
+        claim.deliver_until_s,
     )
 
 

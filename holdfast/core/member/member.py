@@ -13,15 +13,14 @@ from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Action, DeliveryToken, Event, ReleaseReason
-from holdfast.core.member.local_claims import ATTEMPTS, ClaimStage, ClaimView, LocalClaim, frame_mark, held_as
+from holdfast.core.member.local_claims import ClaimView, LocalClaim, frame_mark, held_as
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
+from holdfast.core.member.stages import ATTEMPTS, WORKING, Active, Draining, Won
 from holdfast.core.member.state import ClaimState, Draws
 from holdfast.errors import ClaimLostError
 
 __all__ = ["ClaimView", "Draws", "Member"]
-
-_COMMITTING = frozenset({ClaimStage.ACTIVE, ClaimStage.DRAINING})
 
 
 class Gate(Protocol):
@@ -57,6 +56,7 @@ class Member:
         self._renewal = Renewal(self._state)
         self._acquisition = Acquisition(self._state, self._renewal)
         self.settings, self._claims = settings, self._state.claims
+        self._limit_outstanding = settings.maximum_outstanding
         self._ended = False
 
     # -- what the shell needs to know
@@ -99,7 +99,8 @@ class Member:
         return (
             claim is not None
             and now_s < claim.deliver_until_s
-            and claim.tracker.outstanding < self.settings.maximum_outstanding
+            # Where the gate is open there is work; to ask for it would cost as much as all of this line.
+            and claim.stage.work.tracker.outstanding < self._limit_outstanding  # type: ignore[union-attr]
         )
 
     def gate(self, topic: str, partition: int) -> Gate | None:
@@ -116,26 +117,34 @@ class Member:
 
         Can shrink at any input: ask again.
         """
-        claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or claim.tracker.outstanding >= self.settings.maximum_outstanding:
+        claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
+        if (
+            claim is None
+            or (work := claim.stage.work) is None
+            or work.tracker.outstanding >= self._limit_outstanding
+        ):
             return -inf
         return claim.deliver_until_s
 
     @property
     def claims(self) -> Mapping[TopicPartition, ClaimView]:
         """Return the claims that are held: started and not yet given back."""
-        return {place: held_as(claim) for place, claim in self._claims.items() if claim.started}
+        return {
+            place: held_as(claim, work)
+            for place, claim in self._claims.items()
+            if (work := claim.stage.work) is not None
+        }
 
     @property
     def lag(self) -> int:
         """Return how many messages the claims held are behind, by the latest watermarks."""
-        held = (claim for claim in self._claims.values() if claim.started)
-        return sum(max(0, claim.latest - claim.tracker.current) for claim in held if claim.latest is not None)
+        held = (claim.stage.work for claim in self._claims.values())
+        return sum(max(0, work.latest - work.tracker.current) for work in held if work is not None)
 
     @property
     def load(self) -> int:
         """Return how many claims are held."""
-        return sum(claim.started for claim in self._claims.values())
+        return sum(claim.stage.work is not None for claim in self._claims.values())
 
     @property
     def topics_held(self) -> tuple[str, ...]:
@@ -150,7 +159,7 @@ class Member:
     def outstanding(self, topic: str, partition: int) -> int:
         """Return how many messages are delivered and not committed; 0 for a claim that is not held."""
         claim = self._claims.get(TopicPartition(topic, partition))
-        return 0 if claim is None else claim.tracker.outstanding
+        return 0 if claim is None or (work := claim.stage.work) is None else work.tracker.outstanding
 
     def committed_offset(self, topic: str, partition: int) -> int | None:
         """Return the offset that the log shows for the claim (guarded view), whoever holds it; None when
@@ -279,7 +288,7 @@ class Member:
             if own and not self._acquisition.leaving and self._state.mine(seen.after):
                 self._acquisition.orphan_seen(place, seen, now_s)
             self._state.sort(place, now_s)
-        elif claim.stage in ATTEMPTS:
+        elif isinstance(claim.stage, ATTEMPTS):
             self._acquisition.attempt_seen(claim, frame, seen, own, now_s)
         else:
             self._renewal.held_seen(claim, frame, seen, own, now_s)
@@ -294,10 +303,10 @@ class Member:
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is None:
             return []
-        claim.earliest, claim.latest = earliest, latest
-        if claim.stage is ClaimStage.WON:
-            claim.committed = committed
-            self._renewal.start(claim, now_s)
+        if isinstance(claim.stage, Won):
+            self._renewal.start(claim, earliest, latest, committed, now_s)
+        elif (work := claim.stage.work) is not None:
+            work.latest = latest
         return self._done(now_s)
 
     def tick(self, now_s: float) -> list[Action]:
@@ -327,7 +336,7 @@ class Member:
             for claim in list(self._claims.values()):
                 self._renewal.stop(claim)
                 self._state.tell(
-                    Event.ABANDONED, claim, claim.reason, "terminated before the log showed it released"
+                    Event.ABANDONED, claim, claim.stage.reason, "terminated before the log showed it released"
                 )
                 self._renewal.forget(claim, now_s)
             self._state.tell(Event.TERMINATED)
@@ -364,17 +373,16 @@ class Member:
         Asserts that they follow what was delivered before.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or not claim.started or not offsets:
+        if claim is None or (work := claim.stage.work) is None or not offsets:
             return []
-        claim.message_s = now_s
+        work.message_s = now_s
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            if not claim.tracker.outstanding:
-                claim.work_s, claim.warned = now_s, False
-            claim.tracker.deliver(offsets)
+            if not work.tracker.outstanding:
+                work.work_s, work.warned = now_s, False
+            work.tracker.deliver(offsets)
             return []
-        claim.handed = max(claim.handed, offsets[-1] + 1)
-        if claim.stage is ClaimStage.DRAINING:
-            self._renewal.drained(claim, now_s)
+        work.handed = max(work.handed, offsets[-1] + 1)
+        self._renewal.drained(claim, now_s)
         return self._done(now_s)
 
     def skipped(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
@@ -382,14 +390,14 @@ class Member:
         records, other lanes.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or not claim.started:
+        if claim is None or (work := claim.stage.work) is None:
             return []
-        claim.handed = max(claim.handed, offset)
-        if claim.proposed is None and claim.committing is None:
-            if not claim.tracker.outstanding and offset > claim.tracker.position:
-                claim.message_s = now_s  # nothing to do is not the same as doing nothing
-            claim.tracker.skip_to(offset)
-        if claim.stage is ClaimStage.DRAINING and self.settings.delivery is Delivery.AT_MOST_ONCE:
+        work.handed = max(work.handed, offset)
+        if claim.stage.batch is None:
+            if not work.tracker.outstanding and offset > work.tracker.position:
+                work.message_s = now_s  # nothing to do is not the same as doing nothing
+            work.tracker.skip_to(offset)
+        if self.settings.delivery is Delivery.AT_MOST_ONCE and isinstance(claim.stage, Draining):
             self._renewal.drained(claim, now_s)
             return self._done(now_s)
         return []
@@ -401,20 +409,21 @@ class Member:
         A partition that is held up by its user is not wedged; that has another deadline, `handler_timeout_s`.
         """
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is not None and claim.waits is not waits:
-            claim.waits = waits
-            if waits and not self._renewal.health.in_flight(claim):
-                claim.work_s, claim.warned = now_s, False
+        if claim is not None and (work := claim.stage.work) is not None and work.waits is not waits:
+            work.waits = waits
+            if waits and not self._renewal.health.in_flight(work, claim.stage):
+                work.work_s, work.warned = now_s, False
         return []
 
     def withdrawn(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
         """Messages from *offset* on were reported as delivered but never handed out."""
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or not claim.started or self.settings.delivery is Delivery.AT_MOST_ONCE:
+        if claim is None or self.settings.delivery is Delivery.AT_MOST_ONCE:
             return []
-        claim.tracker.withdraw(offset)
-        if claim.stage is ClaimStage.DRAINING:
-            self._renewal.drained(claim, now_s)
+        if (work := claim.stage.work) is None:
+            return []
+        work.tracker.withdraw(offset)
+        self._renewal.drained(claim, now_s)
         return self._done(now_s)
 
     def fetched(self, topic: str, partition: int, offset_end: int, now_s: float) -> list[Action]:
@@ -425,12 +434,12 @@ class Member:
         """
         assert self.settings.delivery is Delivery.AT_MOST_ONCE, "batches are announced at most once only"
         claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or claim.stage is not ClaimStage.ACTIVE or offset_end <= claim.tracker.current:
+        if claim is None or not isinstance(stage := claim.stage, Active):
             return []
-        assert (claim.proposed, claim.committing) == (None, None), (
-            f"{topic}/{partition}: a batch is under way already"
-        )
-        self._renewal.propose(claim, offset_end, now_s)
+        if offset_end <= stage.work.tracker.current:
+            return []
+        assert stage.batch is None, f"{topic}/{partition}: a batch is under way already"
+        self._renewal.propose(claim, stage.work, offset_end, now_s)
         return self._done(now_s)
 
     def commit(self, token: DeliveryToken, now_s: float) -> list[Action]:
@@ -440,8 +449,10 @@ class Member:
         """
         claim = self._holding(token.topic, token.partition, token.epoch)
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            claim.tracker.commit(token.offset)
-            if claim.stage is ClaimStage.DRAINING:
+            stage = claim.stage
+            assert stage.work is not None
+            stage.work.tracker.commit(token.offset)
+            if type(stage) is Draining:
                 self._renewal.drained(claim, now_s)
                 return self._done(now_s)
         return []
@@ -449,7 +460,7 @@ class Member:
     def _holding(self, topic: str, partition: int, epoch: int) -> LocalClaim:
         """Return the claim that a message was delivered under, or raise ClaimLostError."""
         claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        if claim is None or claim.epoch != epoch or claim.stage not in _COMMITTING:
+        if claim is None or claim.epoch != epoch or type(claim.stage) not in WORKING:
             raise ClaimLostError(
                 f"{topic}/{partition}: the claim (epoch {epoch}) is not held any more, so nothing was committed; the message goes to its "
                 "next owner from the last offset committed"
@@ -465,8 +476,10 @@ class Member:
         """
         claim = self._holding(topic, partition, epoch)
         if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            claim.tracker.commit_many(offsets)
-            if claim.stage is ClaimStage.DRAINING:
+            stage = claim.stage
+            assert stage.work is not None
+            stage.work.tracker.commit_many(offsets)
+            if type(stage) is Draining:
                 self._renewal.drained(claim, now_s)
                 return self._done(now_s)
         return []
@@ -474,18 +487,18 @@ class Member:
     def flush(self, now_s: float) -> list[Action]:
         """Write what has been committed to the log now. It is through when `flushed` says so."""
         for claim in list(self._claims.values()):
-            if claim.stage in _COMMITTING:
-                claim.flush_to = claim.offset()
-                if claim.flush_to > claim.offset_logged:
-                    self._renewal.renew(claim, now_s)
+            if isinstance(stage := claim.stage, WORKING):
+                stage.work.flush_to = offset = self._renewal.offset(stage)
+                if offset > claim.offset_logged:
+                    self._renewal.renew(claim, stage, now_s)
         return self._done(now_s)
 
     def flushed(self) -> bool:
         """Return whether the log shows what was committed at the last `flush`, for all claims still held."""
         for claim in self._claims.values():
-            if claim.flush_to is not None and claim.started:
+            if (work := claim.stage.work) is not None and work.flush_to is not None:
                 row = self._state.row(claim)
-                if row is None or row.current_offset is None or row.current_offset < claim.flush_to:
+                if row is None or row.current_offset is None or row.current_offset < work.flush_to:
                     return False
         return True
 
@@ -499,7 +512,7 @@ class Member:
         )
         if self._state.targets is not None:
             for claim in list(self._claims.values()):
-                if claim.place not in self._state.targets and claim.stage not in ATTEMPTS:
+                if claim.place not in self._state.targets and not isinstance(claim.stage, ATTEMPTS):
                     self._renewal.release(claim, ReleaseReason.HANDED_OVER, now_s)
         self._state.wake_loop(now_s)
         return self._done(now_s)
@@ -515,12 +528,12 @@ class Member:
         self._acquisition.end_at_s = now_s + wait_s + (self.settings.drain_within_s if release else 0.0)
         for claim in list(self._claims.values()):
             if release:
-                if claim.stage not in ATTEMPTS:
+                if not isinstance(claim.stage, ATTEMPTS):
                     self._renewal.release(claim, ReleaseReason.TERMINATED, now_s)
                 continue
             self._renewal.stop(claim)
-            if claim.stage in _COMMITTING:
-                self._state.send_heartbeat(claim, claim.tracker.current, now_s)
-                self._state.commit_offset(claim, claim.tracker.current)
+            if isinstance(stage := claim.stage, WORKING):
+                self._state.send_heartbeat(claim, stage.work.tracker.current, now_s)
+                self._state.commit_offset(claim, stage.work.tracker.current)
             self._renewal.forget(claim, now_s)
         return self._done(now_s)

@@ -5,12 +5,15 @@ delivery.
 from __future__ import annotations
 
 from math import inf
+from typing import assert_never
+
+from msgspec.structs import replace
 
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
 from holdfast.core.claims.views import Claim
 from holdfast.core.member.actions import Deliver, Event, Notify, ReleaseReason, Start, Stop
 from holdfast.core.member.health import HealthCheck
-from holdfast.core.member.local_claims import ATTEMPTS, ClaimStage, LocalClaim
+from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.log_view import FrameEffect
 from holdfast.core.member.settings import (
     ATTEMPT_INTERVALS,
@@ -18,8 +21,23 @@ from holdfast.core.member.settings import (
     RETRY_INTERVALS,
     Delivery,
 )
+from holdfast.core.member.stages import (
+    ATTEMPTS,
+    COOLING,
+    GIVEN_BACK,
+    WORKING,
+    Active,
+    Claiming,
+    ClaimWork,
+    Committing,
+    Declining,
+    Draining,
+    Proposed,
+    Reclaiming,
+    Releasing,
+    Won,
+)
 from holdfast.core.member.state import ClaimState
-from holdfast.core.member.tracking import Tracker
 from holdfast.core.member.velocity import ClaimVerdict
 
 REASONS = {
@@ -29,17 +47,6 @@ REASONS = {
     ClaimVerdict.WEDGED: ReleaseReason.WEDGED,
     ClaimVerdict.BEHIND: ReleaseReason.BEHIND,
 }
-COOLING = frozenset(
-    {
-        ReleaseReason.EXPIRED,
-        ReleaseReason.HANDLER_TIMEOUT,
-        ReleaseReason.WEDGED,
-        ReleaseReason.BEHIND,
-        ReleaseReason.FETCH_FAILED,
-        ReleaseReason.UNREADABLE,
-    }
-)
-"""Releases after which this member lets others go first for a while (`COOLDOWN_INTERVALS`)."""
 
 
 class Renewal:
@@ -50,20 +57,17 @@ class Renewal:
 
     # -- starting
 
-    def start(self, claim: LocalClaim, now_s: float) -> None:
+    def start(
+        self, claim: LocalClaim, earliest: int, latest: int, committed: int | None, now_s: float
+    ) -> None:
         """Begin to consume: the claim is won, and the watermarks are known."""
         row = self._state.row(claim)
         told = None if row is None else row.current_offset
-        offset = (
-            told if told is not None else claim.committed if claim.committed is not None else claim.earliest
-        )
-        offset = max(offset, claim.earliest, claim.offset_logged)
-        claim.tracker = Tracker(offset)
-        claim.handed = offset
-        claim.kafka_offset = claim.committed
-        claim.stage, claim.started, claim.message_s = ClaimStage.ACTIVE, True, now_s
+        offset = told if told is not None else committed if committed is not None else earliest
+        offset = max(offset, earliest, claim.offset_logged)
+        claim.kafka_offset = committed
+        claim.stage = Active(ClaimWork(offset, latest, now_s))
         claim.deliver_until_s = claim.lease_until_s
-        claim.deadline_s = inf
         if claim.offset_logged < 0 or row is None or row.current_offset != offset:
             self._state.send_heartbeat(claim, offset, now_s)
         self._plan_beat(claim, now_s + self._state.jitter_s())
@@ -71,23 +75,29 @@ class Renewal:
 
     def _plan_beat(self, claim: LocalClaim, at_s: float) -> None:
         claim.beat_at_s = at_s
-        self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
+        self._state.plan_next(claim)
 
     # -- keeping
 
     def _beat(self, claim: LocalClaim, now_s: float) -> None:
         """Check the health of a claim and renew it, or give it back."""
-        if (
-            claim.stage is ClaimStage.ACTIVE
-            and (verdict := self.health.check(claim, now_s)) is not ClaimVerdict.KEEP
-        ):
+        stage = claim.stage
+        assert isinstance(stage, Active)
+        if (verdict := self.health.check(claim, stage, now_s)) is not ClaimVerdict.KEEP:
             self.release(claim, REASONS[verdict], now_s)
-            return
-        self.renew(claim, now_s)
+        else:
+            self.renew(claim, stage, now_s)
 
-    def renew(self, claim: LocalClaim, now_s: float) -> int:
+    def renew(self, claim: LocalClaim, stage: Active | Draining, now_s: float) -> int:
         self._plan_beat(claim, now_s + self._state.jitter_s())
-        return self._state.send_heartbeat(claim, claim.offset(), now_s)
+        return self._state.send_heartbeat(claim, self.offset(stage), now_s)
+
+    def offset(self, stage: Active | Draining) -> int:
+        """Return the offset that frames carry: what is done, or at most once what is committed or about to
+        be.
+        """
+        current, batch = stage.work.tracker.current, stage.batch
+        return max(current, batch.end) if isinstance(batch, Committing) else current
 
     def _accepted(self, claim: LocalClaim, frame: Frame, row: Claim, now_s: float) -> None:
         """A frame of ours was seen in the log and made or left us the owner: the lease counts from when it
@@ -97,12 +107,13 @@ class Renewal:
         if sent_s is not None and sent_s > claim.heartbeat_s:
             claim.heartbeat_s = sent_s
             claim.lease_until_s = sent_s + self._settings.lease_s
-        if claim.stage is ClaimStage.ACTIVE or (claim.stage is ClaimStage.DRAINING and not claim.stopped):
+        stage = claim.stage
+        if isinstance(stage, WORKING) and not stage.stopped:
             claim.deliver_until_s = claim.lease_until_s
-        if claim.stage is ClaimStage.DRAINING and claim.reason is ReleaseReason.BEHIND:
-            claim.deadline_s = min(claim.drain_until_s, claim.lease_until_s)
+        if isinstance(stage, Draining) and stage.reason is ReleaseReason.BEHIND:
+            claim.stage = replace(stage, until_s=min(stage.drain_until_s, claim.lease_until_s))
         if (
-            claim.stage is ClaimStage.ACTIVE
+            isinstance(stage, Active)
             and row.current_offset is not None
             and row.current_offset < claim.offset_logged
         ):
@@ -110,37 +121,43 @@ class Renewal:
             # somebody starts from there, unless what puts it right is under way.
             under_way = any(offset >= claim.offset_logged for _, _, offset in claim.sent)
             if not under_way:
-                self._state.send_heartbeat(claim, claim.offset(), now_s)
+                self._state.send_heartbeat(claim, self.offset(stage), now_s)
 
     # -- at most once
 
-    def propose(self, claim: LocalClaim, offset_end: int, now_s: float) -> None:
+    def propose(self, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
         """Step 3: announce the batch."""
-        claim.proposed = offset_end
         self._state.send_proposal(claim, offset_end, now_s)
-        self._patience(claim, now_s)
+        claim.stage = Active(work, Proposed(offset_end, self._patience_s(now_s)))
+        self._state.plan_next(claim)
 
     def _proposal_seen(self, claim: LocalClaim, row: Claim, now_s: float) -> None:
         """Step 4: the announcement is in the log. Commit if it holds; else announce again later."""
-        if claim.proposed is None or claim.stage is not ClaimStage.ACTIVE:
-            return
-        if row.proposed_offset == claim.proposed:
-            claim.committing, claim.proposed = claim.proposed, None
-            claim.deadline_s = inf
-            self.renew(claim, now_s)  # step 5
-            self._patience(claim, now_s)
+        match claim.stage:
+            case Active(work=work, batch=Proposed(end=end)) if row.proposed_offset == end:
+                self._commit(claim, Active(work, Committing(end, inf)), end, now_s)
+            case _:
+                pass
+
+    def _commit(self, claim: LocalClaim, stage: Active, end: int, now_s: float) -> None:
+        """Step 5: commit the batch that ends before *end*."""
+        claim.stage = stage
+        self.renew(claim, stage, now_s)
+        claim.stage = Active(stage.work, Committing(end, self._patience_s(now_s)))
+        self._state.plan_next(claim)
 
     def _commit_seen(self, claim: LocalClaim, row: Claim) -> None:
         """Step 6: the log says that the batch is ours alone, so it may be handed out."""
-        end = claim.committing
-        if end is None or row.current_offset is None or row.current_offset < end:
+        stage = claim.stage
+        if not isinstance(stage.batch, Committing):
             return
-        begin = claim.tracker.current
-        claim.committing = None
-        claim.tracker.skip_to(end)
-        if claim.stage is ClaimStage.ACTIVE:
-            claim.deadline_s = inf
-        if claim.stage in (ClaimStage.ACTIVE, ClaimStage.DRAINING) and not claim.stopped:
+        end = stage.batch.end
+        if row.current_offset is None or row.current_offset < end:
+            return
+        begin = stage.work.tracker.current
+        claim.stage = replace(stage, batch=None)
+        stage.work.tracker.skip_to(end)
+        if not stage.stopped:
             self._state.out.append(Deliver(*claim.place, end))
         else:
             self._state.tell(
@@ -149,75 +166,73 @@ class Renewal:
                 text=f"offsets {begin} to {end - 1} were committed too late to be handed out",
             )
 
-    def _patience(self, claim: LocalClaim, now_s: float) -> None:
-        claim.deadline_s = now_s + ATTEMPT_INTERVALS * self._state.interval_s
-        self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
+    def _patience_s(self, now_s: float) -> float:
+        return now_s + ATTEMPT_INTERVALS * self._state.interval_s
 
-    def _batch_late(self, claim: LocalClaim, now_s: float) -> None:
+    def _batch_late(self, claim: LocalClaim, stage: Active, now_s: float) -> None:
         """The log does not show what was sent for the batch in hand: send it again.
 
         Both frames may be repeated.
         """
-        if claim.proposed is not None:
-            self.propose(claim, claim.proposed, now_s)
-        elif claim.committing is not None:
-            self.renew(claim, now_s)
-            self._patience(claim, now_s)
-        else:
-            claim.deadline_s = (
-                inf  # nothing is under way any more: an old deadline must not keep the member awake
-            )
+        match stage.batch:
+            case Proposed(end=end):
+                self.propose(claim, stage.work, end, now_s)
+            case Committing(end=end):
+                self._commit(claim, stage, end, now_s)
+            case None:
+                pass
 
     # -- giving back
 
     def release(self, claim: LocalClaim, reason: ReleaseReason, now_s: float, *, drain: bool = True) -> None:
         """Give a claim back: stop handing out, wait for what is in flight, tell the log."""
         match claim.stage:
-            case ClaimStage.CLAIMING | ClaimStage.RECLAIMING:
+            case Claiming() | Reclaiming():
                 self.forget(claim, now_s)  # should it be won all the same, it is given back when that is seen
-                return
-            case ClaimStage.DRAINING if not drain:
+            case Won() as stage:
+                self._state.tell(Event.RELEASING, claim, reason)
+                self._give_back_unstarted(claim, stage, reason, now_s)
+            case Active() as stage:
+                self._state.tell(Event.RELEASING, claim, reason)
+                self._begin_to_drain(claim, stage, reason, now_s, drain=drain)
+            case Draining() if not drain:
                 self.finish(claim, now_s)
-                return
-            case ClaimStage.DRAINING if reason is ReleaseReason.PAUSED:
+            case Draining() if reason is ReleaseReason.PAUSED:
                 self.stop(claim)
                 self._drain(claim, self._settings.drain_within_s, now_s)
-                return
-            case ClaimStage.DRAINING:
-                if (
-                    claim.reason is ReleaseReason.BEHIND
-                ):  # that had all the time a handler may take; any other reason has not
-                    self._drain(claim, self._settings.drain_within_s, now_s)
-                return
-            case ClaimStage.RELEASING:
-                return
-            case ClaimStage.WON | ClaimStage.ACTIVE:
+            case Draining(reason=ReleaseReason.BEHIND):
+                # It had all the time a handler may take; with any other reason it has not.
+                self._drain(claim, self._settings.drain_within_s, now_s)
+            case Draining() | Releasing() | Declining():
                 pass
-        claim.reason = reason
-        claim.cooldown = reason in COOLING
-        self._state.tell(Event.RELEASING, claim, reason)
-        if claim.stage is ClaimStage.WON:
-            self._give_back_unstarted(claim, now_s)
-            return
-        claim.stage = ClaimStage.DRAINING
-        claim.proposed = None  # not committed, so not lost: the next owner reads it
+            case _ as never:
+                assert_never(never)
+
+    def _begin_to_drain(
+        self, claim: LocalClaim, stage: Active, reason: ReleaseReason, now_s: float, *, drain: bool
+    ) -> None:
+        # What is only announced is not committed, so not lost: the next owner reads it.
+        batch = stage.batch if isinstance(stage.batch, Committing) else None
+        claim.stage = Draining(work=stage.work, batch=batch, reason=reason)
         wait_s = self._settings.drain_within_s if drain else 0.0
         if reason is ReleaseReason.BEHIND and not self._settings.interop:
             # Nobody is in a hurry for it: who is at work on a message is not made to do it in vain.
             wait_s = self._settings.overdue_after_s
         if self._settings.delivery is Delivery.AT_LEAST_ONCE or reason is ReleaseReason.PAUSED:
-            self.stop(
-                claim
-            )  # a pause is obeyed at once, though at most once it costs what was committed for hand-out
+            # A pause is obeyed at once, though at most once it costs what was committed for hand-out.
+            self.stop(claim)
         # Behind the lease nobody may count on us. In it, what is in flight gets its time to be committed
         # (D21).
         self._drain(claim, wait_s, now_s)
 
     def _drain(self, claim: LocalClaim, wait_s: float, now_s: float) -> None:
         """Wait for what is in flight, no longer than *wait_s* from now."""
-        claim.drain_until_s = min(claim.drain_until_s, now_s + wait_s)
-        claim.deadline_s = min(claim.drain_until_s, claim.lease_until_s)
-        if claim.deadline_s <= now_s:
+        stage = claim.stage
+        assert isinstance(stage, Draining)
+        drain_until_s = min(stage.drain_until_s, now_s + wait_s)
+        until_s = min(drain_until_s, claim.lease_until_s)
+        claim.stage = replace(stage, drain_until_s=drain_until_s, until_s=until_s)
+        if until_s <= now_s:
             self.finish(claim, now_s)
         else:
             # Even with nothing in flight, the shell first gives back what it has not handed out.
@@ -225,47 +240,84 @@ class Renewal:
 
     def drained(self, claim: LocalClaim, now_s: float) -> None:
         """Give a draining claim back if nothing is in flight any more; else see to it that it stays ours
-        meanwhile.
+        meanwhile. Any other claim is left alone.
         """
-        if not self.health.in_flight(claim):
+        stage = claim.stage
+        if not isinstance(stage, Draining):
+            return
+        if not self.health.in_flight(stage.work, stage):
             self.finish(claim, now_s)
         else:
-            self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
+            self._state.plan_next(claim)
 
     def stop(self, claim: LocalClaim) -> None:
-        if claim.started and not claim.stopped:
-            self._state.out.append(Stop(*claim.place))
-        claim.stopped = True
+        """Shut the gate for good, and say so if anything may have been handed out until now."""
+        match claim.stage:
+            case Active():
+                self._state.out.append(Stop(*claim.place))
+            case Draining(stopped=False) as stage:
+                self._state.out.append(Stop(*claim.place))
+                claim.stage = replace(stage, stopped=True)
+            case _:
+                pass
         claim.close()
 
     def finish(self, claim: LocalClaim, now_s: float) -> None:
-        """Tell the log that the claim is free, until it shows."""
+        """Tell the log that a claim which was drained is free, or tell it again, until it shows."""
         self.stop(claim)
-        if claim.stage is not ClaimStage.RELEASING:
-            claim.stage = ClaimStage.RELEASING
-            # A log that does not answer is not waited for beyond the lease; one that was silent for all of it
-            # gets one chance.
-            claim.deadline_s = max(claim.lease_until_s, now_s + ATTEMPT_INTERVALS * self._state.interval_s)
-        claim.beat_at_s = now_s + ATTEMPT_INTERVALS * self._state.interval_s
-        self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
-        claim.releases += 1
-        # A batch whose commit is not seen yet was not handed out and will not be: if the log has not taken
-        # it, it is the next owner's.
-        self._state.send_release(claim, max(claim.tracker.current, 0), now_s)
+        match claim.stage:
+            case Draining() as stage:
+                self.give_back(claim, stage, stage.reason, now_s, cooldown=stage.cooldown)
+            case Releasing() | Declining() as stage:
+                self._tell_free(claim, stage, now_s)
+            case _:
+                raise AssertionError(f"{claim.place} is given back from {claim.stage}")
 
-    def _give_back_unstarted(self, claim: LocalClaim, now_s: float) -> None:
-        row = self._state.row(claim)
+    def give_back(
+        self,
+        claim: LocalClaim,
+        stage: Won | Active | Draining,
+        reason: ReleaseReason,
+        now_s: float,
+        *,
+        cooldown: bool,
+        offset: int = 0,
+    ) -> None:
+        """Tell the log that a claim is free. The gate is shut before. *offset* is where the next owner of one
+        that was never started starts.
+        """
+        # A log that does not answer is not waited for beyond the lease; one that was silent for all of it
+        # gets one chance.
+        until_s = max(claim.lease_until_s, self._patience_s(now_s))
+        given: Releasing | Declining
+        if isinstance(stage, Won):
+            given = Declining(offset=offset, reason=reason, cooldown=cooldown, until_s=until_s)
+        else:
+            given = Releasing(
+                work=stage.work, batch=stage.batch, reason=reason, cooldown=cooldown, until_s=until_s
+            )
+        self._tell_free(claim, given, now_s)
+
+    def _tell_free(self, claim: LocalClaim, stage: Releasing | Declining, now_s: float) -> None:
+        claim.stage = replace(stage, releases=stage.releases + 1)
+        self._plan_beat(claim, self._patience_s(now_s))
+        self._state.send_release(claim, max(stage.offset, 0), now_s)
+
+    def _give_back_unstarted(
+        self, claim: LocalClaim, stage: Won, reason: ReleaseReason, now_s: float
+    ) -> None:
+        row, cooldown = self._state.row(claim), reason in COOLING
         if row is None or row.current_offset is None:
             # No offset is known, and a release must name one: others would start there. The claim lapses by
             # itself.
-            self._state.tell(Event.ABANDONED, claim, claim.reason)
-            self.forget(claim, now_s)
+            self._state.tell(Event.ABANDONED, claim, reason)
+            self.forget(claim, now_s, cooldown=cooldown)
             return
-        claim.tracker = Tracker(max(row.current_offset, claim.offset_logged))
-        self.finish(claim, now_s)
+        offset = max(row.current_offset, claim.offset_logged)
+        self.give_back(claim, stage, reason, now_s, cooldown=cooldown, offset=offset)
 
     def _released(self, claim: LocalClaim, now_s: float) -> None:
-        self._state.tell(Event.RELEASED, claim, claim.reason)
+        self._state.tell(Event.RELEASED, claim, claim.stage.reason)
         self.forget(claim, now_s)
 
     def _fenced(self, claim: LocalClaim, text: str, now_s: float) -> None:
@@ -274,19 +326,18 @@ class Renewal:
         self._state.tell(Event.FENCED, claim, text=text)
         self.forget(claim, now_s)
 
-    def forget(self, claim: LocalClaim, now_s: float) -> None:
+    def forget(self, claim: LocalClaim, now_s: float, *, cooldown: bool = False) -> None:
         """The claim is not ours any more, as far as we are concerned."""
-        held = claim.stage not in ATTEMPTS
+        stage, held = claim.stage, not isinstance(claim.stage, ATTEMPTS)
         claim.close()
-        claim.stopped = True
         self._state.plan(claim, inf)
         if self._state.claims.get(claim.place) is not claim:
             return
         del self._state.claims[claim.place]
         # A repeated release may still be under way; appended after another claim of ours, it would give that
         # back.
-        unsettled = claim.releases > 1 and claim.unacknowledged
-        if (claim.cooldown or unsettled) and self._state.claimable(claim.place):
+        unsettled = stage.releases > 1 and claim.unacknowledged
+        if (cooldown or stage.cooldown or unsettled) and self._state.claimable(claim.place):
             self._state.cooling[claim.place] = now_s + COOLDOWN_INTERVALS * self._state.interval_s
         self._state.sort(claim.place, now_s)
         if self._settings.maximum_claims and len(self._state.pool):
@@ -304,7 +355,7 @@ class Renewal:
         if not self._state.mine(row):
             released = row is not None and row.heartbeat_at_s is None
             if (
-                claim.stage is ClaimStage.RELEASING
+                isinstance(claim.stage, GIVEN_BACK)
                 and released
                 and own
                 and isinstance(frame, ReleasingPartition)
@@ -318,16 +369,14 @@ class Renewal:
                 self._fenced(claim, f"{row.client_id} (instance {row.instance_id}) holds it", now_s)
             return
         assert row is not None
-        if (
-            self._state.logs[claim.coordination].replaced(claim.key, *self._state.me)
-            and claim.stage is not ClaimStage.RELEASING
+        if self._state.logs[claim.coordination].replaced(claim.key, *self._state.me) and isinstance(
+            stage := claim.stage, Won | Active | Draining
         ):
             # In a mixed fleet the other members follow the rival: stop, and free the claim in the view that
             # still names us.
             self.stop(claim)
             self._state.tell(Event.FENCED, claim, text="members of the Go library hold another for its owner")
-            claim.reason = ReleaseReason.UNWANTED
-            self.finish(claim, now_s)
+            self.give_back(claim, stage, ReleaseReason.UNWANTED, now_s, cooldown=stage.cooldown)
             return
         if not own:
             return
@@ -335,8 +384,7 @@ class Renewal:
             self._accepted(claim, frame, row, now_s)
             self._state.commit_offset(claim, row.current_offset)
             self._commit_seen(claim, row)
-            if claim.stage is ClaimStage.DRAINING:
-                self.drained(claim, now_s)
+            self.drained(claim, now_s)
         elif isinstance(frame, ClaimingMessages):
             claim.take_sent(frame)
             self._proposal_seen(claim, row, now_s)
@@ -345,60 +393,60 @@ class Renewal:
 
     def attend(self, claim: LocalClaim, now_s: float) -> None:
         """Do what is due for one claim."""
-        match claim.stage:
-            case ClaimStage.CLAIMING | ClaimStage.RECLAIMING:
+        stage = claim.stage
+        is_over = now_s >= stage.until_s
+        match stage:
+            case Active():
+                if is_over:
+                    self._batch_late(claim, stage, now_s)
+                if now_s >= claim.beat_at_s:
+                    self._beat(claim, now_s)
+                elif claim.due_s == inf:
+                    self._state.plan_next(claim)
+            case Claiming() | Reclaiming():
                 self._state.tell(
                     Event.ATTEMPT_TIMED_OUT, claim, text="the log did not show the attempt in time"
                 )
                 self.forget(claim, now_s)
-            case ClaimStage.WON:
-                if now_s >= claim.deadline_s:
-                    claim.reason, claim.cooldown = ReleaseReason.UNREADABLE, True
-                    self._give_back_unstarted(claim, now_s)
-                else:
-                    self._state.look(claim)
-                    self._plan_beat(claim, now_s + RETRY_INTERVALS * 5 * self._state.interval_s)
-            case ClaimStage.ACTIVE:
-                if now_s >= claim.deadline_s:
-                    self._batch_late(claim, now_s)
-                if now_s >= claim.beat_at_s:
-                    self._beat(claim, now_s)
-                elif claim.due_s == inf:
-                    self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
-            case ClaimStage.DRAINING:
-                if now_s >= claim.deadline_s:
-                    self.finish(claim, now_s)
-                else:
-                    self.renew(claim, now_s)
-            case ClaimStage.RELEASING:
-                if now_s >= claim.deadline_s:
-                    self._state.tell(
-                        Event.ABANDONED, claim, claim.reason, "the log did not show the release in time"
-                    )
-                    claim.cooldown = True
-                    self.forget(claim, now_s)
-                else:
-                    self.finish(claim, now_s)
+            case Won() if is_over:
+                self._give_back_unstarted(claim, stage, ReleaseReason.UNREADABLE, now_s)
+            case Won():
+                self._state.look(claim)
+                self._plan_beat(claim, now_s + RETRY_INTERVALS * 5 * self._state.interval_s)
+            case Draining() if is_over:
+                self.finish(claim, now_s)
+            case Draining():
+                self.renew(claim, stage, now_s)
+            case Releasing() | Declining() if is_over:
+                self._state.tell(
+                    Event.ABANDONED, claim, stage.reason, "the log did not show the release in time"
+                )
+                self.forget(claim, now_s, cooldown=True)
+            case Releasing() | Declining():
+                self.finish(claim, now_s)
+            case _ as never:
+                assert_never(never)
 
     def retry(self, claim: LocalClaim, frame: Frame, now_s: float) -> None:
         """A frame did not reach the log, or nobody knows: do not wait for the next occasion."""
         soon_s = now_s + RETRY_INTERVALS * self._state.interval_s
         match claim.stage:
-            case ClaimStage.CLAIMING | ClaimStage.RECLAIMING:
+            case Claiming() | Reclaiming():
                 self._state.tell(Event.ATTEMPT_TIMED_OUT, claim, text="the broker did not take the frame")
                 self.forget(claim, now_s)
                 self._state.pool.discard(claim.place)
                 if self._state.claimable(claim.place):
                     self._state.pool.busy(claim.place, soon_s)
-            case ClaimStage.ACTIVE | ClaimStage.DRAINING if isinstance(frame, Heartbeat):
+            case Active() | Draining() if isinstance(frame, Heartbeat):
                 if claim.beat_at_s > soon_s:
                     self._plan_beat(claim, soon_s)
-            case ClaimStage.ACTIVE if isinstance(frame, ClaimingMessages) and claim.proposed is not None:
-                claim.deadline_s = min(claim.deadline_s, soon_s)
-                self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
-            case ClaimStage.RELEASING if isinstance(frame, ReleasingPartition):
-                claim.beat_at_s = min(claim.beat_at_s, soon_s)
-                self._state.plan(claim, min(claim.beat_at_s, claim.deadline_s))
+            case Active(work=work, batch=Proposed(end=end, until_s=until_s)) if isinstance(
+                frame, ClaimingMessages
+            ):
+                claim.stage = Active(work, Proposed(end, min(until_s, soon_s)))
+                self._state.plan_next(claim)
+            case Releasing() | Declining() if isinstance(frame, ReleasingPartition):
+                self._plan_beat(claim, min(claim.beat_at_s, soon_s))
             case _:
                 pass
 
@@ -408,7 +456,7 @@ class Renewal:
         held = {
             claim.place.topic
             for claim in self._state.claims.values()
-            if claim.place.partition == 0 and claim.stage is ClaimStage.ACTIVE
+            if claim.place.partition == 0 and isinstance(claim.stage, Active)
         }
         return tuple(sorted(held))
 

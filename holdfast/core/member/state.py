@@ -28,7 +28,7 @@ from holdfast.core.member.actions import (
     ReleaseReason,
     Send,
 )
-from holdfast.core.member.local_claims import ClaimStage, FrameMark, LocalClaim, Pool, frame_mark
+from holdfast.core.member.local_claims import FrameMark, LocalClaim, Pool, frame_mark
 from holdfast.core.member.log_view import LogView
 from holdfast.core.member.settings import (
     CLAIM_LOOP_INTERVALS,
@@ -36,6 +36,7 @@ from holdfast.core.member.settings import (
     JITTER_LOW_INTERVALS,
     MemberSettings,
 )
+from holdfast.core.member.stages import ClaimStage
 
 LIMIT_DUE = 100
 """Claims attended to in one tick: the rest in the next, which is due at once.
@@ -130,6 +131,10 @@ class ClaimState:
         if at_s < inf:
             self._heap_id += 1
             heappush(self._heap, (at_s, self._heap_id, claim))
+
+    def plan_next(self, claim: LocalClaim) -> None:
+        """Attend to *claim* at its next heartbeat, or when patience with its stage ends."""
+        self.plan(claim, min(claim.beat_at_s, claim.stage.until_s))
 
     def due(self, now_s: float) -> Iterable[LocalClaim]:
         """Take the claims that are to be attended to, the earliest first, no more than LIMIT_DUE."""
@@ -240,10 +245,8 @@ class ClaimState:
 
     # -- looking around
 
-    def new_claim(self, place: TopicPartition, stage: ClaimStage, now_s: float) -> LocalClaim:
-        claim = LocalClaim(
-            place, claim_key(self.settings.group_id, *place), self.topics[place.topic], stage, now_s
-        )
+    def new_claim(self, place: TopicPartition, stage: ClaimStage) -> LocalClaim:
+        claim = LocalClaim(place, claim_key(self.settings.group_id, *place), self.topics[place.topic], stage)
         self.claims[place] = claim
         self.pool.discard(place)
         return claim

@@ -4,13 +4,13 @@ order, nothing rolled back.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from types import TracebackType
 from typing import Any, Self
 
 import msgspec
-from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
+from confluent_kafka import Consumer, KafkaError, KafkaException, Message
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
@@ -18,7 +18,7 @@ from holdfast.core.kafka.sequences import advance
 from holdfast.core.producers.stamps import Stamp, read_stamp
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import reader_options
-from holdfast.kafka.codes import is_end
+from holdfast.kafka.log_reader import LogReader
 
 READ_RECORDS = 5_000
 READ_DEADLINE_S = 30.0
@@ -108,11 +108,11 @@ class PublishedReader:
         clock: Clock = system_clock,
     ) -> None:
         self._clock, self._topic = clock, topic
-        self._consumer = Consumer(
-            settings.consumer(**reader_options(f"{settings.app}-reader", committed=committed, wait_ms=10))
+        config = settings.consumer(
+            **reader_options(f"{settings.app}-reader", committed=committed, wait_ms=10)
         )
-        self._consumer.assign([TopicPartition(topic, partition, 0) for partition in range(partitions)])
-        self._unread = set(range(partitions))
+        self._reader = LogReader(Consumer(config), limit=READ_RECORDS, refuse=self._refuse, clock=clock)
+        self._reader.assign({(topic, partition): 0 for partition in range(partitions)})
 
     def __enter__(self) -> Self:
         return self
@@ -120,35 +120,34 @@ class PublishedReader:
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        self._consumer.close()
+        self._reader.close()
 
     def take(self, wait_s: float = 0.02) -> list[Published]:
         """Return what has come, waiting up to *wait_s* for it; those of one partition in order."""
-        return list(self._decoded(self._consumer.consume(READ_RECORDS, wait_s)))
+        return list(map(_decoded, self._reader.read(wait_s)))
 
     def to_end(self) -> list[Published]:
         """Return everything up to the end of the topic as it is now; BrokerError when that is not reached
         in time.
         """
-        until_s, found = self._clock.monotonic_s() + READ_DEADLINE_S, []
-        while self._unread:
-            if self._clock.monotonic_s() > until_s:
-                raise BrokerError(
-                    f"{self._topic} was not read to its end within {READ_DEADLINE_S:g} s: is the broker overloaded?"
-                )
-            found += self.take(0.1)
-        return found
+        reader, deadline_s = self._reader, self._clock.monotonic_s() + READ_DEADLINE_S
+        try:
+            unread = reader.until(lambda: reader.ended.keys() == reader.next.keys(), deadline_s=deadline_s)
+            return list(map(_decoded, unread))
+        except TimeoutError:
+            raise BrokerError(
+                f"{self._topic} was not read to its end within {READ_DEADLINE_S:g} s: is the broker overloaded?"
+            ) from None
 
-    def _decoded(self, messages: Iterable[Message]) -> Iterator[Published]:
-        for message in messages:
-            partition, offset, error = message.partition(), message.offset(), message.error()
-            assert partition is not None
-            if error is None:
-                assert offset is not None
-                headers: Any = tuple(message.headers() or ())
-                order = msgspec.json.decode(message.value() or b"", type=Order)
-                yield Published(partition=partition, offset=offset, order=order, stamp=read_stamp(headers))
-            elif is_end(error):
-                self._unread.discard(partition)
-            elif not error.retriable():
-                raise BrokerError(f"{self._topic} cannot be read: {error.str()}") from KafkaException(error)
+    def _refuse(self, error: KafkaError) -> None:
+        if not error.retriable():
+            raise BrokerError(f"{self._topic} cannot be read: {error.str()}") from KafkaException(error)
+
+
+def _decoded(message: Message) -> Published:
+    partition, offset = message.partition(), message.offset()
+    assert partition is not None
+    assert offset is not None
+    headers: Any = tuple(message.headers() or ())
+    order = msgspec.json.decode(message.value() or b"", type=Order)
+    return Published(partition=partition, offset=offset, order=order, stamp=read_stamp(headers))

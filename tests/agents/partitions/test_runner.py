@@ -17,7 +17,8 @@ from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Emit, Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.kafka.feed import Fetched
-from holdfast.tables.transactions import UNKNOWN_TOPIC, UndeliverableError, name_of
+from holdfast.tables.producer import UndeliverableError
+from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
 
 
 def count(rows: Rows[int], event: bytes, at_ms: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from typing import get_args
 
 import pytest
 
@@ -13,8 +14,9 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import settings as member_settings
 from holdfast.core.member import velocity
 from holdfast.core.member.actions import Action, FetchOffsets, Send, Start, Stop
-from holdfast.core.member.local_claims import ClaimStage, LocalClaim
+from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.settings import HANDLER_TIMEOUT_S, MemberSettings
+from holdfast.core.member.stages import ClaimStage, Declining, Draining, Releasing, Won
 from holdfast.core.member.velocity import Health, Sample
 from tests.core.claims.test_protocol_page import PAGE, Row, plain, table
 from tests.core.member.world import BEGAN_S, Node, World
@@ -225,7 +227,7 @@ def at_stage(stage: str, *, outstanding: bool = False) -> tuple[World, Node]:
     node = world.add("a", release_if_behind=True, drain_s=50.0)
     node.deaf = stage in ("claiming", "reclaiming")
     node.blind = stage == "won"
-    while (claim := claim_of(node)) is None or claim.stage.value not in (stage, "active"):
+    while (claim := claim_of(node)) is None or claim.stage.name not in (stage, "active"):
         world.run(0.01)
     if stage in ("draining", "releasing") or outstanding:
         world.deliver(node, "orders", 0, [7])
@@ -239,7 +241,7 @@ def at_stage(stage: str, *, outstanding: bool = False) -> tuple[World, Node]:
         world.run(1)
     claim = claim_of(node)
     assert claim is not None
-    assert claim.stage.value == stage
+    assert claim.stage.name == stage
     node.done.clear()
     return world, node
 
@@ -287,13 +289,13 @@ def patience(world: World, node: Node) -> None:
     claim = claim_of(node)
     assert claim is not None
     node.deaf = True
-    node.mute = claim.stage is not ClaimStage.DRAINING
-    if claim.stage in (ClaimStage.WON, ClaimStage.DRAINING, ClaimStage.RELEASING):
-        world.run(claim.deadline_s - world.now_s - 0.1)
+    node.mute = not isinstance(claim.stage, Draining)
+    if isinstance(claim.stage, Won | Draining | Releasing | Declining):
+        world.run(claim.stage.until_s - world.now_s - 0.1)
         node.done.clear()
         world.run(0.2)
     else:
-        world.run(claim.deadline_s - world.now_s)
+        world.run(claim.stage.until_s - world.now_s)
 
 
 def unhealthy(world: World, node: Node) -> None:
@@ -376,7 +378,7 @@ def live(stage: str, event: str) -> tuple[str, str]:
     before = claim_of(node)
     EVENTS[event](world, node)
     claim = claim_of(node)
-    return "gone" if claim is None or claim is not before else claim.stage.value, worded(
+    return "gone" if claim is None or claim is not before else claim.stage.name, worded(
         [action for _, action in node.done]
     )
 
@@ -385,7 +387,7 @@ def test_every_step_in_the_life_of_a_claim_is_the_codes_and_no_stage_is_missing(
     rows = table("Stage", "What happens", "Next", "What is done")
     for row in rows:
         assert live(row["Stage"], row["What happens"]) == (row["Next"], row["What is done"]), row
-    stages = {stage.value for stage in ClaimStage}
+    stages = {stage.name for stage in get_args(ClaimStage)}
     assert {row["Stage"] for row in rows} == stages
     assert {row["Next"] for row in rows} >= stages - {"claiming", "reclaiming"}
 

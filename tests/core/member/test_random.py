@@ -14,9 +14,9 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
 from holdfast.core.member.actions import Action
 from holdfast.core.member.health import HealthCheck
-from holdfast.core.member.local_claims import ClaimStage
 from holdfast.core.member.member import Member
 from holdfast.core.member.settings import Delivery, MemberSettings
+from holdfast.core.member.stages import Active
 from holdfast.core.member.velocity import ClaimVerdict
 from tests.core.member.world import Node, World
 
@@ -114,29 +114,30 @@ class Schedule:
 
     def consume(self, node: Node, place: TopicPartition) -> None:
         if node.member.may_deliver(*place, self.world.now_s):
-            begin = node.member._claims[place].tracker.position
+            work = node.member._claims[place].stage.work
+            assert work is not None
+            begin = work.tracker.position
             tokens = self.world.deliver(node, *place, range(begin, begin + self.draws.randint(1, 9)))
             self.draws.shuffle(tokens)
             self.world.commit(node, *tokens[: self.draws.randint(0, len(tokens))])
 
     def consume_once(self, node: Node, place: TopicPartition) -> None:
-        claim, now_s = node.member._claims[place], self.world.now_s
+        work, now_s = node.member._claims[place].stage.work, self.world.now_s
         for batch in [each for each in node.batches if (each.topic, each.partition) == place]:
             node.batches.remove(batch)
-            if node.member.may_deliver(*place, now_s) and batch.offset_end > claim.handed:
-                offsets = range(claim.handed, batch.offset_end)
+            if node.member.may_deliver(*place, now_s) and work is not None and batch.offset_end > work.handed:
+                offsets = range(work.handed, batch.offset_end)
                 for offset in offsets:
                     assert (place, offset) not in self.handed, f"{place} {offset} handed out twice"
                     self.handed.add((place, offset))
                 self.world.do(node, node.member.delivered(*place, offsets, now_s))
         after = node.member._claims.get(place)
-        if (
-            after is not None
-            and (after.proposed, after.committing) == (None, None)
-            and after.handed >= after.tracker.current
-        ):
+        if after is None or not isinstance(after.stage, Active) or after.stage.batch is not None:
+            return
+        work = after.stage.work
+        if work.handed >= work.tracker.current:
             self.world.do(
-                node, node.member.fetched(*place, after.tracker.current + self.draws.randint(1, 9), now_s)
+                node, node.member.fetched(*place, work.tracker.current + self.draws.randint(1, 9), now_s)
             )
 
     def run(self) -> None:
@@ -188,14 +189,14 @@ def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.M
         if (
             ok
             and sent is not None
-            and sent.claim.stage is ClaimStage.ACTIVE
+            and isinstance(sent.claim.stage, Active)
             and isinstance(sent.frame, Heartbeat)
         ):
             sent.claim.lease_until_s = sent.claim.deliver_until_s = now_s + self.settings.lease_s
         return honest(self, send_id, ok, now_s)
 
     monkeypatch.setattr(Member, "sent", credulous)
-    monkeypatch.setattr(HealthCheck, "check", lambda self, claim, now_s: ClaimVerdict.KEEP)
+    monkeypatch.setattr(HealthCheck, "check", lambda self, claim, stage, now_s: ClaimVerdict.KEEP)
     assert _found()
 
 
