@@ -394,10 +394,9 @@ class Renewal:
     def attend(self, claim: LocalClaim, now_s: float) -> None:
         """Do what is due for one claim."""
         stage = claim.stage
-        is_over = now_s >= stage.until_s
         match stage:
-            case Active():
-                if is_over:
+            case Active(batch=batch):
+                if batch is not None and now_s >= batch.until_s:
                     self._batch_late(claim, stage, now_s)
                 if now_s >= claim.beat_at_s:
                     self._beat(claim, now_s)
@@ -408,16 +407,16 @@ class Renewal:
                     Event.ATTEMPT_TIMED_OUT, claim, text="the log did not show the attempt in time"
                 )
                 self.forget(claim, now_s)
-            case Won() if is_over:
+            case Won() if now_s >= stage.until_s:
                 self._give_back_unstarted(claim, stage, ReleaseReason.UNREADABLE, now_s)
             case Won():
                 self._state.look(claim)
                 self._plan_beat(claim, now_s + RETRY_INTERVALS * 5 * self._state.interval_s)
-            case Draining() if is_over:
+            case Draining() if now_s >= stage.until_s:
                 self.finish(claim, now_s)
             case Draining():
                 self.renew(claim, stage, now_s)
-            case Releasing() | Declining() if is_over:
+            case Releasing() | Declining() if now_s >= stage.until_s:
                 self._state.tell(
                     Event.ABANDONED, claim, stage.reason, "the log did not show the release in time"
                 )
