@@ -317,13 +317,19 @@ class Checks:
                 high[key] = offset
 
     def _check_owner(self, ledger: Ledger, node: Node, now_s: float) -> None:
-        # A new process of the same client takes over at once: the old one cannot know before it reads so, and
-        # its lease ends by itself.
-        if ledger.owner_client == node.client and now_s - ledger.owner_since_s <= self.bounds.lease_s:
+        if self._is_twin_in_lease(ledger, node, now_s):
             return
         raise self.trace.fail(
             OWNER, ledger.place, f"{node.name} hands out while the log names {ledger.owner or 'nobody'}"
         )
+
+    def _is_twin_in_lease(self, ledger: Ledger, node: Node, now_s: float) -> bool:
+        """Tell whether *node* is of the owner's client and may not know yet that the owner is there.
+
+        A new process of the same client takes over at once: the old one cannot know before it reads so, and its
+        lease ends by itself.
+        """
+        return ledger.owner_client == node.client and now_s - ledger.owner_since_s <= self.bounds.lease_s
 
     def _check_silent(self, node: Node, place: TopicPartition, now_s: float) -> None:
         assert self.pause_since_s is not None
@@ -342,6 +348,8 @@ class Checks:
         still = (ledger.owner, ledger.epoch) == (by, epoch)
         ended_s = self.timeline.now_s if still else ledger.ended_s.get((by, epoch), -inf)
         if before is None or ended_s - passed_s <= bound_s:
+            return
+        if still and before is not node and self._is_twin_in_lease(ledger, node, self.timeline.now_s):
             return
         if before.was_healthy(passed_s, passed_s + bound_s):
             text = f"{node.name} hands out {offset} again, which {by} was done with {ended_s - passed_s:.2f} s before it lost the claim"
