@@ -7,6 +7,8 @@ A flag wins over the environment, the environment over the file, the file over t
     HOLDFAST_KAFKA__SASL_PASSWORD_FILE=/run/password # a Kafka property: upper case, dots to underscores
     [holdfast]                                       # holdfast.toml
     web_port = 7000
+    [web]                                            # a section: token is web_token; so with outbox, stores, spark
+    token = "..."
     [kafka]
     "security.protocol" = "SASL_SSL"                 # Kafka's own names, word for word
 """
@@ -284,6 +286,12 @@ class Settings:
         default=200_000,
         metadata=_doc("decoded rows kept for each partition of a table", low=0, high=1_000_000_000),
     )
+
+    spark_master: str = field(
+        default="local[*]",
+        metadata=_doc("Spark master of replays, checks and landings; local[*] takes every core"),
+    )
+    spark_memory: str = field(default="1g", metadata=_doc("heap of Spark's driver"))
 
     origins: Mapping[str, str] = field(default_factory=dict, repr=False, compare=False)
     """Where values came from, by setting name or "kafka.<property>"; filled by `load_settings`."""

@@ -24,8 +24,8 @@ NOT_SETTINGS_PREFIXES = ("HOLDFAST_DEV_", "HOLDFAST_DEMO_", "HOLDFAST_TEST_", "H
 
 DEFAULT_FILE = "holdfast.toml"
 KAFKA = "kafka."
-SECTIONS: Mapping[str, str] = {"web": "web_", "outbox": "outbox_", "stores": "store_"}
-"""Tables of the file for settings of one subject, and what their names begin with elsewhere: `[web] port` is `web_port`."""
+SECTIONS = {"web": "web_", "outbox": "outbox_", "stores": "store_", "spark": "spark_"}
+"""Tables of the file beside [holdfast], each with what its names begin with there: `[web] port` is `web_port`."""
 
 _UNITS = {"": 1, "KIB": 1 << 10, "MIB": 1 << 20, "GIB": 1 << 30}
 _SIZE = re.compile(r"\s*(\d+)\s*(KiB|MiB|GiB)?\s*", re.IGNORECASE)
@@ -80,41 +80,29 @@ def _from_file(known: Collection[str], file: Path | None) -> Layer:
         raise ConfigError(f"file {file}: cannot be read: {error.strerror}") from error
     except ValueError as error:  # tomllib.TOMLDecodeError and UnicodeDecodeError
         raise ConfigError(f"file {file}: is not valid TOML: {error}") from error
-    origin, layer = f"file {file}", dict[str, Given]()
-    tables = ["holdfast", "kafka", *SECTIONS]
+    origin, layer, tables = f"file {file}", dict[str, Given](), ["holdfast", *SECTIONS, "kafka"]
     for table, content in document.items():
         if table not in tables:
             raise ConfigError(
-                f"{origin}: unknown table or key {table}{suggest(table, tables)}; settings live in [holdfast], "
-                f"those of one subject also in {', '.join(f'[{each}]' for each in SECTIONS)}, Kafka's own in [kafka]"
+                f"{origin}: unknown table or key {table}{suggest(table, tables)}; settings live in [holdfast], or in a section of "
+                f"theirs ({', '.join(SECTIONS)}), Kafka's own in [kafka]"
             )
         if not isinstance(content, dict):
             raise ConfigError(f"{origin}: {table} must be a table: write [{table}]")
+        prefix = SECTIONS.get(table, "")
+        place = f"{origin} [{table}]" if prefix else origin
         for written, value in _flat(content):
-            name = written
+            name = prefix + written
             if table == "kafka":
-                name, value = _kafka(written, value, f"{origin} [kafka]")
-            elif table in SECTIONS:
-                name = _of_section(known, table, written, origin)
+                name, value = _kafka(name, value, f"{origin} [kafka]")
             elif name not in known:
-                raise ConfigError(f"{origin}: unknown setting {name} in [holdfast]{suggest(name, [*known])}")
-            if table != "kafka" and name in layer:
-                raise ConfigError(
-                    f"{origin}: {written} in [{table}] is {name}, which is set as well; keep one of them"
-                )
-            layer[name] = Given(value, origin)
+                names = [each.removeprefix(prefix) for each in known if each.startswith(prefix)]
+                hint = suggest(written, names) or ("; it belongs in [holdfast]" if written in known else "")
+                raise ConfigError(f"{origin}: unknown setting {written} in [{table}]{hint}")
+            elif name in layer:
+                raise ConfigError(f"{layer[name].origin} and {place} both set {name}: keep one of them")
+            layer[name] = Given(value, place)
     return layer
-
-
-def _of_section(known: Collection[str], table: str, written: str, origin: str) -> str:
-    """Return the setting that *written* in [table] names; `tls.cert` and `tls_cert` are the same."""
-    prefix = SECTIONS[table]
-    name = prefix + written.replace(".", "_")
-    if name not in known:
-        here = [each.removeprefix(prefix) for each in known if each.startswith(prefix)]
-        hint = f"; write {written} in [holdfast]" if written in known else suggest(written, here)
-        raise ConfigError(f"{origin}: unknown setting {written} in [{table}]{hint}")
-    return name
 
 
 def _flat(table: Mapping[str, object], prefix: str = "") -> Iterator[tuple[str, object]]:

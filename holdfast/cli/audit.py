@@ -8,7 +8,7 @@ import typer
 
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Output, note, show, show_json
-from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, assignments
+from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
 from holdfast.errors import ConfigError
 
@@ -98,14 +98,13 @@ def outbox(
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = SourceName.TOPIC,
     lake: LakeOption = None,
-    master: MasterOption = "local[*]",
-    memory: MemoryOption = "1g",
+    master: MasterOption = None,
+    memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
     from holdfast.core.producers.audit import Rules
     from holdfast.pipeline.audit import AuditOptions
     from holdfast.pipeline.audit import audit as run
-    from holdfast.pipeline.session import SparkOptions
 
     if at_least_once and number is None:
         raise ConfigError(
@@ -119,7 +118,7 @@ def outbox(
         lake=None if lake is None else absolute(lake),
         ends=ends,
         by_key=by_key,
-        spark=SparkOptions(master=master, memory=memory, conf=assignments(conf)),
+        spark=spark_options(settings_of(context), master, memory, conf),
     )
     report = run(settings_of(context), options)
     document = report.document()

@@ -8,27 +8,29 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from types import FrameType
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from holdfast.cli.asked import StopRequest
 from holdfast.cli.context import output_of, settings_of
 from holdfast.cli.output import Cell, note, show
+from holdfast.config import Settings
 from holdfast.errors import ConfigError
+
+if TYPE_CHECKING:
+    from holdfast.pipeline.session import SparkOptions
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Land topics in a lake.")
 
 MasterOption = Annotated[
-    str,
+    str | None,
     typer.Option(
-        "--master",
-        help="Spark master; local[*] takes every core of this machine.",
-        envvar="HOLDFAST_SPARK_MASTER",
+        "--master", help="Spark master; local[*] takes every core of this machine. Default: spark_master."
     ),
 ]
 MemoryOption = Annotated[
-    str, typer.Option("--memory", help="Heap of Spark's driver.", envvar="HOLDFAST_SPARK_MEMORY")
+    str | None, typer.Option("--memory", help="Heap of Spark's driver. Default: spark_memory.")
 ]
 ConfOption = Annotated[
     list[str] | None,
@@ -68,14 +70,13 @@ def land(
             "--rebuild", help="Read the table's offsets from its rows, when its history does not tell them."
         ),
     ] = False,
-    master: MasterOption = "local[*]",
-    memory: MemoryOption = "1g",
+    master: MasterOption = None,
+    memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
     from holdfast.pipeline.lake import Landed, describe
     from holdfast.pipeline.land import LandOptions
     from holdfast.pipeline.land import land as run
-    from holdfast.pipeline.session import SparkOptions
 
     if once and follow:
         raise ConfigError("--once and --follow exclude each other")
@@ -93,7 +94,7 @@ def land(
             topic,
             absolute(lake),
             options=options,
-            spark=SparkOptions(master=master, memory=memory, conf=assignments(conf)),
+            spark=spark_options(settings, master, memory, conf),
             stop=stop,
             progress=told,
         )
@@ -117,6 +118,20 @@ def absolute(lake: str) -> str:
     ('s3a://lake', '/data/lake')
     """
     return lake if "://" in lake else str(Path(lake).expanduser().absolute())
+
+
+def spark_options(
+    settings: Settings, master: str | None, memory: str | None, conf: list[str] | None, *, quick: bool = False
+) -> SparkOptions:
+    """Return how to start Spark: as the options say, and where they do not, the settings."""
+    from holdfast.pipeline.session import SparkOptions
+
+    return SparkOptions(
+        master=master or settings.spark_master,
+        memory=memory or settings.spark_memory,
+        conf=assignments(conf),
+        quick=quick,
+    )
 
 
 def assignments(given: list[str] | None) -> dict[str, str]:

@@ -10,7 +10,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, assignments
+from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.errors import ConfigError
 
 app = typer.Typer(rich_markup_mode=None)
@@ -78,14 +78,13 @@ def replay(
     allow_holes: Annotated[
         bool, typer.Option("--allow-holes", help="Fold what is left of a log whose beginning was deleted.")
     ] = False,
-    master: MasterOption = "local[*]",
-    memory: MemoryOption = "1g",
+    master: MasterOption = None,
+    memory: MemoryOption = None,
     conf: ConfOption = None,
 ) -> None:
     from holdfast.pipeline.extent import parse_until
     from holdfast.pipeline.replay import ReplayOptions
     from holdfast.pipeline.replay import replay as run
-    from holdfast.pipeline.session import SparkOptions
 
     if transitions and out is None:
         raise ConfigError("--transitions needs --out: there is one for each change of each row")
@@ -101,7 +100,7 @@ def replay(
         out=None if out is None else absolute(out),
         format=form.value,
         allow_holes=allow_holes,
-        spark=SparkOptions(master=master, memory=memory, conf=assignments(conf)),
+        spark=spark_options(chosen.settings(), master, memory, conf),
     )
     replayed = run(application.processor(name), application.settings, options)
     if output_of(context) is Output.JSON:

@@ -11,7 +11,7 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
-from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, assignments
+from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
 
 if TYPE_CHECKING:
@@ -33,8 +33,8 @@ def verify(
     engine: EngineOption = EngineName.AUTO,
     source: SourceOption = SourceName.TOPIC,
     lake: LakeOption = None,
-    master: MasterOption = "local[*]",
-    memory: MemoryOption = "1g",
+    master: MasterOption = None,
+    memory: MemoryOption = None,
     conf: ConfOption = None,
     store: Annotated[
         bool,
@@ -49,7 +49,6 @@ def verify(
     ] = 600.0,
 ) -> None:
     from holdfast.pipeline.replay import ReplayOptions
-    from holdfast.pipeline.session import SparkOptions
     from holdfast.pipeline.verify import verify as run
 
     chosen = globals_of(context)
@@ -58,7 +57,7 @@ def verify(
         engine=engine.value,
         source=source.value,
         lake=None if lake is None else absolute(lake),
-        spark=SparkOptions(master=master, memory=memory, conf=assignments(conf), quick=True),
+        spark=spark_options(chosen.settings(), master, memory, conf, quick=True),
     )
     if store:
         return _of_stores(

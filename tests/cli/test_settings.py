@@ -9,8 +9,9 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.cli.pipeline import spark_options
 from holdfast.config import Settings, load_settings, settings_from_environment
-from holdfast.config_sources import find_file
+from holdfast.config_sources import SECTIONS, find_file
 from holdfast.errors import ConfigError
 
 SOURCES = ("default", "file", "environment", "flag")
@@ -55,43 +56,63 @@ def test_the_origin_names_the_variable_and_the_file(tmp_path: Path) -> None:
     assert settings.origin("kafka.bootstrap.servers") == "default"
 
 
-def test_settings_of_one_subject_have_a_table_of_their_own(tmp_path: Path) -> None:
-    toml = """
+SECTIONED = """
 [holdfast]
-app = "shop"
+web_bind = "::1"
 [web]
 port = 7001
-tls.cert = "cert.pem"
-tls_key = "key.pem"
+token = "hunter2"
 [outbox]
-harvest = true
+shards = 4
 [stores]
-cache_bytes = "64 MiB"
+cache_bytes = "4MiB"
+[spark]
+master = "local[2]"
+[kafka]
+"client.id" = "me"
 """
-    settings = load(toml=toml, folder=tmp_path)
-    assert (settings.web_port, settings.outbox_harvest, settings.store_cache_bytes) == (7001, True, 64 << 20)
-    assert (settings.web_tls_cert, settings.web_tls_key) == (Path("cert.pem"), Path("key.pem"))
-    assert settings.origin("web_port") == f"file {tmp_path / 'holdfast.toml'}"
-    assert load(env={"HOLDFAST_WEB_PORT": "7002"}, toml=toml, folder=tmp_path).web_port == 7002
 
 
-@pytest.mark.parametrize(
-    ("toml", "said"),
-    [
-        ("[web]\nprot = 1", r"unknown setting prot in \[web\].*port"),
-        ("[web]\nstandbys = 1", r"unknown setting standbys in \[web\]; write standbys in \[holdfast\]"),
-        ("[holdfast]\nweb_port = 1\n[web]\nport = 2", r"port in \[web\] is web_port, which is set as well"),
-        (
-            "[web]\nport = 2\n[holdfast]\nweb_port = 1",
-            r"web_port in \[holdfast\] is web_port, which is set as well",
-        ),
-        ("[wbe]\nport = 2", r"unknown table or key wbe.*web"),
-        ("web = 1", r"web must be a table: write \[web\]"),
-    ],
-)
-def test_a_table_of_one_subject_says_what_it_does_not_know(toml: str, said: str, tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match=said):
-        load(toml=toml, folder=tmp_path)
+def test_a_section_holds_the_settings_that_begin_with_its_name(tmp_path: Path) -> None:
+    settings = load(toml=SECTIONED, folder=tmp_path, env={"HOLDFAST_OUTBOX_SHARDS": "5"})
+    assert (settings.web_bind, settings.web_port, settings.web_token) == ("::1", 7001, "hunter2")
+    assert (settings.outbox_shards, settings.store_cache_bytes, settings.spark_master) == (
+        5,
+        4 << 20,
+        "local[2]",
+    )
+    assert settings.origin("outbox_shards") == "environment HOLDFAST_OUTBOX_SHARDS"
+    assert settings.origin("web_bind") == f"file {tmp_path / 'holdfast.toml'}"
+    rows = {row.name: row for row in settings.describe()}
+    assert rows["web_port"].origin == f"file {tmp_path / 'holdfast.toml'} [web]"
+    assert rows["web_token"].value == "********"
+
+
+def test_spark_is_started_as_the_options_say_else_as_the_settings_say() -> None:
+    settings = load(env={"HOLDFAST_SPARK_MASTER": "local[2]", "HOLDFAST_SPARK_MEMORY": "2g"})
+    asked = spark_options(settings, None, None, None)
+    told = spark_options(settings, "local[3]", "3g", None)
+    assert (asked.master, asked.memory) == ("local[2]", "2g")
+    assert (told.master, told.memory) == ("local[3]", "3g")
+
+
+@pytest.mark.parametrize("section", SECTIONS)
+def test_a_section_has_a_room_of_its_own_for_each_of_its_settings(section: str) -> None:
+    """No setting can be meant by two names: a section's prefix and a name give one setting, or none."""
+    names = {declared.name for declared in fields(Settings)}
+    assert [name for name in names if name.startswith(SECTIONS[section])]
+    assert section not in names
+
+
+@pytest.mark.parametrize("order", [1, -1])
+def test_a_setting_that_stands_twice_in_the_file_is_refused_with_both_places(
+    order: int, tmp_path: Path
+) -> None:
+    with pytest.raises(ConfigError) as refused:
+        load(toml="\n".join(["[holdfast]\nweb_port = 1", "[web]\nport = 2"][::order]), folder=tmp_path)
+    file = tmp_path / "holdfast.toml"
+    places = [f"file {file}", f"file {file} [web]"][::order]
+    assert str(refused.value) == f"{' and '.join(places)} both set web_port: keep one of them"
 
 
 def test_one_property_under_two_names_is_still_one_property(tmp_path: Path) -> None:
@@ -169,6 +190,11 @@ def test_text_is_read_as_the_type_of_the_setting() -> None:
         ({}, "[kafak]\n'x' = 1", {}, ["holdfast.toml", "kafak", "did you mean kafka"]),
         ({}, "web_port = 1", {}, ["holdfast.toml", "web_port", "[holdfast]"]),
         ({}, "kafka = 1", {}, ["kafka must be a table"]),
+        ({}, "[wbe]\nport = 1", {}, ["holdfast.toml", "unknown table or key wbe", "did you mean web"]),
+        ({}, "web = 1", {}, ["web must be a table: write [web]"]),
+        ({}, "[web]\nprot = 1", {}, ["unknown setting prot in [web]", "did you mean port?"]),
+        ({}, "[web]\nweb_port = 1", {}, ["unknown setting web_port in [web]", "did you mean port"]),
+        ({}, "[stores]\ndata_dir = 'x'", {}, ["unknown setting data_dir in [stores]", "in [holdfast]"]),
         ({}, "[holdfast]\n[holdfast.web]\nport = 1", {}, ["unknown setting web.port", "web_port"]),
         ({}, "", {"web_prot": 1}, ["flag web_prot", "did you mean web_port"]),
         ({}, "", {"kafka.debgu": "all"}, ["flag kafka.debgu", "did you mean debug"]),
