@@ -35,7 +35,7 @@ COMMANDS = {
     "producers": "Show who may send under which name, and what came of it.",
     "quarantine": "List, show and retry records that could not be decoded or folded; skip what cannot be read.",
     "replay": "Fold a processor over its source's history, in this process or on Spark.",
-    "tables": "Look into the changelogs of tables, and repair them.",
+    "tables": "Read tables as their workers serve them; repair changelogs.",
     "topics": "List, create, check and describe the topics of an application.",
     "topology": "Print the graph of topics and processors.",
     "verify": "Compare a live table with a replay of its source.",

@@ -13,6 +13,7 @@ import typer
 
 from holdfast.agents.services.rationalizer import CLAIMS
 from holdfast.cli.application import load_application
+from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
 from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
 from holdfast.cli.output import Cell, Output, OutputRow, note, show, show_json, utc
 from holdfast.cli.tails import without_records
@@ -37,7 +38,6 @@ from holdfast.core.claims.views import (
     status,
 )
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.query_wire import Staleness
 from holdfast.errors import ConfigError
 
 app = typer.Typer(no_args_is_help=True, rich_markup_mode=None, help="Show who holds which partition.")
@@ -69,19 +69,6 @@ FIELDS = (
 )
 """What every record has in JSON; None where it is unknown."""
 
-TIMEOUT_S = 10.0
-
-TimeoutOption = Annotated[
-    float, typer.Option("--timeout", min=0.1, max=600, help="Longest wait for an answer, in seconds.")
-]
-StaleOk = Annotated[
-    str | None,
-    typer.Option(
-        "--stale-ok",
-        metavar="BOUND",
-        help="Let a standby answer if it is at most this far behind: 250ms, or 100 records.",
-    ),
-]
 Wait = Annotated[
     bool,
     typer.Option(
@@ -103,7 +90,7 @@ class _ClaimViews:
         application = load_application(chosen.application, chosen.settings())
         self.settings: Settings = application.settings
         self.processor: Processor[Frame, GuardedRow] = application.processor(CLAIMS)
-        self._timeout_s, self._staleness = timeout_s, _staleness(stale_ok)
+        self._timeout_s, self._staleness = timeout_s, staleness(stale_ok)
         self.tables = BlockingTableClient(self.settings, [self.processor])
         self._admin: Admin | None = None
         self._at_least = self._written() if wait else None
@@ -401,10 +388,3 @@ def _tell_changes(
             flush=True,
         )
     return seen
-
-
-def _staleness(text: str | None) -> Staleness | None:
-    try:
-        return None if text is None else Staleness.parse(text)
-    except ValueError as error:
-        raise ConfigError(f"--stale-ok: {error}") from None

@@ -1,4 +1,4 @@
-"""`holdfast tables`: what else than a worker wrote into a table's changelog, and the ways on from there."""
+"""`holdfast tables`: an application's tables, asked of its workers; and what else than a worker wrote into a changelog, with the ways on from there."""
 
 from __future__ import annotations
 
@@ -10,7 +10,8 @@ import typer
 from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
-from holdfast.core.engine.codec import META, ROW, WAKE
+from holdfast.cli.tables_reading import add_commands
+from holdfast.core.engine.codec import META, ROW, TICK, WAKE
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -18,16 +19,14 @@ if TYPE_CHECKING:
     from holdfast.core.engine.strays import Stray
 
 app = typer.Typer(
-    no_args_is_help=True, rich_markup_mode=None, help="Look into the changelogs of tables, and repair them."
+    no_args_is_help=True,
+    rich_markup_mode=None,
+    help="Read tables as their workers serve them; look into changelogs, and repair them.",
 )
+add_commands(app)
 
 COLUMNS = ("partition", "offset", "kind", "key", "producer_id", "why")
-_KINDS = {META: "bookkeeping", WAKE: "timer", ROW: "row"}
-
-
-@app.callback()
-def tables() -> None:
-    """Keep `repair` a command of its own."""
+_KINDS = {META: "bookkeeping", WAKE: "timer", ROW: "row", TICK: "timer of ticks"}
 
 
 @app.command(

@@ -1,0 +1,204 @@
+"""`holdfast tables list | get | scan | watch`: an application's own tables, asked of its workers."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from itertools import islice
+from time import sleep
+from typing import Annotated, Any
+
+import msgspec
+import typer
+
+from holdfast.cli.application import Application, load_application
+from holdfast.cli.asking import TIMEOUT_S, StaleOk, TimeoutOption, staleness
+from holdfast.cli.context import LAST_PARTITION, globals_of, output_of
+from holdfast.cli.output import Cell, Output, note, show
+from holdfast.clients.tables.answers import Answer
+from holdfast.clients.tables.blocking import BlockingTableClient
+from holdfast.clients.tables.directory import WorkersTopic
+from holdfast.core.engine.processor import Processor
+from holdfast.errors import ConfigError
+
+PLACES = ("table", "version", "partition", "owner", "standbys")
+ROWS = ("key", "partition", "as_of_offset", "role", "value")
+LIMIT_ROWS = 100
+
+ProcessorArgument = Annotated[
+    str, typer.Argument(metavar="PROCESSOR", help="The processor whose table it is.")
+]
+PartitionOption = Annotated[
+    int | None,
+    typer.Option("--partition", min=0, max=LAST_PARTITION, help="Ask only this partition of the source."),
+]
+AtLeastOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--at-least",
+        metavar="P:OFFSET",
+        help="Let the answer reflect the source up to this offset of partition P; may be repeated.",
+    ),
+]
+
+
+def add_commands(app: typer.Typer) -> None:
+    """Make these commands of *app*."""
+    app.command("list", help="List who serves which partition of each table.")(list_tables)
+    app.command(help="Print one row with the offset it reflects. Exit code 1 when there is no such row.")(get)
+    app.command(help="Print rows whose keys begin with PREFIX, in the order of their keys.")(scan)
+    app.command(help="Print a row now, and again each time it changes, until Ctrl-C.")(watch)
+
+
+def list_tables(context: typer.Context, timeout: TimeoutOption = TIMEOUT_S) -> None:
+    application = _application(context)
+    records = asyncio.run(_places(application, timeout))
+    show(records, PLACES, output_of(context))
+    announced = {(record["table"], record["version"]) for record in records}
+    for each in application.processors:
+        if (each.name, each.version) not in announced:
+            note(f"nobody has announced {each.name} version {each.version}: start a worker of it")
+    if unserved := sum(record["owner"] is None for record in records):
+        note(f"{unserved} partitions are served by nobody: start workers, or wait until they have restored")
+
+
+async def _places(application: Application, timeout_s: float) -> list[dict[str, Cell]]:
+    directory = WorkersTopic(application.settings)
+    try:
+        await directory.refresh(timeout_s)
+    finally:
+        await directory.close()
+    workers = directory.workers
+    return [
+        {
+            "table": each.name,
+            "version": each.version,
+            "partition": partition,
+            "owner": workers.owner(each.name, each.version, partition),
+            "standbys": workers.standbys(each.name, each.version, partition),
+        }
+        for each in application.processors
+        for partition in range(workers.partitions(each.name, each.version) or 0)
+    ]
+
+
+def get(
+    context: typer.Context,
+    processor: ProcessorArgument,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")],
+    partition: PartitionOption = None,
+    at_least: AtLeastOption = None,
+    stale_ok: StaleOk = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    bound, written = staleness(stale_ok), _offsets(at_least)
+    with _asking(context, processor) as (table, client):
+        answer = client.get(
+            table, key, partition=partition, at_least=written, timeout_s=timeout, max_staleness=bound
+        )
+    if answer.value is None:
+        positions = ", ".join(f"{number}:{offset}" for number, offset in sorted(answer.positions.items()))
+        note(
+            f"{processor} has no row {key!r} (as of {positions or f'{answer.partition}:{answer.as_of_offset}'})"
+        )
+        raise typer.Exit(1)
+    output = output_of(context)
+    show([_row(answer, output)], ROWS, output)
+
+
+def scan(
+    context: typer.Context,
+    processor: ProcessorArgument,
+    prefix: Annotated[str, typer.Argument(metavar="[PREFIX]", help="What the keys begin with.")] = "",
+    limit: Annotated[
+        int, typer.Option("--limit", min=1, max=1_000_000, help="How many rows at most.")
+    ] = LIMIT_ROWS,
+    partition: PartitionOption = None,
+    at_least: AtLeastOption = None,
+    stale_ok: StaleOk = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    bound, written, output = staleness(stale_ok), _offsets(at_least), output_of(context)
+    with _asking(context, processor) as (table, client):
+        answers = client.scan(
+            table,
+            prefix,
+            partition=partition,
+            at_least=written,
+            timeout_s=timeout,
+            max_staleness=bound,
+            page_rows=min(limit + 1, 1_000),
+        )
+        found = list(islice(answers, limit + 1))
+    show([_row(each, output) for each in found[:limit]], ROWS, output)
+    if len(found) > limit:
+        note(f"there are more than {limit} rows: ask for a longer prefix, or for more with --limit")
+
+
+def watch(
+    context: typer.Context,
+    processor: ProcessorArgument,
+    key: Annotated[str, typer.Argument(metavar="KEY", help="The row's key.")],
+    every: Annotated[
+        float, typer.Option("--every", min=0.1, max=3600, help="How often to look, in seconds.")
+    ] = 1.0,
+    partition: PartitionOption = None,
+    timeout: TimeoutOption = TIMEOUT_S,
+) -> None:
+    before: object = _Unseen
+    with _asking(context, processor) as (table, client):
+        while True:
+            answer = client.get(table, key, partition=partition, timeout_s=timeout)
+            if answer.value != before:
+                before = answer.value
+                text = "no row" if before is None else _json(before)
+                typer.echo(f"{answer.partition}:{answer.as_of_offset}  {text}")
+            sleep(every)
+
+
+class _Unseen:
+    """What no row equals."""
+
+
+@contextmanager
+def _asking(context: typer.Context, name: str) -> Iterator[tuple[Processor[Any, Any], BlockingTableClient]]:
+    application = _application(context)
+    table = application.processor(name)
+    with BlockingTableClient(application.settings, [table]) as client:
+        yield table, client
+
+
+def _application(context: typer.Context) -> Application:
+    chosen = globals_of(context)
+    return load_application(chosen.application, chosen.settings())
+
+
+def _offsets(at_least: list[str] | None) -> dict[int, int] | None:
+    out: dict[int, int] = {}
+    for text in at_least or ():
+        partition, sign, offset = text.partition(":")
+        if not sign or not partition.isdecimal() or not offset.isdecimal():
+            raise ConfigError(
+                f"--at-least {text}: write PARTITION:OFFSET, as a producer is told when it has written"
+            )
+        out[int(partition)] = int(offset)
+    return out or None
+
+
+def _row(answer: Answer[Any], output: Output) -> dict[str, Cell]:
+    value: Cell = (
+        _json(answer.value) if output is Output.TABLE else msgspec.to_builtins(answer.value, str_keys=True)
+    )
+    return {
+        "key": answer.key,
+        "partition": answer.partition,
+        "as_of_offset": answer.as_of_offset,
+        "role": str(answer.role),
+        "value": value,
+    }
+
+
+def _json(row: Any) -> str:
+    """Return a row as JSON, bytes in base64."""
+    return msgspec.json.encode(msgspec.to_builtins(row, str_keys=True)).decode()

@@ -1,0 +1,197 @@
+"""`holdfast tables list | get | scan | watch`: found by the workers topic of a real broker, asked over HTTP."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import sys
+import threading
+import uuid
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import pytest
+from confluent_kafka import Producer
+
+from holdfast import Processor, Rows, Settings, by_key
+from holdfast.cli import tables_reading
+from holdfast.cli.__main__ import main
+from holdfast.core.engine.query_wire import encode_json
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.dev.memory_tables import MemoryWorker
+from holdfast.dev.ports import free_ports
+
+DEADLINE_S = 30.0
+PARTITIONS = 3
+Run = Callable[..., tuple[int, str, str]]
+
+
+class Total(msgspec.Struct, frozen=True):
+    count: int = 0
+    mark: bytes = b""
+
+
+def fold(rows: Rows[Total], event: bytes, at_ms: int) -> None: ...
+
+
+TOTALS = Processor(name="totals", source="orders", decode=bytes, fold=fold, row=Total, route=by_key)
+processors = [TOTALS]
+
+
+@pytest.fixture
+def settings(broker: SessionBroker) -> Settings:
+    return Settings(
+        app=f"tables-{uuid.uuid4().hex[:8]}",
+        web_port=free_ports(1)[0],
+        kafka={"bootstrap.servers": broker.bootstrap},
+        web_token="t",
+    )
+
+
+@pytest.fixture
+def worker(broker: SessionBroker, settings: Settings) -> Iterator[MemoryWorker]:
+    loop = asyncio.new_event_loop()
+    thread = threading.Thread(target=loop.run_forever)
+    thread.start()
+
+    def done(work: Any) -> Any:
+        return asyncio.run_coroutine_threadsafe(work, loop).result(DEADLINE_S)
+
+    async def opened() -> MemoryWorker:
+        return await MemoryWorker(settings, processors, partitions=PARTITIONS).__aenter__()
+
+    found: MemoryWorker = done(opened())
+    broker.create_topic(settings.workers_topic, config={"cleanup.policy": "compact"}, exact=True)
+    try:
+        yield found
+    finally:
+        done(found.__aexit__(None, None, None))
+        loop.call_soon_threadsafe(loop.stop)
+        thread.join(DEADLINE_S)
+        loop.close()
+        broker.delete_topics([settings.workers_topic])
+
+
+@pytest.fixture
+def announced(broker: SessionBroker, settings: Settings, worker: MemoryWorker) -> MemoryWorker:
+    producer = Producer(broker.client_config())
+    producer.produce(settings.workers_topic, key=worker.url, value=encode_json(worker.claims()))
+    assert producer.flush(DEADLINE_S) == 0
+    for key, count in (("ada", 1), ("alan", 2), ("bob", 3)):
+        worker.put(TOTALS, by_key(key, PARTITIONS), key, Total(count, b"\xff"), offset=40)
+    return worker
+
+
+@pytest.fixture
+def run(
+    settings: Settings, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> Run:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setitem(sys.modules, "shop", sys.modules[__name__])
+
+    def command(*arguments: str) -> tuple[int, str, str]:
+        given = [
+            "--set",
+            f"app={settings.app}",
+            "--set",
+            "web_token=t",
+            "--bootstrap",
+            settings.bootstrap_servers,
+        ]
+        with pytest.raises(SystemExit) as ended:
+            main([*given, "-A", "shop:processors", "tables", *arguments])
+        told = capsys.readouterr()
+        return int(ended.value.code or 0), told.out, told.err
+
+    return command
+
+
+def test_each_partition_is_listed_with_who_serves_it(announced: MemoryWorker, run: Run) -> None:
+    code, out, said = run("list", "--output", "json")
+    assert (code, said) == (0, "")
+    assert json.loads(out) == [
+        {"table": "totals", "version": 1, "partition": each, "owner": announced.url, "standbys": []}
+        for each in range(PARTITIONS)
+    ]
+
+
+def test_a_table_that_nobody_serves_is_said(worker: MemoryWorker, run: Run) -> None:
+    code, out, said = run("list")
+    assert (code, out.split()) == (0, ["TABLE", "VERSION", "PARTITION", "OWNER", "STANDBYS"])
+    assert "nobody has announced totals version 1" in said
+
+
+def test_a_row_comes_with_the_offset_it_reflects(announced: MemoryWorker, run: Run) -> None:
+    code, out, _ = run("get", "totals", "ada")
+    assert code == 0
+    assert out.splitlines()[1].split() == [
+        "ada",
+        str(by_key("ada", PARTITIONS)),
+        "40",
+        "active",
+        '{"count":1,"mark":"/w=="}',
+    ]
+    code, out, _ = run("get", "totals", "ada", "--output", "json")
+    assert json.loads(out)[0]["value"] == {"count": 1, "mark": "/w=="}
+
+
+def test_a_row_that_is_not_there_is_exit_code_1(announced: MemoryWorker, run: Run) -> None:
+    code, out, said = run("get", "totals", "eve")
+    assert (code, out) == (1, "")
+    assert f"totals has no row 'eve' (as of {by_key('eve', PARTITIONS)}:" in said
+
+
+def test_rows_come_in_the_order_of_their_keys_and_no_more_than_asked_for(
+    announced: MemoryWorker, run: Run
+) -> None:
+    code, out, said = run("scan", "totals", "--output", "json")
+    assert (code, said) == (0, "")
+    assert sorted(each["key"] for each in json.loads(out)) == ["ada", "alan", "bob"]
+    code, out, _ = run("scan", "totals", "al", "--output", "json")
+    assert [each["key"] for each in json.loads(out)] == ["alan"]
+    code, out, said = run("scan", "totals", "--limit", "2")
+    assert (code, len(out.splitlines())) == (0, 3)
+    assert "there are more than 2 rows" in said
+
+
+def test_an_offset_can_be_waited_for(announced: MemoryWorker, run: Run) -> None:
+    at = by_key("ada", PARTITIONS)
+    assert run("get", "totals", "ada", "--at-least", f"{at}:40")[0] == 0
+    code, _, said = run("get", "totals", "ada", "--at-least", f"{at}:41", "--timeout", "4")
+    assert code == 1
+    assert "41" in said
+
+
+def test_a_row_is_watched_until_it_is_enough(
+    announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    at, looked = by_key("ada", PARTITIONS), []
+
+    def pause(seconds: float) -> None:
+        looked.append(seconds)
+        if len(looked) == 2:
+            announced.put(TOTALS, at, "ada", Total(9), offset=41)
+        if len(looked) == 4:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(tables_reading, "sleep", pause)
+    code, out, _ = run("watch", "totals", "ada", "--every", "0.2")
+    assert code == 130
+    assert out.splitlines() == [f'{at}:40  {{"count":1,"mark":"/w=="}}', f'{at}:41  {{"count":9,"mark":""}}']
+    assert looked == [0.2] * 4
+
+
+@pytest.mark.parametrize(
+    ("arguments", "told"),
+    [
+        (("get", "total", "ada"), "no processor total"),
+        (("get", "totals", "ada", "--at-least", "1"), "--at-least 1: write PARTITION:OFFSET"),
+        (("get", "totals", "ada", "--stale-ok", "soon"), "--stale-ok"),
+    ],
+)
+def test_what_makes_no_sense_is_one_line(run: Run, arguments: tuple[str, ...], told: str) -> None:
+    code, out, said = run(*arguments)
+    assert (code, out) == (2, "")
+    assert told in said
