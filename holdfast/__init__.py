@@ -1,7 +1,7 @@
 """holdfast: event-sourced processors on Kafka, claims, and outboxes.
 
-The names below are the public face, with `holdfast.clients`, `holdfast.errors`,
-`holdfast.outbox.schema.migrate` (tables of an outbox), `holdfast.outbox.goharvest` (settings of a reaper), and
+The names below are the public face, with `holdfast.streams` (aggregations and windows), `holdfast.clients`,
+`holdfast.errors`, `holdfast.outbox.schema.migrate` (tables of an outbox), `holdfast.outbox.goharvest` (settings of a reaper), and
 `holdfast.testing` and `holdfast.dev.fixtures` (for pytest). Everything else is internal: it may change in any
 release. Each name is imported at its first use, for a Spark executor that imports `holdfast.core` runs this
 file, and a service that only claims partitions needs no Faust.

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 import holdfast
-from holdfast import clients
+from holdfast import clients, streams
 from tests.support.places import ROOT
 
 PAGES = [
@@ -25,6 +25,7 @@ PUBLIC_MODULES = {
     "holdfast.outbox.schema.migrate",
     "holdfast.outbox.goharvest",
     "holdfast.dev.fixtures",
+    "holdfast.streams",
     "holdfast.testing",
 }
 FACE = [
@@ -62,6 +63,11 @@ def test_the_face_is_what_it_was() -> None:
     assert sorted(FACE) == sorted(holdfast.__all__) == sorted(holdfast._HOMES)
     assert set(clients.__all__) < set(FACE)
     assert all(getattr(clients, name) is getattr(holdfast, name) for name in clients.__all__)
+
+
+def test_what_streams_offers_is_documented_and_in_order() -> None:
+    assert sorted(streams.__all__) == streams.__all__
+    assert all((getattr(streams, name).__doc__ or "").strip() for name in streams.__all__)
 
 
 @pytest.mark.parametrize("name", FACE)

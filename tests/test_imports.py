@@ -21,6 +21,7 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
+    "streams": frozenset({"core"}),
     "models": frozenset({"core", "errors"}),
     "kafka": frozenset({"core", "config", "clock", "errors"}),
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
@@ -45,6 +46,7 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
         "producers": frozenset({"engine", "kafka", "untrusted"}),
         "outbox": frozenset({"engine", "kafka", "untrusted"}),
         "broker_logs": frozenset({"engine", "kafka"}),
+        "streams": frozenset({"engine"}),
     },
     "clients": {
         "topics": frozenset(),
@@ -106,6 +108,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),
+    "streams": frozenset(),
     "models": frozenset({"msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),
     "tables": frozenset({"aiokafka", "confluent_kafka", "msgspec", "rocksdict"}),

@@ -1,0 +1,311 @@
+"""Aggregations of all records of a key: each function returns a processor."""
+
+from __future__ import annotations
+
+from bisect import insort
+from collections.abc import Callable
+from typing import Any, NamedTuple, TypeVar
+
+import msgspec
+
+from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.processor import Emit, Emits, Input, Processor
+from holdfast.core.engine.rows import Rows
+from holdfast.core.streams.durations import duration_ms
+from holdfast.core.streams.emitting import Updates, encode_json
+from holdfast.errors import ConfigError
+
+E = TypeVar("E")
+V = TypeVar("V")
+A = TypeVar("A")
+
+Route = Callable[[str, int], int | None]
+
+
+class Mean(msgspec.Struct, frozen=True, array_like=True):
+    """A mean as it is kept: the number of values and their sum."""
+
+    count: int
+    total: int | float
+
+    @property
+    def mean(self) -> float:
+        """The arithmetic mean of the values."""
+        return self.total / self.count
+
+
+class Ranked(msgspec.Struct, frozen=True, array_like=True):
+    """An item of a `top` list, and the highest score it has had."""
+
+    item: str
+    score: int
+
+
+class _Results(NamedTuple):
+    """Where an aggregation's results go, and what makes their values."""
+
+    topic: str
+    encode: Callable[[Any], bytes]
+
+
+def aggregate(
+    *,
+    name: str,
+    source: str,
+    decode: Callable[..., E],
+    key: Callable[[E], str],
+    fold: Callable[[A | None, E], A],
+    row: type[A] | Any,
+    version: int = 1,
+    inputs: tuple[Input, ...] = ("value",),
+    route: Route | None = by_key,
+    emits: str | Updates | None = None,
+) -> Processor[E, A]:
+    """Return a processor that keeps one aggregate of the records of each *key*: the general one; the others
+    below are short forms.
+
+    *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, of type *row*. *emits* is a topic, or
+    `updates(topic, encode=...)`: each change of a row is sent there with its key; a record that leaves the aggregate equal sends nothing.
+
+    ConfigError for what cannot be, when the declaration is made.
+
+    >>> longest = aggregate(
+    ...     name="longest", source="words", decode=bytes.decode, key=lambda word: word[0], row=str,
+    ...     fold=lambda best, word: max(best or "", word, key=len),
+    ... )
+    >>> longest.table
+    'longest.v1'
+    """
+    _check(name, key=(key, "event"), fold=(fold, "aggregate", "event"))
+    results = _results(name, emits)
+
+    def keep(rows: Rows[A], event: E, at_ms: int) -> None:
+        of = key(event)
+        rows[of] = fold(rows.get(of), event)
+
+    def keep_and_tell(rows: Rows[A], event: E, at_ms: int) -> Emits:
+        of = key(event)
+        before = rows.get(of)
+        after = fold(before, event)
+        if before is not None and after == before:
+            return None
+        rows[of] = after
+        assert results is not None
+        return (Emit(results.topic, of, results.encode(after)),)
+
+    return Processor(
+        name=name,
+        source=source,
+        decode=decode,
+        fold=keep if results is None else keep_and_tell,
+        row=row,
+        version=version,
+        inputs=inputs,
+        route=route,
+        emits=() if results is None else (results.topic,),
+    )
+
+
+def count(*, key: Callable[[E], str], **declared: Any) -> Processor[E, int]:
+    """Return a processor that counts the records of each key; its rows are ints.
+
+    The other parameters are those of `aggregate`, without fold and row.
+
+    >>> from holdfast.testing import Topology
+    >>> words = count(name="words", source="lines", decode=bytes.decode, key=str.lower, emits="counts")
+    >>> with Topology([words]) as topology:
+    ...     for word in ("to", "be", "to"):
+    ...         _ = topology.pipe("lines", word, key=word)
+    ...     topology.table(words), [each.value for each in topology.read("counts")]
+    ({'be': 1, 'to': 2}, [b'1', b'1', b'2'])
+    """
+    return aggregate(key=key, fold=_count, row=int, **declared)
+
+
+def _count(counted: int | None, event: object) -> int:
+    return 1 if counted is None else counted + 1
+
+
+def total(
+    *, key: Callable[[E], str], value: Callable[[E], Any], row: Any = int, **declared: Any
+) -> Processor[E, Any]:
+    """Return a processor that adds up the *value*s of each key's events; *row* is their type.
+
+    Sums of floats depend on the order of the records, which is that of the log: a replay gives the same.
+    """
+    return reduce(key=key, value=value, by=_add, row=row, **declared)
+
+
+def _add(one: Any, other: Any) -> Any:
+    return one + other
+
+
+def mean(
+    *, key: Callable[[E], str], value: Callable[[E], int | float], **declared: Any
+) -> Processor[E, Mean]:
+    """Return a processor that keeps the mean of the *value*s of each key's events; its rows are `Mean`."""
+    _check(declared.get("name"), value=(value, "event"))
+
+    def fold(so_far: Mean | None, event: E) -> Mean:
+        found = value(event)
+        return Mean(1, found) if so_far is None else Mean(so_far.count + 1, so_far.total + found)
+
+    return aggregate(key=key, fold=fold, row=Mean, **declared)
+
+
+def minimum(
+    *, key: Callable[[E], str], value: Callable[[E], Any], row: Any = int, **declared: Any
+) -> Processor[E, Any]:
+    """Return a processor that keeps the lowest *value* of each key's events; *row* is its type. Of equal ones, the first."""
+    return reduce(key=key, value=value, by=min, row=row, **declared)
+
+
+def maximum(
+    *, key: Callable[[E], str], value: Callable[[E], Any], row: Any = int, **declared: Any
+) -> Processor[E, Any]:
+    """Return a processor that keeps the highest *value* of each key's events; *row* is its type. Of equal ones, the first."""
+    return reduce(key=key, value=value, by=max, row=row, **declared)
+
+
+def latest(*, key: Callable[[E], str], value: Callable[[E], V], row: Any, **declared: Any) -> Processor[E, V]:
+    """Return a processor that keeps the *value* of each key's last record in the log; *row* is its type.
+
+    It makes a table of a stream, as `toTable()` does in Kafka Streams.
+    """
+    return reduce(key=key, value=value, by=_second, row=row, **declared)
+
+
+def _second(one: Any, other: Any) -> Any:
+    return other
+
+
+def reduce(
+    *, key: Callable[[E], str], value: Callable[[E], V], by: Callable[[V, V], V], row: Any, **declared: Any
+) -> Processor[E, V]:
+    """Return a processor that combines the *value*s of each key's events: the first as it is, then *by(so far, value)*.
+
+    *row* is the type of the values. The other parameters are those of `aggregate`.
+    """
+    _check(declared.get("name"), value=(value, "event"), by=(by, "so_far", "value"))
+
+    def fold(so_far: V | None, event: E) -> V:
+        return value(event) if so_far is None else by(so_far, value(event))
+
+    return aggregate(key=key, fold=fold, row=row, **declared)
+
+
+def top(
+    k: int, *, key: Callable[[E], str], item: Callable[[E], str], score: Callable[[E], int], **declared: Any
+) -> Processor[E, tuple[Ranked, ...]]:
+    """Return a processor that keeps, for each key, the *k* items with the highest scores; its rows are tuples
+    of `Ranked`.
+
+    Each item stands with the highest *score* it has had, so a score that falls later changes nothing; counts and totals only grow. The
+    highest comes first, and of equal ones the item that is first in the alphabet.
+
+    >>> from holdfast.testing import Topology
+    >>> best = top(2, name="best", source="scores", decode=msgspec.json.decode, key=lambda e: "all",
+    ...     item=lambda e: e[0], score=lambda e: e[1], route=None)
+    >>> with Topology([best]) as topology:
+    ...     for each in (["ada", 3], ["bob", 5], ["cy", 4], ["ada", 9]):
+    ...         _ = topology.pipe("scores", each)
+    ...     topology.table(best)["all"]
+    (Ranked(item='ada', score=9), Ranked(item='bob', score=5))
+    """
+    if type(k) is not int or not 1 <= k <= 10_000:
+        raise ConfigError(f"processor {declared.get('name')}: top {k!r:.100}: a whole number from 1 to 10000")
+    _check(declared.get("name"), item=(item, "event"), score=(score, "event"))
+
+    def fold(so_far: tuple[Ranked, ...] | None, event: E) -> tuple[Ranked, ...]:
+        new = Ranked(item(event), score(event))
+        held = so_far or ()
+        if len(held) == k and _rank(new) > _rank(held[-1]):
+            return held
+        kept = [each for each in held if each.item != new.item]
+        if len(kept) < len(held):
+            new = min(new, *(each for each in held if each.item == new.item), key=_rank)
+        insort(kept, new, key=_rank)
+        return (*kept[:k],)
+
+    return aggregate(key=key, fold=fold, row=tuple[Ranked, ...], **declared)
+
+
+def _rank(ranked: Ranked) -> tuple[int, str]:
+    return -ranked.score, ranked.item
+
+
+def dedupe(
+    *,
+    name: str,
+    source: str,
+    to: str,
+    key: Callable[[E], str],
+    ttl: str | int,
+    decode: Callable[..., E],
+    version: int = 1,
+    inputs: tuple[Input, ...] = ("value",),
+    route: Route | None = by_key,
+    in_place: bool = False,
+) -> Processor[Any, int]:
+    """Return a processor that passes the first record of each id on to the topic *to*, and drops its repeats.
+
+    *key* gives an event's id. The record goes on as it came: key, value and headers. Ids are forgotten *ttl* (a duration such as "1h", or
+    ms) after the append time of the record passed on, by timers; a repeat does not prolong that. Rows are those append times.
+
+    Repeats are found within a partition: records of one id must be in one.
+    """
+    _check(name, decode=(decode, *inputs), key=(key, "event"))
+    ttl_ms = duration_ms(ttl, f"processor {name}: ttl")
+    columns = len(inputs)
+
+    def decoded(*given: Any) -> tuple[str, Emit]:
+        record_key, value, headers = given[columns:]
+        return key(decode(*given[:columns])), Emit(to, record_key, value, headers)
+
+    def fold(rows: Rows[int], arrived: tuple[str, Emit], at_ms: int) -> Emits:
+        of, record = arrived
+        if of in rows:
+            return None
+        rows[of] = at_ms
+        rows.wake_at(of, at_ms + ttl_ms)
+        return (record,)
+
+    def forget(rows: Rows[int], of: str, at_ms: int) -> None:
+        del rows[of]
+
+    return Processor(
+        name=name,
+        source=source,
+        decode=decoded,
+        fold=fold,
+        on_wake=forget,
+        row=int,
+        version=version,
+        inputs=(*inputs, "key", "value", "headers"),
+        route=route,
+        emits=(to,),
+        in_place=in_place,
+    )
+
+
+def _results(name: str, emits: str | Updates | None) -> _Results | None:
+    match emits:
+        case None:
+            return None
+        case str():
+            return _Results(emits, encode_json)
+        case Updates(every_ms=0):
+            return _Results(emits.topic, emits.encode)
+        case Updates():
+            raise ConfigError(
+                f"processor {name}: every= is for windows: other results have no stream time of their own"
+            )
+        case _:
+            raise ConfigError(f"processor {name}: emits {emits!r:.100}: give a topic, or updates(topic, ...)")
+
+
+def _check(name: object, **calls: tuple[Any, *tuple[str, ...]]) -> None:
+    for what, (call, *takes) in calls.items():
+        if (why := why_uncallable(call, (*takes,))) is not None:
+            raise ConfigError(f"processor {name}: {what} {why}")

@@ -1,0 +1,61 @@
+"""When results are sent on, where, and as what."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import msgspec
+
+from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.streams.durations import duration_ms
+from holdfast.errors import ConfigError
+
+encode_json: Callable[[Any], bytes] = msgspec.json.Encoder(order="deterministic").encode
+
+
+@dataclass(frozen=True, slots=True)
+class Updates:
+    """Results as they change; see `updates`."""
+
+    topic: str
+    encode: Callable[[Any], bytes]
+    every_ms: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Final:
+    """One result of each window when it is closed; see `final`."""
+
+    topic: str
+    encode: Callable[[Any], bytes]
+
+
+def updates(
+    topic: str, *, encode: Callable[[Any], bytes] = encode_json, every: str | int | None = None
+) -> Updates:
+    """Send a result to *topic* at each change, with the row's key as its key.
+
+    *encode* makes its value: of a `WindowResult` for windows, of the row for other aggregations. With *every*, of
+    windows only, a window's results are at least so much stream time apart; the last one is always sent.
+    """
+    _check(topic, encode)
+    return Updates(topic, encode, 0 if every is None else duration_ms(every, "every of updates"))
+
+
+def final(topic: str, *, encode: Callable[[Any], bytes] = encode_json) -> Final:
+    """Send exactly one result of each window to *topic*, when it is closed, with the row's key as its key.
+
+    *encode* makes its value of a `WindowResult`; it must not fail. A window is closed by a later record of its partition, whatever its
+    key: a partition without traffic closes nothing. Those closed by one record are sent by end, then by row key.
+    """
+    _check(topic, encode)
+    return Final(topic, encode)
+
+
+def _check(topic: str, encode: Callable[[Any], bytes]) -> None:
+    if not isinstance(topic, str):
+        raise ConfigError(f"results to {topic!r:.100}: give the name of a topic")
+    if (why := why_uncallable(encode, ("result",))) is not None:
+        raise ConfigError(f"results to {topic}: encode {why}")

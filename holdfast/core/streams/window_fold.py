@@ -1,0 +1,199 @@
+"""What the folds of all kinds of windows have in common: stream time, closing, dropping, telling, late records."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from heapq import heappop, heappush
+from typing import Any
+
+from holdfast.core.engine.processor import Emit, Headers
+from holdfast.core.engine.rows import NEVER, Rows
+from holdfast.core.streams.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, take_due
+from holdfast.core.streams.emitting import Final, Updates
+from holdfast.core.streams.window_rows import (
+    StreamRow,
+    WindowResult,
+    WindowRow,
+    checked_key,
+    checked_time,
+    parted,
+    stream_key,
+)
+
+Raw = tuple[bytes | None, bytes | None, Headers]
+"""A record as it came: key, value, headers."""
+Arrived = tuple[Any, int, Raw | None]
+"""An event, its partition, and the record it was read from where that may be sent on."""
+AnyWindow = WindowRow[Any]
+
+TAKEN, PARTLY_LATE, LATE = range(3)
+_START = StreamRow()
+
+
+class WindowFold:
+    """The fold of one declaration of windows; each kind of window says in `_place` where a record belongs.
+
+    It keeps nothing itself: a call depends on its arguments and the rows alone.
+    """
+
+    __slots__ = ("_aggregate", "_by", "_final", "_grace_ms", "_late", "_retention_ms", "_time", "_updates")
+
+    def __init__(
+        self,
+        *,
+        by: Callable[[Any], str],
+        time: Callable[[Any], int] | None,
+        aggregate: Callable[[Any, Any], Any],
+        emit: Updates | Final | None,
+        late: str | None,
+        grace_ms: int,
+        retention_ms: int,
+    ) -> None:
+        self._by, self._time, self._aggregate, self._late = by, time, aggregate, late
+        self._updates = emit if isinstance(emit, Updates) else None
+        self._final = emit if isinstance(emit, Final) else None
+        self._grace_ms, self._retention_ms = grace_ms, retention_ms
+
+    def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> list[Emit]:
+        event, partition, raw = arrived
+        key = checked_key(self._by(event))
+        time_ms = checked_time(at_ms if self._time is None else self._time(event))
+        emits: list[Emit] = []
+        name = stream_key(partition)
+        before: StreamRow = rows.get(name, _START)
+        stream_ms, next_ms = before.stream_ms, before.next_ms
+        if time_ms > stream_ms:
+            stream_ms = time_ms
+            if next_ms <= time_ms:
+                next_ms = self._settle(rows, next_ms, time_ms, emits)
+        due_ms, outcome = self._place(rows, key, event, time_ms, stream_ms, emits)
+        next_ms = min(next_ms, due_ms)
+        if outcome != TAKEN:
+            late, partly = before.late + (outcome == LATE), before.partly_late + (outcome == PARTLY_LATE)
+            rows[name] = StreamRow(stream_ms, next_ms, late, partly)
+            if outcome == LATE and raw is not None and self._late is not None:
+                emits.append(Emit(self._late, raw[0], raw[1], raw[2]))
+        elif stream_ms != before.stream_ms or next_ms != before.next_ms:
+            rows[name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late)
+        return emits
+
+    # -- of each kind of window
+
+    def _place(
+        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> tuple[int, int]:
+        """Fold a record into its windows; return when the first thing is due that this has set, and whether
+        it was late.
+        """
+        raise NotImplementedError
+
+    def _closed(self, rows: Rows[Any], window: str) -> None:
+        """Called when *window* is closed, or at the latest when it is dropped."""
+
+    # -- a window changes
+
+    def _put(
+        self,
+        rows: Rows[Any],
+        window: str,
+        before: AnyWindow | None,
+        after: AnyWindow,
+        stream_ms: int,
+        emits: list[Emit],
+    ) -> int:
+        """Set the row of a window and see to it that it is told, closed and dropped; return when the first of
+        that is due.
+        """
+        due_ms = NEVER
+        if before is None:
+            due_ms = after.end_ms + self._grace_ms
+            if self._final is not None:
+                add_due(rows, (due_ms, CLOSE, window))
+            else:
+                due_ms += self._retention_ms
+                add_due(rows, (due_ms, DROP, window))
+        updates = self._updates
+        if updates is not None:
+            if before is not None and before.value == after.value and before.end_ms == after.end_ms:
+                told_ms, waiting = before.told_ms, before.waiting
+            elif before is not None and before.waiting:
+                told_ms, waiting = before.told_ms, True
+            elif before is not None and updates.every_ms and stream_ms < before.told_ms + updates.every_ms:
+                told_ms, waiting = before.told_ms, True
+                tell_ms = told_ms + updates.every_ms
+                add_due(rows, (tell_ms, TELL, window))
+                due_ms = min(due_ms, tell_ms)
+            else:
+                told_ms, waiting = stream_ms, False
+                emits.append(_result(updates, window, after))
+            after = WindowRow(after.value, after.end_ms, told_ms, waiting, after.first_ms, after.last_ms)
+        rows[window] = after
+        return due_ms
+
+    def _remove(self, rows: Rows[Any], window: str, row: AnyWindow, emits: list[Emit]) -> None:
+        """Remove a window that has become part of another; if it was told, tell that it is gone."""
+        rows[window] = None
+        if self._updates is not None:
+            emits.append(Emit(self._updates.topic, window, None))
+            if row.waiting:
+                cancel_due(rows, (row.told_ms + self._updates.every_ms, TELL, window))
+
+    # -- stream time passes
+
+    def _settle(self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]) -> int:
+        """Do what is due at *stream_ms*, in order of time; return a time before which nothing else is due."""
+        heap, next_ms = take_due(rows, next_ms, stream_ms)
+        while heap:
+            due_ms, kind, window = heappop(heap)
+            row: AnyWindow | None = rows.get(window)
+            if row is None:
+                continue  # it became part of another session
+            if kind == TELL:
+                self._tell(rows, window, row, stream_ms, emits)
+                continue
+            entry = self._end(rows, due_ms, kind, window, row, emits)
+            if entry is None:
+                continue
+            if entry[0] <= stream_ms:
+                heappush(heap, entry)
+            else:
+                add_due(rows, entry)
+                next_ms = min(next_ms, entry[0])
+        return next_ms
+
+    def _tell(self, rows: Rows[Any], window: str, row: AnyWindow, stream_ms: int, emits: list[Emit]) -> None:
+        if row.waiting and self._updates is not None:
+            rows[window] = WindowRow(row.value, row.end_ms, stream_ms, False, row.first_ms, row.last_ms)
+            emits.append(_result(self._updates, window, row))
+
+    def _end(
+        self, rows: Rows[Any], due_ms: int, kind: str, window: str, row: AnyWindow, emits: list[Emit]
+    ) -> Entry | None:
+        """Close or drop a window; return what is due with it next.
+
+        A session may have gone on since its entry was made: then the entry moves to when it is due now.
+        """
+        close_ms = row.end_ms + self._grace_ms
+        drop_ms = close_ms + self._retention_ms
+        if kind == CLOSE:
+            if close_ms > due_ms:
+                return close_ms, CLOSE, window
+            if self._final is not None:
+                emits.append(_result(self._final, window, row))
+            self._closed(rows, window)
+            if self._retention_ms:
+                return drop_ms, DROP, window
+        elif drop_ms > due_ms:
+            return drop_ms, DROP, window
+        else:
+            self._closed(rows, window)
+            if row.waiting and self._updates is not None:
+                cancel_due(rows, (row.told_ms + self._updates.every_ms, TELL, window))
+                emits.append(_result(self._updates, window, row))
+        rows[window] = None
+        return None
+
+
+def _result(to: Updates | Final, window: str, row: AnyWindow) -> Emit:
+    key, start_ms = parted(window)
+    return Emit(to.topic, window, to.encode(WindowResult(key, start_ms, row.end_ms, row.value)))

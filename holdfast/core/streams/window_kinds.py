@@ -1,0 +1,170 @@
+"""Where a record belongs in each kind of windows."""
+
+from __future__ import annotations
+
+from bisect import bisect_left, bisect_right
+from collections.abc import Callable
+from typing import Any
+
+from holdfast.core.engine.processor import Emit
+from holdfast.core.engine.rows import NEVER, Rows
+from holdfast.core.streams.due import within
+from holdfast.core.streams.window_fold import LATE, PARTLY_LATE, TAKEN, WindowFold
+from holdfast.core.streams.window_rows import OPEN, OpenRow, WindowRow, parted, window_key
+from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
+
+
+class GridFold(WindowFold):
+    """Tumbling and hopping windows: their starts are multiples of one number."""
+
+    __slots__ = ("_every_ms", "_size_ms")
+
+    def __init__(self, window: Tumbling | Hopping, **common: Any) -> None:
+        super().__init__(grace_ms=window.grace_ms, **common)
+        self._size_ms = window.size_ms
+        self._every_ms = window.every_ms if isinstance(window, Hopping) else window.size_ms
+
+    def _place(
+        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> tuple[int, int]:
+        size_ms, every_ms, closed_ms = self._size_ms, self._every_ms, stream_ms - self._grace_ms
+        first_due_ms, took, missed = NEVER, False, False
+        first = max(0, (time_ms - size_ms) // every_ms + 1) * every_ms
+        for start_ms in range(first, time_ms + 1, every_ms):
+            end_ms = start_ms + size_ms
+            if end_ms <= closed_ms:
+                missed = True
+                continue
+            took = True
+            window = f"{key}@{start_ms:016d}"
+            before: WindowRow[Any] | None = rows.get(window)
+            value = self._aggregate(None if before is None else before.value, event)
+            due_ms = self._put(rows, window, before, WindowRow(value, end_ms), stream_ms, emits)
+            first_due_ms = min(first_due_ms, due_ms)
+        return first_due_ms, TAKEN if not missed else PARTLY_LATE if took else LATE
+
+
+class SessionFold(WindowFold):
+    """Sessions. A row for each key lists the starts of its open ones, so that no scan looks for them."""
+
+    __slots__ = ("_gap_ms", "_merge")
+
+    def __init__(self, window: Session, *, merge: Callable[[Any, Any], Any], **common: Any) -> None:
+        super().__init__(grace_ms=window.grace_ms, **common)
+        self._gap_ms, self._merge = window.gap_ms, merge
+
+    def _place(
+        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> tuple[int, int]:
+        gap_ms, closed_ms = self._gap_ms, stream_ms - self._grace_ms
+        if time_ms + gap_ms + 1 <= closed_ms:
+            return NEVER, LATE
+        name = OPEN + key
+        held: OpenRow | None = rows.get(name)
+        apart: list[int] = []  # the open sessions that stay as they are
+        joined: list[tuple[int, WindowRow[Any]]] = []
+        for start_ms in () if held is None else held.starts:
+            row = rows[window_key(key, start_ms)]
+            if row.end_ms <= closed_ms:
+                continue
+            if start_ms - gap_ms <= time_ms < row.end_ms:
+                joined.append((start_ms, row))
+            else:
+                apart.append(start_ms)
+        start_ms = min([time_ms, *(each for each, _ in joined)])
+        end_ms = max([time_ms + gap_ms + 1, *(row.end_ms for _, row in joined)])
+        value, before = None, None
+        for at, (each_ms, row) in enumerate(joined):
+            value = self._merge(value, row.value) if at else row.value
+            if each_ms == start_ms:
+                before = row
+            else:
+                self._remove(rows, window_key(key, each_ms), row, emits)
+        after = WindowRow(self._aggregate(value, event), end_ms)
+        due_ms = self._put(rows, window_key(key, start_ms), before, after, stream_ms, emits)
+        starts = (*sorted([*apart, start_ms]),)
+        if held is None or held.starts != starts:
+            rows[name] = OpenRow(starts)
+        return due_ms, TAKEN
+
+    def _closed(self, rows: Rows[Any], window: str) -> None:
+        key, start_ms = parted(window)
+        held: OpenRow | None = rows.get(OPEN + key)
+        if held is not None and start_ms in held.starts:
+            left = (*(each for each in held.starts if each != start_ms),)
+            rows[OPEN + key] = OpenRow(left) if left else None
+
+
+class SlidingFold(WindowFold):
+    """Sliding windows, each made of one that exists and holds the records that the new one has besides this.
+
+    Let f and l be the earliest and latest of the times that a new window shall hold, and p the latest time before f. Its records are
+    those of the window that ends with l, unless that reaches back to p: then the window that begins after p
+    reaches as far as l, and both hold f to l. One of the two is always there, since no record that was not
+    late has been left out of any window.
+    """
+
+    __slots__ = ("_difference_ms",)
+
+    def __init__(self, window: Sliding, **common: Any) -> None:
+        super().__init__(grace_ms=window.grace_ms, **common)
+        self._difference_ms = window.difference_ms
+
+    def _place(
+        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> tuple[int, int]:
+        if time_ms + 1 + self._grace_ms <= stream_ms:
+            return NEVER, LATE
+        span = self._difference_ms
+        found = dict(within(rows, f"{key}@", time_ms - 2 * span - 1, time_ms + 1))
+        due_ms = NEVER
+        for start_ms, row in sorted(self._changed(found, event, time_ms).items()):
+            window, before = window_key(key, start_ms), found.get(start_ms)
+            due_ms = min(due_ms, self._put(rows, window, before, row, stream_ms, emits))
+        return due_ms, TAKEN
+
+    def _changed(
+        self, found: dict[int, WindowRow[Any]], event: Any, time_ms: int
+    ) -> dict[int, WindowRow[Any]]:
+        """Return the windows that a record changes or makes, by their starts, given those *found* near it."""
+        span, fold = self._difference_ms, self._aggregate
+        times = sorted({row.last_ms for row in found.values()})
+        changed: dict[int, WindowRow[Any]] = {}
+
+        def add(start_ms: int, like: WindowRow[Any] | None) -> None:
+            """Put the record into the window at *start_ms*, which so far holds what *like* does."""
+            first_ms, last_ms = (time_ms, time_ms) if like is None else (like.first_ms, like.last_ms)
+            changed[start_ms] = WindowRow(
+                fold(None if like is None else like.value, event),
+                start_ms + span + 1,
+                first_ms=min(first_ms, time_ms),
+                last_ms=max(last_ms, time_ms),
+            )
+
+        for start_ms, row in found.items():
+            if start_ms <= time_ms <= start_ms + span:
+                add(start_ms, row)
+        if time_ms - span not in found:  # that which ends with the record
+            add(time_ms - span, _holding(found, times, time_ms - span, time_ms - 1))
+        for earlier_ms in times[bisect_left(times, time_ms - 1 - span) : bisect_left(times, time_ms)]:
+            if earlier_ms + 1 not in found and earlier_ms + 1 not in changed:
+                add(earlier_ms + 1, None)  # begins after an earlier record, was empty
+        like = _holding(found, times, time_ms + 1, time_ms + 1 + span)
+        if time_ms + 1 not in found and like is not None:  # that which begins after the record
+            changed[time_ms + 1] = WindowRow(
+                like.value, time_ms + span + 2, first_ms=like.first_ms, last_ms=like.last_ms
+            )
+        return changed
+
+
+def _holding(
+    found: dict[int, WindowRow[Any]], times: list[int], first_ms: int, last_ms: int
+) -> WindowRow[Any] | None:
+    """Return a window that holds exactly the records in [first_ms, last_ms], None if there are none."""
+    inside = times[bisect_left(times, first_ms) : bisect_right(times, last_ms)]
+    if not inside:
+        return None
+    for row in found.values():
+        if row.first_ms == inside[0] and row.last_ms == inside[-1]:
+            return row
+    raise AssertionError(f"no window holds exactly {inside}")

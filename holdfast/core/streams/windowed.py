@@ -1,0 +1,167 @@
+"""`Windowed`: a processor whose rows are the windows of each key."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Generic, TypeVar
+
+from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.processor import Input, Processor
+from holdfast.core.streams.durations import duration_ms
+from holdfast.core.streams.emitting import Final, Updates
+from holdfast.core.streams.window_fold import Arrived, WindowFold
+from holdfast.core.streams.window_kinds import GridFold, SessionFold, SlidingFold
+from holdfast.core.streams.window_rows import routed, row_type
+from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling, Window
+from holdfast.errors import ConfigError
+
+E = TypeVar("E")
+A = TypeVar("A")
+
+
+class Windowed(Processor[Any, Any], Generic[E, A]):
+    """An aggregate of the records of each key in each window.
+
+    *by* gives an event's key, *time* its event time in ms since 1970 (without it: stream time by append time, so that nothing is out of
+    order or late). *fold* gets the aggregate so far, None at first, and the event, and returns the aggregate with it, which is of type
+    *row*. Sessions also need *merge*: it gets the aggregates of an earlier and a later session.
+
+    **Stream time** is the highest event time seen in a partition. A window is closed when stream time >= end + grace, and then takes no
+    more records. A record that none of its windows takes is **late**: it is sent to the topic *late* as it came (key, value, headers), and
+    counted in the row `stream_key(partition)`, a `StreamRow`, in any case. A record whose event time is far in the future closes all
+    windows of its partition; have *decode* or *time* raise for a time that cannot be, and it goes to quarantine.
+
+    *emit* is `updates(topic)`, `final(topic)` or None; results are `WindowResult`s, and their keys are those of the rows. With *in_place*
+    they go to the partition of the record that caused them.
+
+    Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are removed when stream time >=
+    end + grace + *retention* (a duration such as "1d", or ms; of sliding windows, at least their difference + 1 ms).
+
+    ConfigError for what does not fit together, when the declaration is made.
+
+    >>> from holdfast.core.streams.emitting import final
+    >>> views = Windowed(
+    ...     name="views", source="clicks", decode=bytes.decode, by=str, window=Tumbling("1h", grace="5m"),
+    ...     fold=lambda count, page: (count or 0) + 1, row=int, emit=final("hourly-views"),
+    ... )
+    >>> views.table, views.emits
+    ('views.v1', ('hourly-views',))
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: str,
+        decode: Callable[..., E],
+        by: Callable[[E], str],
+        window: Window,
+        fold: Callable[[A | None, E], A],
+        row: type[A] | Any,
+        time: Callable[[E], int] | None = None,
+        merge: Callable[[A, A], A] | None = None,
+        emit: Updates | Final | None = None,
+        late: str | None = None,
+        retention: str | int = "1d",
+        version: int = 1,
+        inputs: tuple[Input, ...] = ("value",),
+        route: Callable[[str, int], int | None] | None = by_key,
+        in_place: bool = False,
+    ) -> None:
+        whose = f"processor {name}"
+        _check_inputs(whose, inputs)
+        for what, call, takes in (
+            ("decode", decode, tuple(inputs)),
+            ("by", by, ("event",)),
+            ("time", time, ("event",)),
+            ("fold", fold, ("aggregate", "event")),
+            ("merge", merge, ("earlier", "later")),
+        ):
+            may_lack = what in ("time", "merge") and call is None
+            if not may_lack and (why := why_uncallable(call, takes)) is not None:
+                raise ConfigError(f"{whose}: {what} {why}")
+        if not isinstance(emit, Updates | Final | None):
+            raise ConfigError(f"{whose}: emit {emit!r:.100}: write updates(topic) or final(topic)")
+        if late is not None and not isinstance(late, str):
+            raise ConfigError(f"{whose}: late {late!r:.100}: give the name of a topic")
+        retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
+        super().__init__(
+            name=name,
+            source=source,
+            decode=_carrying(decode, len(inputs), raw=late is not None),
+            fold=_fold_of(
+                whose,
+                window,
+                merge,
+                by=by,
+                time=time,
+                aggregate=fold,
+                emit=emit,
+                late=late,
+                retention_ms=retention_ms,
+            ),
+            row=row_type(row),
+            version=version,
+            inputs=(*inputs, "partition")
+            if late is None
+            else (*inputs, "key", "value", "headers", "partition"),
+            route=routed(route),
+            emits=_topics(None if emit is None else emit.topic, late),
+            in_place=in_place,
+        )
+
+
+def _topics(*topics: str | None) -> tuple[str, ...]:
+    return tuple(dict.fromkeys(topic for topic in topics if topic is not None))
+
+
+def _check_inputs(whose: str, inputs: object) -> None:
+    if not isinstance(inputs, tuple | list):
+        raise ConfigError(f"{whose}: inputs {inputs!r:.100}; write a tuple, as in ('value',)")
+
+
+def _fold_of(
+    whose: str, window: Window, merge: Callable[[Any, Any], Any] | None, *, retention_ms: int, **common: Any
+) -> WindowFold:
+    if isinstance(window, Session) == (merge is None):
+        raise ConfigError(
+            f"{whose}: sessions merge, so merge= must tell how: a function of (earlier, later)"
+            if merge is None
+            else f"{whose}: only sessions merge; leave out merge="
+        )
+    match window:
+        case Tumbling() | Hopping():
+            return GridFold(window, retention_ms=retention_ms, **common)
+        case Sliding():
+            kept_ms = max(retention_ms, window.difference_ms + 1)  # new windows are made of those before them
+            return SlidingFold(window, retention_ms=kept_ms, **common)
+        case Session():
+            assert merge is not None
+            return SessionFold(window, merge=merge, retention_ms=retention_ms, **common)
+        case _:
+            raise ConfigError(f"{whose}: window {window!r:.100}: take Tumbling, Hopping, Sliding or Session")
+
+
+def _carrying(decode: Callable[..., Any], inputs: int, *, raw: bool) -> Callable[..., Arrived]:
+    """Return a decoder that carries with the event what the fold needs of its record besides."""
+    if raw:
+
+        def with_record(*columns: Any) -> Arrived:
+            key, value, headers, partition = columns[inputs:]
+            return decode(*columns[:inputs]), partition, (key, value, headers)
+
+        return with_record
+    if inputs == 1:
+
+        def with_partition(column: Any, partition: int) -> Arrived:
+            return decode(column), partition, None
+
+        return with_partition
+
+    def of_several(*columns: Any) -> Arrived:
+        return decode(*columns[:inputs]), columns[inputs], None
+
+    return of_several

@@ -1,0 +1,69 @@
+"""Aggregations and windows: declarations that make a processor.
+
+    from holdfast.streams import Tumbling, Windowed, count, final
+
+    words  = count(name="words", source="words", decode=bytes.decode, key=str.lower)
+    hourly = Windowed(name="hourly", source="views", decode=..., by=..., time=..., window=Tumbling("1h", grace="10m"),
+                      fold=..., row=int, emit=final("hourly-views"))
+    app = create_app([words, hourly])
+
+See docs/tutorial-streams.md.
+"""
+
+from holdfast.core.streams.aggregations import (
+    Mean,
+    Ranked,
+    aggregate,
+    count,
+    dedupe,
+    latest,
+    maximum,
+    mean,
+    minimum,
+    reduce,
+    top,
+    total,
+)
+from holdfast.core.streams.emitting import Final, Updates, final, updates
+from holdfast.core.streams.window_rows import (
+    StreamRow,
+    WindowResult,
+    WindowRow,
+    parse_window_key,
+    stream_key,
+    window_key,
+    windows_of,
+)
+from holdfast.core.streams.windowed import Windowed
+from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
+
+__all__ = [
+    "Final",
+    "Hopping",
+    "Mean",
+    "Ranked",
+    "Session",
+    "Sliding",
+    "StreamRow",
+    "Tumbling",
+    "Updates",
+    "WindowResult",
+    "WindowRow",
+    "Windowed",
+    "aggregate",
+    "count",
+    "dedupe",
+    "final",
+    "latest",
+    "maximum",
+    "mean",
+    "minimum",
+    "parse_window_key",
+    "reduce",
+    "stream_key",
+    "top",
+    "total",
+    "updates",
+    "window_key",
+    "windows_of",
+]
