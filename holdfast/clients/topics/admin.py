@@ -188,12 +188,13 @@ class Admin:
         # A first short wait, since a wrong password or certificate is known at once and no patience will mend
         # it.
         first_s = min(FIRST_WAIT_S, timeout_s)
-        for wait_s in (first_s, timeout_s - first_s):
+        rest_s = timeout_s - first_s
+        for wait_s, left_s in ((first_s, rest_s), (rest_s, 0.0)):
             try:
                 return self._client.list_topics(timeout=wait_s)
             except KafkaException as error:
                 self._client.poll(0)  # lets the client say what it ran into
-                if not self._refused and wait_s == first_s < timeout_s:
+                if not self._refused and left_s > 0:
                     continue
                 reason = self._last_error or _text(error)
                 if self._refused:

@@ -314,6 +314,14 @@ def test_a_broker_that_is_not_there_is_given_up_after_the_deadline() -> None:
         Admin(nowhere, timeout_s=0.5).offsets([("t", 0)])
 
 
+@pytest.mark.parametrize("waits", [1, 2])
+def test_a_deadline_of_whole_first_waits_is_kept(waits: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("holdfast.clients.topics.admin.FIRST_WAIT_S", 0.25)
+    nowhere = Settings(kafka={"bootstrap.servers": "127.0.0.1:1"})
+    with pytest.raises(BrokerError, match="no Kafka broker at"):
+        Admin(nowhere, timeout_s=0.25 * waits).cluster()
+
+
 @pytest.mark.parametrize(
     ("error", "refuses"),
     [
