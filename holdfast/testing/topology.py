@@ -14,6 +14,7 @@ from holdfast.core.engine.processor import Headers, Processor, by_name
 from holdfast.core.engine.sources import Source
 from holdfast.core.engine.stepping import Refused, Written
 from holdfast.core.engine.streams import Stream
+from holdfast.core.streams.window_rows import WindowResult, windows_of
 from holdfast.errors import TopologyError
 from holdfast.testing.logs import TopicLogs, TopicRecord, as_bytes
 from holdfast.testing.runs import MergedRun, PartitionRun, open_run
@@ -211,6 +212,10 @@ class Topology:
                 f"{processor.name} has the row of {key!r:.200} in partition {partition}, but its route leads queries to {leads}: they "
                 "would not find it; pipe its records with the key that the route expects, or mend the route"
             )
+
+    def windows(self, name: str | Processor[Any, Any], key: str | None = None) -> list[WindowResult[Any]]:
+        """Return the windows in a table of windows, of one *key* or of all, in the order of their row keys."""
+        return [*windows_of(self.table(name).items(), key)]
 
     def timers(
         self, name: str | Processor[Any, Any], *, partition: int | None = None, clock: str = "append"

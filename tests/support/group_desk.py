@@ -203,7 +203,7 @@ def kill_at(monkeypatch: pytest.MonkeyPatch, write: int) -> list[str]:
 
     def appending(self: ResetLog, decision: Decision) -> int:
         offset = append(self, decision)
-        note(type(decision).__name__.removeprefix("Reset"))  # as the page names it
+        note(type(decision).__name__)
         return offset
 
     def dying(self: ClaimReset, error: BaseException) -> None:

@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import tomllib
 from pathlib import Path
 
 import pytest
+
+from tests.support.places import ROOT
 
 pytestmark = pytest.mark.process
 
@@ -43,6 +46,8 @@ def ran(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
             "pytest",
             "-q",
             "-p",
+            "no:holdfast",  # the entry point's, which a checkout may not have installed yet
+            "-p",
             "holdfast.testing.plugin",
             "-p",
             "no:cacheprovider",
@@ -54,6 +59,11 @@ def ran(folder: Path, program: str) -> subprocess.CompletedProcess[str]:
         timeout=120,
         check=False,
     )
+
+
+def test_the_entry_point_names_the_plugin() -> None:
+    declared = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["entry-points"]["pytest11"]
+    assert declared == {"holdfast": "holdfast.testing.plugin"}
 
 
 def test_the_fixture_makes_topologies_and_checks_them(tmp_path: Path) -> None:

@@ -12,6 +12,7 @@ from holdfast.clients.tables.directory import Directory
 from holdfast.clients.tables.loop_thread import CLOSE_S, LoopThread
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
+from holdfast.core.streams.window_rows import WindowResult
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -107,6 +108,34 @@ class BlockingTableClient:
             max_staleness=max_staleness,
             page_rows=page_rows,
         )
+        yield from self._paged(rows, page_rows, timeout_s)
+
+    def windows(
+        self,
+        table: Processor[Any, Any],
+        key: str,
+        *,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> Iterator[Answer[WindowResult[Any]]]:
+        """Yield the windows of *key* that start at or after *since_ms* and before *until_ms*, in order of time."""
+        found = self._client.windows(
+            table,
+            key,
+            since_ms=since_ms,
+            until_ms=until_ms,
+            partition=partition,
+            at_least=at_least,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
+        )
+        yield from self._paged(found, PAGE_ROWS, timeout_s)
+
+    def _paged(self, rows: AsyncIterator[T], page_rows: int, timeout_s: float) -> Iterator[T]:
         while True:
             batch = self._wait(_next(rows, page_rows), timeout_s * 2)
             yield from batch
@@ -114,9 +143,9 @@ class BlockingTableClient:
                 return
 
 
-async def _next(rows: AsyncIterator[Answer[R]], count: int) -> list[Answer[R]]:
+async def _next(rows: AsyncIterator[T], count: int) -> list[T]:
     """Take up to *count* rows, so that a hop between threads is paid once a page and not once a row."""
-    batch: list[Answer[R]] = []
+    batch: list[T] = []
     async for row in rows:
         batch.append(row)
         if len(batch) >= count:

@@ -12,6 +12,8 @@ from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequen
 from types import TracebackType
 from typing import Any, Generic, Self, TypeVar, overload
 
+import msgspec
+
 from holdfast.clients.tables.answers import NOWHERE, Answer, AtLeast, Bound, ReadTerms, answering, first_found
 from holdfast.clients.tables.directory import Directory, WorkersTopic
 from holdfast.clients.tables.query_router import QueryRouter
@@ -27,6 +29,7 @@ from holdfast.core.engine.query_wire import (
     decode_page_reply,
     decode_rows_reply,
 )
+from holdfast.core.streams.window_rows import WindowResult, window_key, windows_of, windows_prefix
 from holdfast.errors import NoSuchTableError, QueryError
 
 __all__ = ["NOWHERE", "Answer", "AtLeast", "Bound", "TableClient"]
@@ -251,6 +254,40 @@ class TableClient:
                 after = reply.after
                 if after is None:
                     break
+
+    async def windows(
+        self,
+        table: Processor[Any, Any] | str,
+        key: str,
+        *,
+        since_ms: int | None = None,
+        until_ms: int | None = None,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> AsyncIterator[Answer[WindowResult[Any]]]:
+        """Yield the windows of *key* in a table of windows (`holdfast.streams.Windowed`), by partition and start.
+
+        Only those that start at or after *since_ms* and before *until_ms*, if given. The rest is as for `scan`; a partition
+        is found by the table's route, and all are asked where that does not tell.
+        """
+        route = self._table(table).processor.route
+        deadline_s = self._clock.monotonic_s() + timeout_s
+        if partition is None and route is not None:
+            processor = self._table(table).processor
+            partition = route(window_key(key, 0), await self._asker.partitions(processor, deadline_s))
+        found = self.scan(
+            table,
+            windows_prefix(key, since_ms, until_ms),
+            partition=partition,
+            at_least=at_least,
+            timeout_s=timeout_s,
+            max_staleness=max_staleness,
+        )
+        async for each in found:
+            for window in windows_of([(each.key, each.value)], key, since_ms=since_ms, until_ms=until_ms):
+                yield msgspec.structs.replace(each, value=window)
 
     # -- within
 

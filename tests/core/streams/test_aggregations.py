@@ -1,0 +1,160 @@
+"""Aggregations without windows, through the test kit, which also restarts and replays each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import msgspec
+import pytest
+
+from holdfast.errors import ConfigError
+from holdfast.streams import (
+    Mean,
+    Ranked,
+    Tumbling,
+    Windowed,
+    aggregate,
+    count,
+    dedupe,
+    final,
+    latest,
+    maximum,
+    mean,
+    minimum,
+    reduce,
+    top,
+    total,
+    updates,
+)
+from holdfast.testing import Topology
+
+
+class Sale(msgspec.Struct, frozen=True):
+    shop: str
+    item: str
+    cents: int
+
+
+SALES = [
+    Sale("a", "tea", 3),
+    Sale("b", "tea", 5),
+    Sale("a", "jam", 1),
+    Sale("a", "tea", 4),
+    Sale("b", "rye", 5),
+]
+DECLARED: dict[str, Any] = {
+    "name": "sales",
+    "source": "sales",
+    "decode": msgspec.json.Decoder(Sale).decode,
+    "key": lambda sale: sale.shop,
+}
+
+
+NO_FUNCTION: Any = "cents"
+NO_FOLD: Any = str.upper
+
+
+def cents(sale: Sale) -> int:
+    return sale.cents
+
+
+@pytest.mark.parametrize(
+    ("processor", "rows"),
+    [
+        (count(**DECLARED), {"a": 3, "b": 2}),
+        (total(value=cents, **DECLARED), {"a": 8, "b": 10}),
+        (mean(value=cents, **DECLARED), {"a": Mean(3, 8), "b": Mean(2, 10)}),
+        (minimum(value=cents, **DECLARED), {"a": 1, "b": 5}),
+        (maximum(value=cents, **DECLARED), {"a": 4, "b": 5}),
+        (latest(value=lambda sale: sale.item, row=str, **DECLARED), {"a": "tea", "b": "rye"}),
+        (reduce(value=cents, by=lambda one, other: one * other, row=int, **DECLARED), {"a": 12, "b": 25}),
+        (
+            top(1, item=lambda sale: sale.item, score=cents, **DECLARED),
+            {"a": (Ranked("tea", 4),), "b": (Ranked("rye", 5),)},
+        ),
+    ],
+    ids=["count", "total", "mean", "minimum", "maximum", "latest", "reduce", "top"],
+)
+def test_each_keeps_what_its_name_says(processor: Any, rows: dict[str, Any]) -> None:
+    with Topology([processor]) as topology:
+        for sale in SALES:
+            topology.pipe("sales", sale, key=sale.shop)
+        assert topology.table(processor) == rows
+        assert not topology.refused
+
+
+def test_a_mean_is_that_of_its_values() -> None:
+    assert Mean(3, 8).mean == pytest.approx(8 / 3)
+
+
+def test_only_changes_are_told() -> None:
+    highest = maximum(value=cents, emits=updates("highest"), **DECLARED)
+    with Topology([highest]) as topology:
+        for sale in SALES:
+            topology.pipe("sales", sale, key=sale.shop)
+        assert [(each.key, each.value) for each in topology.read("highest")] == [
+            (b"a", b"3"),
+            (b"b", b"5"),
+            (b"a", b"4"),
+        ]
+
+
+def test_the_first_of_each_id_goes_on_as_it_came_until_it_is_forgotten() -> None:
+    once = dedupe(
+        name="once", source="orders", to="unique", key=str, ttl="10s", decode=bytes.decode, in_place=True
+    )
+    with Topology([once]) as topology:
+        headers = (("trace", b"1"),)
+        topology.pipe("orders", "o-1", key="o-1", at=1_000, headers=headers)
+        topology.pipe("orders", "o-1", key="o-1", at=10_999)
+        topology.pipe("orders", "o-2", key="o-1", at=10_999)
+        (first, other) = topology.read("unique")
+        assert (first.key, first.value, first.headers) == (b"o-1", b"o-1", headers)
+        assert other.value == b"o-2"
+        topology.pipe("orders", "o-1", key="o-1", at=11_000)
+        assert [each.value for each in topology.read("unique")] == [b"o-1"], "forgotten after ten seconds"
+
+
+def test_windows_are_told_when_they_are_closed_and_late_records_are_counted() -> None:
+    hourly: Windowed[tuple[str, int], int] = Windowed(
+        name="hourly",
+        source="views",
+        decode=msgspec.json.Decoder(tuple[str, int]).decode,
+        by=lambda view: view[0],
+        time=lambda view: view[1],
+        window=Tumbling("1s", grace="500ms"),
+        fold=lambda seen, view: (seen or 0) + 1,
+        row=int,
+        emit=final("hourly-views"),
+        late="late-views",
+    )
+    with Topology([hourly], partitions=1) as topology:
+        for at_ms in (100, 900, 1_200, 400, 1_499):
+            topology.pipe("views", ("page", at_ms), key="page")
+        assert topology.read("hourly-views") == [], "grace is not over"
+        topology.pipe("views", ("page", 1_500), key="page")
+        (told,) = topology.read("hourly-views")
+        assert msgspec.json.decode(told.value or b"")["value"] == 3
+        topology.pipe("views", ("page", 999), key="page")
+        assert [each.value for each in topology.read("late-views")] == [b'["page",999]']
+        assert [(each.start_ms, each.value) for each in topology.windows(hourly, "page")] == [
+            (0, 3),
+            (1_000, 3),
+        ]
+
+
+@pytest.mark.parametrize(
+    ("make", "told"),
+    [
+        (lambda: top(0, item=str, score=int, **DECLARED), "top 0: a whole number from 1"),
+        (lambda: total(value=NO_FUNCTION, **DECLARED), "value is 'cents', which cannot be called"),
+        (lambda: count(emits=7, **DECLARED), "emits 7: give a topic, or updates"),
+        (lambda: count(emits=updates("out", every="1s"), **DECLARED), "every= is for windows"),
+        (lambda: aggregate(fold=NO_FOLD, row=int, **DECLARED), "fold takes"),
+        (lambda: dedupe(name="d", source="s", to="t", key=str, ttl="soon", decode=bytes), "ttl"),
+        (lambda: Tumbling("an hour"), "an hour"),
+    ],
+)
+def test_what_cannot_be_is_said_at_declaration(make: Any, told: str) -> None:
+    with pytest.raises(ConfigError, match=told):
+        make()
