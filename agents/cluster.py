@@ -42,7 +42,10 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
     """
     admin = Admin(settings)
     for finding in require_topics(settings, processors, admin=admin):
-        logger.warning("topic %s %s: %s", finding.topic, finding.message, finding.remedy)
+        logger.warning(
+            "topic %(topic)s %(problem)s: %(remedy)s",
+            {"topic": finding.topic, "problem": finding.message, "remedy": finding.remedy},
+        )
     found = admin.cluster(topic_names(settings, processors))
     changelogs = [processor.changelog(settings.app) for processor in processors]
     cluster_id, ids = _identity(settings, changelogs)
@@ -69,7 +72,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
             limit, sum(partitions.values()), descriptors.connections_within(limit, settings.web_connections)
         )
     ) is not None:
-        logger.warning("%s", short)
+        logger.warning("%(problem)s", {"problem": short})
     return Survey(environment, partitions)
 
 

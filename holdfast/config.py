@@ -287,6 +287,11 @@ class Settings:
         metadata=_doc("decoded rows kept for each partition of a table", low=0, high=1_000_000_000),
     )
 
+    log_format: str = field(
+        default="text",
+        metadata=_doc("text for people, or json: one object on each line of the log, its fields by name"),
+    )
+
     spark_master: str = field(
         default="local[*]",
         metadata=_doc("Spark master of replays, checks and landings; local[*] takes every core"),
@@ -588,11 +593,12 @@ def _check_web(settings: Settings) -> None:
             )
 
 
-def _check_unreadable(settings: Settings) -> None:
-    if settings.unreadable not in ("halt", "quarantine"):
-        raise ConfigError(
-            f"{settings._place('unreadable')} is {settings.unreadable!r}; write halt or quarantine"
-        )
+def _check_choices(settings: Settings) -> None:
+    for name, choices in (("unreadable", ("halt", "quarantine")), ("log_format", ("text", "json"))):
+        if getattr(settings, name) not in choices:
+            raise ConfigError(
+                f"{settings._place(name)} is {getattr(settings, name)!r}; write {' or '.join(choices)}"
+            )
 
 
 def _check_kafka(settings: Settings) -> None:
@@ -604,7 +610,7 @@ _CHECKS: tuple[Callable[[Settings], None], ...] = (
     _check_names,
     _check_times,
     _check_web,
-    _check_unreadable,
+    _check_choices,
     _check_kafka,
 )
 

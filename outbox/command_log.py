@@ -181,7 +181,9 @@ class CommandLog(threading.Thread):
             if (
                 not self._ended.is_set()
             ):  # a harvester that is deaf would publish through a pause, or never begin
-                logger.exception("outbox %s: its commands are not heard any more", self._settings.name)
+                logger.exception(
+                    "outbox %(outbox)s: its commands are not heard any more", {"outbox": self._settings.name}
+                )
                 self._desk.failed(
                     HoldfastError(f"commands of outbox {self._settings.name} cannot be followed: {error!r}")
                 )
@@ -203,7 +205,10 @@ class CommandLog(threading.Thread):
 
     def _warn(self, error: KafkaError) -> None:
         if not is_of_group(error):  # the group is named, as a consumer must, and never joined
-            logger.warning("commands of outbox %s: %s", self._settings.name, error.str())
+            logger.warning(
+                "commands of outbox %(outbox)s: %(error)s",
+                {"outbox": self._settings.name, "error": error.str()},
+            )
 
     def _take(self, messages: list[Message]) -> None:
         for message in messages:
@@ -221,7 +226,8 @@ class CommandLog(threading.Thread):
                 self._orders.hear_answer(answer.id, answer.shard)
         except msgspec.DecodeError as error:
             logger.warning(
-                "outbox %s: record %d of %s is not understood: %s", self._settings.name, offset, topic, error
+                "outbox %(outbox)s: record %(offset)d of %(topic)s is not understood: %(error)s",
+                {"outbox": self._settings.name, "offset": offset, "topic": topic, "error": error},
             )
 
     def _command(self, command: Command, offset: int) -> None:
@@ -279,7 +285,10 @@ class CommandLog(threading.Thread):
         try:
             _, end = self._reader.consumer.get_watermark_offsets(TopicPartition(answers, 0), timeout=END_S)
         except KafkaException as error:
-            logger.warning("outbox %s: cannot answer yet: %s", self._settings.name, error.args[0].str())
+            logger.warning(
+                "outbox %(outbox)s: cannot answer yet: %(error)s",
+                {"outbox": self._settings.name, "error": error.args[0].str()},
+            )
             return False
         if not self._read_to(answers, end, END_S):
             return False
@@ -295,7 +304,8 @@ class CommandLog(threading.Thread):
         def delivered(error: KafkaError | None, _: Message) -> None:
             if error is not None:
                 logger.warning(
-                    "outbox %s: an answer did not get through: %s", self._settings.name, error.str()
+                    "outbox %(outbox)s: an answer did not get through: %(error)s",
+                    {"outbox": self._settings.name, "error": error.str()},
                 )
                 self._orders.unsay(answer.id, answer.shard)
 

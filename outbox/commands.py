@@ -176,4 +176,7 @@ def _answers(reader: LogReader, clock: Clock, until_s: float) -> Iterator[Comman
         try:
             yield read_answer(message.value() or b"")
         except msgspec.DecodeError as error:
-            logger.warning("record %d of the answers is none: %s", message.offset(), error)
+            logger.warning(
+                "record %(offset)d of the answers is none: %(error)s",
+                {"offset": message.offset(), "error": error},
+            )

@@ -168,7 +168,7 @@ class Election:
                 f"election {self.settings.group_id}: {error.args[0]}; this process leads nothing any more"
             )
         except Exception as error:
-            logger.exception("election %s ended", self.settings.group_id)
+            logger.exception("election %(group)s ended", {"group": self.settings.group_id})
             self.error = BrokerError(
                 f"election {self.settings.group_id}: {error!r}; this process leads nothing any more"
             )
@@ -261,21 +261,16 @@ class Election:
             match event:
                 case Acquired():
                     self._trouble.ends()
-                    logger.info("leader of role %d in epoch %d", held.role, held.epoch, extra=fields)
+                    logger.info("leader of role %(role)d in epoch %(epoch)d", fields)
                     self._handler.acquired(held)
                 case Fenced(reason=reason):
                     logger.warning(
-                        "fenced as leader of role %d in epoch %d: %s",
-                        held.role,
-                        held.epoch,
-                        reason,
-                        extra=fields,
+                        "fenced as leader of role %(role)d in epoch %(epoch)d: %(reason)s",
+                        {**fields, "reason": reason},
                     )
                     self._handler.fenced(held, reason)
                 case Revoked():
-                    logger.info(
-                        "no longer leader of role %d in epoch %d", held.role, held.epoch, extra=fields
-                    )
+                    logger.info("no longer leader of role %(role)d in epoch %(epoch)d", fields)
                     revoked.append(held)
         if revoked:
             self._handler.revoked(revoked, self._clock.monotonic_s() if deadline_s is None else deadline_s)
@@ -309,10 +304,8 @@ class Election:
             )
         except KafkaException as error:
             logger.warning(
-                "election %s: the end of partition %d is not known: %s",
-                self.settings.group_id,
-                place.partition,
-                error.args[0],
+                "election %(group)s: the end of partition %(partition)d is not known: %(error)s",
+                {"group": self.settings.group_id, "partition": place.partition, "error": error.args[0]},
             )
             return -1  # OFFSET_END: the client finds it itself, later
         return int(end)
@@ -393,7 +386,10 @@ class Election:
             try:
                 consumer.close()
             except (KafkaException, RuntimeError) as error:
-                logger.warning("election %s: the consumer did not close: %s", self.settings.group_id, error)
+                logger.warning(
+                    "election %(group)s: the consumer did not close: %(error)s",
+                    {"group": self.settings.group_id, "error": error},
+                )
 
         closing = threading.Thread(target=close, name="holdfast-election-close", daemon=True)
         closing.start()

@@ -37,18 +37,20 @@ class Trouble:
         self._last_s = now_s
         is_new = kind not in self._kinds and len(self._kinds) < LIMIT_KINDS
         self._kinds.add(kind)
-        told = f"outbox {self.who}: {' '.join(reason.split())}"
+        fields = {"outbox": self.who, "kind": kind, "reason": " ".join(reason.split())}
         if is_new:
-            logger.warning("%s; nothing is published until this is over, it is tried again by itself", told)
+            logger.warning(
+                "outbox %(outbox)s: %(reason)s; nothing is published until this is over, it is tried again by itself",
+                fields,
+            )
         else:
-            logger.info("%s", told)
+            logger.info("outbox %(outbox)s: %(reason)s", fields)
 
     def ends(self) -> None:
         """Tell that it is over, when there was one."""
         if self._kinds:
             self._kinds.clear()
             logger.warning(
-                "outbox %s: the trouble is over after %.0f s",
-                self.who,
-                self._clock.monotonic_s() - self._began_s,
+                "outbox %(outbox)s: the trouble is over after %(lasted_s).0f s",
+                {"outbox": self.who, "lasted_s": self._clock.monotonic_s() - self._began_s},
             )

@@ -152,7 +152,10 @@ class BronzeFiles:
         columns = [name for name in columns_needed(plan.processor) if name != "partition"]
         read = (rows for file in files for rows in _rows(filesystem, file, columns))
         if not _in_order(filesystem, files):
-            logger.info("sorting in memory", extra={"table": self.uri, "partition": partition})
+            logger.info(
+                "sorting %(table)s partition %(partition)s in memory",
+                {"table": self.uri, "partition": partition},
+            )
             read = iter(pa.Table.from_batches(read).sort_by("offset").to_batches(READ_ROWS))
         for rows in read:
             yield from _cut(rows, partition, span, plan)

@@ -220,7 +220,7 @@ def run(
             if isinstance(error, PipelineError):
                 raise
             raise failed(error, what) from error
-    logger.warning("records came out of order, sorting them", extra={"source": what})
+    logger.warning("records of %(source)s came out of order, sorting them", {"source": what})
     with explained(what):
         return take(make(True))
 

@@ -229,7 +229,7 @@ def _stop(session: SparkSession, gateway: Any) -> None:
     except Exception as error:  # noqa: BLE001  whatever it is, the JVM is ended next
         # Nearly always a JVM that died before; what it took with it was told where it was missed. It ends now
         # in any case.
-        logger.info("Spark did not stop by itself", extra={"cause": repr(error)})
+        logger.info("Spark did not stop by itself: %(cause)r", {"cause": error})
         _forget()
     finally:
         _end(gateway)

@@ -71,7 +71,8 @@ class ChangelogWriter:
                 raise
             except AbortableError as error:
                 logger.warning(
-                    "transaction of %s aborted, trying again: %s", producer.transactional_id, error
+                    "transaction of %(producer)s aborted, trying again: %(error)s",
+                    {"producer": producer.transactional_id, "error": error},
                 )
                 producer.why = error
                 await producer.end(commit=False)
@@ -120,7 +121,10 @@ class ChangelogWriter:
         try:
             await self._within(timeout_s, self._disown(), "tombstone not written")
         except (BrokerError, FencedError, AbortableError) as error:
-            logger.error("cannot disown %s partition %d: %s", *self._place, error)
+            logger.error(
+                "cannot disown %(topic)s partition %(partition)d: %(error)s",
+                {"topic": self._place[0], "partition": self._place[1], "error": error},
+            )
 
     async def _disown(self) -> None:
         await self._producer.append({self._place: [(APPLIED, None, _NO_HEADERS)]})

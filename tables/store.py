@@ -270,10 +270,8 @@ class PartitionStore:
         aside = set_aside(self.path, rotten=rotten)
         logger.log(
             logging.ERROR if rotten else logging.WARNING,
-            "store %s set aside as %s and rebuilt: %s",
-            self.path,
-            aside.name,
-            cause,
+            "store %(store)s set aside as %(aside)s and rebuilt: %(cause)s",
+            {"store": self.path, "aside": aside.name, "cause": cause},
         )
         self.rotten = None
 
@@ -348,7 +346,10 @@ class PartitionStore:
         try:
             self._db.put(_ROTTEN, cause.encode(), write_opt=UNLOGGED if self._unlogged else LOGGED)
         except Exception as error:  # noqa: BLE001  a damaged store may not take it; it then shows its damage again
-            logger.info("store %s: cannot note that it is rotten: %s", self.path, error)
+            logger.info(
+                "store %(store)s: cannot note that it is rotten: %(error)s",
+                {"store": self.path, "error": error},
+            )
         self.on_rotten(cause)
 
     def pin(self) -> PinnedState:
@@ -488,7 +489,10 @@ class PartitionStore:
             self._before_logged(LOGGED)
             self._db[_TOUCHED] = b"%d" % now_ms
         except Exception as error:  # noqa: BLE001  all it can cost is a rebuild that was not needed
-            logger.warning("store %s: cannot note that it is current: %s", self.path, error)
+            logger.warning(
+                "store %(store)s: cannot note that it is current: %(error)s",
+                {"store": self.path, "error": error},
+            )
 
     def close(self) -> None:
         """Close the store in good order, unless it is rotten; then it is not believed when it is opened
@@ -501,7 +505,10 @@ class PartitionStore:
                     _CLOSED, b"%d" % self.changelog_next, write_opt=UNLOGGED if self._unlogged else LOGGED
                 )
             except Exception as error:  # noqa: BLE001  all it can cost is a reading of the store at its next opening
-                logger.info("store %s: cannot note that it was closed: %s", self.path, error)
+                logger.info(
+                    "store %(store)s: cannot note that it was closed: %(error)s",
+                    {"store": self.path, "error": error},
+                )
         self._shut()
 
     def _shut(self) -> None:
@@ -516,7 +523,9 @@ class PartitionStore:
         except Exception as error:  # noqa: BLE001
             # It flushes first, which a damaged store refuses; then only the end of the object gives the files
             # free.
-            logger.info("store %s: closed without a flush: %s", self.path, error)
+            logger.info(
+                "store %(store)s: closed without a flush: %(error)s", {"store": self.path, "error": error}
+            )
             del self._db
 
 

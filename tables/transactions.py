@@ -291,7 +291,10 @@ class TransactionalClient:
         except IncompatibleBrokerVersion as error:
             raise _too_old(error) from error
         except AioKafkaError as error:
-            logger.info("%s: broker %d did not answer: %r", self.transactional_id, leader, error)
+            logger.info(
+                "%(producer)s: broker %(broker)d did not answer: %(error)r",
+                {"producer": self.transactional_id, "broker": leader, "error": error},
+            )
             return [Appended(place, NETWORK, -1) for place in batches]
 
     async def _join(self, places: Iterable[Place]) -> None:

@@ -18,6 +18,7 @@ from tests.support.places import ROOT
 ROOMS: Mapping[str, frozenset[str] | None] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "logs": frozenset(),
     "config": frozenset({"errors"}),
     "jars": frozenset({"clock", "errors"}),
     "core": frozenset({"errors"}),
@@ -27,7 +28,9 @@ ROOMS: Mapping[str, frozenset[str] | None] = {
     "tables": frozenset({"kafka", "core", "clock", "errors"}),
     "outbox": frozenset({"kafka", "core", "config", "clock", "errors"}),
     "clients": frozenset({"kafka", "core", "config", "clock", "errors"}),
-    "agents": frozenset({"tables", "outbox", "clients", "kafka", "core", "config", "clock", "errors"}),
+    "agents": frozenset(
+        {"tables", "outbox", "clients", "kafka", "core", "config", "logs", "clock", "errors"}
+    ),
     "pipeline": frozenset({"kafka", "core", "config", "clock", "errors", "jars"}),
     "cli": None,
     "dev": None,
@@ -105,6 +108,7 @@ TOPIC = {"config_sources": "config", "kafka_properties": "config", "security": "
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),
+    "logs": frozenset(),
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
     "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),

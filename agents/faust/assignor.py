@@ -34,7 +34,10 @@ class ReturningAssignor(PartitionAssignor):
         self.moved = known not in (own, self.known_as)
         if known != own:
             self.known_as = known
-            logger.info("the group knows this worker as %s, it is %s now", known, own)
+            logger.info(
+                "the group knows this worker as %(known_url)s, it is %(url)s now",
+                {"known_url": known, "url": own},
+            )
             assignment = type(assignment)(
                 assignment.version, assignment.assignment, self._compress(_readdressed(metadata, known, own))
             )

@@ -89,8 +89,8 @@ def _note(membership: Membership, request: Any, answer: Any, sent_s: float, term
     if codes & _REFUSING:
         membership.refused(term)
         logger.warning(
-            "the group refused this member (%s): it owns nothing any more and joins anew",
-            type(request).__name__,
+            "the group refused this member (%(request)s): it owns nothing any more and joins anew",
+            {"request": type(request).__name__},
         )
     elif isinstance(request, HeartbeatRequest) and codes <= {NO_ERROR, REBALANCE_IN_PROGRESS}:
         membership.heard(sent_s, rebalancing=REBALANCE_IN_PROGRESS in codes)

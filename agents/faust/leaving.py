@@ -12,11 +12,13 @@ import traceback
 from collections.abc import Callable
 from pathlib import Path
 from types import TracebackType
+from typing import Any
 
 import faust
 from mode.worker import EX_FAILURE
 
 from holdfast.errors import HoldfastError
+from holdfast.logs import use_format
 
 logger = logging.getLogger(__name__)
 
@@ -44,6 +46,7 @@ class Worker(faust.Worker):
     It leaves with 1 after an operating error, which it has told once, in one line.
     """
 
+    app: Any
     _told = False
 
     async def start(self) -> None:
@@ -63,13 +66,16 @@ class Worker(faust.Worker):
             return  # what fails because of the first failure is not worth another line
         self._told = True
         text = one_line(error)
-        logger.critical("leaving: %s", text)
+        logger.critical("leaving: %(reason)s", {"reason": text})
         if self.logfile:  # whoever started it looks here first
             print(f"holdfast: {text}", file=self.stderr)
 
     def on_setup_root_logger(self, logger: logging.Logger, level: int) -> None:
-        """Have what is told once not be logged again by each service that the crash goes through."""
+        """Have what is told once not be logged again by each service that the crash goes through, and lines
+        in the form that the settings say.
+        """
         super().on_setup_root_logger(logger, level)
+        use_format(self.app.settings.log_format)
         for handler in logger.handlers:
             handler.addFilter(shortened)
 

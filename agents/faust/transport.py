@@ -91,7 +91,7 @@ class GroupThread(driver.AIOKafkaConsumerThread):
         except CommitFailedError:
             return False
         except Exception as error:  # noqa: BLE001  advice only
-            logger.warning("offsets not committed; lag tools show them late: %r", error)
+            logger.warning("offsets not committed; lag tools show them late: %(error)r", {"error": error})
             return False
         return True
 
@@ -214,7 +214,7 @@ class BatchConsumer(driver.Consumer):
     def _give_up(self) -> None:
         left = {message for message in self._unacked_messages if message.topic not in self.manager.sources}
         places = sorted(f"{each.topic}/{each.partition}/{each.offset}" for each in left)
-        logger.warning("not acked in time, to be delivered again: %s", places)
+        logger.warning("not acked in time, to be delivered again: %(places)s", {"places": places})
         self._unacked_messages -= left
 
     def discard(self, message: Any) -> None:

@@ -61,8 +61,9 @@ class ManagerService(Service):
             self._ticked.clear()
             if missed > limit:
                 logger.critical(
-                    "the event loop has stood still for %.0f s: a fold that does not return? leaving",
-                    missed * TICK_S,
+                    "the event loop has stood still for %(stood_s).0f s: a fold that does not return? "
+                    "leaving",
+                    {"stood_s": missed * TICK_S},
                 )
                 with suppress(Exception):  # the supervisor's next attempt matters more than this one's trace
                     faulthandler.dump_traceback(sys.__stderr__ or 2)
@@ -125,7 +126,8 @@ def exit_within(seconds: float, code: int) -> None:
 
     def end() -> None:
         logger.critical(
-            "did not stop within %.0f s; leaving at once, the next owner fences and restores", seconds
+            "did not stop within %(waited_s).0f s; leaving at once, the next owner fences and restores",
+            {"waited_s": seconds},
         )
         os._exit(code)
 

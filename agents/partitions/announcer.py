@@ -57,7 +57,10 @@ class Announcer:
         self.producer.produce(self._topic, value, self._url.encode(), 0)
         left = await self._thread(self.producer.flush, FLUSH_S)
         if left:
-            logger.warning("could not announce %s in %s; queries will find it late", self._url, self._topic)
+            logger.warning(
+                "could not announce %(url)s in %(topic)s; queries will find it late",
+                {"url": self._url, "topic": self._topic},
+            )
 
 
 def announcement_of(

@@ -77,13 +77,20 @@ class StoreChecker:
             )
             cause = await asyncio.get_running_loop().run_in_executor(self._pool, call)
         except (CheckStopped, StoreError) as error:  # it was given up, or its damage is told already
-            logger.info("store of %s not checked to the end: %s", where, error)
+            logger.info(
+                "store of %(store)s not checked to the end: %(error)s", {"store": where, "error": error}
+            )
             return
         except Exception as error:  # noqa: BLE001  a full disk, a broker that is away: the next turn tries again, folding goes on
-            logger.warning("store of %s could not be checked: %s", where, error)
+            logger.warning(
+                "store of %(store)s could not be checked: %(error)s", {"store": where, "error": error}
+            )
             return
         if cause is None:
             manager.metrics.partition(part.processor.name, part.partition).store_checks += 1
-            logger.info("store of %s is what its changelog says, as of offset %d", where, at)
+            logger.info(
+                "store of %(store)s is what its changelog says, as of offset %(offset)d",
+                {"store": where, "offset": at},
+            )
         else:
             part.condemn(cause)

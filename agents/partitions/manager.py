@@ -223,13 +223,16 @@ class PartitionManager:
             counts = self.metrics.partition(part.processor.name, part.partition)
             counts.restored(records=part.restored_records, seconds=system_clock.monotonic_s() - started_s)
         logger.info(
-            "generation %d: kept %s, restored %s (%d records in %.2f s), standing by for %s",
-            plan.generation,
-            kept_names,
-            [(part.processor.name, part.partition) for part in fresh],
-            records,
-            system_clock.monotonic_s() - started_s,
-            sorted(self._standby),
+            "generation %(generation)d: kept %(kept)s, restored %(restored)s (%(records)d records "
+            "in %(restore_s).2f s), standing by for %(standbys)s",
+            {
+                "generation": plan.generation,
+                "kept": kept_names,
+                "restored": [(part.processor.name, part.partition) for part in fresh],
+                "records": records,
+                "restore_s": system_clock.monotonic_s() - started_s,
+                "standbys": sorted(self._standby),
+            },
         )
 
     async def _quiet(self) -> None:
@@ -309,7 +312,7 @@ class PartitionManager:
         assignment tells; without one within a session this worker leaves, as it does when a partition is
         taken from it again and again though the group confirms it.
         """
-        logger.warning("partition lost: %s", error)
+        logger.warning("partition lost: %(error)s", {"error": error})
         part.lose()
         self.metrics.fenced += 1
         self.readiness.why = f"{part.processor.name} partition {part.partition} has a newer owner"
@@ -356,11 +359,15 @@ class PartitionManager:
         """
         held = (part.processor.name, part.partition)
         logger.error(
-            "store rotten: %s partition %d as of offset %d: %s; it answers nothing more, is set aside and rebuilt from %s",
-            *held,
-            part.applied,
-            cause,
-            part.changelog,
+            "store rotten: %(table)s partition %(partition)d as of offset %(offset)d: %(cause)s; "
+            "it answers nothing more, is set aside and rebuilt from %(changelog)s",
+            {
+                "table": held[0],
+                "partition": held[1],
+                "offset": part.applied,
+                "cause": cause,
+                "changelog": part.changelog,
+            },
         )
         self.metrics.partition(*held).rotten += 1
         if (owned := self._owned.get(held)) is not None and owned.part is part:

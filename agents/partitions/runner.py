@@ -146,7 +146,10 @@ class Runner:
             while self._pending:
                 self._host.void(self._pending.popleft())
         except Exception as error:
-            logger.exception("partition %d of %s failed", self.part.partition, self.part.processor.table)
+            logger.exception(
+                "partition %(partition)d of %(table)s failed",
+                {"partition": self.part.partition, "table": self.part.processor.table},
+            )
             self._failed = True  # the worker is about to end; folding on after a batch that is missing would only hide why
             while self._pending:
                 self._host.void(self._pending.popleft())
@@ -288,7 +291,8 @@ class Runner:
             else:
                 if held:
                     logger.warning(
-                        "partition %d of %s goes on", self.part.partition, self.part.processor.table
+                        "partition %(partition)d of %(table)s goes on",
+                        {"partition": self.part.partition, "table": self.part.processor.table},
                     )
                 return True
 
@@ -300,7 +304,10 @@ class Runner:
         held, until_s = (part.processor.name, part.partition), system_clock.monotonic_s() + HOLD_S
         text = f"{part.processor.name} partition {part.partition} stands still: {why}"
         if self._told != why:
-            logger.error("%s", text)
+            logger.error(
+                "%(processor)s partition %(partition)d stands still: %(why)s",
+                {"processor": part.processor.name, "partition": part.partition, "why": why},
+            )
             self._told = why
         host.held[held], place = text, (part.processor.source, part.partition)
         host.feed.hold(place, True)
@@ -375,13 +382,15 @@ class Runner:
     def _log_refused(self, refused: list[Refused]) -> None:
         for each in refused:
             logger.warning(
-                "record quarantined: %s/%d/%d at %s: %s: %s",
-                self.part.processor.source,
-                self.part.partition,
-                each.offset,
-                each.stage,
-                each.error,
-                each.reason[:200],
+                "record quarantined: %(source)s/%(partition)d/%(offset)d at %(stage)s: %(error)s: %(reason)s",
+                {
+                    "source": self.part.processor.source,
+                    "partition": self.part.partition,
+                    "offset": each.offset,
+                    "stage": each.stage,
+                    "error": each.error,
+                    "reason": each.reason[:200],
+                },
             )
 
 

@@ -97,7 +97,9 @@ class Skipping:
                 for place, found in list(host.feed.unreadable.items()):
                     await self._consider(place, found)
             except Exception as error:  # noqa: BLE001  a broker that is away: the partition stands, and the next turn tries again
-                logger.warning("what stands before an unreadable batch could not go on: %s", error)
+                logger.warning(
+                    "what stands before an unreadable batch could not go on: %(error)s", {"error": error}
+                )
 
     async def _consider(self, place: Place, found: Unreadable) -> None:
         host, epoch = self._host, self._host.epoch
@@ -129,11 +131,15 @@ class Skipping:
             self.why.pop(place, None)
             host.metrics.skipped[place] += 1
             logger.warning(
-                "%s partition %d: offsets %d to %d are skipped and noted in %s",
-                *place,
-                found.first,
-                found.last,
-                host.quarantine_topic,
+                "%(topic)s partition %(partition)d: offsets %(first)d to %(last)d are skipped and "
+                "noted in %(quarantine_topic)s",
+                {
+                    "topic": place[0],
+                    "partition": place[1],
+                    "first": found.first,
+                    "last": found.last,
+                    "quarantine_topic": host.quarantine_topic,
+                },
             )
             host.feed.skip(place, found.last)
 
@@ -169,7 +175,16 @@ class Skipping:
 
     def _tell(self, place: Place, found: Unreadable, why: str) -> None:
         if self.why.get(place) != why:
-            logger.error("%s; it is not skipped: %s", found, why)
+            logger.error(
+                "%(found)s; it is not skipped: %(why)s",
+                {
+                    "found": found,
+                    "why": why,
+                    "topic": found.topic,
+                    "partition": found.partition,
+                    "offset": found.first,
+                },
+            )
         self.why[place] = why
 
 

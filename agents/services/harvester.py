@@ -124,7 +124,10 @@ class HarvesterService(Service):
         while not self.should_stop:
             await self.sleep(WATCH_S)
             if self.harvester.error is not None:
-                logger.error("harvester of outbox %s: %s", self.harvester.settings.name, self.harvester.error)
+                logger.error(
+                    "harvester of outbox %(outbox)s: %(error)s",
+                    {"outbox": self.harvester.settings.name, "error": self.harvester.error},
+                )
                 await self._leave(self.harvester.error)
                 return
 

@@ -67,7 +67,10 @@ class Troubles:
         logged_s, logged = self._logged.get(cause, (-LOG_EVERY_S, 0))
         if now_s - logged_s >= LOG_EVERY_S:
             self._logged[cause] = now_s, self._counts[cause]
-            logger.warning("web port: %s (%d since the last such line)", text, self._counts[cause] - logged)
+            logger.warning(
+                "web port: %(problem)s (%(count)d since the last such line)",
+                {"problem": text, "count": self._counts[cause] - logged},
+            )
 
 
 class Connection(web.RequestHandler):

@@ -73,9 +73,9 @@ class WebService(Service):
         connections = descriptors.connections_within(descriptors.raised_limit(), settings.web_connections)
         if connections < settings.web_connections:
             logger.warning(
-                "the limit of open files leaves room for %d of web_connections=%d",
-                connections,
-                settings.web_connections,
+                "the limit of open files leaves room for %(connections)d of "
+                "web_connections=%(web_connections)d",
+                {"connections": connections, "web_connections": settings.web_connections},
             )
         runner = PortRunner(self._application, self._troubles, shutdown_timeout_s=SHUTDOWN_S)
         await runner.setup()
@@ -92,7 +92,7 @@ class WebService(Service):
             ) from error
         self._runner, self._door = runner, door
         self.add_future(self._watch_loop())
-        logger.info("web port open", extra={"url": settings.advertised_url})
+        logger.info("web port open: %(url)s", {"url": settings.advertised_url})
 
     async def on_stop(self) -> None:
         runner, self._runner = self._runner, None
@@ -131,7 +131,7 @@ def build_application(
                 RequestRefused(503, "not_ready", f"{error}; ask again", retry_after_ms=RETRY_AFTER_MS),
             )
         except Exception:
-            logger.exception("a request failed", extra={"path": request.path[:200]})
+            logger.exception("a request failed: %(path)s", {"path": request.path[:200]})
             return respond_refused(
                 request, RequestRefused(500, "failed", "the worker failed to answer; its log has the cause")
             )

@@ -12,6 +12,7 @@ from holdfast.cli.output import Output
 from holdfast.config import Settings, load_settings
 from holdfast.config_sources import find_file
 from holdfast.errors import ConfigError
+from holdfast.logs import use_format
 
 LAST_OFFSET, LAST_PARTITION = 2**63 - 1, 2**31 - 1
 """The largest that Kafka's protocol can name."""
@@ -34,6 +35,7 @@ class Globals:
             self._settings = load_settings(
                 flags=self.flags, env=os.environ, file=find_file(self.config, os.environ, Path.cwd())
             )
+            use_format(self._settings.log_format)
         return self._settings
 
 

@@ -171,7 +171,10 @@ class BatchLook(threading.Thread):
         try:
             asyncio.run(self._look())
         except (HoldfastError, KafkaException, TimeoutError) as error:
-            logger.info("%s partition %d could not be looked at, will try again: %s", *self.place, error)
+            logger.info(
+                "%(topic)s partition %(partition)d could not be looked at, will try again: %(error)s",
+                {"topic": self.place[0], "partition": self.place[1], "error": error},
+            )
         finally:
             self._ended.set()
 

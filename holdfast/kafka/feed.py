@@ -282,7 +282,10 @@ class Feed:
             self._fetcher.restart(source, position)
             return
         if found != self._met.get(place):
-            logger.error("%s", found)
+            logger.error(
+                "%(found)s",
+                {"found": found, "topic": found.topic, "partition": found.partition, "offset": found.first},
+            )
         self.unreadable[place] = self._met[place] = found
         self.met.set()
         source.stopped = True

@@ -272,7 +272,7 @@ class Fetcher:
 
     def _down(self, why: str) -> None:
         if not self.broker_down:  # a broker that is away would be told of many times a second
-            logger.warning("sources: no broker answers: %s", why)
+            logger.warning("sources: no broker answers: %(why)s", {"why": why})
         self.broker_down = True
 
     async def _know_leaders(self) -> None:
@@ -496,7 +496,10 @@ class Fetcher:
             )
             return False
         if code not in _MOVED and not source.pause_s:
-            logger.warning("source %s: %s (%d), trying again", source, for_code(code).__name__, code)
+            logger.warning(
+                "source %(source)s: %(error)s (%(code)d), trying again",
+                {"source": source, "error": for_code(code).__name__, "code": code},
+            )
         self._rest(source)
         return True
 
@@ -508,7 +511,8 @@ class Fetcher:
         if not self._exact and (source.following == 0 or source.advised):
             if source.following:
                 logger.warning(
-                    "%s: the committed offset is not in the log any more, reading from its beginning", source
+                    "%(source)s: the committed offset is not in the log any more, reading from its beginning",
+                    {"source": source},
                 )
             self._rest(source)
             self._begin_again.append(source)

@@ -97,4 +97,7 @@ def _take(skips: Skips, topic: str, offset: int | None, key: bytes | None, value
     try:
         skips.add(decode_skip(key, value))
     except DecodeError as error:
-        logger.warning("%s offset %s is ignored: %s", topic, offset, error)
+        logger.warning(
+            "%(topic)s offset %(offset)d is ignored: %(error)s",
+            {"topic": topic, "offset": offset, "error": error},
+        )

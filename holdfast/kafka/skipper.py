@@ -299,7 +299,16 @@ class Skipper:
         for found in look.found:
             self.skipped += 1
             if _is_told(self.skipped):
-                logger.warning("%s; all readers of this log pass it by alike; %s", found, CURE)
+                logger.warning(
+                    "%(found)s; all readers of this log pass it by alike; %(cure)s",
+                    {
+                        "found": found,
+                        "cure": CURE,
+                        "topic": found.topic,
+                        "partition": found.partition,
+                        "offset": found.first,
+                    },
+                )
 
     def _go(self, consumer: Consumer, place: Place, offset: int) -> None:
         """Have the consumer go on at *offset*.
@@ -313,7 +322,10 @@ class Skipper:
             consumer.incremental_unassign([TopicPartition(*place)])
             consumer.incremental_assign([TopicPartition(*place, offset)])
         except KafkaException as error:  # it is not read any more
-            logger.info("%s partition %d is not sent to offset %d: %s", *place, offset, error.args[0].str())
+            logger.info(
+                "%(topic)s partition %(partition)d is not sent to offset %(offset)d: %(error)s",
+                {"topic": place[0], "partition": place[1], "offset": offset, "error": error.args[0].str()},
+            )
 
 
 def _end_of(consumer: Consumer, place: Place) -> int:

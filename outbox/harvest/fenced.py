@@ -114,12 +114,9 @@ class FencedTerm:
         books.deleted(found)
         self._stats.epoch = books.epoch
         logger.info(
-            "outbox %s: epoch %d after %d progress records, %d published rows deleted",
-            books.producer,
-            books.epoch,
-            records,
-            repaired,
-            extra={"producer": books.producer, "epoch": books.epoch},
+            "outbox %(outbox)s: epoch %(epoch)d after %(records)d progress records, %(deleted)d "
+            "published rows deleted",
+            {"outbox": books.producer, "epoch": books.epoch, "records": records, "deleted": repaired},
         )
 
     def _end(self) -> None:

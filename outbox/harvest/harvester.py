@@ -245,9 +245,8 @@ class Harvester:
         late = [leader for leader in mine if leader.thread.is_alive()]
         for leader in late:
             logger.warning(
-                "outbox %s: shard %d is left unfinished; its next leader repairs it",
-                self.settings.name,
-                leader.leadership.role,
+                "outbox %(outbox)s: shard %(shard)d is left unfinished; its next leader repairs it",
+                {"outbox": self.settings.name, "shard": leader.leadership.role},
             )
             leader.abort()
         for leader in late:
@@ -290,7 +289,10 @@ class Harvester:
         try:
             STRATEGIES[self.settings.strategy](term).run()
         except Exception as error:
-            logger.exception("outbox %s: shard %d cannot be led", self.settings.name, role)
+            logger.exception(
+                "outbox %(outbox)s: shard %(shard)d cannot be led",
+                {"outbox": self.settings.name, "shard": role},
+            )
             self.error = (
                 error
                 if isinstance(error, HoldfastError)

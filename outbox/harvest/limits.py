@@ -146,7 +146,10 @@ class TopicLimits:
             )
             allowed = asked[topic].result(ASK_S).authorized_operations
         except (KafkaException, LateError, ValueError) as error:
-            logger.info("topic %s does not tell who may write to it: %s", topic, error)
+            logger.info(
+                "topic %(topic)s does not tell who may write to it: %(error)s",
+                {"topic": topic, "error": error},
+            )
             return True
         return not allowed or AclOperation.WRITE in allowed
 
@@ -203,9 +206,9 @@ class TopicLimits:
                 if self._batch_bytes(topic) >= size:
                     self._learned[topic] = max(1, size // LEARNED_SHARE)
                     logger.info(
-                        "topic %s refused a batch of records: at most %d bytes in one from now on",
-                        topic,
-                        self._learned[topic],
+                        "topic %(topic)s refused a batch of records: at most %(limit_bytes)d bytes in one "
+                        "from now on",
+                        {"topic": topic, "limit_bytes": self._learned[topic]},
                     )
         return alone
 
@@ -224,7 +227,7 @@ class TopicLimits:
                 [ConfigResource(ResourceType.TOPIC, topic) for topic in wanted], request_timeout=ASK_S
             )
         except (KafkaException, ValueError) as error:
-            logger.info("the limits of topics cannot be asked for: %s", error)
+            logger.info("the limits of topics cannot be asked for: %(error)s", {"error": error})
             return
         self._asking.update({resource.name: future for resource, future in found.items()})
 
@@ -242,7 +245,10 @@ class TopicLimits:
             except (KafkaException, LateError, AttributeError, TypeError, ValueError) as error:
                 # Most often: this principal may not describe the topic. What it is refused tells as well,
                 # only later.
-                logger.info("topic %s does not tell its %s: %s", topic, CONFIG, error)
+                logger.info(
+                    "topic %(topic)s does not tell its %(config)s: %(error)s",
+                    {"topic": topic, "config": CONFIG, "error": error},
+                )
                 if code_of(error) == KafkaError.TOPIC_AUTHORIZATION_FAILED:
                     self._told.pop(topic, None)
 

@@ -344,7 +344,7 @@ class MarkTerm:
             except (KafkaException, SystemError) as error:
                 # The client raises what ended its producer while it is calling back (which makes it a
                 # SystemError, now and then); the answers for the other rows come with the next flush.
-                logger.info("outbox %s: %s", self._settings.name, error)
+                logger.info("outbox %(outbox)s: %(error)s", {"outbox": self._settings.name, "error": error})
 
     # -- the producer
 

@@ -270,7 +270,7 @@ class Publisher:
             except (KafkaException, SystemError) as error:
                 # The client raises what ended its producer while it is calling back (a SystemError, now and
                 # then); the commit says it whole.
-                logger.info("%s: %s", self.transactional_id, error)
+                logger.info("%(producer)s: %(error)s", {"producer": self.transactional_id, "error": error})
                 return
             if self._stopping():
                 raise PublishStopped

@@ -179,16 +179,19 @@ class Refusals:
         self._stats.quarantined += 1
         now_s = self._clock.monotonic_s()
         is_told = now_s - self._told_s >= TELL_S
+        others = " (and %(untold)d rows before it)" if is_told and self._untold else ""
         logger.log(
             logging.WARNING if is_told else logging.INFO,
-            "outbox %s: row %d for %s set aside after %d attempts: %s%s",
-            self._producer,
-            row.id,
-            row.topic,
-            row.attempts,
-            reason,
-            f" (and {self._untold} rows before it)" if is_told and self._untold else "",
-            extra={"producer": self._producer, "row": row.id, "topic": row.topic},
+            "outbox %(outbox)s: row %(row)d for %(topic)s set aside after %(attempts)d attempts: %(reason)s"
+            + others,
+            {
+                "outbox": self._producer,
+                "row": row.id,
+                "topic": row.topic,
+                "attempts": row.attempts,
+                "reason": reason,
+                "untold": self._untold,
+            },
         )
         self._told_s, self._untold = (now_s, 0) if is_told else (self._told_s, self._untold + 1)
 
@@ -205,7 +208,10 @@ class Refusals:
                 self._holds.pop(topic, None)
                 if topic in self._told:
                     self._told.discard(topic)
-                    logger.warning("outbox %s: topic %s can be written to again", self._producer, topic)
+                    logger.warning(
+                        "outbox %(outbox)s: topic %(topic)s can be written to again",
+                        {"outbox": self._producer, "topic": topic},
+                    )
             else:
                 refused[topic] = why
         self._stats.holds = set(self._holds)
@@ -230,7 +236,8 @@ class Refusals:
             if topic not in self._told:
                 self._told.add(topic)
                 logger.warning(
-                    "outbox %s: rows for topic %s are held back: %s", self._producer, topic, reason
+                    "outbox %(outbox)s: rows for topic %(topic)s are held back: %(reason)s",
+                    {"outbox": self._producer, "topic": topic, "reason": reason},
                 )
         hold.attempts += 1
         wait_s = min(settings.retry_s * 2 ** min(hold.attempts - 1, 30), settings.retry_limit_s)

@@ -199,7 +199,7 @@ class BalancedEngine(ClaimEngine):
             try:
                 self._counts = self._counting.result()
             except BrokerError as error:
-                logger.warning("%s", error)  # asked again later
+                logger.warning("%(problem)s", {"problem": error})  # asked again later
             self._counting = None
         if self._counting is None and now_s >= self._count_at_s:
             often_s = max(

@@ -228,5 +228,5 @@ class GroupLog:
 
     def _warn(self, text: str) -> None:
         if text != self.last_error:
-            logger.warning("topic of balanced groups: %s", text)
+            logger.warning("topic of balanced groups: %(problem)s", {"problem": text})
         self.last_error = text

@@ -424,12 +424,20 @@ class Dispatcher:
     def _notify(self, event: Notify) -> None:
         self.events.append(event)
         level = logging.WARNING if event.event in _ALARMING else logging.INFO
-        fields = {"group": self.member_settings.group_id, "client": self.member_settings.client_id}
         if event.event is not Event.TOPICS:
-            where = f" {event.topic}/{event.partition}" if event.topic else ""
-            why = f" ({event.reason.value})" if event.reason else ""
-            text = f": {event.text}" if event.text else ""
-            logger.log(level, "claim %s%s%s%s", event.event.value, where, why, text, extra=fields)
+            where = " %(topic)s/%(partition)s" if event.topic else ""
+            why = " (%(reason)s)" if event.reason else ""
+            text = ": %(detail)s" if event.text else ""
+            fields = {
+                "group": self.member_settings.group_id,
+                "client": self.member_settings.client_id,
+                "event": event.event.value,
+                "topic": event.topic,
+                "partition": event.partition,
+                "reason": event.reason.value if event.reason else None,
+                "detail": event.text,
+            }
+            logger.log(level, "claim %(event)s" + where + why + text, fields)
         for tell in self._listeners:
             tell(event)
 

@@ -254,7 +254,7 @@ class ClaimEngine(Dispatcher):
         """Report what has become known since the last turn."""
         for ack in self._log.acks():
             if ack.error is not None:
-                logger.warning("a frame was not acknowledged: %s", ack.error)
+                logger.warning("a frame was not acknowledged: %(error)s", {"error": ack.error})
             self._do(member.sent(ack.send_id, ack.error is None, now_s))
         for partition in self._log.caught_up - self._told_caught_up:
             self._told_caught_up.add(partition)
@@ -332,7 +332,7 @@ class ClaimEngine(Dispatcher):
             self._lookups.close()
         unsent = self._log.close()
         if unsent:
-            logger.warning("%d frames were never acknowledged", unsent)
+            logger.warning("%(frames)d frames were never acknowledged", {"frames": unsent})
         with self.lock:
             self.ending = True
             self.ended.set()

@@ -248,12 +248,15 @@ class ClaimFetcher:
                     if error.code() == KafkaError.UNKNOWN_MEMBER_ID
                     else "the coordination topic has them"
                 )
-                logger.warning("offsets were not committed to Kafka: %s; %s", error.str(), why)
+                logger.warning(
+                    "offsets were not committed to Kafka: %(error)s; %(why)s",
+                    {"error": error.str(), "why": why},
+                )
 
     def _on_error(self, error: KafkaError) -> None:
         text = error.str()
         if text != self.last_error:
-            logger.warning("claimed partitions: %s", text)
+            logger.warning("claimed partitions: %(problem)s", {"problem": text})
         self.last_error = text
 
     # -- what cannot be read
@@ -275,12 +278,16 @@ class ClaimFetcher:
             return
         self._told[place] = found.first
         logger.error(
-            "%s; other partitions go on. To have the group begin behind it: holdfast groups reset-offsets %s --to-offset %d "
-            "--topic %s:%d --execute",
-            found,
-            self._config["group.id"],
-            found.last + 1,
-            *place,
+            "%(found)s; other partitions go on. To have the group begin behind it: holdfast "
+            "groups reset-offsets %(group)s --to-offset %(offset)d --topic "
+            "%(topic)s:%(partition)d --execute",
+            {
+                "found": found,
+                "group": self._config["group.id"],
+                "offset": found.last + 1,
+                "topic": place[0],
+                "partition": place[1],
+            },
         )
 
     def _in_place(self, consumer: Consumer, place: Place, messages: list[Message]) -> list[Message]:

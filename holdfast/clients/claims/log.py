@@ -192,7 +192,7 @@ class CoordinationLog:
     def _on_error(self, error: KafkaError) -> None:
         text = error.str()
         if text != self.last_error:  # librdkafka repeats itself many times a second while a broker is away
-            logger.warning("coordination topic: %s", text)
+            logger.warning("coordination topic: %(problem)s", {"problem": text})
         self.last_error = text
 
     # -- reading

@@ -212,7 +212,7 @@ class OffsetFetcher:
         return done
 
     def _failed(self, what: str, cause: KafkaError) -> None:
-        logger.info("%s: %s", what, cause.str() or cause.name())
+        logger.info("%(what)s: %(cause)s", {"what": what, "cause": cause.str() or cause.name()})
         self._renew()
 
     def _ends(self, asked: Questions) -> list[Watermarks]:

@@ -157,8 +157,8 @@ class ResetLog:
             found.add(decode_decision(message.value()))
         except DecodeError as error:
             logger.warning(
-                "not a decision",
-                extra={"topic": self.topic, "offset": message.offset(), "reason": str(error)},
+                "%(topic)s offset %(offset)s is not a decision: %(reason)s",
+                {"topic": self.topic, "offset": message.offset(), "reason": str(error)},
             )
 
 
@@ -200,8 +200,8 @@ def settle(
             )
         done = "carried out" if isinstance(decision, ResetCommit) else "given up"
         logger.warning(
-            "reset settled",
-            extra={"reset": reset_id, "group": keys[0].group_id, "outcome": done, "partitions": len(keys)},
+            "reset %(reset)s of group %(group)s settled: %(outcome)s, %(partitions)d partitions",
+            {"reset": reset_id, "group": keys[0].group_id, "outcome": done, "partitions": len(keys)},
         )
         for key in sorted(keys):
             offset = final_offset(decision, key, held[key])

@@ -89,7 +89,7 @@ class ResetSettler:
         work, self._work = self._work, None
         error = work.exception()
         if error is not None:
-            logger.warning("a reset could not be settled: %s", error)
+            logger.warning("a reset could not be settled: %(error)s", {"error": error})
             return ()
         return work.result()
 

@@ -223,8 +223,8 @@ class ClaimReset:
             self._resume()
         except HoldfastError as second:
             logger.warning(
-                "reset not cleaned up",
-                extra={"group": self._group, "reset": self.reset_id, "reason": str(second)},
+                "reset %(reset)s of group %(group)s not cleaned up: %(reason)s",
+                {"reset": self.reset_id, "group": self._group, "reason": str(second)},
             )
             error.add_note(
                 f"cleaning up failed too ({second}); `holdfast groups resume {self._group}` does it later, old offsets stay"
@@ -276,8 +276,8 @@ class ClaimReset:
             self._knowledge.commit(new)
         except HoldfastError as error:
             logger.info(
-                "offsets not committed to __consumer_offsets",
-                extra={"group": self._group, "reason": str(error)},
+                "offsets of group %(group)s not committed to __consumer_offsets: %(reason)s",
+                {"group": self._group, "reason": str(error)},
             )
         while True:
             try:

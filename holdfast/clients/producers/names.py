@@ -151,7 +151,7 @@ class NameHolder:
     @staticmethod
     def _delivered(error: KafkaError | None, _: object) -> None:
         if error is not None:
-            logger.warning("a command to the registry was not delivered: %s", error.str())
+            logger.warning("a command to the registry was not delivered: %(error)s", {"error": error.str()})
 
     def _open(self) -> int:
         """Return the partition of the name, with the answers assigned from their end: what comes from now
@@ -192,4 +192,4 @@ class NameHolder:
             try:
                 return decode_answer(message.value() or b"")
             except msgspec.DecodeError as error:
-                logger.warning("not an answer of the registry: %s", error)
+                logger.warning("not an answer of the registry: %(error)s", {"error": error})

@@ -246,14 +246,19 @@ class RangeConsumer:
         late = age_s > self._handler_timeout_s
         if late or (age_s > WARNED_AT * self._handler_timeout_s and not mine.warned):
             logger.warning(
-                "the block from offset %d on of %s/%d has been in hand for %.0f s, and handler_timeout_s is %g: %s; see what the handler "
-                "does, or allow it more",
-                mine.progress,
-                self._log.topic,
-                mine.partition,
-                age_s,
-                self._handler_timeout_s,
-                "it goes to another member" if late else "at that age it goes to another member",
+                "the block from offset %(offset)d on of %(topic)s/%(partition)d has been in hand for "
+                "%(age_s).0f s, and handler_timeout_s is %(handler_timeout_s)g: %(outcome)s; see what "
+                "the handler does, or allow it more",
+                {
+                    "offset": mine.progress,
+                    "topic": self._log.topic,
+                    "partition": mine.partition,
+                    "age_s": age_s,
+                    "handler_timeout_s": self._handler_timeout_s,
+                    "outcome": "it goes to another member"
+                    if late
+                    else "at that age it goes to another member",
+                },
             )
             mine.warned = True
         if late:  # its lease runs out by itself, and until then nobody else works on it

@@ -264,7 +264,8 @@ class RangeLog:
             asked.result(self._timeout_s + SLACK_S)
         except (KafkaException, FutureTimeoutError) as error:
             logger.warning(
-                "the beginning of %s/%d was not deleted, it grows: %s", self._ranges_topic, home, error
+                "the beginning of %(topic)s/%(partition)d was not deleted, it grows: %(error)s",
+                {"topic": self._ranges_topic, "partition": home, "error": error},
             )
 
     # -- messages
@@ -321,7 +322,14 @@ class RangeLog:
     def _stands(self, found: Unreadable) -> None:
         self._unreadable[found.partition] = found
         logger.error(
-            "%s; it goes to %s as a note of where it lies, other messages go on", found, self._dead_letters
+            "%(found)s; it goes to %(dead_letters)s as a note of where it lies, other messages go on",
+            {
+                "found": found,
+                "dead_letters": self._dead_letters,
+                "topic": found.topic,
+                "partition": found.partition,
+                "offset": found.first,
+            },
         )
 
     def _bury_unread(self, stands: Unreadable, first: int, end: int) -> None:
@@ -380,9 +388,8 @@ class RangeLog:
             )
         except KafkaException as error:
             logger.warning(
-                "offsets were not committed to Kafka: %s; %s has them",
-                error.args[0].str(),
-                self._ranges_topic,
+                "offsets were not committed to Kafka: %(error)s; %(topic)s has them",
+                {"error": error.args[0].str(), "topic": self._ranges_topic},
             )
 
     def close(self) -> None:

@@ -280,10 +280,9 @@ class WorkersTopic:
             self.ignored += 1
             if self.ignored & (self.ignored - 1) == 0:  # the 1st, 2nd, 4th, 8th
                 logger.warning(
-                    "ignored %d records of %s, which no worker writes; the last: %.200s",
-                    self.ignored,
-                    self._topic,
-                    error,
+                    "ignored %(ignored)d records of %(topic)s, which no worker writes; the last: "
+                    "%(error).200s",
+                    {"ignored": self.ignored, "topic": self._topic, "error": error},
                 )
             return
         self._claims[url] = claims

@@ -265,7 +265,7 @@ class Admin:
         for name, future in asked.items():
             try:
                 self._result(future, f"creation of topic {name}", wait_s)
-                log.info("topic created", extra={"topic": name})
+                log.info("topic %(topic)s created", {"topic": name})
             except TopicError as error:
                 # Another worker was faster, or our first request had succeeded and its answer was lost.
                 # Whether the topic is the one that was wanted is seen when its partitions are awaited, and by
@@ -325,7 +325,7 @@ class Admin:
             resources, request_timeout=wait_s
         ).items():
             self._result(future, f"configuration of {resource.name}", wait_s)
-            log.info("topic configuration altered", extra={"topic": resource.name})
+            log.info("configuration of topic %(topic)s altered", {"topic": resource.name})
 
     def _unaltered(self, alterations: Sequence[AlterConfig], metadata: Any, wait_s: float) -> list[str]:
         """Return the topics of which some broker still has the old configuration."""

@@ -1,0 +1,48 @@
+"""Log lines as JSON. Every line of ours has a constant template and named fields, so that a text formatter shows all of it and this
+one keeps the fields apart."""
+
+from __future__ import annotations
+
+import json
+import logging
+from collections.abc import Mapping
+from datetime import UTC, datetime
+
+_OF_EVERY_RECORD = frozenset(logging.makeLogRecord({}).__dict__) | {"asctime", "message", "extra", "data"}
+"""What logging itself notes of a record, and mode, Faust's library; the rest was given as `extra`."""
+
+
+class JsonFormatter(logging.Formatter):
+    """Formats a record as one JSON object on one line: `time` (UTC), `level`, `logger`, `message`, its fields, and `exception`.
+
+    >>> record = logging.makeLogRecord(
+    ...     {"name": "shop", "levelname": "INFO", "created": 0, "msg": "topic %(topic)s created", "args": {"topic": "orders"}}
+    ... )
+    >>> JsonFormatter().format(record)
+    '{"time": "1970-01-01T00:00:00.000Z", "level": "INFO", "logger": "shop", "message": "topic orders created", "topic": "orders"}'
+    """
+
+    def format(self, record: logging.LogRecord) -> str:
+        moment = datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds")
+        own: dict[str, object] = {
+            "time": moment.replace("+00:00", "Z"),
+            "level": record.levelname,
+            "logger": record.name,
+            "message": record.getMessage(),
+        }
+        if record.exc_info:
+            own["exception"] = self.formatException(record.exc_info)
+        return json.dumps(own | fields_of(record) | own, default=str, skipkeys=True)
+
+
+def fields_of(record: logging.LogRecord) -> dict[str, object]:
+    """Return the named fields of a record: the mapping that its text is made with, and what was given as `extra`."""
+    named = record.args if isinstance(record.args, Mapping) else {}
+    return {**{k: v for k, v in record.__dict__.items() if k not in _OF_EVERY_RECORD}, **named}
+
+
+def use_format(log_format: str) -> None:
+    """Have the root logger's handlers write as the setting `log_format` says; `text` leaves them as they are."""
+    if log_format == "json":
+        for handler in logging.getLogger().handlers:
+            handler.setFormatter(JsonFormatter())
