@@ -190,6 +190,7 @@ class CommandLog(threading.Thread):
         finally:
             self._reader.close()
             self._producer.flush(POLL_S)
+            self._producer = None  # it has no end but this that keeps a deadline
 
     # -- hearing
 

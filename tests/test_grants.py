@@ -61,6 +61,7 @@ from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import verify
 from tests.outbox.databases import FreshOutbox
 from tests.support.harness import Application, running, wait_for
+from tests.support.kafka_clients import clients_alive
 from tests.support.parts import part
 from tests.support.secured import Guarded, environment
 
@@ -417,8 +418,9 @@ def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
     guarded: Guarded, tmp_path: Path, strategy: Strategy
 ) -> None:
     """The broker tells of such topics as of any other, and refuses a transaction with a record for one
-    whole.
+    whole. Each refusal costs a producer, and none of those outlives the harvester.
     """
+    before = clients_alive()
     broker, user = SessionBroker(config=guarded.root()), f"user-{uuid.uuid4().hex[:8]}"
     kafka, orders, seen = guarded.principal(user), broker.create_topic("orders"), broker.create_topic("seen")
     outbox = FreshOutbox.make(
@@ -440,6 +442,9 @@ def test_rows_for_topics_that_may_only_be_seen_hold_up_no_others(
         assert sum(each.fenced for each in harvester.stats) == 0
         assert sorted(each.row.topic for each in rows.quarantined(10)) == sorted(others.values())
     assert committed(guarded, orders) >= 57  # markers of transactions count
+    wait_for(
+        "the end of its clients", lambda: clients_alive() <= before, POSITIVE_S, lambda: str(clients_alive())
+    )
 
 
 @contextmanager

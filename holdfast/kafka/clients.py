@@ -1,4 +1,6 @@
-"""How consumers that read a log, and are members of no group, are set up: all of them hear of ends alike."""
+"""What librdkafka's clients need of their users: how a consumer that reads a log, and is a member of no group, is
+set up; and what errors that a client raises while it is calling back must let go of.
+"""
 
 from __future__ import annotations
 
@@ -30,3 +32,17 @@ def reader_options(
         "fetch.wait.max.ms": wait_ms,
         "fetch.queue.backoff.ms": 5,
     }
+
+
+def forget_frames(error: BaseException) -> None:
+    """Have *error* hold no frames any more, once it is told.
+
+    An error that a client raises while it is calling back is referred to for ever by the client's C code, and its frames
+    would keep what is in them as long: a producer, say, with its threads and its connections.
+    """
+    while True:
+        error.__traceback__ = None
+        cause = error.__cause__ or error.__context__
+        if cause is None:
+            return
+        error = cause

@@ -28,6 +28,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import BatchSize
 from holdfast.errors import BrokerError
+from holdfast.kafka.clients import forget_frames
 from holdfast.kafka.codes import REFUSED_RECORD, TOO_LARGE
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.leading import lead_on
@@ -345,6 +346,7 @@ class MarkTerm:
                 # The client raises what ended its producer while it is calling back (which makes it a
                 # SystemError, now and then); the answers for the other rows come with the next flush.
                 logger.info("outbox %(outbox)s: %(error)s", {"outbox": self._settings.name, "error": error})
+                forget_frames(error)
 
     # -- the producer
 

@@ -19,7 +19,7 @@ from holdfast.core.outbox.pacing import TransactionPacing
 from holdfast.core.producers.row_digests import RowDigests
 from holdfast.core.producers.stamps import DIGEST
 from holdfast.errors import BrokerError, FencedError, HoldfastError
-from holdfast.kafka.clients import reader_options
+from holdfast.kafka.clients import forget_frames, reader_options
 from holdfast.kafka.codes import FENCING, REFUSED_RECORD
 from holdfast.kafka.log_reader import LogReader
 from holdfast.outbox.harvest.destinations import Destinations
@@ -271,6 +271,7 @@ class Publisher:
                 # The client raises what ended its producer while it is calling back (a SystemError, now and
                 # then); the commit says it whole.
                 logger.info("%(producer)s: %(error)s", {"producer": self.transactional_id, "error": error})
+                forget_frames(error)
                 return
             if self._stopping():
                 raise PublishStopped
