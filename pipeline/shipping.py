@@ -4,17 +4,17 @@ from __future__ import annotations
 
 import hashlib
 import importlib.util
-import pkgutil
+import os
 import sys
 import sysconfig
 import tempfile
 import weakref
 import zipfile
 from collections.abc import Iterable, Iterator
-from functools import partial
+from functools import lru_cache, partial
 from pathlib import Path
 from types import ModuleType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import SparkError
@@ -49,46 +49,74 @@ def ship(session: SparkSession, processor: Processor[Any, Any] | None = None) ->
         context.addPyFile(str(path))
 
 
+class Packed(NamedTuple):
+    """A file to ship, and what tells that it has changed."""
+
+    name: str
+    path: str
+    changed_ns: int
+    size: int
+
+
 def pack(processor: Processor[Any, Any] | None = None) -> bytes:
     """Return the zip: the `holdfast` package from wherever each part of it is installed, and the processor's
     own package or module.
 
-    Equal sources give equal bytes. Nothing is taken by following links: each room is found as the import
-    system finds it, in a wheel, in an editable install, in a checkout that lost its links.
+    Equal sources give equal bytes. Each room is found as the import system finds it, in a wheel, in an editable
+    install, in a checkout that lost its links.
     """
-    files = dict(_package("holdfast"))
+    files = {file.name: file for file in _package("holdfast")}
     if processor is not None:
         for module in _modules_of(processor):
-            files.update(_code_of(module))
-    for name in [*files]:
-        for parent in Path(name).parents[:-1]:
-            files.setdefault(f"{parent}/__init__.py", b"")  # zipimport on 3.11 knows regular packages only
-    with tempfile.TemporaryFile() as file:
-        with zipfile.ZipFile(file, "w", zipfile.ZIP_DEFLATED) as archive:
-            for name in sorted(files):
-                archive.writestr(zipfile.ZipInfo(name, _EPOCH), files[name], zipfile.ZIP_DEFLATED)
-        file.seek(0)
-        return file.read()
+            files.update((file.name, file) for file in _code_of(module))
+    return _zipped(tuple(sorted(files.values())))
 
 
-def _package(name: str) -> Iterator[tuple[str, bytes]]:
-    """Yield (path in the zip, content) of a package and all below it."""
+@lru_cache(maxsize=4)
+def _zipped(files: tuple[Packed, ...]) -> bytes:
+    """Return the zip of *files*; one that was made is there as long as none of them changes."""
+    content = {file.name: Path(file.path).read_bytes() for file in files}
+    for file in files:
+        for parent in Path(file.name).parents[:-1]:
+            content.setdefault(f"{parent}/__init__.py", b"")  # zipimport on 3.11 knows regular packages only
+    with tempfile.TemporaryFile() as made:
+        with zipfile.ZipFile(made, "w", zipfile.ZIP_DEFLATED) as archive:
+            for name in sorted(content):
+                archive.writestr(zipfile.ZipInfo(name, _EPOCH), content[name], zipfile.ZIP_DEFLATED)
+        made.seek(0)
+        return made.read()
+
+
+def _package(name: str) -> Iterator[Packed]:
+    """Yield the files of a package and of all below it."""
     spec = importlib.util.find_spec(name)
     if spec is None or spec.submodule_search_locations is None:
         raise SparkError(f"package {name} cannot be shipped to Spark's workers: it is not installed as files")
-    base = name.replace(".", "/")
+    seen = set()
     for location in spec.submodule_search_locations:
-        for path in sorted(Path(location).iterdir()):
-            if path.is_file() and path.suffix != ".pyc" and not path.name.startswith("."):
-                yield f"{base}/{path.name}", path.read_bytes()
-    for found in pkgutil.iter_modules(spec.submodule_search_locations):
-        if found.ispkg:
-            yield from _package(f"{name}.{found.name}")
+        for file in _below(location, name.replace(".", "/")):
+            seen.add(Path(file.name).parts[1])
+            yield file
     if name == "holdfast":
-        seen = {found.name for found in pkgutil.iter_modules(spec.submodule_search_locations)}
         for room in ROOMS:
             if room not in seen and importlib.util.find_spec(f"holdfast.{room}") is not None:
                 yield from _package(f"holdfast.{room}")
+
+
+def _below(folder: str, base: str) -> Iterator[Packed]:
+    with os.scandir(folder) as found:
+        entries = [*found]
+    for entry in entries:
+        if entry.is_dir():
+            if os.path.exists(os.path.join(entry.path, "__init__.py")):
+                yield from _below(entry.path, f"{base}/{entry.name}")
+        elif not entry.name.startswith(".") and not entry.name.endswith(".pyc"):
+            yield _packed(f"{base}/{entry.name}", entry.path)
+
+
+def _packed(name: str, path: str) -> Packed:
+    known = os.stat(path)
+    return Packed(name, path, known.st_mtime_ns, known.st_size)
 
 
 ROOMS = ("agents", "tables", "outbox", "pipeline")
@@ -155,7 +183,7 @@ _INSTALLED = [
 ]
 
 
-def _code_of(module: ModuleType) -> Iterator[tuple[str, bytes]]:
+def _code_of(module: ModuleType) -> Iterator[Packed]:
     """Yield the files of the module's top package; of the module alone when no package is above it."""
     top = sys.modules.get(module.__name__.partition(".")[0])
     if top is not None and getattr(top, "__path__", None) and getattr(top, "__file__", None):
@@ -163,4 +191,4 @@ def _code_of(module: ModuleType) -> Iterator[tuple[str, bytes]]:
         return
     path = Path(str(module.__file__))
     name = module.__name__.replace(".", "/")
-    yield (f"{name}/__init__.py" if path.name == "__init__.py" else f"{name}.py"), path.read_bytes()
+    yield _packed(f"{name}/__init__.py" if path.name == "__init__.py" else f"{name}.py", str(path))
