@@ -52,17 +52,20 @@ def take_due(rows: Rows[Any], from_ms: int, until_ms: int) -> tuple[list[Entry],
             taken.append(entry)
     for entry in taken:
         cancel_due(rows, entry)
-    return taken, next_ms if next_ms < NEVER else _first_due(rows, (until_ms // width + 1) * width, exponent)
+    if next_ms == NEVER:
+        next_ms = _first_due(rows, (until_ms // width + 1) * width, exponent, 1 + len(taken) // 100)
+    return taken, next_ms
 
 
-def _first_due(rows: Rows[Any], from_ms: int, exponent: int) -> int:
+def _first_due(rows: Rows[Any], from_ms: int, exponent: int, step: int) -> int:
     """Return when the first thing is due, which is not before *from_ms*; NEVER for none.
 
-    Stretches are looked at from there on, each ten times as long as the last, so that many entries are met only
-    where what is found is as far away.
+    Stretches are looked at from there on, each 10 ** *step* times as long as the last, so that many entries are met
+    only where what is found is as far away. A stretch also holds what was just taken, which is passed over: after
+    many, few stretches are looked at.
     """
     while exponent < DIGITS:
-        exponent += 1
+        exponent = min(exponent + step, DIGITS)
         width = 10**exponent
         stretch = from_ms // width
         prefix = f"{DUE}{stretch:0{DIGITS - exponent}d}" if exponent < DIGITS else DUE

@@ -14,15 +14,33 @@ from holdfast.core.streams.window_rows import OPEN, OpenRow, WindowRow, parted, 
 from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
 
 
-class GridFold(WindowFold):
-    """Tumbling and hopping windows: their starts are multiples of one number."""
+class TumblingFold(WindowFold):
+    """Tumbling windows: a record is in one."""
+
+    __slots__ = ("_size_ms",)
+
+    def __init__(self, window: Tumbling, **common: Any) -> None:
+        super().__init__(grace_ms=window.grace_ms, **common)
+        self._size_ms = window.size_ms
+
+    def _place(
+        self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
+    ) -> tuple[int, int]:
+        start_ms = time_ms - time_ms % self._size_ms
+        end_ms = start_ms + self._size_ms
+        if end_ms + self._grace_ms <= stream_ms:
+            return NEVER, LATE
+        return self._add(rows, f"{key}@{start_ms:016d}", end_ms, event, stream_ms, emits), TAKEN
+
+
+class HoppingFold(WindowFold):
+    """Hopping windows: their starts are the multiples of one number."""
 
     __slots__ = ("_every_ms", "_size_ms")
 
-    def __init__(self, window: Tumbling | Hopping, **common: Any) -> None:
+    def __init__(self, window: Hopping, **common: Any) -> None:
         super().__init__(grace_ms=window.grace_ms, **common)
-        self._size_ms = window.size_ms
-        self._every_ms = window.every_ms if isinstance(window, Hopping) else window.size_ms
+        self._size_ms, self._every_ms = window.size_ms, window.every_ms
 
     def _place(
         self, rows: Rows[Any], key: str, event: Any, time_ms: int, stream_ms: int, emits: list[Emit]
@@ -36,10 +54,7 @@ class GridFold(WindowFold):
                 missed = True
                 continue
             took = True
-            window = f"{key}@{start_ms:016d}"
-            before: WindowRow[Any] | None = rows.get(window)
-            value = self._aggregate(None if before is None else before.value, event)
-            due_ms = self._put(rows, window, before, WindowRow(value, end_ms), stream_ms, emits)
+            due_ms = self._add(rows, f"{key}@{start_ms:016d}", end_ms, event, stream_ms, emits)
             first_due_ms = min(first_due_ms, due_ms)
         return first_due_ms, TAKEN if not missed else PARTLY_LATE if took else LATE
 

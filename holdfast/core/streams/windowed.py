@@ -11,7 +11,7 @@ from holdfast.core.engine.processor import Input, Processor
 from holdfast.core.streams.durations import duration_ms
 from holdfast.core.streams.emitting import Final, Updates
 from holdfast.core.streams.window_fold import Arrived, WindowFold
-from holdfast.core.streams.window_kinds import GridFold, SessionFold, SlidingFold
+from holdfast.core.streams.window_kinds import HoppingFold, SessionFold, SlidingFold, TumblingFold
 from holdfast.core.streams.window_rows import routed, row_type
 from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling, Window
 from holdfast.errors import ConfigError
@@ -133,8 +133,10 @@ def _fold_of(
             else f"{whose}: only sessions merge; leave out merge="
         )
     match window:
-        case Tumbling() | Hopping():
-            return GridFold(window, retention_ms=retention_ms, **common)
+        case Tumbling():
+            return TumblingFold(window, retention_ms=retention_ms, **common)
+        case Hopping():
+            return HoppingFold(window, retention_ms=retention_ms, **common)
         case Sliding():
             kept_ms = max(retention_ms, window.difference_ms + 1)  # new windows are made of those before them
             return SlidingFold(window, retention_ms=kept_ms, **common)
