@@ -250,7 +250,12 @@ class _Page(Collector):
             "holdfast_skipped_batches", "Batches which cannot be read and were skipped", labels=labels
         )
         unreadable, counts = set(self._metrics.unreadable()), self._metrics.skipped
-        read = {(replica.processor.source, replica.partition) for replica in replicas if replica.active}
+        read = {
+            (topic, replica.partition)
+            for replica in replicas
+            if replica.active
+            for topic in replica.processor.topics
+        }
         for place in sorted(read | unreadable | set(counts)):
             values = (place[0], str(place[1]))
             standing.add_metric(values, int(place in unreadable))
@@ -268,16 +273,17 @@ class _Page(Collector):
             "kafka_consumergroup_current_offset", "Next source offset to fold", labels=labels
         )
         lag = GaugeMetricFamily("kafka_consumergroup_lag", "Source records not yet folded", labels=labels)
-        slowest: dict[tuple[str, int], Replica] = {}
+        slowest: dict[tuple[str, int], tuple[int, int]] = {}
         for replica in replicas:
-            place = (replica.processor.source, replica.partition)
-            if replica.active and (place not in slowest or replica.applied < slowest[place].applied):
-                slowest[place] = replica
-        for (topic, partition), replica in slowest.items():
+            for topic, applied, end in _source_positions(replica) if replica.active else ():
+                place = (topic, replica.partition)
+                if place not in slowest or applied < slowest[place][0]:
+                    slowest[place] = applied, end
+        for (topic, partition), (applied, end) in slowest.items():
             values = (self._metrics.app, topic, str(partition))
-            offset.add_metric(values, replica.applied + 1)
-            if replica.source_end != UNKNOWN:
-                lag.add_metric(values, behind(replica))
+            offset.add_metric(values, applied + 1)
+            if end != UNKNOWN:
+                lag.add_metric(values, max(0, end - applied - 1))
         yield offset
         yield lag
 
@@ -285,7 +291,9 @@ class _Page(Collector):
         labels = ("table", "partition", "role")
         serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
         applied = GaugeMetricFamily(
-            "holdfast_applied_offset", "Last source offset in the state, -1 for none", labels=labels
+            "holdfast_applied_offset",
+            "Last source offset in the state, -1 for none; of several sources, how many offsets less one",
+            labels=labels,
         )
         stream = GaugeMetricFamily(
             "holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels
@@ -316,8 +324,20 @@ class _Page(Collector):
         yield from (serving, applied, stream, rows, lag, age)
 
 
+def _source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
+    """Yield (topic, last offset applied, end) of each source."""
+    if replica.processor.on is None:
+        yield replica.processor.source, replica.applied, replica.source_end
+        return
+    ends = replica.source_ends
+    for topic, applied in replica.offsets.items():
+        yield topic, applied, ends[topic]
+
+
 def behind(replica: Replica) -> int:
-    """Return how many source offsets are not in the replica's state, as far as the source's end is known."""
+    """Return how many source offsets are not in the replica's state, as far as the ends of its sources are
+    known.
+    """
     return max(0, replica.source_end - replica.applied - 1)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.processor import Processor, refuse_several_sources
 from holdfast.core.engine.skips import OffsetRanges, kept
 from holdfast.errors import ConfigError
 from holdfast.kafka.skip_log import read_skips
@@ -104,6 +104,7 @@ def replay(
     Raises LostRecordsError for a log with holes, PipelineError when *until* asks for more than there is,
     LakeError, TopicError, BrokerError and SparkError for what they say.
     """
+    refuse_several_sources(processor, "replay")
     options = options or ReplayOptions()
     plan = FoldPlan(
         processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key

@@ -21,7 +21,7 @@ from holdfast.core.engine.codec import (
     digest,
     text_key,
 )
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.processor import Processor, refuse_several_sources
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.records import Records
 from holdfast.kafka.skip_log import read_skips
@@ -148,6 +148,7 @@ def verify(
     lake and spark count. A source whose beginning was deleted is replayed from what is left, as a worker that
     started then would have.
     """
+    refuse_several_sources(processor, "verify")
     live = read_live(processor, settings)
     asked = replace(
         options or ReplayOptions(),

@@ -14,7 +14,7 @@ from typing import Any, Protocol
 
 from holdfast.config import Settings
 from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, combine_digests, text_key
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.processor import Processor, refuse_several_sources
 from holdfast.errors import HoldfastError
 from holdfast.kafka.skip_log import read_skips
 from holdfast.pipeline.extent import Until
@@ -167,6 +167,7 @@ def verify_store(
         out=None,
         allow_holes=True,
     )
+    refuse_several_sources(processor, "verify --store")
     wanted: Iterable[int] = range(stores.partitions(processor))
     done: dict[int, StorePartitionVerdict] = {}
     first: Replayed | None = None
