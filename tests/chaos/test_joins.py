@@ -38,6 +38,15 @@ def test_two_sources_are_joined_live_as_their_logs_and_choices_say(join: MakeJoi
     app.write(1_500, seed=2, rest_s=0.02)
     outcomes = app.prove()
     assert sum(sum(each.marker.applied) + 2 for each in outcomes.values()) == 2_000
+    asked = app.command("verify", "joined", "--output", "json")
+    assert json.loads(asked.stdout)["equal"], asked.stderr
+    told = json.loads(app.command("replay", "joined", "--output", "json").stdout)
+    assert [each["sources"] for each in told["partitions"]] == [
+        dict(zip(app.joined.topics, each.marker.applied, strict=True)) for each in outcomes.values()
+    ]
+    assert app.command("topics", "check").returncode == 0
+    refused = app.command("replay", "joined", "--until", "0:5")
+    assert "where to stop is a position in each of them" in refused.stderr
 
 
 def test_wrong_guesses_cost_barriers_which_restores_and_replays_obey(join: MakeJoin) -> None:

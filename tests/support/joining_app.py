@@ -4,7 +4,10 @@ the test's own reading of them.
 
 from __future__ import annotations
 
+import os
 import random
+import subprocess
+import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -22,9 +25,12 @@ from holdfast.core.engine.merging import replayed
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.records import Records
+from holdfast.pipeline.replay import replay
+from holdfast.pipeline.verify import verify
 from tests.chaos.joining import joined
 from tests.support.columns import take
 from tests.support.harness import Application, wait_for
+from tests.support.places import ROOT
 from tests.support.proof import State, read_topic
 
 APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -79,6 +85,18 @@ class JoinApplication(Application):
             )
         create_topics(self.settings, self.processors, partitions=self.partitions)
         return self
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of `holdfast` on this application."""
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "holdfast.cli", "-A", "tests.chaos.joining:processors", *words],
+            env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
 
     # -- load
 
@@ -170,6 +188,9 @@ class JoinApplication(Application):
             assert digest(sorted(state.items())) == digest(store.everything()), f"partition {number}"
             assert marker == folder.marker, f"partition {number}"
             out[number] = JoinOutcome(marker, recorded, emits)
+        verdict = verify(self.joined, self.settings)
+        assert verdict.equal, [each.explain() for each in verdict.partitions]
+        assert replay(self.joined, self.settings).digest == verdict.live_digest
         told = sorted(message.value() or b"" for messages in emitted.values() for message in messages)
         assert told == sorted(value for each in out.values() for value in each.emits)
         return out
