@@ -29,6 +29,11 @@ class ReplicaState(Protocol):
         ...
 
     @property
+    def position(self) -> bytes:
+        """Return the position as stored, where there are several sources, else nothing."""
+        ...
+
+    @property
     def changelog_next(self) -> int:
         """Return the changelog offset before which that state lies."""
         ...

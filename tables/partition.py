@@ -476,8 +476,10 @@ class Partition:
     def wake_readers(self) -> None:
         """Answer those whose position is reached. On the event loop only."""
         if self._waiting:
+            applied = self.applied
             for wanted, future in self._waiting:
-                if not future.done() and self.has_reached(wanted):
+                reached = applied >= wanted if isinstance(wanted, int) else self.has_reached(wanted)
+                if reached and not future.done():
                     future.set_result(True)
             self._waiting = [entry for entry in self._waiting if not entry[1].done()]
 

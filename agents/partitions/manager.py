@@ -426,6 +426,10 @@ class PartitionManager:
         if event.value.epoch == self.epoch:
             self.flow.parked(event.value)
 
+    def ask_ends(self) -> None:
+        """Note that an intake waits for ends of sources."""
+        self.source_ends.wanted.set()
+
     @property
     def share_bytes(self) -> int:
         """Return how much of each source may wait for another source of its table: all together as much as may

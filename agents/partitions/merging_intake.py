@@ -238,7 +238,9 @@ class MergingIntake:
             self._asked = frozenset()
         elif self._asked != asked or not self._since_s:
             self._asked, self._since_s, self._round = asked, system_clock.monotonic_s(), self._round + 1
-        if not self._asked:
+        if self._asked:
+            self._host.ask_ends()
+        else:
             self._since_s = 0.0
         if any(queue.arrived for number, queue in enumerate(self._queues) if self._is_wanted(number)):
             self._news = True

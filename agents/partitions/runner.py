@@ -242,8 +242,8 @@ class Runner:
             try:
                 await self._write(changes)
             except UndeliverableError as error:
-                if error.topic == self.part.changelog and error.why.startswith(MISSING):
-                    raise  # one made again is another topic: it lacks the rows that this state is made of
+                if error.why.startswith(MISSING) and self._is_own_log(error.topic):
+                    raise  # one made again is another topic: it lacks the rows, or choices, that this state is made of
                 held = True
                 if not await self._hold(str(error), epoch):
                     return False
@@ -253,6 +253,11 @@ class Runner:
                         "partition %d of %s goes on", self.part.partition, self.part.processor.table
                     )
                 return True
+
+    def _is_own_log(self, topic: str) -> bool:
+        processor = self.part.processor
+        several = processor.on is not None
+        return topic == self.part.changelog or (several and topic == processor.choices(self._host.app))
 
     async def _hold(self, why: str, epoch: int) -> bool:
         """Stand still for a while, let readiness tell why, and return whether the partition is still this

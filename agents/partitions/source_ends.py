@@ -5,6 +5,7 @@ tables with several sources at once.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import Iterable
 from contextlib import suppress
 from typing import Any, Protocol
@@ -17,8 +18,11 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.tables.ends import ASK_TIMEOUT_S, EndsClient
 
-LOOK_EVERY_S = 0.01
-"""How soon is seen that a source is waited for, or that a tick is due."""
+logger = logging.getLogger(__name__)
+
+LOOK_EVERY_S = 0.05
+"""How soon is seen that a tick is due, or that a log was read on without records."""
+ASK_EVERY_S = 0.005
 REST_S = 0.2
 """How soon is seen that this worker folds several sources, while it does not."""
 
@@ -40,6 +44,8 @@ class SourceEnds:
 
     def __init__(self, host: MergingHost) -> None:
         self._host = host
+        self.wanted = asyncio.Event()
+        """Set by an intake that waits for ends."""
 
     async def run(self) -> None:
         """Go on until cancelled; returns at once where no processor has several sources."""
@@ -52,7 +58,11 @@ class SourceEnds:
         )
         while True:
             owned = host.merged() if host.open else []
-            await asyncio.sleep(LOOK_EVERY_S if owned else REST_S)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(LOOK_EVERY_S if owned else REST_S):
+                    await self.wanted.wait()
+            await asyncio.sleep(ASK_EVERY_S)  # for all that wait by then
+            self.wanted.clear()
             asking = [(each.runner.merging, *each.runner.merging.asks()) for each in owned]
             ends = await self._ask(client, {place for _, _, places in asking for place in places})
             for intake, asked, _ in asking:
@@ -64,7 +74,12 @@ class SourceEnds:
 
     async def _ask(self, client: EndsClient, places: Iterable[Place]) -> dict[Place, int]:
         """Return the ends of *places*, as far as brokers tell them in time."""
-        asked = {place: asyncio.wrap_future(future) for place, future in client.begin(places).items()}
+        try:
+            begun = client.begin(places)
+        except KafkaException as error:  # what is not told is waited for, up to a deadline
+            logger.info("ends of sources cannot be asked for: %s", error)
+            return {}
+        asked = {place: asyncio.wrap_future(future) for place, future in begun.items()}
         if not asked:
             return {}
         for future in asked.values():

@@ -88,6 +88,10 @@ class Host(Protocol):
         """Acknowledge an event whose records are durable; not *counted*, one that was parked."""
         ...
 
+    def ask_ends(self) -> None:
+        """Note that an intake waits for ends of sources."""
+        ...
+
     def park(self, event: Any) -> None:
         """Count an event no more to what is in hand: it waits for another source."""
         ...

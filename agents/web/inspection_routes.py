@@ -37,6 +37,7 @@ class InspectionPages:
             digest=found.digest,
             rows=found.rows,
             timers=found.timers,
+            position=state.position,
         )
         return respond(request, reply)
 

@@ -101,7 +101,7 @@ class MemoryState:
             replica.stream_ms,
             replica.applied + 1,
         )
-        self.offsets = (replica.applied,)
+        self.offsets, self.position = (replica.applied,), b""
         self._items = sorted((row_key(key), value) for key, value in replica.rows.items())
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:

@@ -40,6 +40,8 @@ def test_two_sources_are_joined_live_as_their_logs_and_choices_say(join: MakeJoi
     assert sum(sum(each.marker.applied) + 2 for each in outcomes.values()) == 2_000
     asked = app.command("verify", "joined", "--output", "json")
     assert json.loads(asked.stdout)["equal"], asked.stderr
+    stores = app.command("verify", "joined", "--store", "--output", "json")
+    assert json.loads(stores.stdout)["equal"], stores.stderr
     told = json.loads(app.command("replay", "joined", "--output", "json").stdout)
     assert [each["sources"] for each in told["partitions"]] == [
         dict(zip(app.joined.topics, each.marker.applied, strict=True)) for each in outcomes.values()
@@ -59,6 +61,19 @@ def test_wrong_guesses_cost_barriers_which_restores_and_replays_obey(join: MakeJ
     app.write(200, seed=9)
     worker.start().wait_ready()
     app.prove()
+
+
+def test_a_new_version_obeys_what_the_one_before_has_recorded(join: MakeJoin) -> None:
+    app = join(partitions=1)
+    first = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
+    app.write_late_orders(3)
+    before = app.prove()[0]
+    first.stop()
+    app.raise_version(2)
+    app.worker().start().wait_ready()
+    after = app.prove()[0]
+    assert after.choices[:3] == before.choices
+    assert after.emits == before.emits
 
 
 @pytest.mark.parametrize("point", ["produced", "committing", "committed", "storing", "stored"])

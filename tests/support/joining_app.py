@@ -86,6 +86,14 @@ class JoinApplication(Application):
         create_topics(self.settings, self.processors, partitions=self.partitions)
         return self
 
+    def raise_version(self, version: int) -> None:
+        """Let workers that are made from here on run another version, which emits to a topic of its own."""
+        self.out = f"{self.name}-out-{version}"
+        self.joined = joined(self.customers, self.orders, self.out, version)
+        self.processors = [self.joined]
+        self._environment |= {"JOIN_VERSION": str(version), "JOIN_OUT": self.out}
+        create_topics(self.settings, self.processors, partitions=self.partitions)
+
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:
         """Run a command of `holdfast` on this application."""
         return subprocess.run(

@@ -117,7 +117,7 @@ class Inspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class InspectReply(Reply, frozen=True, kw_only=True):
     """The digest of all rows and timers served, exactly as of *as_of_offset*; its changelog holds that
-    state before *changelog_next*.
+    state before *changelog_next*. Of several sources *position* is the marker as stored.
     """
 
     inspection: str
@@ -125,6 +125,7 @@ class InspectReply(Reply, frozen=True, kw_only=True):
     digest: str
     rows: int
     timers: int
+    position: bytes = b""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):
