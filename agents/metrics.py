@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from holdfast.agents.books_metrics import book_families
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.clock import Clock, system_clock
+from holdfast.core.engine.choices import Choice
 
 COMMIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 RESTORE_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -73,6 +74,7 @@ class PartitionMetrics:
 
     __slots__ = (
         "_table",
+        "barriers",
         "emitted",
         "quarantined",
         "records",
@@ -80,6 +82,7 @@ class PartitionMetrics:
         "rotten",
         "rows_written",
         "store_checks",
+        "ticks",
         "transactions",
     )
 
@@ -88,7 +91,7 @@ class PartitionMetrics:
         self.records = self.transactions = self.rows_written = self.emitted = self.quarantined = (
             self.restored_records
         ) = 0
-        self.store_checks = self.rotten = 0
+        self.store_checks = self.rotten = self.barriers = self.ticks = 0
 
     def committed(self, *, records: int, rows: int, emitted: int, quarantined: int, seconds: float) -> None:
         """Count one transaction, once it is durable."""
@@ -98,6 +101,12 @@ class PartitionMetrics:
         self.emitted += emitted
         self.quarantined += quarantined
         self._table.commit_s.observe(seconds)
+
+    def decided(self, choices: Collection[Choice]) -> None:
+        """Count the choices of one transaction, once it is durable."""
+        ticks = sum(choice.tick_ms is not None for choice in choices)
+        self.ticks += ticks
+        self.barriers += len(choices) - ticks
 
     def restored(self, *, records: int, seconds: float) -> None:
         """Count one restore, once the partition is abreast of its changelog."""
@@ -163,6 +172,12 @@ class Metrics:
             ("records_emitted", "Records emitted by folds in committed transactions", "emitted"),
             ("quarantined", "Records refused and set aside with their reason", "quarantined"),
             ("restored_records", "Changelog records read by restores", "restored_records"),
+            (
+                "barriers",
+                "Records of several sources that came too late for their place, written down",
+                "barriers",
+            ),
+            ("ticks", "Readings of the clock that were written down for timers", "ticks"),
             ("store_checks", "Stores compared with their changelog and found equal", "store_checks"),
             ("rotten_stores", "Stores found damaged, or not equal to their changelog, and rebuilt", "rotten"),
         ):

@@ -15,6 +15,7 @@ from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import NOT_IN_GROUP, Host
 from holdfast.clock import system_clock
 from holdfast.core.engine.folding import Refused
+from holdfast.core.engine.merging_folder import MergedChanges
 from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
@@ -193,6 +194,8 @@ class Runner:
                 quarantined=len(changes.refused),
                 seconds=system_clock.monotonic_s() - folded_s,
             )
+            if isinstance(changes, MergedChanges) and changes.choices:
+                self._counts.decided(changes.choices)
         intake.settle()
 
     async def _fold(self, folder: AnyFolder, epoch: int) -> None:

@@ -40,7 +40,9 @@ class Known(msgspec.Struct, frozen=True, array_like=True):
 
 
 def joined(customers: str, orders: str, out: str, version: int = 1) -> Processor[Any, Known]:
-    """Return the processor; what it emits tells the order in which it has met its records."""
+    """Return the processor; what it emits tells the order in which it has met its records. Without *customers*
+    it has one source, and ticks all the same.
+    """
 
     def meet(
         rows: Rows[Known], event: str, at_ms: int, topic: str, offset: int, timestamp: int
@@ -63,7 +65,7 @@ def joined(customers: str, orders: str, out: str, version: int = 1) -> Processor
     told = FoldWith(meet, ("topic", "offset", "timestamp"))
     return Processor(
         name="joined",
-        on={Source(customers, Text()): told, Source(orders, Text()): told},
+        on={Source(topic, Text()): told for topic in (customers, orders) if topic},
         row=Known,
         version=version,
         on_tick=on_tick,

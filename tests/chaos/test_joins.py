@@ -12,9 +12,13 @@ import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.dev.fixtures import SessionBroker
+from holdfast.pipeline.verify import verify
+from tests.support.damage import one_batch
 from tests.support.harness import running, wait_for
 from tests.support.joining_app import JoinApplication
 
+HIDDEN = 70_000
+"""Sound records in one batch: more than a worker unpacks that is told to unpack 1 MiB."""
 MakeJoin = Callable[..., JoinApplication]
 
 
@@ -56,6 +60,7 @@ def test_wrong_guesses_cost_barriers_which_restores_and_replays_obey(join: MakeJ
     worker = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
     app.write_late_orders(4)
     assert len(app.prove()[0].choices) == 4
+    assert sum(worker.metric("holdfast_barriers_total").values()) == 4
     worker.kill()
     worker.wipe()
     app.write(200, seed=9)
@@ -100,6 +105,37 @@ def test_ticks_fire_while_the_sources_are_idle_and_again_in_a_replay(join: MakeJ
     (tick,) = [choice for choice in outcome.choices if choice.tick_ms is not None]
     assert outcome.emits[-1].startswith(b"ticked/")
     assert outcome.marker.tick_ms == tick.tick_ms
+
+
+def test_one_source_that_ticks_is_folded_live_and_by_the_next_owner(join: MakeJoin) -> None:
+    app = join(alone=True)
+    worker = app.worker().start().wait_ready()
+    app.write(300, seed=4, rest_s=0.05)
+    worker.kill()
+    app.write(300, seed=5)
+    worker.start().wait_ready()
+    outcomes = app.prove()
+    assert all(choice.tick_ms is not None for each in outcomes.values() for choice in each.choices)
+    assert all(each.choices for each in outcomes.values())
+
+
+def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behind_it(join: MakeJoin) -> None:
+    app = join(partitions=1, unreadable="quarantine", unpacked_batch_bytes=1 << 20)
+    worker = app.worker().start().wait_ready()
+    producer = one_batch(app.broker, app.customers)
+    for _ in range(HIDDEN):
+        producer.produce(app.customers, b"add hidden 1", partition=0)
+    assert producer.flush(60) == 0
+    for at in range(3):
+        app.send(app.orders, f"add k1 {at}")
+    app.flush()
+    worker.wait_said("are skipped and noted", 60)
+    wait_for("the orders to be folded", lambda: app.states()[0][1].applied == (-1, 2), 60, worker.tail)
+    app.send(app.customers, "add k1 9")
+    app.flush()
+    wait_for("a customer behind it", lambda: app.states()[0][1].applied == (HIDDEN, 2), 60, worker.tail)
+    verdict = verify(app.joined, app.settings)
+    assert (verdict.equal, verdict.records, verdict.skipped) == (True, 4, HIDDEN)
 
 
 def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join: MakeJoin) -> None:

@@ -55,6 +55,7 @@ class JoinApplication(Application):
         *,
         partitions: int = 2,
         standbys: int = 0,
+        alone: bool = False,
         environment: Mapping[str, str] | None = None,
         **settings: str | float,
     ) -> None:
@@ -67,7 +68,7 @@ class JoinApplication(Application):
             environment=environment,
             **settings,
         )
-        self.customers, self.orders = f"{self.name}-customers", f"{self.name}-orders"
+        self.customers, self.orders = "" if alone else f"{self.name}-customers", f"{self.name}-orders"
         self.joined = joined(self.customers, self.orders, self.out)
         self.processors = [self.joined]
         self._environment |= {
@@ -79,7 +80,7 @@ class JoinApplication(Application):
         self._sent = 0
 
     def create_topics(self, source: Mapping[str, str] | None = None) -> Self:
-        for topic in (self.customers, self.orders):
+        for topic in self.joined.topics:
             self.broker.create_topic(
                 topic, partitions=self.partitions, config={**APPEND_TIME, **(source or {})}, exact=True
             )
@@ -119,7 +120,7 @@ class JoinApplication(Application):
         """Write to both sources in turns of no meaning; some records must be refused, some set tick timers."""
         chance = random.Random(seed)
         for at in range(records):
-            topic = chance.choice((self.customers, self.orders))
+            topic = chance.choice(self.joined.topics)
             op = chance.choices(("add", "later", "raise"), (90, 7, 3))[0]
             self.send(topic, f"{op} k{chance.randrange(20)} {at}", chance.randrange(self.partitions))
             if at % 50 == 49:
