@@ -26,7 +26,7 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.web.server import WebService
 from holdfast.config import Settings, settings_from_environment
-from holdfast.core.engine.processor import Processor, by_name, refuse_several_sources
+from holdfast.core.engine.processor import Processor, by_name
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -114,7 +114,7 @@ class App(faust.App):
         names = (channel,) if isinstance(channel, str) else getattr(channel, "topics", None) or ()
         pattern = getattr(channel, "pattern", None)
         for processor in self.processors.values():
-            for topic in (processor.source, processor.changelog(self.settings.app)):
+            for topic in (*processor.topics, processor.changelog(self.settings.app)):
                 if topic in names or (pattern is not None and pattern.search(topic)):
                     raise ConfigError(
                         f"{what} on topic {topic}: processor {processor.name} folds it in this application, so it comes in batches and not record "
@@ -188,7 +188,6 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     worker starts.
     """
     named = by_name(processors)
-    refuse_several_sources(processors)
     settings = settings_from_environment() if settings is None else settings
     app = App(
         settings.app,
@@ -232,17 +231,18 @@ def _declare(app: App, processor: Processor[Any, Any]) -> None:
     """Register one processor: its agent is the way in for batches, its table makes Faust co-partition
     changelog and standbys.
     """
-    source = app.topic(processor.source, key_serializer=AS_IS, value_serializer=AS_IS)
+    sources = ", ".join(processor.topics)
+    source = app.topic(*processor.topics, key_serializer=AS_IS, value_serializer=AS_IS)
     app.Table(
         processor.table,
         key_type=bytes,
         value_type=bytes,
-        help=f"rows of {processor.name}, folded from {processor.source}",
+        help=f"rows of {processor.name}, folded from {sources}",
     )
 
     async def fold(stream: Any) -> None:
         async for event in stream.noack().events():
             app.manager.hand(processor.name, event)
 
-    fold.__doc__ = f"Folds {processor.source} into table {processor.table}, exactly once."
+    fold.__doc__ = f"Folds {sources} into table {processor.table}, exactly once."
     app.agent(source, name=f"holdfast.{processor.name}", concurrency=1)(fold)

@@ -65,7 +65,7 @@ def survey(settings: Settings, processors: Sequence[Processor[Any, Any]]) -> Sur
             int(found.topics[topic].config["delete.retention.ms"]) for topic in changelogs
         ),
     )
-    partitions = {processor.name: found.partitions(processor.source) or 0 for processor in processors}
+    partitions = {processor.name: found.partitions(processor.topics[0]) or 0 for processor in processors}
     limit = descriptors.raised_limit()
     if (
         short := descriptors.shortage(

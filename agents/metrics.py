@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from bisect import bisect_left
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 
 from prometheus_client import CollectorRegistry, GCCollector, PlatformCollector, ProcessCollector
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
@@ -20,6 +20,7 @@ from prometheus_client.registry import Collector
 from holdfast.agents.books_metrics import book_families
 from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.clock import Clock, system_clock
+from holdfast.core.engine.choices import Choice
 
 COMMIT_BOUNDS_S = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0)
 RESTORE_BOUNDS_S = (0.1, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 300.0, 1800.0)
@@ -73,6 +74,7 @@ class PartitionMetrics:
 
     __slots__ = (
         "_table",
+        "barriers",
         "emitted",
         "quarantined",
         "records",
@@ -80,6 +82,7 @@ class PartitionMetrics:
         "rotten",
         "rows_written",
         "store_checks",
+        "ticks",
         "transactions",
     )
 
@@ -88,7 +91,7 @@ class PartitionMetrics:
         self.records = self.transactions = self.rows_written = self.emitted = self.quarantined = (
             self.restored_records
         ) = 0
-        self.store_checks = self.rotten = 0
+        self.store_checks = self.rotten = self.barriers = self.ticks = 0
 
     def committed(self, *, records: int, rows: int, emitted: int, quarantined: int, seconds: float) -> None:
         """Count one transaction, once it is durable."""
@@ -98,6 +101,12 @@ class PartitionMetrics:
         self.emitted += emitted
         self.quarantined += quarantined
         self._table.commit_s.observe(seconds)
+
+    def decided(self, choices: Collection[Choice]) -> None:
+        """Count the choices of one transaction, once it is durable."""
+        ticks = sum(choice.tick_ms is not None for choice in choices)
+        self.ticks += ticks
+        self.barriers += len(choices) - ticks
 
     def restored(self, *, records: int, seconds: float) -> None:
         """Count one restore, once the partition is abreast of its changelog."""
@@ -163,6 +172,12 @@ class Metrics:
             ("records_emitted", "Records emitted by folds in committed transactions", "emitted"),
             ("quarantined", "Records refused and set aside with their reason", "quarantined"),
             ("restored_records", "Changelog records read by restores", "restored_records"),
+            (
+                "barriers",
+                "Records of several sources that came too late for their place, written down",
+                "barriers",
+            ),
+            ("ticks", "Readings of the clock that were written down for timers", "ticks"),
             ("store_checks", "Stores compared with their changelog and found equal", "store_checks"),
             ("rotten_stores", "Stores found damaged, or not equal to their changelog, and rebuilt", "rotten"),
         ):
@@ -250,7 +265,12 @@ class _Page(Collector):
             "holdfast_skipped_batches", "Batches which cannot be read and were skipped", labels=labels
         )
         unreadable, counts = set(self._metrics.unreadable()), self._metrics.skipped
-        read = {(replica.processor.source, replica.partition) for replica in replicas if replica.active}
+        read = {
+            (topic, replica.partition)
+            for replica in replicas
+            if replica.active
+            for topic in replica.processor.topics
+        }
         for place in sorted(read | unreadable | set(counts)):
             values = (place[0], str(place[1]))
             standing.add_metric(values, int(place in unreadable))
@@ -268,16 +288,17 @@ class _Page(Collector):
             "kafka_consumergroup_current_offset", "Next source offset to fold", labels=labels
         )
         lag = GaugeMetricFamily("kafka_consumergroup_lag", "Source records not yet folded", labels=labels)
-        slowest: dict[tuple[str, int], Replica] = {}
+        slowest: dict[tuple[str, int], tuple[int, int]] = {}
         for replica in replicas:
-            place = (replica.processor.source, replica.partition)
-            if replica.active and (place not in slowest or replica.applied < slowest[place].applied):
-                slowest[place] = replica
-        for (topic, partition), replica in slowest.items():
+            for topic, applied, end in _source_positions(replica) if replica.active else ():
+                place = (topic, replica.partition)
+                if place not in slowest or applied < slowest[place][0]:
+                    slowest[place] = applied, end
+        for (topic, partition), (applied, end) in slowest.items():
             values = (self._metrics.app, topic, str(partition))
-            offset.add_metric(values, replica.applied + 1)
-            if replica.source_end != UNKNOWN:
-                lag.add_metric(values, behind(replica))
+            offset.add_metric(values, applied + 1)
+            if end != UNKNOWN:
+                lag.add_metric(values, max(0, end - applied - 1))
         yield offset
         yield lag
 
@@ -285,7 +306,9 @@ class _Page(Collector):
         labels = ("table", "partition", "role")
         serving = GaugeMetricFamily("holdfast_serving", "1 while this replica answers queries", labels=labels)
         applied = GaugeMetricFamily(
-            "holdfast_applied_offset", "Last source offset in the state, -1 for none", labels=labels
+            "holdfast_applied_offset",
+            "Last source offset in the state, -1 for none; of several sources, how many offsets less one",
+            labels=labels,
         )
         stream = GaugeMetricFamily(
             "holdfast_stream_time_seconds", "Highest append time in the state, -1 for none", labels=labels
@@ -316,8 +339,20 @@ class _Page(Collector):
         yield from (serving, applied, stream, rows, lag, age)
 
 
+def _source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
+    """Yield (topic, last offset applied, end) of each source."""
+    if replica.processor.on is None:
+        yield replica.processor.source, replica.applied, replica.source_end
+        return
+    ends = replica.source_ends
+    for topic, applied in replica.offsets.items():
+        yield topic, applied, ends[topic]
+
+
 def behind(replica: Replica) -> int:
-    """Return how many source offsets are not in the replica's state, as far as the source's end is known."""
+    """Return how many source offsets are not in the replica's state, as far as the ends of its sources are
+    known.
+    """
     return max(0, replica.source_end - replica.applied - 1)
 
 

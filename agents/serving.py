@@ -24,6 +24,16 @@ class ReplicaState(Protocol):
     def stream_ms(self) -> int: ...
 
     @property
+    def offsets(self) -> Sequence[int]:
+        """Return the last offset of each source."""
+        ...
+
+    @property
+    def position(self) -> bytes:
+        """Return the position as stored, where there are several sources, else nothing."""
+        ...
+
+    @property
     def changelog_next(self) -> int:
         """Return the changelog offset before which that state lies."""
         ...
@@ -61,7 +71,8 @@ class Replica(Protocol):
 
     @property
     def applied(self) -> int:
-        """Return the last source offset in the state, -1 for none.
+        """Return the last source offset in the state, -1 for none. Of several sources: how many of their
+        offsets are in it, less one.
 
         Reads that begin now reflect at least that.
         """
@@ -75,8 +86,18 @@ class Replica(Protocol):
     @property
     def source_end(self) -> int:
         """Return the next offset to be written at the source, as last heard from the broker; UNKNOWN (-1)
-        before that.
+        before that. Of several sources, the sum.
         """
+        ...
+
+    @property
+    def offsets(self) -> Mapping[str, int]:
+        """Return the last offset in the state of each source, -1 for none. Asked of tables of several alone."""
+        ...
+
+    @property
+    def source_ends(self) -> Mapping[str, int]:
+        """Return the end of each source, as `source_end` does. Asked of tables of several alone."""
         ...
 
     @property
@@ -106,8 +127,8 @@ class Replica(Protocol):
         """Return the committed state of now; close it when done."""
         ...
 
-    async def reached(self, offset: int, timeout_s: float) -> bool:
-        """Wait until `applied` is at least *offset*; False when time ran out or the partition went away
+    async def reached(self, wanted: int | Mapping[str, int], timeout_s: float) -> bool:
+        """Wait until `applied` is at least *wanted*, or `offsets` are where it names sources; False when time ran out or the partition went away
         first.
         """
         ...

@@ -241,6 +241,14 @@ class Settings:
         default=40,
         metadata=_doc("upper bound of the adaptive wait that fills a batch when live", low=0, high=10_000),
     )
+    source_wait_ms: int = field(
+        default=5_000,
+        metadata=_doc(
+            "how long records of a table of several sources wait for a source whose end no broker tells",
+            low=0,
+            high=600_000,
+        ),
+    )
     fetch_records: int = field(
         default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000)
     )

@@ -6,7 +6,7 @@ Both engines read exactly this.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 
@@ -77,9 +77,14 @@ def check_whole(extent: Extent, *, allow_holes: bool) -> None:
     """Refuse to fold a log whose beginning or middle is gone, unless told to: the result is not the state
     of the whole log.
     """
-    if extent.holes and not allow_holes:
+    check_holes(extent.holes, allow_holes=allow_holes)
+
+
+def check_holes(holes: Sequence[str], *, allow_holes: bool) -> None:
+    """Refuse to fold logs with *holes*, unless told to."""
+    if holes and not allow_holes:
         raise LostRecordsError(
-            f"{'; '.join(extent.holes)}. Replay from bronze if it reaches further back, or fold what is left: --allow-holes"
+            f"{'; '.join(holes)}. Replay from bronze if it reaches further back, or fold what is left: --allow-holes"
         )
 
 

@@ -63,7 +63,11 @@ class FoldPlan:
 
 
 class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of one partition. *applied* is the last offset folded, -1 for none."""
+    """What became of one partition. *applied* is the last offset folded, -1 for none.
+
+    Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and *choices* how many
+    recorded choices were obeyed. *timers* are those of both clocks.
+    """
 
     partition: int
     applied: int = NOTHING_APPLIED
@@ -73,6 +77,8 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     rows: int = 0
     timers: int = 0
     digest: str = digest(())
+    sources: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
+    choices: int | msgspec.UnsetType = msgspec.UNSET
 
 
 def readable(row: Any) -> str | None:
@@ -98,11 +104,13 @@ class Results:
         self._rows: list[tuple[Any, ...]] = []
 
     def refused(self, partition: int, each: Refused) -> None:
-        self._rows.append((REFUSED, partition, each.offset, None, each.stage, each.error, each.reason))
+        what = (each.stage, each.error, each.reason)
+        self._rows.append((REFUSED, partition, each.offset, None, *what, _topic(each.topic)))
 
     def transition(self, partition: int, each: Transition[Any]) -> None:
         before, after = readable(each.before), readable(each.after)
-        self._rows.append((TRANSITION, partition, each.offset, each.at_ms, each.key, before, after))
+        what = (each.key, before, after)
+        self._rows.append((TRANSITION, partition, each.offset, each.at_ms, *what, _topic(each.topic)))
 
     def take(self, at_least: int = OUT_ROWS) -> Iterator[pa.RecordBatch]:
         """Yield what has gathered, once there are *at_least* so many."""
@@ -112,6 +120,11 @@ class Results:
         for start in range(0, len(rows), OUT_ROWS):
             chunk = rows[start : start + OUT_ROWS]
             yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
+
+
+def _topic(name: str) -> bytes | None:
+    """Return what the column `key` tells of what was refused or changed: the topic, where there are several."""
+    return name.encode() if name else None
 
 
 class PartitionFold:
@@ -173,7 +186,7 @@ class PartitionFold:
         yield from self._results.take(1)
         kinds = Counter(key[:1] for key, _ in self._store.everything())
         if self._plan.rows:
-            yield from self._states()
+            yield from states(self._store, self.partition)
         summary = FoldSummary(
             partition=self.partition,
             applied=self._folder.applied,
@@ -186,17 +199,19 @@ class PartitionFold:
         )
         yield summary_batch(summary)
 
-    def _states(self) -> Iterator[pa.RecordBatch]:
-        stored = self._store.everything()
-        while chunk := list(islice(stored, OUT_ROWS)):
-            keys, values = zip(*chunk, strict=True)
-            columns: dict[str, Sequence[Any]] = {
-                "kind": [STATE] * len(keys),
-                "partition": [self.partition] * len(keys),
-                "key": keys,
-                "value": values,
-            }
-            yield _result(columns, len(keys))
+
+def states(store: DictStore, partition: int) -> Iterator[pa.RecordBatch]:
+    """Yield the rows and timers of a partition as stored."""
+    stored = store.everything()
+    while chunk := list(islice(stored, OUT_ROWS)):
+        keys, values = zip(*chunk, strict=True)
+        columns: dict[str, Sequence[Any]] = {
+            "kind": [STATE] * len(keys),
+            "partition": [partition] * len(keys),
+            "key": keys,
+            "value": values,
+        }
+        yield _result(columns, len(keys))
 
 
 def without(batch: Batch, skips: OffsetRanges) -> Batch:

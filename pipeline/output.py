@@ -22,7 +22,7 @@ import pyarrow as pa
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError
 from holdfast.pipeline.folding import SUMMARY, FoldPlan, FoldSummary
-from holdfast.pipeline.results import SUMMARIES, TABLES, decode_summary, present, summaries_of
+from holdfast.pipeline.results import SUMMARIES, decode_summary, present, schema_of, summaries_of
 
 if TYPE_CHECKING:
     from pyspark.sql import DataFrame
@@ -61,7 +61,7 @@ class Writer:
         shutil.rmtree(self._partial, ignore_errors=True)
         self._sinks: dict[str, _Sink] = {}
         for name in [*tables_of(self._plan), "summary"]:
-            schema = SUMMARIES if name == "summary" else TABLES[name]
+            schema = SUMMARIES if name == "summary" else schema_of(name, self._plan.processor)
             self._sinks[name] = self._open.enter_context(_sink(self._partial / name, self._form, schema))
         return self
 
@@ -188,7 +188,8 @@ def written_by_spark(
         told = results.where(f"kind = '{SUMMARY}'").select("after").collect()
         summaries = summaries_of((decode_summary(row[0]) for row in told), partitions)
         for name in tables_of(plan):
-            shown = results.mapInArrow(partial(present_all, name, plan.processor), _ddl(TABLES[name]))
+            ddl = _ddl(schema_of(name, plan.processor))
+            shown = results.mapInArrow(partial(present_all, name, plan.processor), ddl)
             _save(shown, f"{out}/{name}", form)
         rows = [tuple(msgspec.to_builtins(each)[name] for name in SUMMARIES.names) for each in summaries]
         _save(results.sparkSession.createDataFrame(rows, _ddl(SUMMARIES)).coalesce(1), f"{out}/summary", form)

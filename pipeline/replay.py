@@ -12,12 +12,20 @@ from typing import TYPE_CHECKING, Any, Literal
 import pyarrow as pa
 
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.choices import VectorMarker
+from holdfast.core.engine.processor import Processor, refuse_several_sources
 from holdfast.core.engine.skips import OffsetRanges, kept
 from holdfast.errors import ConfigError
 from holdfast.kafka.skip_log import read_skips
-from holdfast.pipeline import local
-from holdfast.pipeline.extent import Extent, Until, check_whole, extent_of_bronze, extent_of_topic
+from holdfast.pipeline import local, merged
+from holdfast.pipeline.extent import (
+    Extent,
+    Until,
+    check_holes,
+    check_whole,
+    extent_of_bronze,
+    extent_of_topic,
+)
 from holdfast.pipeline.folding import RESULT, FoldPlan
 from holdfast.pipeline.lake import Landed, bronze_path
 from holdfast.pipeline.output import Format, Writer, written_by_spark
@@ -40,7 +48,7 @@ class ReplayOptions:
     row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
     not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
-    noted.
+    noted. *positions* stand in for *until* where there are several sources.
     """
 
     engine: ReplayEngine = "auto"
@@ -55,6 +63,7 @@ class ReplayOptions:
     format: Format = "parquet"
     allow_holes: bool = False
     skips: Mapping[int, OffsetRanges] | None = None
+    positions: Mapping[int, VectorMarker] | None = None
     spark: SparkOptions = field(default_factory=SparkOptions)
 
     def __post_init__(self) -> None:
@@ -108,6 +117,8 @@ def replay(
     plan = FoldPlan(
         processor=processor, rows=options.rows, transitions=options.transitions, of_key=options.of_key
     )
+    if processor.on is not None:
+        return _from_several(plan, settings, options)
     if options.source == "topic" and options.skips is None:
         options = replace(options, skips=read_skips(settings).of_topic(processor.source))
     if options.skips is not None:
@@ -117,6 +128,26 @@ def replay(
         if options.source == "topic"
         else _from_bronze(plan, settings.app, options)
     )
+
+
+def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
+    """Fold the topics of several sources in the order of the recorded choices."""
+    processor = plan.processor
+    if options.source != "topic":
+        refuse_several_sources(processor, "a replay from bronze")
+    if options.engine == "spark":
+        refuse_several_sources(processor, "a replay on Spark")
+    if options.until is not None:
+        raise ConfigError(
+            f"processor {processor.name} folds {len(processor.topics)} sources: where to stop is a position in each of them, and "
+            "--until names one; replay all there is"
+        )
+    skips = read_skips(settings)
+    by_topic = {topic: skips.of_topic(topic) for topic in processor.topics}
+    extent = merged.merged_extent(settings, plan, options.positions or {}, options.partitions)
+    check_holes(extent.holes, allow_holes=options.allow_holes)
+    batches, partitions = merged.fold_topics(settings, plan, extent, by_topic), extent.partitions
+    return _told(plan, options, "local", batches, partitions, extent.skipped(by_topic))
 
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
@@ -213,12 +244,23 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
 def _finish(
     plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]
 ) -> Replayed:
+    return _told(plan, options, engine, batches, extent.spans, _skipped(plan, extent))
+
+
+def _told(
+    plan: FoldPlan,
+    options: ReplayOptions,
+    engine: str,
+    batches: Iterable[pa.RecordBatch],
+    partitions: Iterable[int],
+    skipped: int,
+) -> Replayed:
     results: pa.Table | None = None
     if options.out is None:
-        summaries, results = gather(batches, extent.spans)
+        summaries, results = gather(batches, partitions)
     else:
         with Writer(options.out, options.format, plan) as writer:
-            summaries = writer.write(batches, extent.spans)
+            summaries = writer.write(batches, partitions)
     processor = plan.processor
     return Replayed(
         processor=processor.name,
@@ -226,7 +268,7 @@ def _finish(
         engine=engine,
         partitions=summaries,
         results=results,
-        skipped=_skipped(plan, extent),
+        skipped=skipped,
     )
 
 

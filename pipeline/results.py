@@ -56,6 +56,17 @@ TABLES = {"rows": ROWS, "timers": TIMERS, "transitions": TRANSITIONS, "refused":
 """The tables a replay can be written as: rows and rows before and after a change as JSON, beside the
 stored bytes.
 """
+_BY_TOPIC = ("transitions", "refused")
+
+
+def schema_of(name: str, processor: Processor[Any, Any]) -> pa.Schema:
+    """Return the columns of one of TABLES; where there are several sources, what happened at an offset tells the
+    topic too, none for a tick.
+    """
+    schema = TABLES[name]
+    if processor.on is None or name not in _BY_TOPIC:
+        return schema
+    return schema.append(pa.field("topic", pa.string()))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -108,9 +119,15 @@ class Replayed:
 
     def refused(self, partition: int) -> list[Refused]:
         """Return a partition's refused records, in the order of the log."""
-        rows = self._of(REFUSED, partition).select(["offset", "name", "before", "after"]).to_pylist()
+        rows = self._of(REFUSED, partition).select(["offset", "name", "before", "after", "key"]).to_pylist()
         return [
-            Refused(offset=row["offset"], stage=row["name"], error=row["before"], reason=row["after"])
+            Refused(
+                offset=row["offset"],
+                stage=row["name"],
+                error=row["before"],
+                reason=row["after"],
+                topic=(row["key"] or b"").decode(),
+            )
             for row in rows
         ]
 
@@ -118,7 +135,8 @@ class Replayed:
         """Return one of TABLES: "rows", "timers", "transitions" or "refused"."""
         assert self.results is not None, "the results were written to a folder: read them there"
         return pa.Table.from_batches(
-            [present(batch, name, processor) for batch in self.results.to_batches()], TABLES[name]
+            [present(batch, name, processor) for batch in self.results.to_batches()],
+            schema_of(name, processor),
         )
 
     def _of(self, kind: str, partition: int) -> pa.Table:
@@ -168,7 +186,7 @@ def decode_summary(text: str) -> FoldSummary:
 def present(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any]) -> pa.RecordBatch:
     """Return what *batch* (schema RESULT) holds for one of TABLES, for people and other tools to read."""
     rows = list(_presented(batch, name, processor))
-    schema = TABLES[name]
+    schema = schema_of(name, processor)
     columns = list(zip(*rows, strict=True)) if rows else [()] * len(schema)
     return pa.RecordBatch.from_arrays(
         [pa.array(column, each.type) for column, each in zip(columns, schema, strict=True)], schema=schema
@@ -193,9 +211,15 @@ def _presented(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any])
                 found.column(each).to_pylist()
                 for each in ("partition", "offset", "at_ms", "name", "before", "after")
             )
-            yield from zip(*columns, strict=True)
+            yield from zip(*columns, *_topics(found, processor), strict=True)
         case _:
             columns = (
                 found.column(each).to_pylist() for each in ("partition", "offset", "name", "before", "after")
             )
-            yield from zip(*columns, strict=True)
+            yield from zip(*columns, *_topics(found, processor), strict=True)
+
+
+def _topics(found: pa.RecordBatch, processor: Processor[Any, Any]) -> list[list[str | None]]:
+    if processor.on is None:
+        return []
+    return [[None if topic is None else topic.decode() for topic in found.column("key").to_pylist()]]

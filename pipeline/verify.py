@@ -9,18 +9,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any
 
 from holdfast.config import Settings
+from holdfast.core.engine.choices import VectorMarker
 from holdfast.core.engine.codec import (
     APPLIED,
     NOTHING_APPLIED,
     ROW,
-    Marker,
     RowCodec,
     combine_digests,
     decode_due,
-    decode_marker,
     digest,
     text_key,
 )
+from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import ChangelogError, TopicError
 from holdfast.kafka.records import Records
@@ -39,8 +39,13 @@ class LivePartition:
     """
 
     partition: int
-    marker: Marker
+    marker: Position
     stored: Mapping[bytes, bytes]
+
+    @property
+    def applied(self) -> int:
+        """Return the last offset applied; of several sources, how many offsets of all, less one."""
+        return counted(offsets_of(self.marker))
 
     @property
     def digest(self) -> str:
@@ -150,11 +155,8 @@ def verify(
     """
     live = read_live(processor, settings)
     asked = replace(
-        options or ReplayOptions(),
-        skips=read_skips(settings).of_topic(
-            processor.source
-        ),  # after the state: a skip is written before what is behind it is folded
-        until=Until(offsets={each.partition: each.marker.applied for each in live}),
+        # After the state: a skip is written before what is behind it is folded.
+        upto(processor, settings, options or ReplayOptions(), {each.partition: each.marker for each in live}),
         rows=False,
         transitions=False,
         of_key=None,
@@ -166,7 +168,7 @@ def verify(
     by_partition = {each.partition: each for each in replayed.partitions}
     if set(by_partition) != {each.partition for each in live}:
         raise TopicError(
-            f"{processor.changelog(settings.app)} has {len(live)} partitions, the source {processor.source} has {len(by_partition)}: "
+            f"{processor.changelog(settings.app)} has {len(live)} partitions, the source {processor.topics[0]} has {len(by_partition)}: "
             "they must be equal; check with `holdfast topics check`"
         )
     verdicts = tuple(_judge(processor, settings, asked, each, by_partition[each.partition]) for each in live)
@@ -177,6 +179,23 @@ def verify(
         records=replayed.records,
         partitions=verdicts,
         skipped=replayed.skipped,
+    )
+
+
+def upto(
+    processor: Processor[Any, Any],
+    settings: Settings,
+    options: ReplayOptions,
+    positions: Mapping[int, Position],
+) -> ReplayOptions:
+    """Return the options of a replay up to *positions*, without what the application skips by now."""
+    if processor.on is not None:
+        vectors = {at: each for at, each in positions.items() if isinstance(each, VectorMarker)}
+        return replace(options, positions=vectors)
+    return replace(
+        options,
+        skips=read_skips(settings).of_topic(processor.source),
+        until=Until(offsets={at: counted(offsets_of(each)) for at, each in positions.items()}),
     )
 
 
@@ -214,7 +233,8 @@ def _live_partition(
     upto: int | None,
 ) -> LivePartition:
     stored: dict[bytes, bytes] = {}
-    marker = Marker(NOTHING_APPLIED, -1, processor.version)
+    positions = position_format(processor)
+    marker = positions.start
     open_records, objection = 0, None
     for records, _ in read:
         for offset, key, value in zip(records.offsets, records.keys, records.values, strict=True):
@@ -226,7 +246,7 @@ def _live_partition(
                 )
             if key == APPLIED:
                 try:
-                    marker, open_records, objection = decode_marker(value or b""), 0, None
+                    marker, open_records, objection = positions.decode(value or b""), 0, None
                 except ChangelogError as error:  # of a stray, if a position follows
                     objection, open_records = error, open_records + 1
             else:
@@ -262,15 +282,12 @@ def _judge(
 ) -> PartitionVerdict:
     verdict = PartitionVerdict(
         partition=live.partition,
-        applied=live.marker.applied,
+        applied=live.applied,
         live_digest=live.digest,
         replayed_digest=replayed.digest,
     )
-    if replayed.applied != live.marker.applied:
-        return replace(
-            verdict,
-            cause=f"live is at offset {live.marker.applied}, but the last source record up to there is {replayed.applied}",
-        )
+    if (apart := _apart(live, replayed)) is not None:
+        return replace(verdict, cause=apart)
     if verdict.live_digest != verdict.replayed_digest:
         difference = first_difference(processor, settings, options, live)
         return replace(verdict, cause=f"{difference.kind} {difference.key!r} differs", difference=difference)
@@ -279,6 +296,23 @@ def _judge(
             verdict, cause=f"live stream time is {live.marker.stream_ms}, replayed {replayed.stream_ms}"
         )
     return verdict
+
+
+def _apart(live: LivePartition, replayed: FoldSummary) -> str | None:
+    """Return why a replay did not come to the position of the live state, None when it did."""
+    if isinstance(live.marker, VectorMarker):
+        sources = replayed.sources or {}
+        here = (list(live.marker.applied), live.marker.choices)
+        there = ([*sources.values()], replayed.choices)
+        if here == there or (not sources and live.applied == NOTHING_APPLIED):
+            return None
+        return (
+            f"live is at offsets {here[0]} of {', '.join(sources)} with {here[1]} choices behind it, but the replay up to there came to "
+            f"{there[0]} with {there[1]}"
+        )
+    if replayed.applied == live.applied:
+        return None
+    return f"live is at offset {live.applied}, but the last source record up to there is {replayed.applied}"
 
 
 def first_difference(

@@ -13,15 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from holdfast.config import Settings
-from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, combine_digests, text_key
+from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, Marker, combine_digests, text_key
+from holdfast.core.engine.positions import Position, position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import HoldfastError
-from holdfast.kafka.skip_log import read_skips
-from holdfast.pipeline.extent import Until
 from holdfast.pipeline.folding import FoldSummary
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
-from holdfast.pipeline.verify import LivePartition, last_changed, read_live, shown
+from holdfast.pipeline.verify import LivePartition, last_changed, read_live, shown, upto
 
 LOOKS = 3
 """How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have
@@ -43,6 +42,8 @@ class Served(Protocol):
     def changelog_next(self) -> int: ...
     @property
     def digest(self) -> str: ...
+    @property
+    def position(self) -> bytes: ...
 
 
 class Stores(Protocol):
@@ -200,13 +201,8 @@ def _look(
         each.partition: each
         for each in read_live(processor, settings, {at: each.changelog_next for at, each in served.items()})
     }
-    until = Until(offsets={at: each.as_of_offset for at, each in served.items()})
-    asked = replace(
-        options,
-        until=until,
-        partitions=tuple(sorted(served)),
-        skips=read_skips(settings).of_topic(processor.source),
-    )
+    positions = {at: _position(processor, each) for at, each in served.items()}
+    asked = replace(upto(processor, settings, options, positions), partitions=tuple(sorted(served)))
     replayed = replay(processor, settings, asked)
     summaries = {each.partition: each for each in replayed.partitions}
     verdicts = [
@@ -214,6 +210,13 @@ def _look(
         for at in sorted(served)
     ]
     return verdicts, replayed
+
+
+def _position(processor: Processor[Any, Any], served: Served) -> Position:
+    """Return the position of a state that is served."""
+    if processor.on is None:
+        return Marker(served.as_of_offset, served.stream_ms, processor.version)
+    return position_format(processor).decode(served.position)
 
 
 def _judge(
@@ -250,12 +253,12 @@ def _judge(
     if replayed.applied != served.as_of_offset:
         why = f"the store is at offset {served.as_of_offset}, but the last source record up to there is {replayed.applied}"
         return replace(verdict, differs=(STORE,), cause=why)
-    marker = changelog.marker
-    if marker.applied not in (
+    applied = changelog.applied
+    if applied not in (
         served.as_of_offset,
         NOTHING_APPLIED,
     ):  # a marker that a later one replaced may be compacted away
-        why = f"the store is at offset {served.as_of_offset}, but before {served.changelog_next} its changelog is at {marker.applied}"
+        why = f"the store is at offset {served.as_of_offset}, but before {served.changelog_next} its changelog is at {applied}"
         return replace(verdict, differs=(CHANGELOG,), cause=why)
     if replayed.stream_ms != served.stream_ms:
         return replace(

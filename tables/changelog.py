@@ -10,10 +10,10 @@ import random
 from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any, TypeVar
 
-from holdfast.core.engine.codec import APPLIED, encode_marker
-from holdfast.core.engine.folding import Changes
+from holdfast.core.engine.codec import APPLIED
 from holdfast.core.engine.partitioners import of_key
 from holdfast.core.engine.processor import Emit
+from holdfast.core.engine.stepping import Written as Changes
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, FencedError
 from holdfast.tables.lived import LoopTurn, Within
@@ -97,7 +97,7 @@ class ChangelogWriter:
         """Append all that the transaction writes; return the offset after its marker."""
         # The marker goes last: readers of the changelog apply a transaction when they meet it.
         rows: list[Written] = [(key, value, _NO_HEADERS) for key, value in changes.puts]
-        rows.append((APPLIED, encode_marker(changes.marker), _NO_HEADERS))
+        rows.append((*changes.closing(), _NO_HEADERS))
         records = {self._place: rows}
         known: dict[str, int] = {}
         turn = LoopTurn()

@@ -7,7 +7,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Any
 
-from confluent_kafka import KafkaException, TopicPartition
+from confluent_kafka import IsolationLevel, KafkaException, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
 from holdfast.clock import system_clock
@@ -28,11 +28,12 @@ class EndsClient:
     """Asks for ends over a connection of its own.
 
     A broker answers the requests of one connection in turn, so on a consumer's each question would wait for
-    the fetch that waits for news: 16 partitions took 3 s.
+    the fetch that waits for news: 16 partitions took 3 s. *committed*: ends of what is committed.
     """
 
-    def __init__(self, client: Mapping[str, Any]) -> None:
+    def __init__(self, client: Mapping[str, Any], *, committed: bool = False) -> None:
         self._admin = AdminClient({"log_level": 2, **client})
+        self._isolation = IsolationLevel.READ_COMMITTED if committed else IsolationLevel.READ_UNCOMMITTED
         self._asked_ms = 0
         self._pending: dict[Place, Future[Any]] = {}
 
@@ -40,13 +41,19 @@ class EndsClient:
         """Begin to ask for the ends of *places*; does nothing while an answer is awaited, which the
         request's own deadline ends.
         """
-        if self._pending:
-            return
-        wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
-        if wanted:
+        if not self._pending:
             self._asked_ms = system_clock.now_ms()
-            asked = self._admin.list_offsets(wanted, request_timeout=ASK_TIMEOUT_S)
-            self._pending = {(place.topic, place.partition): future for place, future in asked.items()}
+            self._pending = self.begin(places)
+
+    def begin(self, places: Iterable[Place]) -> dict[Place, Future[Any]]:
+        """Ask for the ends of *places* and return what will tell them: `result().offset`, or KafkaException."""
+        wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
+        if not wanted:
+            return {}
+        asked = self._admin.list_offsets(
+            wanted, isolation_level=self._isolation, request_timeout=ASK_TIMEOUT_S
+        )
+        return {(place.topic, place.partition): future for place, future in asked.items()}
 
     def answer(self) -> LogEnds | None:
         """Return the answer when all of it has come, once; what the broker did not tell is not in it."""

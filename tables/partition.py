@@ -5,19 +5,23 @@ for a position.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Protocol, TypeAlias
 
 from confluent_kafka import Message
 from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.codec import APPLIED, Marker, decode_marker, row_key
+from holdfast.core.engine.choices import VectorMarker, encode_choice
+from holdfast.core.engine.codec import APPLIED, row_key
 from holdfast.core.engine.folding import Changes, Folder
+from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
+from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.processor import Emit, Processor
+from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
@@ -25,6 +29,10 @@ from holdfast.tables.producer import ProducerFactory
 from holdfast.tables.store import Budget, PartitionStore, StoreStamp
 
 UNKNOWN = -1
+AnyFolder: TypeAlias = Folder[Any] | MergingFolder[Any]
+AnyChanges: TypeAlias = Changes | MergedChanges
+Reaching: TypeAlias = int | Mapping[str, int]
+"""A source offset, or one for each of some sources."""
 END_GOOD_MS = 5_000
 """How long a standby may say how many records it is behind an end it asked for: the end moves on."""
 HELD_ROWS = 4_000
@@ -88,8 +96,12 @@ class Partition:
             cluster_id=environment.cluster_id,
             changelog_id=environment.changelog_ids.get(self.changelog, ""),
         )
+        self._positions = position_format(processor)
         self._store = PartitionStore(
-            environment.data_dir / processor.table / str(partition), stamp, environment.budget
+            environment.data_dir / processor.table / str(partition),
+            stamp,
+            environment.budget,
+            self._positions,
         )
         self._store.on_rotten = self._rotten
         self.on_rotten: Callable[[Partition, str], None] = lambda part, cause: None
@@ -98,24 +110,43 @@ class Partition:
         """
         self._writer: ChangelogWriter | None = None
         self._lost = False
-        self._folder: Folder[Any] | None = None
+        self._folder: AnyFolder | None = None
+        self.recorded: list[bytes] = []
+        """Choices that are written and not yet obeyed, those of several sources: from `marker.choices` on."""
         self._held: dict[bytes, bytes | None] = {}
         self._torn = False
         self._objection: ChangelogError | None = None
         self.restored_records = 0
         """Changelog records read since the store was opened."""
-        self._waiting: list[tuple[int, asyncio.Future[bool]]] = []
+        self._waiting: list[tuple[Reaching, asyncio.Future[bool]]] = []
         self.role, self._serving = PartitionRole.STANDBY, False
-        self._source_end, self._end_asked_ms = UNKNOWN, UNKNOWN
+        self._source_ends, self._end_asked_ms = (UNKNOWN,) * len(processor.topics), UNKNOWN
         self.current_ms = UNKNOWN
         """For a standby: when its changelog's end was asked for which it has since reached."""
 
     # -- position
 
     @property
+    def position(self) -> Position:
+        """Return the committed position."""
+        return self._store.marker
+
+    @property
     def applied(self) -> int:
-        """Return the last source offset in the committed state; -1 for none."""
-        return self._store.marker.applied
+        """Return the last source offset in the committed state; -1 for none. Of several sources: how many of
+        their offsets are in it, less one.
+        """
+        return counted(offsets_of(self._store.marker))
+
+    @property
+    def offsets(self) -> dict[str, int]:
+        """Return the last offset in the committed state of each source; -1 for none."""
+        return dict(zip(self.processor.topics, offsets_of(self._store.marker), strict=True))
+
+    @property
+    def places(self) -> list[Place]:
+        """Return the source partitions that are folded, in the order of their numbers."""
+        return [(topic, self.partition) for topic in self.processor.topics]
 
     @property
     def stream_ms(self) -> int:
@@ -127,18 +158,26 @@ class Partition:
 
     @property
     def source_end(self) -> int:
-        """Return the end of the source partition as last heard in this role.
+        """Return the end of the source partition as last heard in this role; of several sources, the sum.
 
         UNKNOWN before that, and on a standby that has not asked for END_GOOD_MS: its broker does not answer,
         or the process was frozen.
         """
-        if self.role is PartitionRole.STANDBY and system_clock.now_ms() - self._end_asked_ms > END_GOOD_MS:
-            return UNKNOWN
-        return self._source_end
+        ends = self.source_ends.values()
+        return UNKNOWN if UNKNOWN in ends else sum(ends)
 
-    def note_source_end(self, end: int, asked_ms: int) -> None:
-        """Note where the source partition ended when that was asked for."""
-        self._source_end, self._end_asked_ms = end, asked_ms
+    @property
+    def source_ends(self) -> dict[str, int]:
+        """Return the end of each source partition as last heard in this role; UNKNOWN as for `source_end`."""
+        ends = self._source_ends
+        if self.role is PartitionRole.STANDBY and system_clock.now_ms() - self._end_asked_ms > END_GOOD_MS:
+            ends = (UNKNOWN,) * len(ends)
+        return dict(zip(self.processor.topics, ends, strict=True))
+
+    def note_source_ends(self, ends: Mapping[Place, int], asked_ms: int) -> None:
+        """Note where source partitions ended when that was asked for."""
+        self._source_ends = tuple(ends.get(place, UNKNOWN) for place in self.places)
+        self._end_asked_ms = asked_ms
 
     @property
     def active(self) -> bool:
@@ -184,20 +223,23 @@ class Partition:
 
     def activate(self) -> None:
         """Start folding from the restored position."""
-        self.role = PartitionRole.ACTIVE
+        self.role, marker, cache_rows = PartitionRole.ACTIVE, self._store.marker, self._env.cache_rows
+        if isinstance(marker, VectorMarker):
+            self._folder = MergingFolder(self.processor, self._store, marker=marker, cache_rows=cache_rows)
+            return
         self._folder = Folder(
             self.processor,
             self._store,
-            applied=self.applied,
-            stream_ms=self.stream_ms,
-            cache_rows=self._env.cache_rows,
+            applied=marker.applied,
+            stream_ms=marker.stream_ms,
+            cache_rows=cache_rows,
         )
 
     def stand_by(self) -> None:
         """Stop folding: drop the fold's state; what is committed stays. The writer is closed before."""
         assert self._writer is None, "close the writer first"
-        self.role, self._folder = PartitionRole.STANDBY, None
-        self.note_source_end(UNKNOWN, UNKNOWN)
+        self.role, self._folder, self.recorded = PartitionRole.STANDBY, None, []
+        self.note_source_ends({}, UNKNOWN)
 
     def lose(self) -> None:
         """Stop answering and writing: a newer owner exists."""
@@ -213,18 +255,29 @@ class Partition:
             await writer.close()
 
     @property
-    def folder(self) -> Folder[Any]:
+    def folder(self) -> AnyFolder:
         assert self._folder is not None, "activate first"
         return self._folder
 
+    @property
+    def merging(self) -> MergingFolder[Any]:
+        """Return the folder of a processor of several sources."""
+        folder = self.folder
+        assert isinstance(folder, MergingFolder), "of several sources"
+        return folder
+
     # -- the path of a batch
 
-    async def commit(self, changes: Changes, extra: Sequence[Emit], timeout_s: float) -> int:
+    async def commit(self, changes: AnyChanges, extra: Sequence[Emit], timeout_s: float) -> int:
         """Make one transaction durable in Kafka, and return the changelog's next offset: `keep` is to follow.
+
+        Choices are written in it, so that they are known exactly when what was folded behind them is.
 
         Raises FencedError, BrokerError, ChangelogError.
         """
         assert self._writer is not None, "fence first"
+        if isinstance(changes, MergedChanges) and changes.choices:
+            extra = [*extra, *self._choices(changes)]
         changelog_next = await self._writer.write(changes, extra, timeout_s)
         if changelog_next < self.changelog_next:
             # Offsets only grow, so this is another topic of the same name. It has this transaction and not
@@ -233,7 +286,12 @@ class Partition:
             raise ChangelogError(self._made_again())
         return changelog_next
 
-    def keep(self, changes: Changes, changelog_next: int) -> None:
+    def _choices(self, changes: MergedChanges) -> Iterator[Emit]:
+        topic = self.processor.choices(self._env.app)
+        for choice in changes.choices:
+            yield Emit(topic, value=encode_choice(choice), partition=self.partition)
+
+    def keep(self, changes: AnyChanges, changelog_next: int) -> None:
         """Apply here what Kafka has committed. Blocks; raises StoreError."""
         self._store.write(changes.puts, changes.marker, changelog_next)
 
@@ -264,14 +322,14 @@ class Partition:
             )
             self._held = {}
 
-    def _position(self, value: bytes | None, message: Message) -> Marker | None:
+    def _position(self, value: bytes | None, message: Message) -> Position | None:
         """Return the position that a transaction ends with; None for one that is no position, which is
         objected to if no good one follows.
         """
         try:
             if value is None:
                 raise ChangelogError(self._made_again())
-            marker = decode_marker(value)
+            marker = self._positions.decode(value)
         except ChangelogError as error:
             self._objection = ChangelogError(
                 f"{self.changelog} partition {self.partition}, offset {message.offset()}: {error}{self._way_out()}"
@@ -305,7 +363,7 @@ class Partition:
         return (
             f"{self.changelog} was deleted and made again while a worker wrote to it, and holds only a part of the state: stop all workers "
             "of this application, delete it once more, run `holdfast topics create` and start them; the state is then rebuilt from "
-            f"{self.processor.source}"
+            f"{', '.join(self.processor.topics)}"
         )
 
     @property
@@ -391,14 +449,21 @@ class Partition:
     def approximate_rows(self) -> int:
         return self._store.approximate_rows()
 
-    async def reached(self, offset: int, timeout_s: float) -> bool:
-        """Wait until *offset* is in the committed state; False when time ran out or the partition went
-        away first.
+    def has_reached(self, wanted: Reaching) -> bool:
+        """Return whether the committed state holds an offset, or one of each of some sources."""
+        if isinstance(wanted, int):
+            return self.applied >= wanted
+        offsets = self.offsets
+        return all(offsets[topic] >= offset for topic, offset in wanted.items())
+
+    async def reached(self, wanted: Reaching, timeout_s: float) -> bool:
+        """Wait until *wanted* is in the committed state; False when time ran out or the partition went away
+        first.
         """
-        if self.applied >= offset:
+        if self.has_reached(wanted):
             return True
         future: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
-        entry = (offset, future)
+        entry = (wanted, future)
         self._waiting.append(entry)
         try:
             return await asyncio.wait_for(future, timeout_s)
@@ -412,8 +477,9 @@ class Partition:
         """Answer those whose position is reached. On the event loop only."""
         if self._waiting:
             applied = self.applied
-            for offset, future in self._waiting:
-                if offset <= applied and not future.done():
+            for wanted, future in self._waiting:
+                reached = applied >= wanted if isinstance(wanted, int) else self.has_reached(wanted)
+                if reached and not future.done():
                     future.set_result(True)
             self._waiting = [entry for entry in self._waiting if not entry[1].done()]
 

@@ -10,7 +10,8 @@ from typing import cast
 
 import rocksdict as R
 
-from holdfast.core.engine.codec import Marker
+from holdfast.core.engine.choices import VectorMarker, encode_vector_marker
+from holdfast.core.engine.positions import Position, counted, offsets_of
 from holdfast.errors import StoreError
 
 STEP_ROWS = 256
@@ -70,14 +71,17 @@ class PinnedState:
     def __init__(
         self,
         pinned: Pinned,
-        marker: Marker,
+        marker: Position,
         changelog_next: int,
         unread: Callable[[Exception], StoreError],
         *,
         shared: bool,
     ) -> None:
         self._pinned, self._unread, self._shared = pinned, unread, shared
-        self.applied, self.stream_ms, self.changelog_next = marker.applied, marker.stream_ms, changelog_next
+        self.stream_ms, self.changelog_next = marker.stream_ms, changelog_next
+        self.offsets = offsets_of(marker)
+        self.applied = counted(self.offsets)
+        self.position = encode_vector_marker(marker) if isinstance(marker, VectorMarker) else b""
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         """Return up to *limit* keys and values from *start* on, bookkeeping included; none when there are

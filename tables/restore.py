@@ -20,7 +20,7 @@ from holdfast.kafka.codes import is_end
 from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import by_place, only
-from holdfast.tables.partition import UNKNOWN, Partition
+from holdfast.tables.partition import Partition
 from holdfast.tables.store import LOGGED, UNLOGGED
 
 logger = logging.getLogger(__name__)
@@ -145,7 +145,7 @@ class _Reader:
 
     def places(self) -> list[Place]:
         """Return the partitions whose ends tell how current these are: the changelogs', and the sources'."""
-        return [*self.parts, *{(part.processor.source, part.partition) for part in self.parts.values()}]
+        return [*self.parts, *{place for part in self.parts.values() for place in part.places}]
 
     def date(self, news: LogEnds | None) -> None:
         """Note how current the partitions are: those that have read up to where their log ended when that was
@@ -156,9 +156,7 @@ class _Reader:
         """
         for place, part in self.parts.items():
             if news is not None:
-                part.note_source_end(
-                    news.ends.get((part.processor.source, part.partition), UNKNOWN), news.asked_ms
-                )
+                part.note_source_ends(news.ends, news.asked_ms)
                 if place in news.ends:
                     self._asked.setdefault(place, (news.asked_ms, news.ends[place]))
             asked = self._asked.get(place)

@@ -18,13 +18,10 @@ import rocksdict as R
 from holdfast.core.engine.codec import (
     APPLIED,
     META,
-    NOTHING_APPLIED,
-    Marker,
-    decode_marker,
-    encode_marker,
     row_key,
     text_key,
 )
+from holdfast.core.engine.positions import Position, PositionFormat, of_one_source
 from holdfast.errors import RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
 from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by
@@ -164,8 +161,11 @@ class PartitionStore:
     is opened next.
     """
 
-    def __init__(self, path: Path, stamp: StoreStamp, budget: Budget) -> None:
+    def __init__(
+        self, path: Path, stamp: StoreStamp, budget: Budget, positions: PositionFormat | None = None
+    ) -> None:
         self.path, self.stamp, self._budget = path, stamp, budget
+        self._positions = of_one_source(stamp.version) if positions is None else positions
         self._before: Pinned | None = None
         self._unlogged = False
         self._pins: WeakSet[Pinned] = WeakSet()
@@ -197,11 +197,8 @@ class PartitionStore:
             raise StoreError(
                 f"cannot create the store {self.path}: {error}; check the disk and permissions of the data folder"
             ) from error
-        self.marker, self.changelog_next, self._whole_at = (
-            Marker(NOTHING_APPLIED, -1, self.stamp.version),
-            0,
-            0,
-        )
+        self.marker: Position
+        self.marker, self.changelog_next, self._whole_at = self._positions.start, 0, 0
 
     def _unfit(self) -> str | None:
         """Open the store found on disk; return why it must not be used, or None when it is open and fits."""
@@ -223,9 +220,7 @@ class PartitionStore:
             found = msgspec.msgpack.decode(self._db.get(_STAMP) or b"", type=StoreStamp)
             marker, offset = self._db.get(APPLIED), self._db.get(_CHANGELOG)
             if found == self.stamp:
-                self.marker = (
-                    decode_marker(marker) if marker else Marker(NOTHING_APPLIED, -1, self.stamp.version)
-                )
+                self.marker = self._positions.decode(marker) if marker else self._positions.start
                 self.changelog_next = int(offset) if offset else 0
                 self._whole_at = int(self._db.get(_PIECES) or 0)
                 return None
@@ -371,7 +366,7 @@ class PartitionStore:
             marker, offset = pinned.get(APPLIED), pinned.get(_CHANGELOG)
         except Exception as error:
             raise self._unread(error) from error
-        found = Marker(NOTHING_APPLIED, -1, self.stamp.version) if marker is None else decode_marker(marker)
+        found = self._positions.start if marker is None else self._positions.decode(marker)
         return PinnedState(pinned, found, int(offset or 0), self._unread, shared=before is not None)
 
     def scan(self, prefix: bytes) -> Iterator[tuple[bytes, bytes]]:
@@ -428,7 +423,7 @@ class PartitionStore:
     # -- writes; one thread at a time
 
     def write(
-        self, items: Iterable[Put], marker: Marker, changelog_next: int, *, options: R.WriteOptions = LOGGED
+        self, items: Iterable[Put], marker: Position, changelog_next: int, *, options: R.WriteOptions = LOGGED
     ) -> None:
         """Make one transaction's rows, position and changelog offset durable together; *items* names each
         key once.
@@ -438,7 +433,9 @@ class PartitionStore:
         if last:
             self.write_pieces(rows[:last], changelog_next, options=options)
         self._write(
-            rows[last:], {APPLIED: encode_marker(marker), _CHANGELOG: b"%d" % changelog_next}, options
+            rows[last:],
+            {APPLIED: self._positions.encode(marker), _CHANGELOG: b"%d" % changelog_next},
+            options,
         )
         # Rows first: an answer may be newer than the position it tells, never older.
         self.changelog_next = changelog_next

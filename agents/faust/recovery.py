@@ -68,10 +68,15 @@ class FencedRecovery(recovery.Recovery):
         # already speak of the next one.
         active, standby = set(), set()
         for name, processor in self.manager.processors.items():
-            source = {tp.partition for tp in assigned if tp.topic == processor.source}
+            source, *others = [
+                {tp.partition for tp in assigned if tp.topic == topic} for topic in processor.topics
+            ]
             changelog = {
                 tp.partition for tp in assigned if tp.topic == processor.changelog(self.manager.settings.app)
             }
+            assert all(other == source for other in others), (
+                f"{name}: partitions of {', '.join(processor.topics)} are not assigned together: {[source, *others]}"
+            )
             assert source <= changelog, (
                 f"{name}: source partitions {source} and changelog partitions {changelog} are not assigned together"
             )
@@ -122,8 +127,7 @@ class FencedRecovery(recovery.Recovery):
         await self._wait(lived.wait_for(consumer.perform_seek(), app.conf.broker_request_timeout))
         if app.consumer_generation_id != generation or self.manager.epoch != plan.epoch:
             return  # revoked meanwhile: nothing may flow before the next assignment is carried out
-        sources = {processor.source for processor in self.manager.processors.values()}
-        consumer.resume_partitions({tp for tp in consumer.assignment() if tp.topic in sources})
+        consumer.resume_partitions({tp for tp in consumer.assignment() if tp.topic in self.manager.sources})
         self.manager.opened()
         self.completed.set()
         consumer.resume_flow()

@@ -104,6 +104,10 @@ class ManagerService(Service):
     async def _skip_unreadable(self) -> None:
         await self.manager.skipping.run()
 
+    @Service.task
+    async def _ask_source_ends(self) -> None:
+        await self.manager.source_ends.run()
+
     def _stuck(self, now_s: float) -> str | None:
         manager = self.manager
         idle_s = now_s - manager.flow.progress_s

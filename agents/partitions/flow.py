@@ -41,6 +41,14 @@ class FlowControl:
         if self._inflight_bytes >= self._limit_bytes:
             self.room.clear()
 
+    def parked(self, fetched: Fetched) -> None:
+        """Count records no more that wait for others: they are neither a sign of a stuck worker nor to keep what
+        they wait for from being fetched. One processor, of those that read them, has them.
+        """
+        self._inflight_bytes -= fetched.size_bytes
+        if self._inflight_bytes < self._limit_bytes:
+            self.room.set()
+
     def released(self, fetched: Fetched, *, current: bool) -> None:
         """Note that one processor is done with *fetched*; *current* tells whether it was taken since the
         last revocation.

@@ -19,6 +19,7 @@ from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.runner import Owned, Runner
 from holdfast.agents.partitions.skipping import Skipping
+from holdfast.agents.partitions.source_ends import SourceEnds
 from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, GroupClient, Held
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -29,7 +30,8 @@ from holdfast.errors import FencedError, HoldfastError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed, Fetched
 from holdfast.tables import lived
-from holdfast.tables.partition import UNKNOWN, Partition
+from holdfast.tables.partition import Partition
+from holdfast.tables.recorded import read_choices
 from holdfast.tables.restore import RestoreInterrupted, StandbyFollower, restore
 
 logger = logging.getLogger(__name__)
@@ -58,6 +60,7 @@ class PartitionManager:
         self.trickle = AdaptiveLinger(settings.linger_ms / 1000)
         self.commit_timeout_s = settings.commit_timeout_s
         self.transaction_bytes = settings.inflight_bytes
+        self.app = settings.app
         self.quarantine_topic, self.quarantine_limit = settings.quarantine_topic, settings.quarantine_limit
         self.url = settings.advertised_url
         self._loop = asyncio.get_running_loop()
@@ -75,9 +78,10 @@ class PartitionManager:
         self.long_folds = asyncio.Lock()
         """Held by the partition that has a long turn; who waits for it has the next, in order."""
         self.flow = FlowControl(
-            settings.inflight_bytes, (processor.source for processor in self.processors.values())
+            settings.inflight_bytes,
+            (topic for processor in self.processors.values() for topic in processor.topics),
         )
-        self.sources = {processor.source for processor in self.processors.values()}
+        self.sources = {topic for processor in self.processors.values() for topic in processor.topics}
         self.feed = Feed(
             connector(settings, timeout_s=settings.request_timeout_s),
             self._pool,
@@ -88,6 +92,7 @@ class PartitionManager:
             timeout_s=settings.request_timeout_s,
         )
         self.skipping = Skipping(self)
+        self.source_ends = SourceEnds(self)
         metrics.unreadable = lambda: list(self.feed.standing)
         self._losses: dict[Held, list[float]] = {}
         self.membership = Membership(
@@ -138,6 +143,8 @@ class PartitionManager:
         self.open = False
         self.epoch += 1
         self.flow.void()
+        for owned in self._owned.values():
+            owned.runner.revoked()
         self._interrupted.set()
         self.readiness.why = "rebalancing"
         self.metrics.rebalances += 1
@@ -206,6 +213,14 @@ class PartitionManager:
         )
         if self._interrupted.is_set():
             raise RestoreInterrupted
+        await self.thread(
+            read_choices,
+            fresh,
+            settings.consumer(),
+            settings.app,
+            self._interrupted,
+            settings.stall_timeout_s,
+        )
         await self.skipping.refresh()
         await asyncio.gather(*(self.thread(self._activate, part) for part in fresh))
         for part in fresh:
@@ -286,10 +301,10 @@ class PartitionManager:
         it.
         """
         out: dict[Place, int] = {}
-        for (name, number), owned in self._owned.items():
-            place = (self.processors[name].source, number)
-            following = owned.part.applied + 1
-            out[place] = min(out.get(place, following), following)
+        for (_, number), owned in self._owned.items():
+            for topic, applied in owned.part.offsets.items():
+                place = (topic, number)
+                out[place] = min(out.get(place, applied + 1), applied + 1)
         return out
 
     def owners(self, place: Place) -> list[Owned]:
@@ -298,7 +313,7 @@ class PartitionManager:
         return [
             owned
             for (name, each), owned in self._owned.items()
-            if each == number and self.processors[name].source == topic
+            if each == number and topic in self.processors[name].topics
         ]
 
     def opened(self) -> None:
@@ -400,18 +415,38 @@ class PartitionManager:
         else:
             owned.runner.hand(event)
 
-    def void(self, event: Any) -> None:
+    def void(self, event: Any, *, counted: bool = True) -> None:
         """Drop an event that is not ours any more: neither folded nor acked, and nothing waits for it."""
         self._group.discard(event.message)
-        self._released(event.value)
+        self._released(event.value, counted=counted)
 
-    def done(self, event: Any) -> None:
+    def done(self, event: Any, *, counted: bool = True) -> None:
         """Ack an event whose records are durable."""
-        self._released(event.value)
+        self._released(event.value, counted=counted)
         event.ack()
 
-    def _released(self, fetched: Fetched) -> None:
-        self.flow.released(fetched, current=fetched.epoch == self.epoch)
+    def _released(self, fetched: Fetched, *, counted: bool) -> None:
+        self.flow.released(fetched, current=counted and fetched.epoch == self.epoch)
+
+    def park(self, event: Any) -> None:
+        """Count an event no more that waits for another source of its table."""
+        if event.value.epoch == self.epoch:
+            self.flow.parked(event.value)
+
+    def ask_ends(self) -> None:
+        """Note that an intake waits for ends of sources."""
+        self.source_ends.wanted.set()
+
+    @property
+    def share_bytes(self) -> int:
+        """Return how much of each source may wait for another source of its table: all together as much as may
+        be in hand.
+        """
+        return self.settings.inflight_bytes // max(1, sum(len(each.part.places) for each in self.merged()))
+
+    def merged(self) -> list[Owned]:
+        """Return what this worker owns of tables of several sources."""
+        return [owned for owned in self._owned.values() if owned.part.processor.on is not None]
 
     # -- serving (holdfast.agents.serving.Serving)
 
@@ -456,10 +491,8 @@ class PartitionManager:
     def note_ends(self) -> None:
         """Note how far the source logs reach, for lag."""
         ends = self.feed.ends()
-        for (name, number), owned in self._owned.items():
-            owned.part.note_source_end(
-                ends.get((self.processors[name].source, number), UNKNOWN), system_clock.now_ms()
-            )
+        for owned in self._owned.values():
+            owned.part.note_source_ends(ends, system_clock.now_ms())
 
     # -- announcing
 

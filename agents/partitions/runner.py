@@ -7,22 +7,21 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from holdfast.agents.partitions.intake import Intake, SingleIntake
+from holdfast.agents.partitions.merging_intake import MergingIntake
 from holdfast.agents.partitions.types import NOT_IN_GROUP, Host
 from holdfast.clock import system_clock
-from holdfast.core.engine.codec import Marker
-from holdfast.core.engine.folding import Batch, Changes, Folder, Refused
+from holdfast.core.engine.folding import Refused
+from holdfast.core.engine.merging_folder import MergedChanges
 from holdfast.core.engine.processor import Emit
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import FencedError, RottenStoreError
-from holdfast.kafka.feed import Fetched
 from holdfast.kafka.records import FetchedRecord
 from holdfast.tables.lived import TURN_S
-from holdfast.tables.partition import Partition
+from holdfast.tables.partition import AnyChanges, AnyFolder, Partition
 from holdfast.tables.producer import UndeliverableError
 from holdfast.tables.transactions import UNKNOWN_TOPIC, name_of
 
@@ -31,11 +30,6 @@ logger = logging.getLogger(__name__)
 LONG_TURN_S = 0.2
 """Of transactions that need more than a turn to fold, one goes on for so long, then the next: its rows
 stay in the processor's cache.
-"""
-BACKLOG_S = 0.1
-"""A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since.
-
-Of a shorter one readers soon see the changes.
 """
 TRANSACTION_S = 2.0
 """How long one transaction is folded, and what its records change is seen by nobody.
@@ -77,7 +71,7 @@ class Runner:
 
     def __init__(self, host: Host, part: Partition) -> None:
         self._host, self.part = host, part
-        self._pending: deque[Any] = deque()
+        self._intake: Intake = (SingleIntake if part.processor.on is None else MergingIntake)(host, part)
         self._counts = host.metrics.partition(part.processor.name, part.partition)
         self.job: asyncio.Task[Any] | None = None
         self._failed = False
@@ -90,15 +84,26 @@ class Runner:
         if self._failed:
             self._host.void(event)
             return
-        self._pending.append(event)
-        self._go_on()
+        self._intake.hand(event)
+        self.go_on()
 
-    def _go_on(self) -> None:
-        if self._pending and (self.job is None or self.job.done()):
+    def go_on(self) -> None:
+        """Fold what there is, unless that is under way."""
+        if self._intake.ready and not self._failed and (self.job is None or self.job.done()):
             self.job = asyncio.ensure_future(self._run())
 
     def idle(self) -> bool:
-        return not self._pending and (self.job is None or self.job.done())
+        return not self._intake.ready and (self.job is None or self.job.done())
+
+    def revoked(self) -> None:
+        """Be told that whatever was fetched so far is void."""
+        self._intake.revoked()
+
+    @property
+    def merging(self) -> MergingIntake:
+        """Return the intake of a partition of several sources."""
+        assert isinstance(self._intake, MergingIntake), "of several sources"
+        return self._intake
 
     async def write_beside(self, records: list[Emit], what: str, epoch: int) -> str | None:
         """Write *records* in a transaction that changes neither state nor position; return why not, None when
@@ -112,7 +117,7 @@ class Runner:
         if not self.idle() or self._failed:
             return NOT_YET
         self.job = asyncio.ensure_future(self._write_beside(records, what, epoch))
-        self.job.add_done_callback(lambda job: self._go_on())
+        self.job.add_done_callback(lambda job: self.go_on())
         # The host waits for the job when the partition is revoked, whoever has asked for it.
         return await asyncio.shield(self.job)
 
@@ -120,9 +125,8 @@ class Runner:
         part, host = self.part, self._host
         if not host.owns(part, epoch):
             return "the partition was revoked"
-        marker = Marker(part.folder.applied, part.folder.stream_ms, part.processor.version)
         try:
-            await self._commit(Changes(marker=marker, records=0), records)
+            await self._commit(part.folder.unchanged(), records)
         except FencedError as error:
             host.lost(part, epoch, error)
             return str(error)
@@ -138,72 +142,49 @@ class Runner:
 
     async def _run(self) -> None:
         try:
-            while self._pending:
-                if events := self._gather():
-                    await self._transact(events)
+            while self._intake.ready:
+                if self._intake.draw():
+                    await self._transact(self._intake.epoch)
         except RottenStoreError:
             self._failed = True  # the host knows, and takes the partition up anew
-            while self._pending:
-                self._host.void(self._pending.popleft())
+            self._intake.void()
         except Exception as error:
             logger.exception(
                 "partition %(partition)d of %(table)s failed",
                 {"partition": self.part.partition, "table": self.part.processor.table},
             )
             self._failed = True  # the worker is about to end; folding on after a batch that is missing would only hide why
-            while self._pending:
-                self._host.void(self._pending.popleft())
+            self._intake.void()
             self._host.crash(error)
 
-    def _gather(self, size: int = 0) -> list[Any]:
-        """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits
-        whatever is the first.
-        """
-        events: list[Any] = []
-        limit = self._host.transaction_bytes
-        while self._pending and (not size or size + self._pending[0].value.size_bytes <= limit):
-            event = self._pending.popleft()
-            if self._host.owns(self.part, event.value.epoch):
-                events.append(event)
-                size += event.value.size_bytes
-            else:
-                self._host.void(event)
-        return events
-
-    async def _transact(self, events: list[Any]) -> None:
-        part, host = self.part, self._host
-        folder = part.folder
-        first: Fetched = events[0].value
+    async def _transact(self, epoch: int) -> None:
+        part, host, intake = self.part, self._host, self._intake
         if self._poisoned:
-            while await self._hold(self._poisoned, first.epoch):
+            while await self._hold(self._poisoned, epoch):
                 pass
-            self._let_go(events)
+            intake.let_go()
             return
-        assert first.first <= folder.applied + 1, (
-            f"{part.changelog} partition {part.partition}: state at {folder.applied}, records begin at {first.first}"
-        )
+        folder = part.folder
         try:
-            await self._fold(folder, events)
+            await self._fold(folder, epoch)
         except RottenStoreError:
-            self._let_go(events)
+            intake.let_go()
             raise
         changes = folder.changes
         if changes is not None:
             folded_s = system_clock.monotonic_s()
             try:
-                is_written = await self._write_at_last(
-                    changes, [event.value for event in events], first.epoch
-                )
+                is_written = await self._write_at_last(changes, epoch)
             except FencedError as error:
-                self._let_go(events)
-                host.lost(part, first.epoch, error)
+                intake.let_go()
+                host.lost(part, epoch, error)
                 return
             except RottenStoreError:  # durable in Kafka, and read from there again
-                self._let_go(events)
+                intake.let_go()
                 raise
             if not is_written:  # revoked meanwhile; this worker may keep the partition all the same, and read these records again
                 folder.rollback()
-                self._let_go(events)
+                intake.let_go()
                 return
             self._note_refused(changes)
             folder.commit()
@@ -216,21 +197,18 @@ class Runner:
                 quarantined=len(changes.refused),
                 seconds=system_clock.monotonic_s() - folded_s,
             )
-        for event in reversed(events):
-            if event.value.last > folder.applied:
-                self._pending.appendleft(event)  # the rest of it is the next transaction's
-        for event in events:
-            if event.value.last <= folder.applied:
-                host.done(event)
+            if isinstance(changes, MergedChanges) and changes.choices:
+                self._counts.decided(changes.choices)
+        intake.settle()
 
-    async def _fold(self, folder: Folder[Any], events: list[Any]) -> None:
+    async def _fold(self, folder: AnyFolder, epoch: int) -> None:
         """Fold in turns, of which others of the event loop have the next; who needs more than one has a
         long turn when no other has.
         """
-        host, epoch, alone = self._host, events[0].value.epoch, False
+        host, alone = self._host, False
         began_s = long_s = turn_s = step_s = system_clock.monotonic_s()
         try:
-            for _ in folder.steps(self._batches(events)):
+            for _ in folder.steps(self._intake.given()):
                 now_s = system_clock.monotonic_s()
                 folder.stepped(now_s - step_s)
                 enough = (
@@ -257,20 +235,7 @@ class Runner:
             if alone:
                 host.long_folds.release()
 
-    def _batches(self, events: list[Any]) -> Iterator[Batch]:
-        """Yield what *events* hold, and add to them what has arrived meanwhile when they take long."""
-        began_s = system_clock.monotonic_s()
-        for event in events:
-            fetched: Fetched = event.value
-            yield fetched.records.batch(fetched.partition, self.part.processor.inputs)
-            if event is events[-1] and system_clock.monotonic_s() - began_s > BACKLOG_S:
-                events += self._gather(sum(each.value.size_bytes for each in events))
-
-    def _let_go(self, events: list[Any]) -> None:
-        for event in events:
-            self._host.void(event)
-
-    async def _write_at_last(self, changes: Changes, fetched: list[Fetched], epoch: int) -> bool:
+    async def _write_at_last(self, changes: AnyChanges, epoch: int) -> bool:
         """Write a transaction, however long a topic refuses a record of it; False when the partition was
         revoked before that.
 
@@ -281,10 +246,10 @@ class Runner:
         held = False
         while True:
             try:
-                await self._write(changes, fetched)
+                await self._write(changes)
             except UndeliverableError as error:
-                if error.topic == self.part.changelog and error.why.startswith(MISSING):
-                    raise  # one made again is another topic: it lacks the rows that this state is made of
+                if error.why.startswith(MISSING) and self._is_own_log(error.topic):
+                    raise  # one made again is another topic: it lacks the rows, or choices, that this state is made of
                 held = True
                 if not await self._hold(str(error), epoch):
                     return False
@@ -295,6 +260,11 @@ class Runner:
                         {"partition": self.part.partition, "table": self.part.processor.table},
                     )
                 return True
+
+    def _is_own_log(self, topic: str) -> bool:
+        processor = self.part.processor
+        several = processor.on is not None
+        return topic == self.part.changelog or (several and topic == processor.choices(self._host.app))
 
     async def _hold(self, why: str, epoch: int) -> bool:
         """Stand still for a while, let readiness tell why, and return whether the partition is still this
@@ -309,28 +279,35 @@ class Runner:
                 {"processor": part.processor.name, "partition": part.partition, "why": why},
             )
             self._told = why
-        host.held[held], place = text, (part.processor.source, part.partition)
-        host.feed.hold(place, True)
+        host.held[held] = text
+        self._rest(True)
         try:
             while host.owns(part, epoch) and system_clock.monotonic_s() < until_s:
                 host.progressed()  # nothing is stuck: neither is the worker to be ended nor the group to be left
                 await asyncio.sleep(HOLD_TICK_S)
             return host.owns(part, epoch)
         finally:
-            host.feed.hold(place, False)
+            self._rest(False)
             if not host.owns(part, epoch):
                 host.held.pop(held, None)
 
-    def _note_refused(self, changes: Changes) -> None:
+    def _rest(self, held: bool) -> None:
+        for topic in self.part.processor.topics:
+            self._host.feed.hold((topic, self.part.partition), held)
+
+    def _note_refused(self, changes: AnyChanges) -> None:
         """Count records refused in a row, by transactions of which none was accepted."""
         refused, part = changes.refused, self.part
         self._host.held.pop((part.processor.name, part.partition), None)
         self._told = ""
-        if len({each.offset for each in refused if each.stage != "wake"}) < changes.records:
+        if not changes.records:
+            return  # a tick, which is no record
+        timers = ("wake", "tick")
+        if len({(each.topic, each.offset) for each in refused if each.stage not in timers}) < changes.records:
             self._refused = 0
             return
         last = refused[-1]
-        why = f"at offset {last.offset} of {part.processor.source} at {last.stage}: {last.error}: {last.reason[:200]}; mend the processor"
+        why = f"at offset {last.offset} of {last.topic or part.processor.topics[0]} at {last.stage}: {last.error}: {last.reason[:200]}; mend the processor"
         self._count_refused(changes.records, why)
 
     def _count_refused(self, count: int, last: str) -> None:
@@ -344,25 +321,18 @@ class Runner:
                 "goes on after that offset, or raise quarantine_limit"
             )
 
-    async def _write(self, changes: Changes, fetched: list[Fetched]) -> None:
+    async def _write(self, changes: AnyChanges) -> None:
         host, refused = self._host, changes.refused
         if not refused:
             await self._commit(changes, [])
             return
-        self._log_refused(refused)
-        topic, processor, place = (
-            host.quarantine_topic,
-            self.part.processor.name,
-            (self.part.processor.source, self.part.partition),
-        )
-        records = [
-            next(fetch.records.at(each.offset) for fetch in fetched if each.offset <= fetch.last)
-            for each in refused
-        ]
+        topic, processor, partition = host.quarantine_topic, self.part.processor.name, self.part.partition
+        records = [(each, *self._intake.refused(each)) for each in refused]
+        self._log_refused(records)
         for copy_bytes in QUARANTINE_COPY_BYTES:
             copies = [
-                quarantine_record(topic, processor, place, *each, copy_bytes)
-                for each in zip(refused, records, strict=True)
+                quarantine_record(topic, processor, (source, partition), each, record, copy_bytes)
+                for each, source, record in records
             ]
             try:
                 await self._commit(changes, copies)
@@ -371,7 +341,7 @@ class Runner:
                 if error.topic != topic or not copy_bytes:
                     raise
 
-    async def _commit(self, changes: Changes, copies: list[Emit]) -> None:
+    async def _commit(self, changes: AnyChanges, copies: list[Emit]) -> None:
         part, host = self.part, self._host
         changelog_next = await part.commit(changes, copies, host.commit_timeout_s)
         if len(changes.puts) <= FEW_ROWS:
@@ -379,12 +349,12 @@ class Runner:
         else:
             await host.thread(part.keep, changes, changelog_next)
 
-    def _log_refused(self, refused: list[Refused]) -> None:
-        for each in refused:
+    def _log_refused(self, refused: list[tuple[Refused, str, FetchedRecord]]) -> None:
+        for each, source, _ in refused:
             logger.warning(
                 "record quarantined: %(source)s/%(partition)d/%(offset)d at %(stage)s: %(error)s: %(reason)s",
                 {
-                    "source": self.part.processor.source,
+                    "source": source,
                     "partition": self.part.partition,
                     "offset": each.offset,
                     "stage": each.stage,

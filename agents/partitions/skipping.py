@@ -150,9 +150,10 @@ class Skipping:
         if not self._skips.has_topic:
             return f"topic {self._host.settings.skips_topic} is missing, where skips are written down; run `holdfast topics create`"
         for each in owned:
-            if each.part.applied >= found.first:
+            applied = each.part.offsets[found.topic]
+            if applied >= found.first:
                 return (
-                    f"table {each.part.processor.table} has folded up to offset {each.part.applied}, which it could read then: it would not "
+                    f"table {each.part.processor.table} has folded up to offset {applied}, which it could read then: it would not "
                     "be what a replay gives; raise unpacked_batch_bytes again, or give its processor a new version"
                 )
         return None

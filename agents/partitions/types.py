@@ -59,25 +59,41 @@ class GroupClient(Protocol):
 class Host(Protocol):
     """What a runner asks of the manager that made it."""
 
+    app: str
     metrics: Metrics
     feed: Feed
     held: dict[Held, str]
+    epoch: int
+    open: bool
     long_folds: asyncio.Lock
     transaction_bytes: int
     commit_timeout_s: float
     quarantine_topic: str
     quarantine_limit: int
 
+    @property
+    def share_bytes(self) -> int:
+        """Return how much of each source may wait for another source of its table."""
+        ...
+
     def owns(self, part: Partition, epoch: int) -> bool:
         """Return whether what was fetched in *epoch* may still be folded into *part*."""
         ...
 
-    def void(self, event: Any) -> None:
-        """Drop an event that is not ours any more."""
+    def void(self, event: Any, *, counted: bool = True) -> None:
+        """Drop an event that is not ours any more; not *counted*, one that was parked."""
         ...
 
-    def done(self, event: Any) -> None:
-        """Acknowledge an event whose records are durable."""
+    def done(self, event: Any, *, counted: bool = True) -> None:
+        """Acknowledge an event whose records are durable; not *counted*, one that was parked."""
+        ...
+
+    def ask_ends(self) -> None:
+        """Note that an intake waits for ends of sources."""
+        ...
+
+    def park(self, event: Any) -> None:
+        """Count an event no more to what is in hand: it waits for another source."""
         ...
 
     def progressed(self) -> None:

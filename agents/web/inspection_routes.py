@@ -37,6 +37,7 @@ class InspectionPages:
             digest=found.digest,
             rows=found.rows,
             timers=found.timers,
+            position=state.position,
         )
         return respond(request, reply)
 
@@ -68,5 +69,10 @@ def _about(replica: Replica, state: ReplicaState) -> dict[str, Any]:
         "partition": replica.partition,
         "role": "active" if replica.active else "standby",
         "as_of_offset": state.applied,
+        **(
+            {}
+            if replica.processor.on is None
+            else {"as_of": dict(zip(replica.processor.topics, state.offsets, strict=True))}
+        ),
         "stream_ms": state.stream_ms,
     }

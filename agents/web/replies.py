@@ -18,6 +18,7 @@ from holdfast.core.engine import query_wire
 from holdfast.core.engine.query_wire import (
     JSON,
     MSGPACK,
+    AtOffset,
     Inspect,
     Keys,
     Page,
@@ -66,7 +67,7 @@ def malformed(message: str) -> RequestRefused:
 class QueryTerms:
     """What a query states beside what it looks for."""
 
-    at_offset: int | None
+    at_offset: AtOffset | None
     timeout_ms: int
     staleness: Staleness | None
     version: int | None
@@ -94,7 +95,7 @@ def terms_of(query: MultiMapping[str], *, scan: bool) -> QueryTerms:
             raise malformed(f"stale-ok: {error}") from None
     timeout_ms = number(query, "timeout-ms")
     return QueryTerms(
-        at_offset=number(query, "at-offset"),
+        at_offset=_at_offset(query.get("at-offset")),
         timeout_ms=query_wire.WAIT_MS if timeout_ms is None else min(timeout_ms, query_wire.LIMIT_WAIT_MS),
         staleness=staleness,
         version=number(query, "version"),
@@ -102,6 +103,21 @@ def terms_of(query: MultiMapping[str], *, scan: bool) -> QueryTerms:
 
 
 _NO_TERMS = QueryTerms(at_offset=None, timeout_ms=query_wire.WAIT_MS, staleness=None, version=None)
+
+
+def _at_offset(text: str | None) -> AtOffset | None:
+    """Read an offset, or TOPIC:OFFSET for some of a table's sources, separated by commas."""
+    if text is None or ":" not in text:
+        return None if text is None else whole(text, "at-offset")
+    offsets: dict[str, int] = {}
+    for each in text.split(","):
+        topic, _, offset = each.rpartition(":")
+        if not topic or topic in offsets:
+            raise malformed(
+                f"at-offset is {text[:80]!r}; write an offset, or TOPIC:OFFSET once for each source"
+            )
+        offsets[topic] = whole(offset, f"at-offset of {topic[:80]}")
+    return offsets
 
 
 def number(query: MultiMapping[str], name: str) -> int | None:

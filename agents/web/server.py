@@ -20,6 +20,7 @@ from holdfast.agents.serving import UNKNOWN, Replica, Serving
 from holdfast.agents.web.access import Access
 from holdfast.agents.web.inspection_routes import InspectionPages
 from holdfast.agents.web.port import Connection, ConnectionLimits, Door, PortRunner, Troubles
+from holdfast.agents.web.reaching import as_of, has_reached, shown_offsets, wanted_of
 from holdfast.agents.web.replies import (
     QueryTerms,
     RequestRefused,
@@ -230,14 +231,14 @@ class _Tables:
         ]
         return {
             "version": processor.version,
-            "source": processor.source,
+            **({"source": processor.source} if processor.on is None else {"sources": list(processor.topics)}),
             "partitions": partitions,
             "held": [
                 {
                     "partition": replica.partition,
                     "role": _role(replica),
                     "serving": replica.serving,
-                    "as_of_offset": replica.applied,
+                    **as_of(replica),
                     "stream_ms": replica.stream_ms,
                     "approximate_rows": replica.approximate_rows(),
                 }
@@ -327,17 +328,19 @@ class _Tables:
             raise RequestRefused(
                 404, "no_such_table", f"table {table} has partitions 0 to {partitions - 1}, not {partition}"
             )
+        wanted = wanted_of(processor, terms.at_offset)
         replica = self._find(request, table, partition, terms.staleness)
-        if terms.at_offset is None or replica.applied >= terms.at_offset:
+        if wanted is None or has_reached(replica, wanted):
             return replica
-        reached = await replica.reached(terms.at_offset, terms.timeout_ms / 1000)
+        reached = await replica.reached(wanted, terms.timeout_ms / 1000)
         replica = self._find(request, table, partition, terms.staleness)  # it may have moved meanwhile
-        if reached and replica.applied >= terms.at_offset:
+        if reached and has_reached(replica, wanted):
             return replica
+        reached_to = shown_offsets(replica.applied if isinstance(wanted, int) else replica.offsets)
         raise RequestRefused(
             504,
             "offset_timeout",
-            f"{table}/{partition} is at offset {replica.applied}, not yet {terms.at_offset} after {terms.timeout_ms} ms; "
+            f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after {terms.timeout_ms} ms; "
             "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)",
         )
 
@@ -388,7 +391,7 @@ def _about(replica: Replica) -> dict[str, Any]:
         "version": replica.processor.version,
         "partition": replica.partition,
         "role": _role(replica),
-        "as_of_offset": replica.applied,
+        **as_of(replica),
         "stream_ms": replica.stream_ms,
     }
 

@@ -13,7 +13,7 @@ from types import ModuleType
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor, refuse_several_sources
+from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError, HoldfastError
 from holdfast.kafka_properties import suggest
 
@@ -32,7 +32,9 @@ class Application:
     @property
     def read_topics(self) -> list[str]:
         """Return what the workers of this application read."""
-        return sorted({*self.agent_topics, *(processor.source for processor in self.processors)})
+        return sorted(
+            {*self.agent_topics, *(topic for processor in self.processors for topic in processor.topics)}
+        )
 
     def processor(self, name: str) -> Processor[Any, Any]:
         """Return the processor of this name; ConfigError with its neighbours when there is none."""
@@ -45,12 +47,11 @@ class Application:
         )
 
 
-def load_application(spec: str | None, settings: Settings, *, several: bool = False) -> Application:
+def load_application(spec: str | None, settings: Settings) -> Application:
     """Return the application that *spec* names: "module", "module:name", or None for the built-in one.
 
     What is found may be an app of `create_app`, a list of processors, or a function from settings to one. Settings that an app was
-    made with count where the command line, the environment and the file say nothing. Without *several*, ConfigError for a processor of
-    several sources, which most commands cannot work on.
+    made with count where the command line, the environment and the file say nothing.
     """
     place = BUILT_IN if spec is None else spec
     module_name, _, attribute = place.partition(":")
@@ -78,8 +79,6 @@ def load_application(spec: str | None, settings: Settings, *, several: bool = Fa
         raise ConfigError(
             f"-A {place}: two processors share a name: {sorted(processor.name for processor in processors)}"
         )
-    if not several:
-        refuse_several_sources(processors)
     return Application(settings=settings, processors=processors, agent_topics=agent_topics)
 
 

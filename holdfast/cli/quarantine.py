@@ -210,13 +210,15 @@ def _objection(
     """Return why a record should stay where it is, None when nothing speaks against sending it."""
     if record.batch is not None:
         return cannot_retry(record.batch)
+    if record.stage == "tick":
+        return "it is a timer that failed at a tick, and no record: mend on_tick, and raise the version for it to be called again"
     if record.retried_to is not None and not again:
         return f"retried before as {record.retried_to}; --again sends another copy"
     refused_by = {each.processor for each in chosen if each.place == record.place}
     others = sorted(
         each.name
         for each in application.processors
-        if each.source == record.topic and each.name not in refused_by
+        if record.topic in each.topics and each.name not in refused_by
     )
     if others and not shared:
         return f"{', '.join(others)} took it already and would get it twice; --shared sends it all the same"

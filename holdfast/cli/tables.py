@@ -12,6 +12,7 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables_reading import add_commands
 from holdfast.core.engine.codec import META, ROW, TICK, WAKE
+from holdfast.core.engine.processor import refuse_several_sources
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
@@ -66,6 +67,7 @@ def repair(
         )
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
+    refuse_several_sources(application.processor(name), "`tables repair`")
     mender = Mender(application.processor(name), application.settings)
     wanted = mender.partitions(partition or (sorted(places) if places else None))
     if places.keys() - set(wanted):

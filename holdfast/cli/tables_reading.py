@@ -20,6 +20,7 @@ from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import AtOffset
 from holdfast.errors import ConfigError
 
 PLACES = ("table", "version", "partition", "owner", "standbys")
@@ -38,7 +39,7 @@ AtLeastOption = Annotated[
     typer.Option(
         "--at-least",
         metavar="P:OFFSET",
-        help="Let the answer reflect the source up to this offset of partition P; may be repeated.",
+        help="Let the answer reflect the source up to this offset of partition P (P:TOPIC:OFFSET where there are several); may be repeated.",
     ),
 ]
 
@@ -174,16 +175,23 @@ def _application(context: typer.Context) -> Application:
     return load_application(chosen.application, chosen.settings())
 
 
-def _offsets(at_least: list[str] | None) -> dict[int, int] | None:
-    out: dict[int, int] = {}
+def _offsets(at_least: list[str] | None) -> dict[int, AtOffset] | None:
+    """Read PARTITION:OFFSET and, for tables of several sources, PARTITION:TOPIC:OFFSET."""
+    out: dict[int, AtOffset] = {}
+    by_topic: dict[int, dict[str, int]] = {}
     for text in at_least or ():
-        partition, sign, offset = text.partition(":")
-        if not sign or not partition.isdecimal() or not offset.isdecimal():
+        partition, _, rest = text.partition(":")
+        topic, _, offset = rest.rpartition(":")
+        if not partition.isdecimal() or not offset.isdecimal():
             raise ConfigError(
-                f"--at-least {text}: write PARTITION:OFFSET, as a producer is told when it has written"
+                f"--at-least {text}: write PARTITION:OFFSET, as a producer is told when it has written, or PARTITION:TOPIC:OFFSET "
+                "for a table of several sources"
             )
-        out[int(partition)] = int(offset)
-    return out or None
+        if topic:
+            by_topic.setdefault(int(partition), {})[topic] = int(offset)
+        else:
+            out[int(partition)] = int(offset)
+    return {**out, **by_topic} or None
 
 
 def _row(answer: Answer[Any], output: Output) -> dict[str, Cell]:

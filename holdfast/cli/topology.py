@@ -35,7 +35,7 @@ def topology(
     ] = GraphFormat.TEXT,
 ) -> None:
     chosen = globals_of(context)
-    application = load_application(chosen.application, chosen.settings(), several=True)
+    application = load_application(chosen.application, chosen.settings())
     graph = TopologyGraph.of(application.processors)
     if output_of(context) is Output.TABLE:
         typer.echo(graph.mermaid() if written is GraphFormat.MERMAID else graph.text())

@@ -73,7 +73,16 @@ class MemoryReplica:
     def pin(self) -> MemoryState:
         return MemoryState(self)
 
-    async def reached(self, offset: int, timeout_s: float) -> bool:
+    @property
+    def offsets(self) -> dict[str, int]:
+        return dict.fromkeys(self.processor.topics, self.applied)
+
+    @property
+    def source_ends(self) -> dict[str, int]:
+        return dict.fromkeys(self.processor.topics, self.source_end)
+
+    async def reached(self, wanted: int | Mapping[str, int], timeout_s: float) -> bool:
+        offset = wanted if isinstance(wanted, int) else max(wanted.values(), default=NOTHING_APPLIED)
         self.waited_for.set()
         try:
             async with asyncio.timeout(timeout_s), self._moved:
@@ -92,6 +101,7 @@ class MemoryState:
             replica.stream_ms,
             replica.applied + 1,
         )
+        self.offsets, self.position = (replica.applied,), b""
         self._items = sorted((row_key(key), value) for key, value in replica.rows.items())
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:

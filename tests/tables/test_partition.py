@@ -225,11 +225,11 @@ def test_a_standby_does_not_say_how_far_it_is_behind_an_end_it_asked_for_long_ag
     clock = ManualClock(now_ms=1_000_000)
     monkeypatch.setattr(module, "system_clock", clock)
     part = opened(tmp_path)
-    part.note_source_end(100, clock.now_ms())
+    part.note_source_ends({("in", 0): 100}, clock.now_ms())
     clock.advance_ms(module.END_GOOD_MS)
     assert part.source_end == 100
     clock.advance_ms(1)  # as a process that was frozen finds it
     assert part.source_end == UNKNOWN
-    part.note_source_end(7_000, clock.now_ms())
+    part.note_source_ends({("in", 0): 7_000}, clock.now_ms())
     assert part.source_end == 7_000
     part.close()

@@ -14,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.core.engine.codec import Marker, row_key
+from holdfast.core.engine.positions import offsets_of
 from holdfast.tables.store import LOGGED, UNLOGGED, Budget, PartitionStore, StoreStamp
 from tests.support.places import ROOT
 
@@ -72,12 +73,11 @@ def state(path: Path) -> int:
     store = opened(path)
     try:
         numbers = {int(value[:6]) for _, value in store.everything()}
-        assert numbers == ({store.marker.applied} if store.marker.applied >= 0 else set()), (
-            "not one transaction's rows"
-        )
+        (applied,) = offsets_of(store.marker)
+        assert numbers == ({applied} if applied >= 0 else set()), "not one transaction's rows"
         assert store.whole
-        assert store.changelog_next == max(0, store.marker.applied * 10)
-        return store.marker.applied
+        assert store.changelog_next == max(0, applied * 10)
+        return applied
     finally:
         store.close()
 

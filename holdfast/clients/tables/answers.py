@@ -11,16 +11,16 @@ import msgspec
 
 from holdfast.clients.tables.query_router import Question
 from holdfast.core.engine.processor import Processor
-from holdfast.core.engine.query_wire import Keys, Page, Reply, Role, Staleness, encode
+from holdfast.core.engine.query_wire import AtOffset, Keys, Page, Reply, Role, Staleness, encode
 from holdfast.errors import QueryError
 
 T = TypeVar("T")
 
 NOWHERE = -1
 
-AtLeast: TypeAlias = tuple[int, int] | Mapping[int, int]
+AtLeast: TypeAlias = tuple[int, AtOffset] | Mapping[int, AtOffset]
 """A (source partition, offset) to be reflected in the answer, or several by partition: what a producer was
-told when it had written.
+told when it had written. Of a table of several sources, the offset is one by topic: `(3, {"orders": 17})`.
 """
 
 Bound: TypeAlias = Staleness | timedelta | int
@@ -32,7 +32,8 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
 
     *value* is None when there is no such row. When every partition was asked and none has it, *partition* and *as_of_offset* are
     NOWHERE (-1), and *positions* tells by partition how far each was. *stream_ms* is the highest append time the answer reflects
-    (the lowest of those, when several partitions were asked), -1 for none.
+    (the lowest of those, when several partitions were asked), -1 for none. Of a table of several sources, *as_of* tells
+    the offset of each, and *as_of_offset* how many offsets these are in all, less one.
     """
 
     key: str
@@ -42,6 +43,7 @@ class Answer(msgspec.Struct, Generic[T], frozen=True, kw_only=True):
     stream_ms: int
     role: Role
     positions: Mapping[int, int]
+    as_of: Mapping[str, int] = {}
 
 
 class ReadTerms:
@@ -50,7 +52,7 @@ class ReadTerms:
     __slots__ = ("at_least", "deadline_s", "staleness")
 
     def __init__(self, at_least: AtLeast | None, max_staleness: Bound | None, deadline_s: float) -> None:
-        self.at_least: Mapping[int, int] = (
+        self.at_least: Mapping[int, AtOffset] = (
             {at_least[0]: at_least[1]} if isinstance(at_least, tuple) else at_least or {}
         )
         self.staleness = None if max_staleness is None else Staleness.of(max_staleness)
@@ -81,9 +83,15 @@ class ReadTerms:
             partition=partition,
             verb=verb,
             body=encoded,
-            at_offset=None if at_offset is None else max(0, at_offset),
+            at_offset=_not_below_0(at_offset),
             staleness=self.staleness,
         )
+
+
+def _not_below_0(offset: AtOffset | None) -> AtOffset | None:
+    if offset is None or isinstance(offset, int):
+        return None if offset is None else max(0, offset)
+    return {topic: max(0, each) for topic, each in offset.items()} or None
 
 
 def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, bytes | None], Answer[Any]]:
@@ -99,6 +107,7 @@ def answering(decode: Callable[[bytes], Any], reply: Reply) -> Callable[[str, by
             stream_ms=reply.stream_ms,
             role=reply.role,
             positions=positions,
+            as_of=reply.as_of,
         )
 
     return answer

@@ -24,6 +24,7 @@ from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import (
     LIMIT_REPLY_BYTES,
     MSGPACK,
+    AtOffset,
     Refusal,
     Reply,
     Staleness,
@@ -70,11 +71,17 @@ class Question:
     partition: int
     verb: str
     body: bytes
-    at_offset: int | None
+    at_offset: AtOffset | None
     staleness: Staleness | None
 
     def __str__(self) -> str:
         return f"{self.processor.name}/{self.partition}"
+
+
+def _shown(offsets: AtOffset) -> str:
+    if isinstance(offsets, int):
+        return str(offsets)
+    return ",".join(f"{topic}:{offset}" for topic, offset in offsets.items())
 
 
 class _Setback(Exception):
@@ -364,7 +371,7 @@ class QueryRouter:
             # The worker gives up a little earlier than this attempt, so that its word on how far it is
             # arrives.
             terms += [
-                f"at-offset={question.at_offset}",
+                f"at-offset={_shown(question.at_offset)}",
                 f"timeout-ms={int(max(attempt_s * 0.75, attempt_s - 0.1) * 1000)}",
             ]
         return URL(

@@ -26,7 +26,12 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
     """Return what a worker of these processors needs. Its topics must exist: an administrator makes them."""
     out: list[Grant] = []
     for processor in processors:
-        out += topic_grants(processor.source, "folds it", READ)
+        for topic in processor.topics:
+            out += topic_grants(topic, "folds it", READ)
+        if processor.on is not None:
+            out += topic_grants(
+                processor.choices(settings.app), "in which order it folded its sources", READ, WRITE
+            )
         out += topic_grants(
             processor.changelog(settings.app), "its rows are written and restored", READ, WRITE
         )
@@ -68,7 +73,10 @@ def replayer_grants(settings: Settings, processors: Processors) -> list[Grant]:
     """
     out: list[Grant] = []
     for processor in processors:
-        out += topic_grants(processor.source, "reads its history", READ)
+        for topic in processor.topics:
+            out += topic_grants(topic, "reads its history", READ)
+        if processor.on is not None:
+            out += topic_grants(processor.choices(settings.app), "folds in the order that was recorded", READ)
         out += topic_grants(processor.changelog(settings.app), "compares it with a replay", READ)
     out += topic_grants(settings.skips_topic, "leaves out what workers have skipped", READ)
     return merged(out)
@@ -104,7 +112,9 @@ def administrator_grants(
 
     *groups* are Kafka's consumer groups, and claim groups that consumed before they claimed, each with its topics.
     """
-    sources = {processor.source for processor in processors} - {settings.coordination_topic}
+    sources = {topic for processor in processors for topic in processor.topics} - {
+        settings.coordination_topic
+    }
     out: list[Grant] = []
     for topic in topic_names(settings, processors):
         out += topic_grants(topic, "makes, checks and alters it", CREATE, ALTER_CONFIGS)

@@ -35,6 +35,7 @@ class TopicRole(StrEnum):
     SOURCE = "source"
     COORDINATION = "coordination"
     CHANGELOG = "changelog"
+    CHOICES = "choices"
     EMIT = "emit"
     QUARANTINE = "quarantine"
     WORKERS = "workers"
@@ -65,7 +66,11 @@ class TopicSpec:
     takes_bytes: int = 0
     """How large a record batch it must take at least."""
     source: str | None = None
-    """The topic whose partitions it follows: of a changelog, and of a topic that a fold emits to in place."""
+    """The topic whose partitions it follows: of a changelog or of choices, and of a topic that a fold emits to in
+    place.
+    """
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Topics that must have as many partitions, since a processor folds both, and the names of the processors."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -153,7 +158,9 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
     """Return the names of every topic the application touches, sorted."""
     names = {settings.quarantine_topic, settings.workers_topic, settings.skips_topic}
     for processor in processors:
-        names |= {processor.source, processor.changelog(settings.app), *processor.emits}
+        names |= {*processor.topics, processor.changelog(settings.app), *processor.emits}
+        if processor.on is not None:
+            names.add(processor.choices(settings.app))
     if settings.ranges:
         names.add(settings.ranges_topic)
     return sorted(names)
@@ -203,14 +210,20 @@ def specs_for(
     """
     specs: dict[str, TopicSpec] = {}
     for processor in processors:
-        name = processor.source
-        specs[name] = _source(settings, name, cluster.partitions(name) or partitions)
+        counts = [cluster.partitions(name) or _planned(specs, name) for name in processor.topics]
+        # Sources of one table that are made now get as many partitions as those that exist.
+        known = next((count for count in counts if count), partitions)
+        for name, count in zip(processor.topics, counts, strict=True):
+            others = dict.fromkeys((each for each in processor.topics if each != name), processor.name)
+            beside = {**(specs[name].beside if name in specs else {}), **others}
+            specs[name] = replace(_source(settings, name, count or known), beside=beside)
     if settings.ranges:
         # No table is folded from it here: its readers are the range consumers, each for itself.
         name = settings.ranges_topic
         specs.setdefault(name, _source(settings, name, cluster.partitions(name) or partitions))
     for processor in processors:
-        count = specs[processor.source].partitions
+        first = processor.topics[0]
+        count = specs[first].partitions
         changelog = processor.changelog(settings.app)
         specs[changelog] = _spec(
             settings,
@@ -219,16 +232,18 @@ def specs_for(
             count,
             _CHANGELOG | _ROOM,
             takes_bytes=ROW_BYTES,
-            source=processor.source,
+            source=first,
         )
+        if processor.on is not None:
+            choices = processor.choices(settings.app)
+            specs[choices] = _spec(settings, choices, TopicRole.CHOICES, count, _CHOICES, source=first)
     for processor in processors:
-        count = partitions or specs[processor.source].partitions
+        first = processor.topics[0]
+        count = partitions or specs[first].partitions
         for name in processor.emits:
             if processor.in_place:
-                wide = specs[processor.source].partitions
-                specs[name] = _spec(
-                    settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=processor.source
-                )
+                wide = specs[first].partitions
+                specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=first)
             else:
                 specs.setdefault(
                     name,
@@ -251,6 +266,11 @@ def specs_for(
     return list(specs.values())
 
 
+def _planned(specs: Mapping[str, TopicSpec], name: str) -> int | None:
+    found = specs.get(name)
+    return None if found is None else found.partitions
+
+
 UNPACKED = {"compression.type": "uncompressed"}
 """Of every topic that is holdfast's own. A broker unpacks what comes compressed and refuses what is then
 larger than max.message.bytes: so nobody can put a batch there that its readers cannot unpack."""
@@ -267,6 +287,8 @@ _CHANGELOG = UNPACKED | {
 }
 _LATEST = _CHANGELOG
 """Of what is worth its last record for each key: who serves what, and what is skipped."""
+_CHOICES = _FOREVER | UNPACKED
+"""Choices are a part of the sources' history: without one of them nobody can fold the sources again."""
 _ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
 _QUARANTINE = (
     _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
@@ -307,6 +329,7 @@ def _spec(
 _OURS = ("cleanup.policy", "compression.type", "message.timestamp.type", "min.insync.replicas")
 ALTERABLE = {
     TopicRole.CHANGELOG: (*_OURS, "max.message.bytes"),
+    TopicRole.CHOICES: (*_OURS, "retention.ms"),
     TopicRole.WORKERS: _OURS,
     TopicRole.SKIPS: _OURS,
     TopicRole.QUARANTINE: (
@@ -387,12 +410,13 @@ def check_processors(settings: Settings, processors: Processors) -> list[TopicFi
         settings.workers_topic,
         settings.skips_topic,
         *(processor.changelog(settings.app) for processor in processors),
+        *(processor.choices(settings.app) for processor in processors if processor.on is not None),
     }
     for processor in processors:
         if settings.coordination_topic in processor.emits:
             message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
             findings.append(_error(settings.coordination_topic, message, "emit to a topic of its own"))
-        for topic in {processor.source, *processor.emits} & taken:
+        for topic in {*processor.topics, *processor.emits} & taken:
             message = f"processor {processor.name} reads or emits to a topic that holdfast keeps for itself"
             findings.append(_error(topic, message, "choose another topic"))
     return findings
@@ -418,7 +442,7 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
     if spec.role is TopicRole.BESIDE:
         yield from _check_compression(spec, state)
         return
-    yield from _check_partitions(spec, state)
+    yield from _check_partitions(spec, state, cluster)
     yield from _check_cleanup(spec, state)
     yield from _check_time(spec, state)
     yield from _check_compression(spec, state)
@@ -438,8 +462,16 @@ def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding
         yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
 
 
-def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
+def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics) -> Iterator[TopicFinding]:
     count = len(state.partitions)
+    yield from _check_copartitioned(spec, count, cluster)
+    if spec.role is TopicRole.CHOICES and spec.partitions is not None and count != spec.partitions:
+        message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; the choices of a partition live in the same one here"
+        if count < spec.partitions:
+            remedy = f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
+        else:
+            remedy = f"give the processor another name, which has choices of its own, and delete {spec.name}"
+        yield _error(spec.name, message, remedy)
     if spec.role is TopicRole.CHANGELOG and spec.partitions is not None and count != spec.partitions:
         message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
         remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
@@ -467,6 +499,25 @@ def _check_partitions(spec: TopicSpec, state: TopicState) -> Iterator[TopicFindi
         )
 
 
+def _check_copartitioned(spec: TopicSpec, count: int, cluster: ClusterTopics) -> Iterator[TopicFinding]:
+    """Yield an error for each topic that the same processor folds and that has more partitions: it is this one
+    that partitions can be added to.
+    """
+    for other, name in spec.beside.items():
+        wanted = cluster.partitions(other)
+        if wanted is None or wanted <= count:
+            continue
+        message = (
+            f"has {count} partitions but {other} has {wanted}, and processor {name} folds partition n of both into one table; "
+            "records of one key must lie in the same partition of each"
+        )
+        remedy = (
+            f"make both of {wanted}: while {spec.name} is empty run kafka-topics --alter --topic {spec.name} --partitions {wanted}, else have its "
+            "producers (or a processor with emits) write it to a new topic of as many, and fold that"
+        )
+        yield _error(spec.name, message, remedy)
+
+
 def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     policy = state.config.get("cleanup.policy")
     if policy is None:
@@ -476,11 +527,19 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
         if spec.role is TopicRole.SKIPS:
             lost = "skips would be deleted in time, and what they leave out would stop its partition, or be read, again"
         yield _error(spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact"))
+    if spec.role is TopicRole.CHOICES and "compact" in policy:
+        message = f"cleanup.policy is {policy}: choices would disappear, and without all of them nobody can fold the sources again"
+        yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.role is TopicRole.COORDINATION and "compact" in policy:
         message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
-        message = f"retention.ms is {state.config['retention.ms']}: what is built anew from the rest would forget names, epochs or what is done"
+        lost = "what is built anew from the rest would forget names, epochs or what is done"
+        if spec.role is TopicRole.CHOICES:
+            lost = (
+                "choices would be deleted in time, and without all of them nobody can fold the sources again"
+            )
+        message = f"retention.ms is {state.config['retention.ms']}: {lost}"
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
     if spec.role is TopicRole.SOURCE and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"

@@ -52,10 +52,8 @@ class Changes(Written):
 
     marker: Marker
 
-    def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
-        yield from self.puts
-        yield APPLIED, encode_marker(self.marker)
+    def closing(self) -> tuple[bytes, bytes]:
+        return APPLIED, encode_marker(self.marker)
 
 
 class Folder(SteppingFolder[R, Batch, Changes]):
@@ -104,6 +102,9 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             inputs = [column[at] for column in batch.columns]
             self._careful_record(rows, ("", offset), at_ms, partial(decode, *inputs), fold)
             yield
+
+    def unchanged(self) -> Changes:
+        return Changes(marker=Marker(self.applied, self.stream_ms, self.processor.version), records=0)
 
     def _moved(self) -> None:
         assert self.changes is not None

@@ -34,10 +34,8 @@ class MergedChanges(Written):
     marker: VectorMarker
     choices: list[Choice] = field(default_factory=list)
 
-    def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
-        """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
-        yield from self.puts
-        yield APPLIED, encode_vector_marker(self.marker)
+    def closing(self) -> tuple[bytes, bytes]:
+        return APPLIED, encode_vector_marker(self.marker)
 
 
 class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
@@ -106,6 +104,9 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
         self._applied, self._reached, self._last = list(marker.applied), list(marker.reached_ms), marker.last
         self._tick_ms, self._number = marker.tick_ms, marker.choices
         self._choices: list[Choice] = []
+
+    def unchanged(self) -> MergedChanges:
+        return MergedChanges(marker=self.marker, records=0)
 
     def _moved(self) -> None:
         assert self.changes is not None

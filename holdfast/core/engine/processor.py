@@ -6,7 +6,7 @@ Nothing here runs anything.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Generic, TypeVar
 
@@ -238,14 +238,9 @@ def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[An
     return found
 
 
-def refuse_several_sources(processors: Iterable[Processor[Any, Any]]) -> None:
-    """Raise ConfigError for a processor with `on=`: workers, replays and tools fold one source so far.
-
-    `holdfast.testing.Topology` runs them, and `holdfast topology` draws them.
-    """
-    for each in processors:
-        if each.on is not None:
-            raise ConfigError(
-                f"processor {each.name} folds {len(each.topics)} sources, {', '.join(each.topics)}: that runs in tests "
-                "(holdfast.testing.Topology) and not on workers yet; fold one source, or merge them into one topic first"
-            )
+def refuse_several_sources(processor: Processor[Any, Any], what: str) -> None:
+    """Raise ConfigError for a processor with `on=`, of which *what* folds one source so far."""
+    if processor.on is not None:
+        raise ConfigError(
+            f"processor {processor.name} folds {len(processor.topics)} sources, {', '.join(processor.topics)}: {what} does not read several yet"
+        )

@@ -11,7 +11,7 @@ import re
 from base64 import b64encode
 from collections.abc import Mapping
 from datetime import timedelta
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, TypeAlias
 
 import msgspec
 
@@ -43,11 +43,16 @@ Reason = Literal[
 ]
 
 
-class Reply(msgspec.Struct, frozen=True, kw_only=True):
+AtOffset: TypeAlias = int | Mapping[str, int]
+"""What an answer is to reflect: a source offset, or those of some sources by topic."""
+
+
+class Reply(msgspec.Struct, frozen=True, kw_only=True, omit_defaults=True):
     """What every reply tells: the answer reflects everything in *partition* up to source offset
     *as_of_offset*, perhaps more.
 
-    *stream_ms* is the highest append time among those records, -1 for none.
+    Of a table of several sources, *as_of* tells the offset of each, and *as_of_offset* how many offsets these are
+    in all, less one. *stream_ms* is the highest append time among those records, -1 for none.
     """
 
     table: str
@@ -56,6 +61,7 @@ class Reply(msgspec.Struct, frozen=True, kw_only=True):
     role: Role
     as_of_offset: int
     stream_ms: int
+    as_of: Mapping[str, int] = {}
 
 
 class RowReply(Reply, frozen=True, kw_only=True):
@@ -111,7 +117,7 @@ class Inspect(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 class InspectReply(Reply, frozen=True, kw_only=True):
     """The digest of all rows and timers served, exactly as of *as_of_offset*; its changelog holds that
-    state before *changelog_next*.
+    state before *changelog_next*. Of several sources *position* is the marker as stored.
     """
 
     inspection: str
@@ -119,6 +125,7 @@ class InspectReply(Reply, frozen=True, kw_only=True):
     digest: str
     rows: int
     timers: int
+    position: bytes = b""
 
 
 class Stored(msgspec.Struct, frozen=True, kw_only=True, forbid_unknown_fields=True):

@@ -96,9 +96,14 @@ class Written(ABC):
     emits: list[Emit] = field(default_factory=list)
     refused: list[Refused] = field(default_factory=list)
 
-    @abstractmethod
     def stored(self) -> Iterator[tuple[bytes, bytes | None]]:
         """Yield every (key, value) of the changelog's part of the transaction, the marker last."""
+        yield from self.puts
+        yield self.closing()
+
+    @abstractmethod
+    def closing(self) -> tuple[bytes, bytes]:
+        """Return the key and value that end the changelog's part of the transaction: the position marker."""
 
 
 C = TypeVar("C", bound=Written)
@@ -230,6 +235,12 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             self._step_records = min(self._step_records, self._most_records)
         elif took_s < STEP_S / 4:
             self._most_records = min(STEP_RECORDS, 2 * self._most_records)
+
+    @abstractmethod
+    def unchanged(self) -> C:
+        """Return changes that change nothing, at the position of the state: for records that are written
+        beside it.
+        """
 
     @property
     def emitted(self) -> int:

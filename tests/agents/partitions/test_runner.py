@@ -291,7 +291,7 @@ def transactions_of(monkeypatch: pytest.MonkeyPatch, backlog_s: float, room: int
     transaction holds.
     """
     monkeypatch.setattr("holdfast.agents.partitions.runner.TURN_S", 0.0)
-    monkeypatch.setattr("holdfast.agents.partitions.runner.BACKLOG_S", backlog_s)
+    monkeypatch.setattr("holdfast.agents.partitions.intake.BACKLOG_S", backlog_s)
     part, desk = Part(), Desk()
     desk.transaction_bytes = room
 

@@ -1,0 +1,153 @@
+"""What a runner's next transaction is made of, and what becomes of the events that it came by: of one source here,
+of several in `agents/partitions/merging_intake.py`.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator
+from typing import Any, Protocol
+
+from holdfast.agents.partitions.types import Host
+from holdfast.clock import system_clock
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.folding import Folder
+from holdfast.core.engine.stepping import Refused
+from holdfast.kafka.feed import Fetched
+from holdfast.kafka.records import FetchedRecord
+from holdfast.tables.partition import Partition
+
+BACKLOG_S = 0.1
+"""A transaction that takes so long to fold is one of a backlog, and takes in what has arrived since.
+
+Of a shorter one readers soon see the changes.
+"""
+
+
+class Intake(Protocol):
+    """The events of one partition between being handed over and being acked.
+
+    `draw` chooses what the next transaction may hold, `given` is what a folder makes it of. Then follows `settle`
+    when that is durable (or there was nothing to fold), or `let_go`.
+    """
+
+    epoch: int
+    """That of what was drawn."""
+
+    def hand(self, event: Any) -> None:
+        """Take over one fetched event."""
+
+    @property
+    def ready(self) -> bool:
+        """Return whether there may be something to fold."""
+        ...
+
+    def draw(self) -> bool:
+        """Choose what the next transaction is made of; False when there is nothing."""
+        ...
+
+    def given(self) -> Iterator[Any]:
+        """Yield what the folder takes; more than was drawn when that takes long."""
+        ...
+
+    def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
+        """Return the topic and the content of a record of this transaction that was refused."""
+        ...
+
+    def settle(self) -> None:
+        """Ack what the state now holds; the rest is for the next transaction."""
+
+    def let_go(self) -> None:
+        """Drop what was drawn: it is not this worker's any more, or is read again."""
+
+    def void(self) -> None:
+        """Drop everything."""
+
+    def revoked(self) -> None:
+        """Drop what nobody folds, at once: what was fetched before a revocation is void."""
+
+
+class SingleIntake:
+    """Events of one source, which are folded in their order."""
+
+    def __init__(self, host: Host, part: Partition) -> None:
+        self._host, self._part = host, part
+        self._pending: deque[Any] = deque()
+        self._drawn: list[Any] = []
+        self.epoch = -1
+
+    def hand(self, event: Any) -> None:
+        self._pending.append(event)
+
+    @property
+    def ready(self) -> bool:
+        return bool(self._pending)
+
+    def draw(self) -> bool:
+        self._drawn = self._gather()
+        if not self._drawn:
+            return False
+        first: Fetched = self._drawn[0].value
+        applied, part = self._applied, self._part
+        assert first.first <= applied + 1, (
+            f"{part.changelog} partition {part.partition}: state at {applied}, records begin at {first.first}"
+        )
+        self.epoch = first.epoch
+        return True
+
+    @property
+    def _applied(self) -> int:
+        folder = self._part.folder
+        assert isinstance(folder, Folder), "of one source"
+        return folder.applied
+
+    def _gather(self, size: int = 0) -> list[Any]:
+        """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits
+        whatever is the first.
+        """
+        events: list[Any] = []
+        limit = self._host.transaction_bytes
+        while self._pending and (not size or size + self._pending[0].value.size_bytes <= limit):
+            event = self._pending.popleft()
+            if self._host.owns(self._part, event.value.epoch):
+                events.append(event)
+                size += event.value.size_bytes
+            else:
+                self._host.void(event)
+        return events
+
+    def given(self) -> Iterator[Batch]:
+        """Yield what was drawn, and draw what has arrived meanwhile when that takes long."""
+        began_s, events = system_clock.monotonic_s(), self._drawn
+        for event in events:
+            fetched: Fetched = event.value
+            yield fetched.records.batch(fetched.partition, self._part.processor.inputs)
+            if event is events[-1] and system_clock.monotonic_s() - began_s > BACKLOG_S:
+                events += self._gather(sum(each.value.size_bytes for each in events))
+
+    def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
+        fetches: Iterator[Fetched] = (event.value for event in self._drawn)
+        record = next(fetch.records.at(refused.offset) for fetch in fetches if refused.offset <= fetch.last)
+        return self._part.processor.source, record
+
+    def settle(self) -> None:
+        applied = self._applied
+        for event in reversed(self._drawn):
+            if event.value.last > applied:
+                self._pending.appendleft(event)  # the rest of it is the next transaction's
+        for event in self._drawn:
+            if event.value.last <= applied:
+                self._host.done(event)
+        self._drawn = []
+
+    def let_go(self) -> None:
+        drawn, self._drawn = self._drawn, []
+        for event in drawn:
+            self._host.void(event)
+
+    def void(self) -> None:
+        while self._pending:
+            self._host.void(self._pending.popleft())
+
+    def revoked(self) -> None:
+        """Leave them where they are: the runner finds out one by one."""

@@ -1,0 +1,294 @@
+"""The intake of a partition of several sources: what was fetched is merged, and waits for whatever may come first.
+
+Records are folded as far as all sources reach. A source of which nothing is left in hand holds the others back,
+until it sends more or is known to have been read to its end. Where it ends is asked for (`SourceEnds`) *after* the
+records that wait for it were taken: so what is folded on the answer is overtaken only where clocks of brokers
+differ, or within one ms. A wrong guess costs a barrier, never a difference.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Iterator, Mapping
+from typing import Any
+
+from holdfast.agents.partitions.intake import BACKLOG_S
+from holdfast.agents.partitions.types import Host
+from holdfast.clock import system_clock
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import VectorMarker, decode_choice
+from holdfast.core.engine.merging import Merger, Stretch
+from holdfast.core.engine.stepping import Refused
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.kafka.feed import Fetched
+from holdfast.kafka.records import FetchedRecord
+from holdfast.tables.partition import Partition
+
+NO_EPOCH = -1
+_NOTHING = Batch((), (), ())
+
+
+class _SourceQueue:
+    """Events of one source: *arrived* are not yet merged, *merged* are and wait to be folded."""
+
+    __slots__ = ("arrived", "following", "held", "merged", "merged_bytes", "place", "silent")
+
+    def __init__(self, place: Place) -> None:
+        self.place = place
+        self.arrived: deque[Any] = deque()
+        self.merged: deque[Any] = deque()
+        self.merged_bytes = 0
+        self.following = 0
+        """The offset after the last record that was merged."""
+        self.held = False
+        """Whether no more of it is fetched for the time being."""
+        self.silent = False
+        """Whether nothing was heard of it for as long as the others wait."""
+
+
+class MergingIntake:
+    """Events of several sources, which are folded in the order of a `Merger`.
+
+    It *asks* for the ends of those sources that hold back what is in hand. While it does, it takes more of these
+    sources alone.
+    """
+
+    def __init__(self, host: Host, part: Partition) -> None:
+        self._host, self._part = host, part
+        self._inputs = [fold.inputs for fold in part.processor.folds]
+        self._queues = [_SourceQueue(place) for place in part.places]
+        self._numbers = {topic: number for number, topic in enumerate(part.processor.topics)}
+        self._merger: Merger | None = None
+        self.epoch, self._epoch = NO_EPOCH, NO_EPOCH
+        self._drawn, self._news = False, False
+        self._asked: frozenset[int] = frozenset()
+        self._since_s, self._round = 0.0, 0
+        self._ends: list[int | None] | None = None
+        self._settled_at: VectorMarker | None = None
+        self._passed: list[int] = []
+
+    # -- events
+
+    def hand(self, event: Any) -> None:
+        number = self._numbers[event.value.topic]
+        queue = self._queues[number]
+        queue.arrived.append(event)
+        queue.silent = False
+        if not self._asked or number in self._asked:
+            self._news = True
+
+    @property
+    def ready(self) -> bool:
+        return self._news
+
+    def draw(self) -> bool:
+        self._news = False
+        host, part = self._host, self._part
+        if not host.open or not host.owns(part, host.epoch):
+            self._drop_stale()
+            return False
+        if self._merger is None or self._epoch != host.epoch:
+            self._begin()
+        self.epoch, self._drawn = self._epoch, True
+        self._take_in()
+        now_ms = system_clock.now_ms()
+        if self._merging.next_choice is None and part.merging.next_tick_ms <= now_ms:
+            self._merging.tick(now_ms)
+        return True
+
+    @property
+    def _merging(self) -> Merger:
+        assert self._merger is not None, "draw first"
+        return self._merger
+
+    def _begin(self) -> None:
+        """Merge from the state's position on what has come in this epoch."""
+        self._drop_stale()
+        self._epoch = self._host.epoch
+        marker = self._part.merging.marker
+        self._merger = Merger(marker, map(decode_choice, self._part.recorded))
+        for queue, applied in zip(self._queues, marker.applied, strict=True):
+            queue.following, queue.silent = applied + 1, False
+
+    def _drop_stale(self) -> None:
+        """Drop what was fetched in another epoch than the host's, and what is not this worker's any more."""
+        self.let_go()
+        for queue in self._queues:
+            arrived, queue.arrived = queue.arrived, deque()
+            for event in arrived:
+                if self._host.owns(self._part, event.value.epoch):
+                    queue.arrived.append(event)
+                else:
+                    self._host.void(event)
+
+    def _take_in(self) -> None:
+        """Offer the merger what has arrived, of those sources alone that are waited for, if any are."""
+        for number, queue in enumerate(self._queues):
+            if self._asked and number not in self._asked:
+                continue
+            while queue.arrived:
+                event = queue.arrived.popleft()
+                if self._host.owns(self._part, event.value.epoch):
+                    self._offer(number, queue, event)
+                else:
+                    self._host.void(event)
+            passed = self._host.feed.passed(queue.place, queue.following)
+            self._merging.offer(number, _NOTHING, passed)
+
+    def _offer(self, number: int, queue: _SourceQueue, event: Any) -> None:
+        fetched: Fetched = event.value
+        assert fetched.first <= queue.following, (
+            f"{queue.place}: merged up to {queue.following}, records begin at {fetched.first}"
+        )
+        self._merging.offer(number, fetched.records.batch(fetched.partition, self._inputs[number]))
+        queue.following = max(queue.following, fetched.last + 1)
+        # What waits for another source is no sign that this worker is stuck, and must not keep the feed from
+        # bringing what it waits for: it is counted here, where each source has its share.
+        self._host.park(event)
+        queue.merged.append(event)
+        queue.merged_bytes += fetched.size_bytes
+
+    # -- one transaction
+
+    def given(self) -> Iterator[Stretch]:
+        """Yield stretches as long as it is known what comes next; take in what has arrived meanwhile when that
+        takes long.
+        """
+        began_s, merger = system_clock.monotonic_s(), self._merging
+        while True:
+            stretch = merger.take(self._ends)
+            if stretch is None and system_clock.monotonic_s() - began_s > BACKLOG_S and self._more():
+                self._take_in()
+                stretch = merger.take(self._ends)
+            if stretch is None:
+                return
+            yield stretch
+
+    def _more(self) -> bool:
+        return any(
+            queue.arrived and queue.arrived[0].value.epoch == self._host.epoch for queue in self._queues
+        )
+
+    def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
+        if refused.stage == "tick":  # met at no record: the choice is what tells of it
+            topic = self._part.processor.choices(self._host.app)
+            changes = self._part.merging.changes
+            assert changes is not None
+            return topic, FetchedRecord(None, None, (), changes.marker.tick_ms)
+        queue = self._queues[self._numbers[refused.topic]]
+        fetches: Iterator[Fetched] = (event.value for event in queue.merged)
+        return refused.topic, next(
+            fetch.records.at(refused.offset) for fetch in fetches if refused.offset <= fetch.last
+        )
+
+    def settle(self) -> None:
+        folder, merger = self._part.merging, self._merging
+        merger.settle(folder.marker)
+        for queue, applied in zip(self._queues, folder.marker.applied, strict=True):
+            while queue.merged and queue.merged[0].value.last <= applied:
+                event = queue.merged.popleft()
+                queue.merged_bytes -= event.value.size_bytes
+                self._host.done(event, counted=False)
+        if self._part.recorded and merger.next_choice is None:
+            self._part.recorded = []  # all are obeyed; what comes next is decided here
+        moved, self._settled_at, self._drawn = folder.marker != self._settled_at, folder.marker, False
+        if self._epoch != self._host.epoch:
+            self._drop_stale()
+            return
+        self._wait(moved)
+        self._throttle()
+
+    def let_go(self) -> None:
+        self._drawn = False
+        for queue in self._queues:
+            for event in queue.merged:
+                self._host.void(event, counted=False)
+            queue.merged.clear()
+            queue.merged_bytes = 0
+            if queue.held:
+                queue.held = False
+                self._host.feed.hold(queue.place, False)
+        self._merger, self._epoch = None, NO_EPOCH
+        self._ends, self._asked, self._since_s = None, frozenset(), 0.0
+
+    def void(self) -> None:
+        self.let_go()
+        for queue in self._queues:
+            for event in queue.arrived:
+                self._host.void(event)
+            queue.arrived.clear()
+        self._news = False
+
+    def revoked(self) -> None:
+        if not self._drawn:
+            self._drop_stale()
+
+    # -- waiting
+
+    def _wait(self, moved: bool) -> None:
+        """Decide what to wait for: after something was folded, for nothing but the next turn."""
+        merger = self._merging
+        self._ends = None
+        if moved:
+            self._news, self._asked, self._since_s = True, frozenset(), 0.0
+            return
+        pending = merger.pending
+        asked = frozenset(number for number, count in enumerate(pending) if not count)
+        if not any(pending) or merger.next_choice is not None or not asked:
+            self._asked = frozenset()
+        elif self._asked != asked or not self._since_s:
+            self._asked, self._since_s, self._round = asked, system_clock.monotonic_s(), self._round + 1
+        if self._asked:
+            self._host.ask_ends()
+        else:
+            self._since_s = 0.0
+        if any(queue.arrived for number, queue in enumerate(self._queues) if self._is_wanted(number)):
+            self._news = True
+
+    def _is_wanted(self, number: int) -> bool:
+        return not self._asked or number in self._asked
+
+    def asks(self) -> tuple[int, list[Place]]:
+        """Return the partitions whose ends are to be told, and the round, to which alone the answer belongs."""
+        waited = self._asked if self._ends is None else ()
+        return self._round, [self._queues[number].place for number in waited]
+
+    def answer(self, asked: int, ends: Mapping[Place, int], wait_s: float) -> None:
+        """Be told where logs ended after round *asked* had begun, as far as that is known.
+
+        A source whose end is unknown is waited for until *wait_s* have passed, and then not before it is heard of.
+        """
+        if asked != self._round or not self._asked or self._ends is not None:
+            return
+        found: list[int | None] = [None] * len(self._queues)
+        late = system_clock.monotonic_s() - self._since_s > wait_s
+        for number in self._asked:
+            queue = self._queues[number]
+            end = ends.get(queue.place)
+            if end is not None:
+                queue.silent = False
+            elif late or queue.silent:
+                queue.silent, end = True, 0
+            found[number] = end
+        self._ends, self._news = found, True
+
+    def look(self) -> None:
+        """See whether time has come for a tick, or a log was read on without records."""
+        host, merger = self._host, self._merger
+        if merger is None or self._epoch != host.epoch:
+            self._news = True  # taken up anew: there may be timers
+        elif merger.next_choice is None and self._part.merging.next_tick_ms <= system_clock.now_ms():
+            self._news = True
+        elif any(merger.pending) or merger.next_choice is not None:
+            passed = [host.feed.passed(queue.place, queue.following) for queue in self._queues]
+            self._news = self._news or passed != self._passed
+            self._passed = passed
+
+    def _throttle(self) -> None:
+        """Fetch no more of a source that has its share in hand, unless it is the one that is waited for."""
+        share, waited = self._host.share_bytes, self._merging.waits_for()
+        for number, queue in enumerate(self._queues):
+            held = queue.merged_bytes > share and number != waited and number not in self._asked
+            if held != queue.held:
+                queue.held = held
+                self._host.feed.hold(queue.place, held)

@@ -1,0 +1,53 @@
+"""How far a reply reaches, and how far a query asks it to: an offset, or one for each of several sources."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from holdfast.agents.serving import Replica
+from holdfast.agents.web.replies import malformed
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.query_wire import AtOffset
+
+
+def as_of(replica: Replica) -> dict[str, Any]:
+    """Return what a reply tells of how far it reaches."""
+    if replica.processor.on is None:
+        return {"as_of_offset": replica.applied}
+    return {"as_of_offset": replica.applied, "as_of": dict(replica.offsets)}
+
+
+def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffset | None:
+    """Return what is to be reached, as the table knows it; refuse what names no offset of its sources."""
+    if asked is None or (isinstance(asked, int) and processor.on is None):
+        return asked
+    topics = processor.topics
+    if isinstance(asked, int):
+        example = ",".join(f"{topic}:{asked}" for topic in topics)
+        raise malformed(
+            f"at-offset={asked} names no source, and {processor.name} folds {len(topics)}; write at-offset={example}, or some of these"
+        )
+    if strange := sorted(asked.keys() - set(topics)):
+        raise malformed(
+            f"at-offset names {strange[0]}, which {processor.name} does not fold; its sources: {', '.join(topics)}"
+        )
+    return asked if processor.on is not None else asked[processor.source]
+
+
+def has_reached(replica: Replica, wanted: AtOffset) -> bool:
+    """Return whether the replica's state holds what is wanted."""
+    if isinstance(wanted, int):
+        return replica.applied >= wanted
+    return all(replica.offsets[topic] >= offset for topic, offset in wanted.items())
+
+
+def shown_offsets(offsets: int | Mapping[str, int]) -> str:
+    """Return offsets as a query writes them.
+
+    >>> shown_offsets(7), shown_offsets({"orders": 7, "customers": 2})
+    ('7', 'orders:7,customers:2')
+    """
+    if isinstance(offsets, int):
+        return str(offsets)
+    return ",".join(f"{topic}:{offset}" for topic, offset in offsets.items())

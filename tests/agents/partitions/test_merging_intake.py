@@ -1,0 +1,252 @@
+"""When records of one source wait for another, and when they no longer do. No broker is asked."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from holdfast.agents.partitions import merging_intake as module
+from holdfast.agents.partitions.merging_intake import MergingIntake
+from holdfast.clock import ManualClock
+from holdfast.core.engine.memory_store import DictStore
+from holdfast.core.engine.merging_folder import MergingFolder
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Text
+from holdfast.core.engine.sources import Source
+from holdfast.kafka.feed import Fetched
+
+A, B = 0, 1
+TOPICS = ("a", "b")
+WAIT_S = 5.0
+
+
+def meet(rows: Rows[str], event: str, at_ms: int) -> None:
+    rows["all"] = rows.get("all", "") + event
+    if event == "t":
+        rows.wake_at("all", at_ms + 100, clock="tick")
+
+
+def ring(rows: Rows[str], key: str, at_ms: int) -> None:
+    rows[key] = rows.get(key, "") + "!"
+
+
+JOINED: Processor[Any, str] = Processor(
+    name="joined", on={Source(topic, Text()): meet for topic in TOPICS}, row=str, on_tick=ring
+)
+
+
+class MergingDesk:
+    """What an intake needs of its host, and a feed that has read whatever it is told."""
+
+    app, open, epoch, share_bytes = "app", True, 0, 10
+
+    def __init__(self) -> None:
+        self.owned, self.acked, self.voided, self.parked = True, 0, 0, 0
+        self.read: dict[tuple[str, int], int] = {}
+        self.resting: set[tuple[str, int]] = set()
+        self.feed = SimpleNamespace(
+            hold=lambda place, held: (self.resting.add if held else self.resting.discard)(place),
+            passed=lambda place, following: max(following, self.read.get(place, 0)),
+        )
+
+    def owns(self, part: object, epoch: int) -> bool:
+        return self.owned and epoch == self.epoch
+
+    def void(self, event: object, *, counted: bool = True) -> None:
+        self.voided += 1
+
+    def done(self, event: object, *, counted: bool = True) -> None:
+        self.acked += 1
+
+    def ask_ends(self) -> None:
+        self.asked = True
+
+    def park(self, event: object) -> None:
+        self.parked += 1
+
+
+class Bench:
+    """An intake with its folder; `turn` does what a runner does."""
+
+    def __init__(self) -> None:
+        self.desk = MergingDesk()
+        self.folder: MergingFolder[str] = MergingFolder(JOINED, DictStore())
+        part: Any = SimpleNamespace(
+            processor=JOINED,
+            partition=0,
+            places=[(topic, 0) for topic in TOPICS],
+            merging=self.folder,
+            recorded=[],
+        )
+        self.intake = MergingIntake(self.desk, part)  # type: ignore[arg-type]
+        self.following = [0, 0]
+        self.choices = 0
+
+    def fetch(self, source: int, at_ms: int, text: str = "x", size: int = 1) -> None:
+        offset = self.following[source]
+        fetched = Fetched(self.desk.epoch, TOPICS[source], 0, offset, last=offset, size_bytes=size)
+        fetched.records.append([offset], [at_ms], [text.encode()], [None], None)
+        self.following[source] += 1
+        self.intake.hand(SimpleNamespace(value=fetched))
+
+    def turn(self) -> str:
+        """Fold until there is nothing more that is known to come next; return what was met so far."""
+        while self.intake.ready:
+            if not self.intake.draw():
+                continue
+            changes = self.folder.fold(self.intake.given())
+            if changes is not None:
+                self.choices += len(changes.choices)
+                self.folder.commit()
+            self.intake.settle()
+        return self.folder.rows.get("all", "")
+
+    def answer(self, **ends: int) -> None:
+        asked, _ = self.intake.asks()
+        self.intake.answer(asked, {(topic, 0): end for topic, end in ends.items()}, WAIT_S)
+
+
+@pytest.fixture
+def clock(monkeypatch: pytest.MonkeyPatch) -> ManualClock:
+    clock = ManualClock(now_ms=1_000)
+    monkeypatch.setattr(module, "system_clock", clock)
+    return clock
+
+
+def test_records_wait_for_the_end_of_the_other_source(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 10, "1")
+    assert bench.turn() == ""
+    assert bench.intake.asks()[1] == [("b", 0)]
+    bench.answer(b=0)
+    assert bench.turn() == "1"
+    assert (bench.desk.acked, bench.desk.parked, bench.choices) == (1, 1, 0)
+
+
+def test_records_are_folded_as_far_as_both_reach_without_asking(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 10, "1")
+    bench.fetch(B, 20, "2")
+    assert bench.turn() == "1"
+    bench.fetch(A, 30, "3")
+    assert bench.turn() == "12"
+    assert bench.intake.asks()[1] == [("b", 0)]
+
+
+def test_a_source_that_is_known_to_go_on_is_waited_for(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 10, "1")
+    bench.turn()
+    clock.advance_ms(60_000)
+    bench.answer(b=1)
+    assert bench.turn() == ""
+    bench.fetch(B, 5, "0")
+    assert bench.turn() == "0"
+    bench.answer(b=1)
+    assert (bench.turn(), bench.choices) == ("01", 0)
+
+
+def test_markers_at_the_end_of_a_log_count_as_read(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.desk.read["b", 0] = 3
+    bench.fetch(A, 10, "1")
+    bench.turn()
+    bench.answer(b=3)
+    assert bench.turn() == "1"
+
+
+def test_what_comes_meanwhile_of_a_source_that_is_not_waited_for_is_not_folded_on_the_answer(
+    clock: ManualClock,
+) -> None:
+    bench = Bench()
+    bench.fetch(A, 10, "1")
+    bench.turn()
+    bench.fetch(A, 30, "3")
+    bench.answer(b=0)
+    bench.intake.draw()
+    changes = bench.folder.fold(bench.intake.given())
+    assert changes is not None
+    assert changes.records == 1
+
+
+def test_an_answer_to_an_earlier_question_is_not_taken(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 10, "1")
+    bench.turn()
+    asked, _ = bench.intake.asks()
+    bench.fetch(B, 20, "2")
+    bench.turn()
+    bench.fetch(A, 25, "3")
+    bench.turn()
+    bench.intake.answer(asked, {("a", 0): 0, ("b", 0): 0}, WAIT_S)
+    assert bench.turn() == "12"
+
+
+def test_an_end_that_nobody_tells_is_waited_for_until_the_deadline_and_then_a_barrier_is_right(
+    clock: ManualClock,
+) -> None:
+    bench = Bench()
+    bench.fetch(A, 10, "1")
+    bench.turn()
+    bench.answer()
+    assert bench.turn() == ""
+    clock.advance_ms(int(WAIT_S * 1000) + 1_000)
+    bench.answer()
+    assert bench.turn() == "1"
+    bench.fetch(A, 12, "2")
+    bench.turn()
+    bench.answer()  # it has not been heard of since
+    assert bench.turn() == "12"
+    bench.fetch(B, 5, "0")
+    assert (bench.turn(), bench.choices) == ("120", 1)
+
+
+def test_a_source_with_its_share_in_hand_is_fetched_no_more_until_it_is_folded(clock: ManualClock) -> None:
+    bench = Bench()
+    for at_ms in range(3):
+        bench.fetch(A, at_ms, size=6)
+    bench.turn()
+    assert bench.desk.resting == {("a", 0)}
+    bench.answer(b=0)
+    bench.turn()
+    assert bench.desk.resting == set()
+
+
+def test_a_tick_is_recorded_when_the_clock_passes_a_timer(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 1_000, "t")
+    bench.turn()
+    bench.answer(b=0)
+    assert bench.turn() == "t"
+    bench.intake.look()
+    assert bench.turn() == "t"
+    clock.advance_ms(200)
+    bench.intake.look()
+    assert (bench.turn(), bench.choices) == ("t!", 1)
+
+
+def test_a_revocation_voids_what_waits_and_the_next_epoch_begins_at_the_state(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 10, "1")
+    bench.turn()
+    bench.desk.epoch = 1
+    bench.intake.revoked()
+    assert bench.desk.voided == 1
+    bench.following = [0, 0]
+    bench.fetch(A, 10, "1")
+    bench.fetch(B, 20, "2")
+    assert bench.turn() == "1"
+
+
+def test_nothing_is_folded_while_the_worker_is_closed_or_does_not_own_it(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.desk.open = False
+    bench.fetch(A, 10, "1")
+    bench.fetch(B, 20, "2")
+    assert bench.turn() == ""
+    bench.desk.owned = False
+    bench.intake.revoked()
+    assert bench.desk.voided == 2

@@ -1,0 +1,110 @@
+"""The application of two sources under test, and its worker: `python -P -m tests.chaos.joining worker`.
+
+A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A record
+is `op key number`. `JOIN_LIE=1` has the worker be told that every source has ended, and hands over what comes of
+the customers half a second late: each guess is wrong. `CHAOS_FAULT` is as for `tests.chaos.worker`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import Iterable, Iterator
+from typing import Any
+from zlib import crc32
+
+import msgspec
+
+from holdfast.agents.app import create_app
+from holdfast.agents.partitions.merging_intake import MergingIntake
+from holdfast.agents.partitions.source_ends import SourceEnds
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Text
+from holdfast.core.engine.sources import FoldWith, Source
+from holdfast.core.kafka.topic_partition import Place
+from tests.chaos.faults import Doom, plant
+
+LATE_S = 0.5
+TICK_MS = 300
+
+
+class Known(msgspec.Struct, frozen=True, array_like=True):
+    """A digest of what a key has met, how much of it, and how often its timers fired."""
+
+    trail: int = 0
+    met: int = 0
+    ticked: int = 0
+
+
+def joined(customers: str, orders: str, out: str, version: int = 1) -> Processor[Any, Known]:
+    """Return the processor; what it emits tells the order in which it has met its records. Without *customers*
+    it has one source, and ticks all the same.
+    """
+
+    def meet(
+        rows: Rows[Known], event: str, at_ms: int, topic: str, offset: int, timestamp: int
+    ) -> Iterator[Emit]:
+        op, key, number = event.split(" ")
+        before = rows.get(key) or Known()
+        trail = crc32(repr((before.trail, topic, offset, timestamp, at_ms, number)).encode())
+        rows[key] = Known(trail, before.met + 1, before.ticked)
+        if op == "later":
+            rows.wake_at(key, at_ms + TICK_MS, clock="tick")
+        if op == "raise":
+            raise ValueError(f"told to fail at {number}")
+        yield Emit(out, key=key, value=b"%s/%d/%d" % (topic.encode(), offset, trail))
+
+    def on_tick(rows: Rows[Known], key: str, at_ms: int) -> Iterator[Emit]:
+        before = rows.get(key) or Known()
+        rows[key] = Known(crc32(repr((before.trail, at_ms)).encode()), before.met, before.ticked + 1)
+        yield Emit(out, key=key, value=b"ticked/%d" % at_ms)
+
+    told = FoldWith(meet, ("topic", "offset", "timestamp"))
+    return Processor(
+        name="joined",
+        on={Source(topic, Text()): told for topic in (customers, orders) if topic},
+        row=Known,
+        version=version,
+        on_tick=on_tick,
+        route=by_key,
+        emits=(out,),
+    )
+
+
+def from_environment() -> Processor[Any, Known]:
+    customers, orders, out = (os.environ[f"JOIN_{name}"] for name in ("CUSTOMERS", "ORDERS", "OUT"))
+    return joined(customers, orders, out, version=int(os.environ.get("JOIN_VERSION", "1")))
+
+
+def lie(customers: str) -> None:
+    """Have every source said to have ended, and the customers come late."""
+    hand = MergingIntake.hand
+
+    def late(self: MergingIntake, event: Any) -> None:
+        if event.value.topic != customers:
+            hand(self, event)
+            return
+
+        def arrive() -> None:
+            hand(self, event)
+
+        asyncio.get_running_loop().call_later(LATE_S, arrive)
+
+    async def ended(self: SourceEnds, client: object, places: Iterable[Place]) -> dict[Place, int]:
+        return dict.fromkeys(places, 0)
+
+    MergingIntake.hand = late  # type: ignore[method-assign]
+    SourceEnds._ask = ended  # type: ignore[method-assign]
+
+
+processors = [from_environment()] if "JOIN_OUT" in os.environ else []
+
+if __name__ == "__main__":
+    if fault := os.environ.get("CHAOS_FAULT"):
+        plant(Doom(fault))
+    if os.environ.get("JOIN_LIE"):
+        lie(os.environ["JOIN_CUSTOMERS"])
+    create_app(processors).main()

@@ -1,0 +1,178 @@
+"""A table of two sources on real workers: what they fold live is what the logs and the recorded choices give."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any
+
+import pytest
+from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # the package does not declare what it re-exports
+
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.pipeline.verify import verify
+from tests.support.damage import one_batch
+from tests.support.harness import running, wait_for
+from tests.support.joining_app import JoinApplication
+
+HIDDEN = 70_000
+"""Sound records in one batch: more than a worker unpacks that is told to unpack 1 MiB."""
+MakeJoin = Callable[..., JoinApplication]
+
+
+@pytest.fixture
+def join(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeJoin]:
+    """Give a maker of applications of two sources; all they started is gone after the test."""
+    with ExitStack() as stack:
+
+        def make(**settings: str | float) -> JoinApplication:
+            made = JoinApplication(broker, tmp_path, **settings)  # type: ignore[arg-type]
+            stack.enter_context(running(made))
+            return made.create_topics()
+
+        yield make
+
+
+def test_two_sources_are_joined_live_as_their_logs_and_choices_say(join: MakeJoin) -> None:
+    app = join()
+    app.write(500, seed=1)
+    app.worker().start().wait_ready()
+    app.write(1_500, seed=2, rest_s=0.02)
+    outcomes = app.prove()
+    assert sum(sum(each.marker.applied) + 2 for each in outcomes.values()) == 2_000
+    asked = app.command("verify", "joined", "--output", "json")
+    assert json.loads(asked.stdout)["equal"], asked.stderr
+    stores = app.command("verify", "joined", "--store", "--output", "json")
+    assert json.loads(stores.stdout)["equal"], stores.stderr
+    told = json.loads(app.command("replay", "joined", "--output", "json").stdout)
+    assert [each["sources"] for each in told["partitions"]] == [
+        dict(zip(app.joined.topics, each.marker.applied, strict=True)) for each in outcomes.values()
+    ]
+    assert app.command("topics", "check").returncode == 0
+    refused = app.command("replay", "joined", "--until", "0:5")
+    assert "where to stop is a position in each of them" in refused.stderr
+
+
+def test_wrong_guesses_cost_barriers_which_restores_and_replays_obey(join: MakeJoin) -> None:
+    app = join()
+    worker = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
+    app.write_late_orders(4)
+    assert len(app.prove()[0].choices) == 4
+    assert sum(worker.metric("holdfast_barriers_total").values()) == 4
+    worker.kill()
+    worker.wipe()
+    app.write(200, seed=9)
+    worker.start().wait_ready()
+    app.prove()
+
+
+def test_a_new_version_obeys_what_the_one_before_has_recorded(join: MakeJoin) -> None:
+    app = join(partitions=1)
+    first = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
+    app.write_late_orders(3)
+    before = app.prove()[0]
+    first.stop()
+    app.raise_version(2)
+    app.worker().start().wait_ready()
+    after = app.prove()[0]
+    assert after.choices[:3] == before.choices
+    assert after.emits == before.emits
+
+
+@pytest.mark.parametrize("point", ["produced", "committing", "committed", "storing", "stored"])
+def test_a_worker_that_dies_is_followed_by_one_that_goes_on_exactly_once(join: MakeJoin, point: str) -> None:
+    app = join(standbys=1)
+    first = app.worker(source_wait_ms=0).start(JOIN_LIE="1", CHAOS_FAULT=f"{point}:15").wait_ready()
+    second = app.worker().start().wait_ready()
+    for seed in range(12):
+        app.write(120, seed=seed, rest_s=0.01)
+        if not first.running:
+            break
+    assert first.wait_exit(60) == -9
+    app.write(200, seed=99)
+    second.wait_ready()
+    app.prove()
+
+
+def test_ticks_fire_while_the_sources_are_idle_and_again_in_a_replay(join: MakeJoin) -> None:
+    app = join(partitions=1)
+    app.worker().start().wait_ready()
+    app.send(app.orders, "later k1 1")
+    app.flush()
+    (outcome,) = app.prove().values()
+    (tick,) = [choice for choice in outcome.choices if choice.tick_ms is not None]
+    assert outcome.emits[-1].startswith(b"ticked/")
+    assert outcome.marker.tick_ms == tick.tick_ms
+
+
+def test_one_source_that_ticks_is_folded_live_and_by_the_next_owner(join: MakeJoin) -> None:
+    app = join(alone=True)
+    worker = app.worker().start().wait_ready()
+    app.write(300, seed=4, rest_s=0.05)
+    worker.kill()
+    app.write(300, seed=5)
+    worker.start().wait_ready()
+    outcomes = app.prove()
+    assert all(choice.tick_ms is not None for each in outcomes.values() for choice in each.choices)
+    assert all(each.choices for each in outcomes.values())
+
+
+def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behind_it(join: MakeJoin) -> None:
+    app = join(partitions=1, unreadable="quarantine", unpacked_batch_bytes=1 << 20)
+    worker = app.worker().start().wait_ready()
+    producer = one_batch(app.broker, app.customers)
+    for _ in range(HIDDEN):
+        producer.produce(app.customers, b"add hidden 1", partition=0)
+    assert producer.flush(60) == 0
+    for at in range(3):
+        app.send(app.orders, f"add k1 {at}")
+    app.flush()
+    worker.wait_said("are skipped and noted", 60)
+    wait_for("the orders to be folded", lambda: app.states()[0][1].applied == (-1, 2), 60, worker.tail)
+    app.send(app.customers, "add k1 9")
+    app.flush()
+    wait_for("a customer behind it", lambda: app.states()[0][1].applied == (HIDDEN, 2), 60, worker.tail)
+    verdict = verify(app.joined, app.settings)
+    assert (verdict.equal, verdict.records, verdict.skipped) == (True, 4, HIDDEN)
+
+
+def test_standbys_serve_a_table_of_several_sources_and_tell_how_far_each_is(join: MakeJoin) -> None:
+    app = join(partitions=1, standbys=1)
+    fleet = [app.worker().start() for _ in range(2)]
+    for worker in fleet:
+        worker.wait_ready()
+    app.write(100, seed=3)
+    app.prove()
+    customers, orders = app.ends()[0]
+    asked = f"/tables/joined/0/scan?at-offset={app.customers}:{customers},{app.orders}:{orders}&stale-ok=0"
+
+    def answers() -> list[dict[str, Any]] | None:
+        told = [worker.ask(asked) for worker in fleet]
+        return (
+            [json.loads(text) for status, text in told if status == 200]
+            if all(status == 200 for status, _ in told)
+            else None
+        )
+
+    one, other = wait_for("both to answer", answers, 30, app.tails)
+    assert {one["role"], other["role"]} == {"active", "standby"}
+    assert one["rows"] == other["rows"] != []
+    assert one["as_of"] == other["as_of"] == {app.customers: customers, app.orders: orders}
+    assert one["as_of_offset"] == customers + orders + 1
+    behind = f"/tables/joined/0/scan?at-offset={app.orders}:{orders + 1000}&timeout-ms=10"
+    assert any(f"not yet {app.orders}:" in worker.ask(behind)[1] for worker in fleet)
+    lag = {**fleet[0].metric("kafka_consumergroup_lag"), **fleet[1].metric("kafka_consumergroup_lag")}
+    assert {value for labels, value in lag.items() if app.orders in labels or app.customers in labels} == {
+        0.0
+    }
+
+
+def test_workers_refuse_sources_of_unequal_partition_counts(join: MakeJoin) -> None:
+    app = join(partitions=2)
+    admin = AdminClient(app.broker.client_config())
+    admin.create_partitions([NewPartitions(app.orders, 3)])[app.orders].result(20)
+    worker = app.worker().start()
+    assert worker.wait_exit(60) != 0
+    assert worker.said(f"{app.customers} has 2 partitions but {app.orders} has 3")

@@ -1,0 +1,83 @@
+"""The replay of several sources gives what workers came to, whatever these had guessed, and tells of which source
+each change was.
+"""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+import pytest
+
+from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.choices import Choice, decode_vector_marker
+from holdfast.core.engine.codec import APPLIED, TICK, WAKE
+from holdfast.errors import ChoicesError
+from holdfast.pipeline.folding import FoldPlan, FoldSummary
+from holdfast.pipeline.merged import fold_merged
+from holdfast.pipeline.results import Replayed, gather, schema_of
+from tests.choices.world import Journal, Log, Worker, logs_of, processor_of, recorded_of, written_log
+
+WIDTH = 2
+
+
+def lived(seed: int) -> tuple[Journal, list[Log]]:
+    """Return what a worker made of some logs, and the logs."""
+    rng = Random(seed)
+    logs = [written_log(rng) for _ in range(WIDTH)]
+    live = Journal()
+    Worker(rng, logs, live).run()
+    return live, logs
+
+
+def batches(log: Log) -> list[tuple[Batch, int]]:
+    return [(log.batch(at, at + 5), 1 << 24) for at in range(0, len(log.offsets), 5)]
+
+
+def folded(logs: list[Log], recorded: list[Choice], **more: Any) -> Replayed:
+    plan = FoldPlan(processor=processor_of(WIDTH), **more)
+    ends = [log.offsets[-1] + 1 if log.offsets else 0 for log in logs]
+    found = fold_merged(plan, 0, [batches(log) for log in logs], recorded, ends)
+    summaries, results = gather(found, [0])
+    return Replayed(
+        processor="seen", version=1, engine="local", partitions=summaries, results=results, skipped=0
+    )
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_a_replay_comes_to_the_state_and_position_of_the_worker(seed: int) -> None:
+    live, logs = lived(seed)
+    found = folded(logs_of(live, logs), recorded_of(live))
+    (summary,) = found.partitions
+    stored = live.store.get(APPLIED)
+    assert stored is not None
+    marker = decode_vector_marker(stored)
+    assert summary.digest == live.store.digest()
+    assert (list((summary.sources or {}).values()), summary.choices) == (list(marker.applied), marker.choices)
+    assert summary.stream_ms == marker.stream_ms
+    assert summary.timers == sum(key[:1] in (WAKE, TICK) for key in live.store)
+    assert found.refused(0) == live.refused
+
+
+def test_what_changed_tells_its_topic_and_a_tick_none() -> None:
+    live, logs = lived(3)
+    processor = processor_of(WIDTH)
+    found = folded(logs_of(live, logs), recorded_of(live), transitions=True)
+    table = found.table("transitions", processor)
+    assert table.schema == schema_of("transitions", processor)
+    assert {"north", "east"} <= set(table.column("topic").to_pylist())
+    assert "topic" in found.table("refused", processor).column_names
+    assert folded(logs_of(live, logs), recorded_of(live)).digest == found.digest
+
+
+def test_without_one_of_the_choices_there_is_no_replay() -> None:
+    live, logs = next(each for seed in range(40) if len((each := lived(seed))[0].choices) > 2)
+    recorded = recorded_of(live)
+    with pytest.raises(ChoicesError, match="choice 1 is missing, 2 comes next"):
+        folded(logs_of(live, logs), [recorded[0], *recorded[2:]])
+
+
+def test_summaries_of_one_source_have_no_columns_of_several() -> None:
+    import msgspec
+
+    assert not {"sources", "choices"} & msgspec.to_builtins(FoldSummary(partition=0)).keys()
