@@ -26,6 +26,7 @@ from holdfast.core.streams.aggregations import (
 )
 from holdfast.core.streams.cogroup import cogroup
 from holdfast.core.streams.emitting import Final, Updates, final, updates
+from holdfast.core.streams.join_foreign import JoinForeign
 from holdfast.core.streams.join_stream_table import JoinStreamTable, Version, Versions
 from holdfast.core.streams.join_tables import Joined, JoinTables
 from holdfast.core.streams.join_within import JoinStreamRow, JoinWithin, LeftHeld, RightHeld
@@ -44,6 +45,7 @@ from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
 __all__ = [
     "Final",
     "Hopping",
+    "JoinForeign",
     "JoinStreamRow",
     "JoinStreamTable",
     "JoinTables",
