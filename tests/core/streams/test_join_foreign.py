@@ -47,7 +47,7 @@ def test_each_row_is_joined_with_that_which_it_names(how: How, log: list[tuple[b
     lefts: dict[str, Row] = {}
     rights: dict[str, str] = {}
     found: dict[str, Any] = {}
-    with Topology([*declared(how)], partitions=3) as topology:
+    with Topology([*declared(how)], partitions=1) as topology:
         for is_left, key, value in log:
             topology.pipe(LEFT if is_left else RIGHT, value, key=key)
             table: dict[str, Any] = lefts if is_left else rights
@@ -65,6 +65,8 @@ def test_each_row_is_joined_with_that_which_it_names(how: How, log: list[tuple[b
                 if result is None:
                     del found[of]
             assert found == wanted
+            held = [name for name in topology.table("joined-matches") if name.startswith("s")]
+            assert len(held) == sum(left[0] is not None for left in lefts.values())
         assert not topology.refused
 
 

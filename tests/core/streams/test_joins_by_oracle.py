@@ -73,7 +73,7 @@ def arrivals(draw: st.DrawFn, *, tombstones: bool) -> list[Arrival]:
     for number in range(draw(st.integers(1, 25))):
         now += draw(st.sampled_from([0, 0, 1, 3, 12]))
         at = max(0, now - draw(st.sampled_from([0, 0, 1, 4, 9, 30])))
-        key = draw(st.sampled_from(["a", "a", "a@0", "l/a"]))
+        key = draw(st.sampled_from(["a", "a", f"a@{0:016d}", "l/a"]))
         log.append(Arrival(number, draw(st.booleans()), key, at, tombstones and draw(st.integers(0, 4)) == 0))
     return log
 
@@ -208,7 +208,7 @@ class Interval:
             and (self.how == "outer" or (self.how == "left" and each.left))
         ]
         self.told |= {each.number for each in done}
-        done.sort(key=lambda each: (each.at, not each.left, each.key, each.number))
+        done.sort(key=lambda each: (each.at, not each.left, f"{each.key}@{each.at:016d}", each.number))
         return [(each.key, (each.number, None) if each.left else (None, each.number)) for each in done]
 
     def add(self, each: Arrival) -> list[Any]:
