@@ -1,4 +1,4 @@
-"""Aggregations and windows: declarations that make a processor.
+"""Aggregations, windows and joins: declarations that make a processor.
 
     from holdfast.streams import Tumbling, Windowed, count, final
 
@@ -24,7 +24,12 @@ from holdfast.core.streams.aggregations import (
     top,
     total,
 )
+from holdfast.core.streams.cogroup import cogroup
 from holdfast.core.streams.emitting import Final, Updates, final, updates
+from holdfast.core.streams.join_foreign import JoinForeign
+from holdfast.core.streams.join_stream_table import JoinStreamTable, Version, Versions
+from holdfast.core.streams.join_tables import Joined, JoinTables
+from holdfast.core.streams.join_within import JoinStreamRow, JoinWithin, LeftHeld, RightHeld
 from holdfast.core.streams.window_rows import (
     StreamRow,
     WindowResult,
@@ -40,17 +45,28 @@ from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
 __all__ = [
     "Final",
     "Hopping",
+    "JoinForeign",
+    "JoinStreamRow",
+    "JoinStreamTable",
+    "JoinTables",
+    "JoinWithin",
+    "Joined",
+    "LeftHeld",
     "Mean",
     "Ranked",
+    "RightHeld",
     "Session",
     "Sliding",
     "StreamRow",
     "Tumbling",
     "Updates",
+    "Version",
+    "Versions",
     "WindowResult",
     "WindowRow",
     "Windowed",
     "aggregate",
+    "cogroup",
     "count",
     "dedupe",
     "final",

@@ -86,7 +86,7 @@ def test_a_worker_that_dies_is_followed_by_one_that_goes_on_exactly_once(join: M
     app = join(standbys=1)
     first = app.worker(source_wait_ms=0).start(JOIN_LIE="1", CHAOS_FAULT=f"{point}:15").wait_ready()
     second = app.worker().start().wait_ready()
-    for seed in range(12):
+    for seed in range(200):  # a busy machine makes few transactions, and large ones
         app.write(120, seed=seed, rest_s=0.01)
         if not first.running:
             break

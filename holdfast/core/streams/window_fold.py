@@ -11,15 +11,14 @@ from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.streams.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, take_due
 from holdfast.core.streams.emitting import Final, Updates
 from holdfast.core.streams.window_rows import (
-    LIMIT_TIME_MS,
-    RESERVED,
     StreamRow,
     WindowResult,
     WindowRow,
+    checked_key,
+    checked_time,
     parted,
     stream_key,
 )
-from holdfast.errors import FoldError
 
 Raw = tuple[bytes | None, bytes | None, Headers]
 """A record as it came: key, value, headers."""
@@ -57,15 +56,8 @@ class WindowFold:
 
     def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> list[Emit]:
         event, partition, raw = arrived
-        key = self._by(event)
-        time_ms = at_ms if self._time is None else self._time(event)
-        if (
-            type(key) is not str
-            or key[:1] == RESERVED
-            or type(time_ms) is not int
-            or not 0 <= time_ms < LIMIT_TIME_MS
-        ):
-            raise _misplaced(key, time_ms)
+        key = checked_key(self._by(event))
+        time_ms = checked_time(at_ms if self._time is None else self._time(event))
         emits: list[Emit] = []
         name = stream_key(partition)
         before: StreamRow = rows.get(name, _START)
@@ -214,13 +206,6 @@ class WindowFold:
                 emits.append(_result(self._updates, window, row))
         rows[window] = None
         return None
-
-
-def _misplaced(key: object, time_ms: object) -> FoldError:
-    """Return what is wrong with a record's key or event time."""
-    if not isinstance(key, str) or key.startswith(RESERVED):
-        return FoldError(f"key {key!r:.200}: it must be text that does not begin with U+0000")
-    return FoldError(f"event time {time_ms!r:.200}: it must be whole ms since 1970, below {LIMIT_TIME_MS}")
 
 
 def _result(to: Updates | Final, window: str, row: AnyWindow) -> Emit:

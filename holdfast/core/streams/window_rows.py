@@ -17,6 +17,7 @@ from typing import Any, Generic, TypeVar
 import msgspec
 
 from holdfast.core.engine.rows import NEVER
+from holdfast.errors import FoldError
 
 A = TypeVar("A")
 
@@ -163,3 +164,17 @@ def routed(route: Callable[[str, int], int | None] | None) -> Callable[[str, int
         return None if found is None else route(found[0], partitions)
 
     return of
+
+
+def checked_key(key: object) -> str:
+    """Return *key*; FoldError unless it may be a key of a table of windows."""
+    if type(key) is not str or key[:1] == RESERVED:
+        raise FoldError(f"key {key!r:.200}: it must be text that does not begin with U+0000")
+    return key
+
+
+def checked_time(time_ms: object) -> int:
+    """Return *time_ms*; FoldError unless it may be an event time."""
+    if type(time_ms) is not int or not 0 <= time_ms < LIMIT_TIME_MS:
+        raise FoldError(f"event time {time_ms!r:.200}: it must be whole ms since 1970, below {LIMIT_TIME_MS}")
+    return time_ms

@@ -1,0 +1,304 @@
+"""`JoinWithin`: records of two streams of one key whose times are near each other."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from heapq import heappop
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.core.engine.emits import Emit, Emits
+from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import NEVER, Rows
+from holdfast.core.engine.sources import Asked, FoldWith, Source
+from holdfast.core.engine.streams import Stream
+from holdfast.core.streams.due import CLOSE, add_due, take_due
+from holdfast.core.streams.durations import duration_ms
+from holdfast.core.streams.joining import How, Route, check_join, held_type, key_of, time_of
+from holdfast.core.streams.window_rows import DIGITS, DUE, RESERVED, STREAM, DueRow, stream_key
+
+L = TypeVar("L")
+R = TypeVar("R")
+J = TypeVar("J")
+
+_IDLE = f"{RESERVED}idle/"
+_PLACE = 2 * DIGITS + 2
+"""Characters of `@time/offset` at the end of a row's key."""
+
+
+class LeftHeld(msgspec.Struct, Generic[L], frozen=True, array_like=True, tag="l"):
+    """A record of the left stream that waits for others, and whether it has met one."""
+
+    value: L
+    met: bool = False
+
+
+class RightHeld(msgspec.Struct, Generic[R], frozen=True, array_like=True, tag="r"):
+    """A record of the right stream that waits for others, and whether it has met one."""
+
+    value: R
+    met: bool = False
+
+
+class JoinStreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+    """Stream time of a partition in ms (-1 before its first record), and how many of its records were late.
+
+    The rest is for the fold: nothing is due before *next_ms*; *at_ms* is the append time at which stream time was last moved by a record,
+    *tick_ms* when a tick was asked for.
+    """
+
+    stream_ms: int = -1
+    next_ms: int = NEVER
+    late: int = 0
+    at_ms: int = 0
+    tick_ms: int = NEVER
+
+
+class JoinWithin(Processor[Any, Any], Generic[L, R, J]):
+    """Each record of *left* with each of *right* that has its key and is near: left time - *before* <= right time <= left time + *after*.
+
+    Times are what the sources' `time` tells, by default the append time. *join* gets the two events and returns what is sent to *to* under
+    their key, as soon as both are there; of several partners, the one of the earliest time first, then in order of offsets. *how* is
+    "inner"; "left", which also sends a left event that met no partner, with None, once none can come any more; or "outer", which does that for both
+    sides.
+
+    **Stream time** is the highest event time seen in a partition, of both sources. A record is late when stream time > its time + *grace*:
+    it joins nothing, and is counted in the row `stream_key(partition)`, a `JoinStreamRow`. So a left record is done with when stream time > its
+    time + *after* + *grace*, a right one when > its time + *before* + *grace*; then it leaves the store and the changelog, and is
+    sent if it is to be sent alone. A key has no more rows than the records it had within that time, however hot it is. All that is done with at one record
+    is sent by time, then left before right, then by key.
+
+    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
+    worker's clock once a partition has had no progress for so long, but only to where a record is done with: that is a tick, recorded and replayed. Records that come later
+    than that are late. "inner" needs no ticks and has none.
+
+    Records without a value are passed over; those without a key are refused. Durations are text such as "10s", or ms. ConfigError for what does not
+    fit together, when it is declared.
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        left: Source[L],
+        right: Source[R],
+        join: Callable[[Any, Any], J],
+        to: Stream[J],
+        before: str | int = 0,
+        after: str | int = 0,
+        grace: str | int = 0,
+        how: How = "inner",
+        idle: str | int | None = "30s",
+        version: int = 1,
+        route: Route | None = by_key,
+        in_place: bool = False,
+    ) -> None:
+        whose = f"processor {name}"
+        check_join(whose, {"left": left, "right": right}, to, how, ("inner", "left", "outer"), join)
+        before_ms = duration_ms(before, f"{whose}: before", least_ms=0)
+        after_ms = duration_ms(after, f"{whose}: after", least_ms=0)
+        grace_ms = duration_ms(grace, f"{whose}: grace", least_ms=0)
+        idle_ms = None if idle is None or how == "inner" else duration_ms(idle, f"{whose}: idle")
+        near = _Near(join, to, before_ms, after_ms, grace_ms, idle_ms, how != "inner", how == "outer")
+        asked: tuple[Asked, ...] = ("key", "partition", "offset", "timestamp")
+
+        def of_left(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: int) -> Emits:
+            return near.fold(rows, _LEFT, left, event, at_ms, key, *told)
+
+        def of_right(rows: Rows[Any], event: Any, at_ms: int, key: Any, *told: int) -> Emits:
+            return near.fold(rows, _RIGHT, right, event, at_ms, key, *told)
+
+        super().__init__(
+            name=name,
+            on={left: FoldWith(of_left, asked), right: FoldWith(of_right, asked)},
+            on_tick=None if idle_ms is None else near.tick,
+            row=_row_type(held_type(whose, left), held_type(whose, right)),
+            version=version,
+            route=_routed(route),
+            emits=(to,),
+            in_place=in_place,
+        )
+
+
+def _row_type(left: Any, right: Any) -> Any:
+    return LeftHeld[left] | RightHeld[right] | JoinStreamRow | DueRow
+
+
+_LEFT, _RIGHT = "l/", "r/"
+_START = JoinStreamRow()
+
+
+@dataclass(frozen=True, slots=True)
+class _Near:
+    """The fold of one declaration; it keeps nothing itself."""
+
+    join: Callable[[Any, Any], Any]
+    to: Stream[Any]
+    before_ms: int
+    after_ms: int
+    grace_ms: int
+    idle_ms: int | None
+    lone_left: bool
+    lone_right: bool
+
+    def fold(
+        self,
+        rows: Rows[Any],
+        side: str,
+        source: Source[Any],
+        event: Any,
+        at_ms: int,
+        key: Any,
+        partition: int,
+        offset: int,
+        timestamp: int,
+    ) -> list[Emit]:
+        """Take in a record of one side."""
+        emits: list[Emit] = []
+        if event is None:
+            return emits
+        of, time_ms, name = key_of(key), time_of(source, event, timestamp), stream_key(partition)
+        stream: JoinStreamRow = rows.get(name, _START)
+        stream_ms, next_ms, moved_ms, late = stream.stream_ms, stream.next_ms, stream.at_ms, stream.late
+        if time_ms > stream_ms:
+            stream_ms, moved_ms = time_ms, at_ms
+            if next_ms <= stream_ms:
+                next_ms = self._settle(rows, next_ms, stream_ms, emits)
+        if time_ms + self.grace_ms < stream_ms:
+            late += 1
+        else:
+            met = self._meet(rows, side, of, event, time_ms, emits)
+            held = LeftHeld(event, met) if side == _LEFT else RightHeld(event, met)
+            next_ms = min(next_ms, self._hold(rows, side, of, time_ms, offset, held, stream_ms))
+        after = self._awaited(
+            rows, partition, JoinStreamRow(stream_ms, next_ms, late, moved_ms, stream.tick_ms)
+        )
+        if after != stream:
+            rows[name] = after
+        return emits
+
+    def _meet(
+        self, rows: Rows[Any], side: str, key: str, event: Any, time_ms: int, emits: list[Emit]
+    ) -> bool:
+        """Join *event* with what waits on the other side; return whether there is any."""
+        if side == _LEFT:
+            other, first_ms, last_ms, marks = (
+                _RIGHT,
+                time_ms - self.before_ms,
+                time_ms + self.after_ms,
+                self.lone_right,
+            )
+        else:
+            other, first_ms, last_ms, marks = (
+                _LEFT,
+                time_ms - self.after_ms,
+                time_ms + self.before_ms,
+                self.lone_left,
+            )
+        met = False
+        for name, held in _between(rows, f"{other}{key}@", max(0, first_ms), last_ms):
+            met = True
+            pair = (event, held.value) if side == _LEFT else (held.value, event)
+            emits.append(self.to.emit(key, self.join(*pair)))
+            if marks and not held.met:
+                rows[name] = msgspec.structs.replace(held, met=True)
+        return met
+
+    def _hold(
+        self,
+        rows: Rows[Any],
+        side: str,
+        key: str,
+        time_ms: int,
+        offset: int,
+        held: Any,
+        stream_ms: int,
+    ) -> int:
+        """Keep a record for those that may still come; return when it is done with."""
+        due_ms = time_ms + (self.after_ms if side == _LEFT else self.before_ms) + self.grace_ms + 1
+        assert due_ms > stream_ms, "what is not late may meet others"
+        name = f"{side}{key}@{time_ms:016d}/{offset:016d}"
+        rows[name] = held
+        add_due(rows, (due_ms, CLOSE, name))
+        return due_ms
+
+    def _settle(self, rows: Rows[Any], next_ms: int, stream_ms: int, emits: list[Emit]) -> int:
+        """Let go of what is done with; return a time before which nothing else is."""
+        heap, next_ms = take_due(rows, next_ms, stream_ms)
+        alone: list[tuple[int, str, str, Any]] = []
+        while heap:
+            _, _, name = heappop(heap)
+            held = rows[name]
+            del rows[name]
+            if not held.met and (self.lone_left if isinstance(held, LeftHeld) else self.lone_right):
+                time_ms, key = int(name[-2 * DIGITS - 1 : -DIGITS - 1]), name[len(_LEFT) : -_PLACE]
+                alone.append((time_ms, name, key, held))
+        for _, _, key, held in sorted(alone, key=_first_two):
+            pair = (held.value, None) if isinstance(held, LeftHeld) else (None, held.value)
+            emits.append(self.to.emit(key, self.join(*pair)))
+        return next_ms
+
+    # -- idle partitions
+
+    def _awaited(self, rows: Rows[Any], partition: int, stream: JoinStreamRow) -> JoinStreamRow:
+        """Ask for a tick where the next record is done with by the clock, unless an earlier one is asked for."""
+        if self.idle_ms is None or stream.next_ms == NEVER:
+            return stream
+        tick_ms = stream.at_ms + (stream.next_ms - stream.stream_ms) + self.idle_ms
+        if stream.tick_ms <= tick_ms:
+            return stream
+        rows.wake_at(f"{_IDLE}{partition}", tick_ms, clock="tick")
+        return msgspec.structs.replace(stream, tick_ms=tick_ms)
+
+    def tick(self, rows: Rows[Any], key: str, at_ms: int) -> list[Emit]:
+        """The clock has passed what was asked for."""
+        assert self.idle_ms is not None
+        emits: list[Emit] = []
+        partition = int(key.removeprefix(_IDLE))
+        name = stream_key(partition)
+        stream: JoinStreamRow = rows[name]
+        passed_ms = stream.stream_ms + at_ms - stream.at_ms - self.idle_ms
+        stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
+        if next_ms <= passed_ms:
+            moved_ms += next_ms - stream_ms
+            stream_ms = next_ms
+            next_ms = self._settle(rows, next_ms, stream_ms, emits)
+        rows[name] = self._awaited(
+            rows, partition, JoinStreamRow(stream_ms, next_ms, stream.late, moved_ms, NEVER)
+        )
+        return emits
+
+
+def _first_two(alone: tuple[int, str, str, Any]) -> tuple[int, str]:
+    return alone[:2]
+
+
+def _between(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[str, Any]]:
+    """Yield the rows whose keys are *prefix*, a time in [first_ms, last_ms] and an offset, in that order.
+
+    At most two scans cover the span, each of less than ten times as long. Keys of another length that begin alike are passed over.
+    """
+    exponent = min(len(str(last_ms - first_ms)), DIGITS - 1)
+    width = 10**exponent
+    length, at = len(prefix) + 2 * DIGITS + 1, len(prefix)
+    for stretch in range(first_ms // width, last_ms // width + 1):
+        for name, held in rows.scan(f"{prefix}{stretch:0{DIGITS - exponent}d}"):
+            if len(name) == length and first_ms <= int(name[at : at + DIGITS]) <= last_ms:
+                yield name, held
+
+
+def _routed(route: Route | None) -> Route:
+    def of(name: str, partitions: int) -> int | None:
+        if name.startswith(STREAM):
+            return int(name.removeprefix(STREAM))
+        if route is None:
+            return None
+        inner = name[len(DUE) + DIGITS + 3 :] if name.startswith(DUE) else name
+        return route(inner[len(_LEFT) : -_PLACE], partitions)
+
+    return of

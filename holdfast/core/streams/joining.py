@@ -1,0 +1,69 @@
+"""What joins have in common: how they are checked, and the types of the rows they keep."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any, Literal, Union, get_args
+
+from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.sources import Source
+from holdfast.core.engine.streams import Stream
+from holdfast.core.streams.window_rows import checked_key, checked_time
+from holdfast.errors import ConfigError, HoldfastError
+
+Route = Callable[[str, int], int | None]
+How = Literal["inner", "left", "outer"]
+
+
+def check_join(
+    whose: str, sources: dict[str, object], to: object, how: object, ways: tuple[How, ...], join: object
+) -> None:
+    """Raise ConfigError unless a join's sources, stream, kind and function may be declared so."""
+    for what, source in sources.items():
+        if not isinstance(source, Source):
+            raise ConfigError(f"{whose}: {what} is {source!r:.200}; write Source(topic, serde)")
+    check_stream(whose, to)
+    if how not in ways:
+        raise ConfigError(f"{whose}: how {how!r:.100}; choose from {', '.join(ways)}")
+    if (why := why_uncallable(join, ("left", "right"))) is not None:
+        raise ConfigError(f"{whose}: join {why}")
+
+
+def check_stream(whose: str, to: object) -> None:
+    """Raise ConfigError unless *to* is a declared stream."""
+    if not isinstance(to, Stream):
+        raise ConfigError(f"{whose}: to is {to!r:.200}; write Stream(topic, serde)")
+
+
+def check_tombstones(whose: str, to: Stream[Any]) -> None:
+    """Raise ConfigError unless *to* takes tombstones, which tell that a result is gone."""
+    try:
+        taken = to.serde.encode(None) is None
+    except HoldfastError:
+        taken = False
+    if not taken:
+        raise ConfigError(
+            f"{whose}: {str(to)!r} cannot say that a result is gone: declare its values with | None, as in Json(Priced | None)"
+        )
+
+
+def held_type(whose: str, source: Source[Any]) -> Any:
+    """Return the type of the values of *source*, None left out: that of the rows that hold them."""
+    if not hasattr(source.serde, "of"):
+        raise ConfigError(
+            f"{whose}: the serde {source.serde!r} of {source.topic} names no type for rows: take Json(...) or Msgpack(...)"
+        )
+    of = source.serde.of
+    some = tuple(each for each in get_args(of) if each is not type(None))
+    return Union[some] if type(None) in get_args(of) else of  # noqa: UP007  made of a tuple
+
+
+def time_of(source: Source[Any], event: Any, timestamp: int) -> int:
+    """Return an event's time in ms; that of a tombstone, and without `time=`, is the record's append time."""
+    tell = source.time
+    return checked_time(timestamp if tell is None or event is None else tell(event))
+
+
+def key_of(key: object) -> str:
+    """Return *key*; FoldError unless it may be that of a row."""
+    return checked_key(key)
