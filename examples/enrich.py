@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast import Json, Source, Stream
+from holdfast import Json, Source, Stream, create_app
 from holdfast.streams import JoinStreamTable
 
 
@@ -39,3 +39,4 @@ customers = Source("customers", Json(Customer | None))
 orders = Source("orders", Json(Order))
 enriched = Stream("enriched", Json(Enriched))
 joined = JoinStreamTable(name="enrich", stream=orders, table=customers, join=enrich, to=enriched, how="left")
+app = create_app(processors=[joined])

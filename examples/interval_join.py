@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import msgspec
 
-from holdfast import Json, Source, Stream
+from holdfast import Json, Source, Stream, create_app
 from holdfast.streams import JoinWithin
 
 
@@ -46,3 +46,4 @@ pairs = JoinWithin(
     how="left",
     idle="30s",
 )
+app = create_app(processors=[pairs])
