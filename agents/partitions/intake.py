@@ -74,6 +74,8 @@ class SingleIntake:
         self._host, self._part = host, part
         self._pending: deque[Any] = deque()
         self._drawn: list[Any] = []
+        # That of the transaction: the partition has none any more when it is lost, or its store rots, meanwhile.
+        self._folder: Folder[Any] | None = None
         self.epoch = -1
 
     def hand(self, event: Any) -> None:
@@ -88,18 +90,14 @@ class SingleIntake:
         if not self._drawn:
             return False
         first: Fetched = self._drawn[0].value
-        applied, part = self._applied, self._part
+        part, folder = self._part, self._part.folder
+        assert isinstance(folder, Folder), "of one source"
+        self._folder, applied = folder, folder.applied
         assert first.first <= applied + 1, (
             f"{part.changelog} partition {part.partition}: state at {applied}, records begin at {first.first}"
         )
         self.epoch = first.epoch
         return True
-
-    @property
-    def _applied(self) -> int:
-        folder = self._part.folder
-        assert isinstance(folder, Folder), "of one source"
-        return folder.applied
 
     def _gather(self, size: int = 0) -> list[Any]:
         """Return what is pending and fits a transaction that has *size* bytes; into an empty one fits
@@ -131,7 +129,8 @@ class SingleIntake:
         return self._part.processor.source, record
 
     def settle(self) -> None:
-        applied = self._applied
+        assert self._folder is not None, "draw first"
+        applied = self._folder.applied
         for event in reversed(self._drawn):
             if event.value.last > applied:
                 self._pending.appendleft(event)  # the rest of it is the next transaction's

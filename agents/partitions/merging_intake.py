@@ -18,6 +18,7 @@ from holdfast.clock import system_clock
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import VectorMarker, decode_choice
 from holdfast.core.engine.merging import Merger, Stretch
+from holdfast.core.engine.merging_folder import MergingFolder
 from holdfast.core.engine.stepping import Refused
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.kafka.feed import Fetched
@@ -59,6 +60,7 @@ class MergingIntake:
         self._queues = [_SourceQueue(place) for place in part.places]
         self._numbers = {topic: number for number, topic in enumerate(part.processor.topics)}
         self._merger: Merger | None = None
+        self._folder: MergingFolder[Any] | None = None
         self.epoch, self._epoch = NO_EPOCH, NO_EPOCH
         self._drawn, self._news = False, False
         self._asked: frozenset[int] = frozenset()
@@ -89,12 +91,20 @@ class MergingIntake:
             return False
         if self._merger is None or self._epoch != host.epoch:
             self._begin()
-        self.epoch, self._drawn = self._epoch, True
+        self.epoch, self._drawn, self._folder = self._epoch, True, part.merging
         self._take_in()
         now_ms = system_clock.now_ms()
         if self._merging.next_choice is None and part.merging.next_tick_ms <= now_ms:
             self._merging.tick(now_ms)
         return True
+
+    @property
+    def _folding(self) -> MergingFolder[Any]:
+        """Return that of the transaction: the partition has none any more when it is lost, or its store rots,
+        meanwhile.
+        """
+        assert self._folder is not None, "draw first"
+        return self._folder
 
     @property
     def _merging(self) -> Merger:
@@ -172,7 +182,7 @@ class MergingIntake:
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
         if refused.stage == "tick":  # met at no record: the choice is what tells of it
             topic = self._part.processor.choices(self._host.app)
-            changes = self._part.merging.changes
+            changes = self._folding.changes
             assert changes is not None
             return topic, FetchedRecord(None, None, (), changes.marker.tick_ms)
         queue = self._queues[self._numbers[refused.topic]]
@@ -182,7 +192,7 @@ class MergingIntake:
         )
 
     def settle(self) -> None:
-        folder, merger = self._part.merging, self._merging
+        folder, merger = self._folding, self._merging
         merger.settle(folder.marker)
         for queue, applied in zip(self._queues, folder.marker.applied, strict=True):
             while queue.merged and queue.merged[0].value.last <= applied:

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from confluent_kafka import Consumer, TopicPartition
+from confluent_kafka import Consumer, KafkaException, TopicPartition
 
 from holdfast.clients.topics.admin import create_topics
 from holdfast.clients.topics.grants import worker_grants
@@ -27,6 +27,8 @@ from holdfast.core.kafka.grants import Resource
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.ports import free_ports
+from holdfast.kafka.codes import COORDINATOR_MOVES
+from tests.support.harness import wait_for
 from tests.support.parts import part
 from tests.support.secured import Guarded, environment
 
@@ -330,8 +332,18 @@ def _wait_for_coordinator(broker: SessionBroker) -> None:
     aiokafka logs that as an error.
     """
     consumer = Consumer(broker.client_config(**{"group.id": f"refused-{uuid.uuid4().hex[:8]}"}))
+
+    def answers() -> bool:
+        try:
+            consumer.committed([TopicPartition("none", 0)], timeout=60)
+        except KafkaException as error:
+            if error.args[0].code() in COORDINATOR_MOVES:
+                return False
+            raise
+        return True
+
     try:
-        consumer.committed([TopicPartition("none", 0)], timeout=60)
+        wait_for("a coordinator", answers, 60)
     finally:
         consumer.close()
 

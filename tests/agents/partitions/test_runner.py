@@ -137,6 +137,21 @@ def test_what_arrives_while_a_transaction_is_under_way_is_the_next_one() -> None
     asyncio.run(run())
 
 
+def test_a_partition_that_is_lost_while_its_transaction_is_written_ends_nothing_else() -> None:
+    """A lost partition has no folder, nor has one whose store is found rotten by a reader; the transaction ends with that it began with."""
+
+    async def run() -> None:
+        part, desk = Part(), Desk()
+        runner = Runner(desk, part)  # type: ignore[arg-type]
+        runner.hand(event_of(0))
+        await asyncio.wait_for(part.begun.wait(), 10)
+        del part.folder
+        await asyncio.wait_for(runner.job, 10)  # type: ignore[arg-type]
+        assert (part.transactions, desk.acked, desk.failures) == ([1], 1, [])
+
+    asyncio.run(run())
+
+
 def test_many_rows_are_written_in_a_thread_and_few_are_not() -> None:
     async def run(records: int) -> int:
         part, desk = Part(EACH), Desk()
