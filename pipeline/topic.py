@@ -25,6 +25,7 @@ from holdfast.errors import BrokerError, LostRecordsError, OutOfRangeError, Topi
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed
+from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.records import Records
 
 T = TypeVar("T")
@@ -167,7 +168,7 @@ class TopicLog:
         self, asked: dict[TopicPartition, OffsetSpec], isolation: IsolationLevel
     ) -> dict[int, int]:
         timeout_s = self._settings.request_timeout_s
-        futures = self._admin.list_offsets(asked, isolation_level=isolation, request_timeout=timeout_s)
+        futures = list_offsets(self._admin, asked, isolation=isolation, timeout_s=timeout_s)
         # The future's own wait has a deadline as well, past that of the request.
         return {place.partition: future.result(timeout_s + 5).offset for place, future in futures.items()}
 

@@ -12,6 +12,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 
 from holdfast.clock import system_clock
 from holdfast.core.kafka.topic_partition import Place
+from holdfast.kafka.leader_requests import list_offsets
 
 ASK_TIMEOUT_S = 1.0
 
@@ -50,9 +51,7 @@ class EndsClient:
         wanted = {TopicPartition(*place): OffsetSpec.latest() for place in places}  # type: ignore[no-untyped-call]
         if not wanted:
             return {}
-        asked = self._admin.list_offsets(
-            wanted, isolation_level=self._isolation, request_timeout=ASK_TIMEOUT_S
-        )
+        asked = list_offsets(self._admin, wanted, isolation=self._isolation, timeout_s=ASK_TIMEOUT_S)
         return {(place.topic, place.partition): future for place, future in asked.items()}
 
     def answer(self) -> LogEnds | None:

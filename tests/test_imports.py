@@ -6,6 +6,7 @@ The table below is the rule; everything else here only reads the code against it
 from __future__ import annotations
 
 import ast
+import re
 import sys
 from collections.abc import Iterator, Mapping
 
@@ -429,6 +430,15 @@ def test_nothing_but_the_clock_reads_the_clock() -> None:
         for line in clock_readings(text)
     ]
     assert not found, f"take the time from holdfast.clock, so that a test can move it: {', '.join(found)}"
+
+
+def test_leaders_are_asked_with_a_timeout_that_cannot_abort_the_process() -> None:
+    found = [
+        name
+        for name, text in sources().items()
+        if name != "holdfast.kafka.leader_requests" and re.search(r"\.(list_offsets|delete_records)\(", text)
+    ]
+    assert not found, f"ask by holdfast.kafka.leader_requests, which says why: {', '.join(found)}"
 
 
 @pytest.mark.parametrize(

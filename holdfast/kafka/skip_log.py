@@ -9,7 +9,6 @@ from contextlib import closing
 from confluent_kafka import (
     OFFSET_BEGINNING,
     Consumer,
-    IsolationLevel,
     KafkaError,
     KafkaException,
     TopicCollection,
@@ -23,6 +22,7 @@ from holdfast.core.engine.skips import Skips, decode_skip
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC
+from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.log_reader import LogReader
 
 logger = logging.getLogger(__name__)
@@ -68,9 +68,7 @@ def _end(settings: Settings, topic: str, deadline_s: float, clock: Clock) -> int
             # Not list_topics, which has a broker that makes topics by itself make this one, without its
             # layout.
             admin.describe_topics(TopicCollection([topic]), request_timeout=left_s)[topic].result(left_s)
-            asked = admin.list_offsets(
-                {place: _LATEST}, isolation_level=IsolationLevel.READ_UNCOMMITTED, request_timeout=left_s
-            )
+            asked = list_offsets(admin, {place: _LATEST}, timeout_s=left_s)
             return int(asked[place].result(left_s).offset)
         except KafkaException as error:
             why: KafkaError = error.args[0]

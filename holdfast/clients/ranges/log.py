@@ -40,6 +40,7 @@ from holdfast.core.ranges import (
 from holdfast.errors import BrokerError, TopicError
 from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import COORDINATOR_MOVES, code_of, is_end
+from holdfast.kafka.leader_requests import delete_records
 from holdfast.kafka.librdkafka_log import Quiet, impatient
 from holdfast.kafka.log_reader import LogReader, raise_if_fatal
 from holdfast.kafka.skipper import Skipper
@@ -259,7 +260,7 @@ class RangeLog:
             config: dict[str, Any] = {**self._settings.client()}
             self._admin = AdminClient(config, logger=quiet)
         place = TopicPartition(self._ranges_topic, home, begin)
-        (asked,) = self._admin.delete_records([place], request_timeout=self._timeout_s).values()
+        (asked,) = delete_records(self._admin, [place], timeout_s=self._timeout_s).values()
         try:
             asked.result(self._timeout_s + SLACK_S)
         except (KafkaException, FutureTimeoutError) as error:

@@ -25,6 +25,7 @@ from holdfast.core.engine.query_wire import TableClaims, WorkerClaims, decode_wo
 from holdfast.errors import BrokerError
 from holdfast.kafka.clients import reader_options
 from holdfast.kafka.codes import LEADER_MOVES, NO_TOPIC, code_of
+from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.log_reader import LogReader
 from holdfast.kafka.skipper import Skipper
 
@@ -251,7 +252,8 @@ class WorkersTopic:
             config: dict[str, Any] = {**self._settings.client()}
             self._admin = AdminClient(config, logger=logger)
         place = TopicPartition(*self._place)
-        asked = self._admin.list_offsets({place: OffsetSpec.latest()}, request_timeout=timeout_s)  # type: ignore[no-untyped-call]
+        latest = OffsetSpec.latest()  # type: ignore[no-untyped-call]
+        asked = list_offsets(self._admin, {place: latest}, timeout_s=timeout_s)
         try:
             return int(asked[place].result(timeout_s + _SLACK_S).offset)
         except FutureTimeoutError:

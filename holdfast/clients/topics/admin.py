@@ -49,6 +49,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, HoldfastError, TopicError
 from holdfast.kafka.codes import LEADER_MOVES, NO_ANSWER, code_of
+from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
 
 __all__ = [
@@ -146,7 +147,7 @@ class Admin:
         """Return the last stable offset of each partition: where its first open transaction begins, its
         end when none is open.
         """
-        found = self._offsets(partitions, _LAST, isolation_level=IsolationLevel.READ_COMMITTED)
+        found = self._offsets(partitions, _LAST, isolation=IsolationLevel.READ_COMMITTED)
         return {place: int(answer.offset) for place, answer in found.items()}
 
     def leader_epochs(self, partitions: Iterable[tuple[str, int]]) -> dict[tuple[str, int], int]:
@@ -228,7 +229,12 @@ class Admin:
         return found
 
     def _offsets(
-        self, partitions: Iterable[tuple[str, int]], spec: OffsetSpec, *, known: bool = True, **options: Any
+        self,
+        partitions: Iterable[tuple[str, int]],
+        spec: OffsetSpec,
+        *,
+        known: bool = True,
+        isolation: IsolationLevel = IsolationLevel.READ_UNCOMMITTED,
     ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
         """Return what leaders tell of their partitions; with *known*, those that do not know an offset yet
         are asked again.
@@ -236,18 +242,18 @@ class Admin:
         wanted = {TopicPartition(topic, partition): spec for topic, partition in partitions}
 
         def ask(metadata: Any, wait_s: float) -> dict[tuple[str, int], ListOffsetsResultInfo]:
-            answers = self._list_offsets(wanted, wait_s, options)
+            answers = self._list_offsets(wanted, wait_s, isolation)
             return _told(answers) if known else answers
 
         return self._persist(ask) if wanted else {}
 
     def _list_offsets(
-        self, wanted: Mapping[TopicPartition, OffsetSpec], wait_s: float, options: Mapping[str, Any]
+        self, wanted: Mapping[TopicPartition, OffsetSpec], wait_s: float, isolation: IsolationLevel
     ) -> dict[tuple[str, int], ListOffsetsResultInfo]:
         return {
             (place.topic, place.partition): self._result(future, f"offsets of {place.topic}", wait_s)
-            for place, future in self._client.list_offsets(
-                dict(wanted), request_timeout=wait_s, **options
+            for place, future in list_offsets(
+                self._client, wanted, timeout_s=wait_s, isolation=isolation
             ).items()
         }
 

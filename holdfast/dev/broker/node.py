@@ -22,6 +22,7 @@ from holdfast.dev import parent_death, processes
 from holdfast.dev.broker import properties, state
 from holdfast.dev.broker.state import ClusterState, NodeState
 from holdfast.errors import DevBrokerError
+from holdfast.kafka.leader_requests import list_offsets
 
 FORMAT_DEADLINE_S = 60.0
 _MINORITY_GRACE_S = 1.0
@@ -218,7 +219,7 @@ def _what_is_missing(client: AdminClient, expected: set[int]) -> str | None:
                 return f"{name} {number} has no leader"
     # A node tells who leads a partition a moment before it does so itself; a client that asks in between is
     # refused.
-    for place, answer in client.list_offsets(led, request_timeout=1.0).items() if led else ():
+    for place, answer in list_offsets(client, led, timeout_s=1.0).items() if led else ():
         try:
             answer.result(1.5)
         except (KafkaException, TimeoutError) as error:
