@@ -140,7 +140,7 @@ class MariaDB(DatabaseServer):
 
     @property
     def url(self) -> str:
-        return f"mariadb+pymysql://{USER}:{self.password}@127.0.0.1:{self.port}/{DATABASE}?charset=utf8mb4"
+        return f"mariadb+pymysql://{USER}:{self.password}@127.0.0.1:{self.port}/{DATABASE}?charset=utf8mb4&ssl_disabled=true"
 
     def connect(self, *, timeout_s: float = 10.0) -> Any:
         import pymysql
@@ -153,6 +153,7 @@ class MariaDB(DatabaseServer):
             password=self.password,
             database=DATABASE,
             charset="utf8mb4",
+            ssl_disabled=True,  # the server has none, and the client would read all of the machine's authorities first
             connect_timeout=s,
             read_timeout=s,
         )
@@ -227,7 +228,7 @@ class MySQL(MariaDB):
 
     @property
     def url(self) -> str:
-        return f"mysql+pymysql://{USER}:{self.password}@127.0.0.1:{self.port}/{DATABASE}?charset=utf8mb4"
+        return f"mysql+pymysql://{USER}:{self.password}@127.0.0.1:{self.port}/{DATABASE}?charset=utf8mb4&ssl_disabled=true"
 
     def _server(self) -> list[str]:
         if self._base is None:

@@ -8,7 +8,6 @@ and the types accepted, and nothing is made.
 
 from __future__ import annotations
 
-import re
 import uuid
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -210,45 +209,56 @@ def prove(table: Table, layout: str, column: str, type_: str) -> None:
         rows.delete([row.id for row in again])
 
 
+def refused(url: str, kind: str, layout: str, type_: str) -> set[str]:
+    """Return the columns of *layout* that must not be of this type; with all of them of it, `upgrade` makes nothing."""
+    columns = columns_tried(layout)
+    table = Table(url, kind, layout, dict.fromkeys(columns, type_))
+    name = table.outbox.table
+    try:
+        with table.outbox.engine().connect() as connection:
+            tables = table.outbox.tables
+            told = problems(connection, tables, only=[tables.outbox])
+        found = {column for column in columns if any(f"{name}.{column} is " in each for each in told)}
+        if found:
+            with pytest.raises(
+                OutboxSchemaError, match=rf"{name}\.\w+ is \S+.*; this layout takes [A-Z]+"
+            ) as error:
+                upgrade(url, layout=layout, table=name)
+            assert any(f"column {name}.{column} is " in str(error.value) for column in found)
+            with table.outbox.engine().connect() as connection:
+                assert not inspect(connection).has_table(f"{name}_attempts")
+        return found
+    finally:
+        table.close()
+
+
+def accept(url: str, kind: str, layout: str, column: str, type_: str) -> None:
+    """Prove that *column* may be of this type, whatever the others are by default."""
+    table = Table(url, kind, layout, {**DEFAULTS[layout][family(kind)], column: type_})
+    try:
+        upgrade(url, layout=layout, table=table.outbox.table)
+        with table.outbox.engine().connect() as connection:
+            assert problems(connection, table.outbox.tables) == []
+        prove(table, layout, column, type_)
+        downgrade(url, layout=layout, table=table.outbox.table)
+    finally:
+        table.close()
+
+
 @pytest.mark.parametrize("layout", ["debezium", "goharvest"])
 @pytest.mark.parametrize("kind", DATABASES)
 def test_what_is_accepted_is_published_as_it_was_written_and_the_rest_is_refused(
     kind: str, layout: str, request: pytest.FixtureRequest, tmp_path: Path
 ) -> None:
     url = url_of(kind, request, tmp_path)
-    accepted: dict[str, list[str]] = {}
-    for column in columns_tried(layout):
-        types = [
-            DEFAULTS[layout][family(kind)][column],
-            *TEXT[kind],
-            *(BYTES[kind] if column == "payload" else []),
-        ]
-        for type_ in dict.fromkeys(types):
-            table = Table(url, kind, layout, {**DEFAULTS[layout][family(kind)], column: type_})
-            try:
-                try:
-                    upgrade(url, layout=layout, table=table.outbox.table)
-                except OutboxSchemaError as error:
-                    said = str(error)
-                    assert re.search(
-                        rf"column {table.outbox.table}\.{column} is \S+.*; this layout takes [A-Z]+", said
-                    ), said
-                    with table.outbox.engine().connect() as connection:
-                        assert not inspect(connection).has_table(f"{table.outbox.table}_attempts")
-                        tables = table.outbox.tables
-                        assert any(
-                            f".{column} is " in each
-                            for each in problems(connection, tables, only=[tables.outbox])
-                        )
-                    continue
-                accepted.setdefault(column, []).append(type_)
-                with table.outbox.engine().connect() as connection:
-                    assert problems(connection, table.outbox.tables) == []
-                prove(table, layout, column, type_)
-                downgrade(url, layout=layout, table=table.outbox.table)
-            finally:
-                table.close()
-    assert set(accepted) == set(columns_tried(layout)), "the layout's own types are among them"
+    accepted = {column: [type_] for column, type_ in DEFAULTS[layout][family(kind)].items()}
+    for type_ in [*TEXT[kind], *BYTES[kind]]:
+        for column in {*columns_tried(layout)} - refused(url, kind, layout, type_):
+            if type_ not in accepted[column] and (type_ not in BYTES[kind] or column == "payload"):
+                accepted[column].append(type_)
+    for column, types in accepted.items():
+        for type_ in types:
+            accept(url, kind, layout, column, type_)
     if layout == "debezium":
         binary = {"postgres": "bytea", "sqlite": "blob"}.get(kind, "varbinary(255)")
         assert binary in accepted["payload"]
