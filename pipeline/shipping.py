@@ -67,8 +67,7 @@ def pack(processor: Processor[Any, Any] | None = None) -> bytes:
     """
     files = {file.name: file for file in _package("holdfast")}
     if processor is not None:
-        for module in _modules_of(processor):
-            files.update((file.name, file) for file in _code_of(module))
+        files.update((file.name, file) for file in _code_of(_modules_of(processor)))
     return _zipped(tuple(sorted(files.values())))
 
 
@@ -183,12 +182,23 @@ _INSTALLED = [
 ]
 
 
-def _code_of(module: ModuleType) -> Iterator[Packed]:
-    """Yield the files of the module's top package; of the module alone when no package is above it."""
-    top = sys.modules.get(module.__name__.partition(".")[0])
-    if top is not None and getattr(top, "__path__", None) and getattr(top, "__file__", None):
-        yield from _package(top.__name__)
-        return
+def _code_of(modules: Iterable[ModuleType]) -> Iterator[Packed]:
+    """Yield the files of each top package of *modules*, looked through once however many of its modules are
+    named; of a module alone when no package is above it.
+    """
+    seen = set()
+    for module in modules:
+        name = module.__name__.partition(".")[0]
+        top = sys.modules.get(name)
+        if top is not None and getattr(top, "__path__", None) and getattr(top, "__file__", None):
+            if name not in seen:
+                seen.add(name)
+                yield from _package(name)
+        else:
+            yield _alone(module)
+
+
+def _alone(module: ModuleType) -> Packed:
     path = Path(str(module.__file__))
     name = module.__name__.replace(".", "/")
-    yield _packed(f"{name}/__init__.py" if path.name == "__init__.py" else f"{name}.py", str(path))
+    return _packed(f"{name}/__init__.py" if path.name == "__init__.py" else f"{name}.py", str(path))

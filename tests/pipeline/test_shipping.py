@@ -21,6 +21,7 @@ from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import SparkError
+from holdfast.pipeline import shipping
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.shipping import pack
 from tests.pipeline import folds
@@ -68,6 +69,16 @@ def test_equal_code_gives_equal_bytes() -> None:
 def test_the_processors_own_package_is_in_it() -> None:
     found = names(pack(accounts()))
     assert {"tests/__init__.py", "tests/pipeline/__init__.py", "tests/pipeline/folds.py"} <= found
+
+
+def test_a_package_is_looked_through_once_however_many_of_its_modules_are_loaded(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    asked = []
+    package = shipping._package
+    monkeypatch.setattr(shipping, "_package", lambda name: (asked.append(name), package(name))[1])
+    pack(accounts())
+    assert asked.count("tests") == 1
 
 
 class Event(msgspec.Struct, frozen=True):

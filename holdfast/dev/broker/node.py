@@ -20,6 +20,7 @@ from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-d
 from holdfast.clock import system_clock
 from holdfast.dev import parent_death, processes
 from holdfast.dev.broker import properties, state
+from holdfast.dev.broker.java import Java
 from holdfast.dev.broker.state import ClusterState, NodeState
 from holdfast.errors import DevBrokerError
 from holdfast.kafka.leader_requests import list_offsets
@@ -38,14 +39,6 @@ class NodeStatus:
     endpoint: str
     condition: str
     pid: int | None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class Java:
-    """The Java program and the class path every node runs with."""
-
-    program: Path
-    class_path: str
 
 
 def home_of(folder: Path, node: NodeState) -> Path:
@@ -91,7 +84,7 @@ def format_storage(cluster: ClusterState, folder: Path, java: Java) -> None:
     flags = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m", "-Dlog4j2.level=WARN"]
     # In one word with its option: one id in 64 begins with a dash.
     format_id = ["format", f"--cluster-id={cluster.cluster_id}"]
-    command = [str(java.program), *flags, "-cp", java.class_path, "kafka.tools.StorageTool", *format_id]
+    command = [*java.command(*flags), "kafka.tools.StorageTool", *format_id]
     if user := cluster.credentials:
         # Other users of this machine can list this for a second: it is the password of a cluster that only
         # listens on loopback.
@@ -124,8 +117,11 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool) -> list[str]:
+def command_line(
+    home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool, record: Path | None = None
+) -> list[str]:
     """Return the command that runs a node; *leashed*, it ends with the thread that forks it (see `leash`).
+    *record* is an archive of its classes to make as it exits.
 
     A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the
     processor time (2.1 s for 3.1 s), and in the minutes of a test session it never earns back what the
@@ -134,16 +130,16 @@ def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, opt
     """
     return [
         *([sys.executable, "-I", "-S", parent_death.__file__, str(os.getpid())] if leashed else []),
-        str(java.program),
-        f"-Xms{min(256, heap_max_mb)}m",
-        f"-Xmx{heap_max_mb}m",
-        *([] if optimised else ["-XX:TieredStopAtLevel=1"]),
-        "-XX:+UseG1GC",
-        "-XX:MaxGCPauseMillis=20",
-        "-XX:+ExitOnOutOfMemoryError",
-        f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}",
-        "-cp",
-        java.class_path,
+        *java.command(
+            f"-Xms{min(256, heap_max_mb)}m",
+            f"-Xmx{heap_max_mb}m",
+            *([] if optimised else ["-XX:TieredStopAtLevel=1"]),
+            "-XX:+UseG1GC",
+            "-XX:MaxGCPauseMillis=20",
+            "-XX:+ExitOnOutOfMemoryError",
+            f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}",
+            record=record,
+        ),
         "kafka.Kafka",
         str(home / "server.properties"),
     ]

@@ -30,6 +30,8 @@ _SMALL = {
     "log.cleaner.threads": "1",
     "log.cleaner.backoff.ms": "1000",
     "log.cleaner.dedupe.buffer.size": "2097152",
+    # A controller with nothing to say writes that down twice a second by default, for every node to read.
+    "metadata.max.idle.interval.ms": "5000",
     "transaction.abort.timed.out.transaction.cleanup.interval.ms": "1000",
     "broker.heartbeat.interval.ms": "500",
     "broker.session.timeout.ms": "4000",

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import base64
 import contextlib
 import fcntl
 import os
 import re
 import time
+import uuid
 from collections.abc import Iterator
 from pathlib import Path
 from typing import IO
@@ -119,3 +121,11 @@ def _take(file: IO[str], path: Path) -> bool:
         return path.stat().st_ino == os.fstat(file.fileno()).st_ino
     except (BlockingIOError, FileNotFoundError):
         return False
+
+
+def new_cluster_id() -> str:
+    """Return a random id that no command line takes for an option: as in Kafka's own, the first character
+    is never a dash.
+    """
+    drawn = uuid.uuid4().bytes
+    return base64.urlsafe_b64encode(bytes([drawn[0] & 0x7F]) + drawn[1:]).decode().rstrip("=")

@@ -195,7 +195,7 @@ def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path,
     assert holdfast_dev("status", folder=folder).returncode == 1
     down_again = json.loads(holdfast_dev("down", "-o", "json", folder=folder).stdout)
     assert down_again == {"folder": str(folder), "nodes_stopped": 0, "purged": False}
-    with Cluster(folder) as again:
+    with Cluster(folder, short_lived=True) as again:
         assert again.client_config() == printed["client"]
         assert again.server_properties == {"num.partitions": "3"}
         consumer = Consumer(again.client_config() | {"group.id": "g"})
@@ -215,7 +215,7 @@ def test_restart_down_and_up_again_keep_data_port_and_properties(up: tuple[Path,
 
 @pytest.mark.broker
 def test_a_broker_that_is_back_leads_all_its_partitions_at_once(tmp_path: Path) -> None:
-    with Cluster(tmp_path) as cluster:
+    with Cluster(tmp_path, short_lived=True) as cluster:
         admin = AdminClient({**cluster.client_config()})
         admin.create_topics([NewTopic("wide", 300)])["wide"].result(DEADLINE_S)
         del admin
@@ -261,7 +261,7 @@ def test_a_port_lost_between_choice_and_bind_is_chosen_anew(
     choices = [[lost, controller]]
     monkeypatch.setattr(ports, "free_ports", lambda count: choices.pop() if choices else really(count))
     monkeypatch.setattr(ports, "is_free", lambda port: port != lost)
-    with socket.create_server(("127.0.0.1", lost)), Cluster(tmp_path / "b") as cluster:
+    with socket.create_server(("127.0.0.1", lost)), Cluster(tmp_path / "b", short_lived=True) as cluster:
         assert not choices
         assert cluster.bootstrap != f"127.0.0.1:{lost}"
         assert AdminClient({"bootstrap.servers": cluster.bootstrap}).list_topics(timeout=DEADLINE_S).brokers

@@ -1,0 +1,77 @@
+"""The archive of a node's classes: made once, used by every node, and never in the way of a start."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+
+import pytest
+
+from holdfast.dev.broker import class_archive, node
+from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.broker.java import Java
+from holdfast.errors import DevBrokerError
+from holdfast.jars import cache_folder, kafka_jars
+from tests.support.parts import part
+
+
+@pytest.fixture
+@part("broker")
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Give a cache that has the jars, and no archive yet."""
+    known = kafka_jars()[0].parent
+    folder = tmp_path / "cache"
+    folder.mkdir()
+    (folder / known.name).symlink_to(known)
+    monkeypatch.setenv("HOLDFAST_CACHE", str(folder))
+    assert cache_folder() == folder
+    return folder
+
+
+def archives(cache: Path) -> list[Path]:
+    return sorted((cache / "classes").glob("*.jsa"))
+
+
+def test_the_first_start_makes_an_archive_which_every_node_then_runs_with(
+    cache: Path, tmp_path: Path
+) -> None:
+    with Cluster(tmp_path / "first", short_lived=True) as cluster:
+        (made,) = archives(cache)
+        (running,) = cluster.status()
+        maps = Path(f"/proc/{running.pid}/maps")
+        assert not maps.exists() or str(made) in maps.read_text()
+        before = made.stat()
+        class_archive.ensure(Java.find())
+        assert made.stat() == before
+    assert not [*(cache / "classes").glob(".make-*")]
+
+
+def test_an_archive_that_the_jvm_refuses_stops_no_node(cache: Path, tmp_path: Path) -> None:
+    archive = Java.find().archive
+    assert archive is not None
+    archive.parent.mkdir()
+    archive.write_bytes(b"not an archive" * 1000)
+    with Cluster(tmp_path / "node", short_lived=True) as cluster:
+        assert [each.condition for each in cluster.status()] == ["running"]
+
+
+def test_an_archive_that_cannot_be_made_is_told_and_stops_no_node(
+    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    def refuse(*_: object, **__: object) -> None:
+        raise DevBrokerError("node 1 was not ready in time")
+
+    monkeypatch.setattr(node, "format_storage", refuse)
+    with caplog.at_level(logging.WARNING, logger=class_archive.__name__):
+        class_archive.ensure(Java.find())
+    (told,) = caplog.records
+    assert "no class archive was made" in told.message
+    assert archives(cache) == []
+    monkeypatch.undo()
+
+
+def test_another_class_path_has_another_archive(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    here = Java.find()
+    monkeypatch.delenv("HOLDFAST_CACHE")
+    assert here.archive is not None and (there := Java.find().archive) is not None
+    assert here.archive.name != there.name
