@@ -19,17 +19,25 @@ from holdfast.pipeline.topic import Span, TopicLog
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Until:
     """Where to stop: after *offsets* (the last one folded, by partition; the rest goes to its end), or before
-    the first record appended later than *at_ms*."""
+    the first record appended later than *at_ms*.
+
+    Of several sources it is after *sources*: by partition the last offset folded of one source, or of some that the table
+    has come to at once. Whatever was folded before the next record of those is in the state, and a tick later than *at_ms* is not.
+    """
 
     offsets: Mapping[int, int] = field(default_factory=dict)
+    sources: Mapping[int, Mapping[str, int]] = field(default_factory=dict)
     at_ms: int | None = None
 
 
 def parse_until(text: str) -> Until:
-    """Read what `--until` takes: last offsets by partition, a time with its zone, or ms since the epoch.
+    """Read what `--until` takes: last offsets by partition, or by partition and source, a time with its zone, or ms since
+    the epoch.
 
     >>> parse_until("0:1500,1:20").offsets
     {0: 1500, 1: 20}
+    >>> parse_until("0:orders:17,0:customers:3,1:orders:20").sources
+    {0: {'orders': 17, 'customers': 3}, 1: {'orders': 20}}
     >>> parse_until("2024-05-01T12:00:00Z").at_ms, parse_until("1714564800000").at_ms
     (1714564800000, 1714564800000)
     """
@@ -38,6 +46,8 @@ def parse_until(text: str) -> Until:
         offsets = {int(partition): int(offset) for partition, offset in pairs}
         if len(offsets) == len(pairs):
             return Until(offsets=offsets)
+    if (sources := _sources(text)) is not None:
+        return Until(sources=sources)
     if re.fullmatch(r"\d{10,}", text):
         return Until(at_ms=int(text))
     try:
@@ -46,10 +56,24 @@ def parse_until(text: str) -> Until:
         at = None
     if at is None or at.tzinfo is None:
         raise ConfigError(
-            f"--until {text!r}: write the last offset of each partition (0:1500,1:20), a time with its zone (2024-05-01T12:00:00Z), "
-            "or ms since the epoch"
+            f"--until {text!r}: write the last offset of each partition (0:1500,1:20; of several sources 0:orders:17), a time with its zone "
+            "(2024-05-01T12:00:00Z), or ms since the epoch"
         )
     return Until(at_ms=round((at - datetime(1970, 1, 1, tzinfo=UTC)).total_seconds() * 1000))
+
+
+def _sources(text: str) -> dict[int, dict[str, int]] | None:
+    """Read PARTITION:TOPIC:OFFSET,...; None for anything else, and where one is named twice."""
+    out: dict[int, dict[str, int]] = {}
+    for each in text.split(","):
+        found = re.fullmatch(r"(\d+):([A-Za-z0-9._-]+):(-1|\d+)", each)
+        if found is None:
+            return None
+        named = out.setdefault(int(found[1]), {})
+        if found[2] in named:
+            return None
+        named[found[2]] = int(found[3])
+    return out
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

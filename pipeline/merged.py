@@ -4,15 +4,12 @@ batch of each in memory.
 
 from __future__ import annotations
 
-import time
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import pyarrow as pa
 
-from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice
@@ -21,9 +18,9 @@ from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Stretch, replayed
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
 from holdfast.core.engine.positions import counted
-from holdfast.core.engine.skips import OffsetRanges, kept
+from holdfast.core.engine.skips import OffsetRanges
 from holdfast.core.engine.stepping import Transition
-from holdfast.errors import BrokerError, LostRecordsError, PipelineError, TopicError
+from holdfast.errors import PipelineError
 from holdfast.pipeline.folding import (
     TRANSACTION_BYTES,
     TRANSACTION_RECORDS,
@@ -33,104 +30,9 @@ from holdfast.pipeline.folding import (
     states,
     summary_batch,
 )
-from holdfast.pipeline.topic import RETRY_S, Span, TopicLog, TopicReader
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class MergedExtent:
-    """What to read: of each source and of the choices, by partition. *upto* are positions to stop at, where given:
-    no choice from theirs on is obeyed.
-    """
-
-    spans: Mapping[str, Mapping[int, Span]]
-    choices: Mapping[int, Span]
-    upto: Mapping[int, VectorMarker]
-    holes: tuple[str, ...] = ()
-
-    @property
-    def partitions(self) -> list[int]:
-        return sorted(self.choices)
-
-    def skipped(self, skips: Mapping[str, Mapping[int, OffsetRanges]]) -> int:
-        """Return how many offsets of it are skipped."""
-        return sum(
-            span.end
-            - span.first
-            - sum(end - first for first, end in kept(skips[topic].get(partition, ()), span.first, span.end))
-            for topic, spans in self.spans.items()
-            for partition, span in spans.items()
-        )
-
-
-def merged_extent(
-    settings: Settings, plan: FoldPlan, upto: Mapping[int, VectorMarker], wanted: Iterable[int] | None
-) -> MergedExtent:
-    """Return what of the topics to read: up to the positions in *upto*, else all there is.
-
-    Choices first: what they tell of the sources is there by then. Raises LostRecordsError when choices were
-    deleted, since nothing else tells the order.
-    """
-    processor = plan.processor
-    with TopicLog(settings, processor.choices(settings.app)) as log:
-        _wait_settled(log, settings.request_timeout_s)
-        choices = log.spans()
-    spans: dict[str, dict[int, Span]] = {}
-    for topic in processor.topics:
-        with TopicLog(settings, topic) as log:
-            spans[topic] = log.spans()
-        if set(spans[topic]) != set(choices):
-            raise TopicError(
-                f"{processor.choices(settings.app)} has {len(choices)} partitions, the source {topic} has {len(spans[topic])}: "
-                "they must be equal; check with `holdfast topics check`"
-            )
-    partitions = set(choices) if wanted is None else set(wanted)
-    for partition in sorted(partitions):
-        if choices[partition].first > 0:
-            raise LostRecordsError(
-                f"choices in {processor.choices(settings.app)} partition {partition} were deleted before offset {choices[partition].first}: "
-                "in which order the sources were folded is not known any more"
-            )
-    return MergedExtent(
-        spans={
-            topic: {
-                partition: _upto(topic, partition, span, number, upto)
-                for partition, span in found.items()
-                if partition in partitions
-            }
-            for number, (topic, found) in enumerate(spans.items())
-        },
-        choices={partition: span for partition, span in choices.items() if partition in partitions},
-        upto=upto,
-        holes=tuple(
-            f"topic {topic} partition {partition} begins at offset {span.first}: earlier records were deleted"
-            for topic, found in spans.items()
-            for partition, span in found.items()
-            if partition in partitions and span.first > 0
-        ),
-    )
-
-
-def _upto(topic: str, partition: int, span: Span, number: int, upto: Mapping[int, VectorMarker]) -> Span:
-    if partition not in upto:
-        return span
-    end = upto[partition].applied[number] + 1
-    if end > span.end:
-        raise PipelineError(
-            f"topic {topic} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {end - 1}"
-        )
-    return Span(first=min(span.first, end), end=end)
-
-
-def _wait_settled(log: TopicLog, timeout_s: float) -> None:
-    """Wait until all that is written now is committed or aborted: the markers that end one transaction are
-    written to each of its partitions in its own time.
-    """
-    partitions = log.partitions()
-    written, until_s = log.written(partitions), system_clock.monotonic_s() + timeout_s
-    while any(end < written[partition] for partition, end in log.ends(partitions).items()):
-        if system_clock.monotonic_s() > until_s:
-            raise BrokerError(f"topic {log.topic}: a transaction is open for more than {timeout_s:g} s")
-        time.sleep(RETRY_S)
+from holdfast.pipeline.merged_extent import MergedExtent
+from holdfast.pipeline.stopping import ReplayEnd
+from holdfast.pipeline.topic import TopicReader
 
 
 def fold_topics(
@@ -153,25 +55,28 @@ def fold_topics(
             ]
             recorded = _recorded(recorder, partition, extent)
             ends = [extent.spans[reader.topic][partition].end for reader in readers]
-            yield from fold_merged(plan, partition, logs, recorded, ends)
+            yield from fold_merged(plan, partition, logs, recorded, ends, extent.stops.get(partition))
 
 
 def _recorded(recorder: TopicReader, partition: int, extent: MergedExtent) -> Iterator[Choice]:
-    """Yield the choices of a partition, in order; raises PipelineError when one that a position knows of is
-    missing.
+    read = recorder.records(partition, extent.choices[partition])
+    values = (value for records, _ in read for value in records.values)
+    return choices_upto(values, extent.upto.get(partition), f"{recorder.topic} partition {partition}")
+
+
+def choices_upto(values: Iterable[bytes | None], upto: VectorMarker | None, where: str) -> Iterator[Choice]:
+    """Yield the choices in *values*, as far as the position *upto* knows of them; raises PipelineError when one of these
+    is missing.
     """
-    upto, number = extent.upto.get(partition), 0
-    for records, _ in recorder.records(partition, extent.choices[partition]):
-        for value in records.values:
-            if upto is not None and number >= upto.choices:
-                return
-            choice = decode_choice(value)
-            number = choice.number + 1
-            yield choice
+    number = 0
+    for value in values:
+        if upto is not None and number >= upto.choices:
+            return
+        choice = decode_choice(value)
+        number = choice.number + 1
+        yield choice
     if upto is not None and number < upto.choices:
-        raise PipelineError(
-            f"{recorder.topic} partition {partition} ends before choice {upto.choices - 1}, which its table has obeyed"
-        )
+        raise PipelineError(f"{where} ends before choice {upto.choices - 1}, which its table has obeyed")
 
 
 def fold_merged(
@@ -180,9 +85,10 @@ def fold_merged(
     logs: Sequence[Iterable[tuple[Batch, int]]],
     recorded: Iterable[Choice],
     ends: Sequence[int],
+    stop: ReplayEnd | None = None,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) of each source and the recorded choices; yield what it
-    tells, the summary last.
+    """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to *stop*;
+    yield what it tells, the summary last.
     """
     results, store, sizes = Results(), DictStore(), _Sizes()
 
@@ -192,6 +98,8 @@ def fold_merged(
 
     folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None)
     stretches = replayed(start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends)
+    if stop is not None:
+        stretches = stop.cut(stretches)
     records = refused = 0
     while taken := sizes.transaction(stretches):
         changes = folder.fold(taken)

@@ -5,8 +5,9 @@ bytes as a result.
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
 
 import pyarrow as pa
@@ -26,8 +27,9 @@ from holdfast.pipeline.extent import (
     extent_of_bronze,
     extent_of_topic,
 )
-from holdfast.pipeline.folding import RESULT, FoldPlan
+from holdfast.pipeline.folding import RESULT, FoldPlan, FoldSummary
 from holdfast.pipeline.lake import Landed, bronze_path
+from holdfast.pipeline.merged_extent import merged_extent
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.results import Replayed, gather
 from holdfast.pipeline.session import SparkOptions, cores_of, open_session
@@ -69,6 +71,8 @@ class ReplayOptions:
     def __post_init__(self) -> None:
         if self.source == "bronze" and self.lake is None:
             raise ConfigError("replay from bronze needs the lake: --lake DIR")
+        if self.until is not None and self.positions is not None:
+            raise ConfigError("until and positions both say where to stop: give one")
 
 
 SPARK_START_S = 8.0
@@ -119,6 +123,10 @@ def replay(
     )
     if processor.on is not None:
         return _from_several(plan, settings, options)
+    if options.until is not None and options.until.sources:
+        raise ConfigError(
+            f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"
+        )
     if options.source == "topic" and options.skips is None:
         options = replace(options, skips=read_skips(settings).of_topic(processor.source))
     if options.skips is not None:
@@ -137,17 +145,12 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
         refuse_several_sources(processor, "a replay from bronze")
     if options.engine == "spark":
         refuse_several_sources(processor, "a replay on Spark")
-    if options.until is not None:
-        raise ConfigError(
-            f"processor {processor.name} folds {len(processor.topics)} sources: where to stop is a position in each of them, and "
-            "--until names one; replay all there is"
-        )
     skips = read_skips(settings)
     by_topic = {topic: skips.of_topic(topic) for topic in processor.topics}
-    extent = merged.merged_extent(settings, plan, options.positions or {}, options.partitions)
+    extent = merged_extent(settings, plan, options.positions or {}, options.partitions, options.until)
     check_holes(extent.holes, allow_holes=options.allow_holes)
     batches, partitions = merged.fold_topics(settings, plan, extent, by_topic), extent.partitions
-    return _told(plan, options, "local", batches, partitions, extent.skipped(by_topic))
+    return _told(plan, options, "local", batches, partitions, partial(extent.skipped, by_topic))
 
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
@@ -244,7 +247,7 @@ def _engine(options: ReplayOptions, extent: Extent) -> Literal["local", "spark"]
 def _finish(
     plan: FoldPlan, options: ReplayOptions, extent: Extent, engine: str, batches: Iterable[pa.RecordBatch]
 ) -> Replayed:
-    return _told(plan, options, engine, batches, extent.spans, _skipped(plan, extent))
+    return _told(plan, options, engine, batches, extent.spans, lambda _: _skipped(plan, extent))
 
 
 def _told(
@@ -253,7 +256,7 @@ def _told(
     engine: str,
     batches: Iterable[pa.RecordBatch],
     partitions: Iterable[int],
-    skipped: int,
+    skipped: Callable[[Sequence[FoldSummary]], int],
 ) -> Replayed:
     results: pa.Table | None = None
     if options.out is None:
@@ -268,7 +271,7 @@ def _told(
         engine=engine,
         partitions=summaries,
         results=results,
-        skipped=skipped,
+        skipped=skipped(summaries),
     )
 
 

@@ -64,7 +64,8 @@ def replay(
     until: Annotated[
         str | None,
         typer.Option(
-            help="Stop after these offsets (0:1500,1:20), or before what was appended later (2024-05-01T12:00:00Z)."
+            help="Stop after these offsets (0:1500,1:20; of several sources 0:orders:17), or before what was appended later "
+            "(2024-05-01T12:00:00Z)."
         ),
     ] = None,
     out: Annotated[

@@ -74,9 +74,14 @@ def test_the_processors_own_package_is_in_it() -> None:
 def test_a_package_is_looked_through_once_however_many_of_its_modules_are_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked = []
+    asked: list[str] = []
     package = shipping._package
-    monkeypatch.setattr(shipping, "_package", lambda name: (asked.append(name), package(name))[1])
+
+    def counted(name: str) -> Iterator[shipping.Packed]:
+        asked.append(name)
+        return package(name)
+
+    monkeypatch.setattr(shipping, "_package", counted)
     pack(accounts())
     assert asked.count("tests") == 1
 
