@@ -4,6 +4,10 @@ Records are folded as far as all sources reach. A source of which nothing is lef
 until it sends more or is known to have been read to its end. Where it ends is asked for (`SourceEnds`) *after* the
 records that wait for it were taken: so what is folded on the answer is overtaken only where clocks of brokers
 differ, or within one ms. A wrong guess costs a barrier, never a difference.
+
+A tick comes after all that was appended before it: else a worker that was away would tell its timers the time before
+it has read what came meanwhile. While records come, their append times tell how far the clock may be told; when none
+come any more, the ends of all sources do, asked for once a timer is due.
 """
 
 from __future__ import annotations
@@ -66,6 +70,8 @@ class MergingIntake:
         self._asked: frozenset[int] = frozenset()
         self._since_s, self._round = 0.0, 0
         self._ends: list[int | None] | None = None
+        self._clock_ms: int | None = None
+        self._clock_ends: list[int] | None = None
         self._settled_at: VectorMarker | None = None
         self._passed: list[int] = []
 
@@ -93,10 +99,38 @@ class MergingIntake:
             self._begin()
         self.epoch, self._drawn, self._folder = self._epoch, True, part.merging
         self._take_in()
-        now_ms = system_clock.now_ms()
-        if self._merging.next_choice is None and part.merging.next_tick_ms <= now_ms:
-            self._merging.tick(now_ms)
+        if self._merging.next_choice is None:
+            self._tell_time()
         return True
+
+    def _tell_time(self) -> None:
+        """Have the merger tick if a timer is due and all is folded that was appended before; see to it that that is
+        known.
+        """
+        folder, now_ms = self._folding, system_clock.now_ms()
+        due_ms = folder.next_tick_ms
+        if due_ms > now_ms:
+            self._clock_ms = self._clock_ends = None
+            return
+        told_ms, reached_ms = folder.marker.tick_ms, min(now_ms, folder.stream_ms)
+        if self._clock_ms is not None and self._clock_ms <= told_ms:
+            self._clock_ms = self._clock_ends = None
+        if due_ms <= reached_ms and told_ms < reached_ms:
+            self._merging.tick(reached_ms)
+        elif self._clock_ms is None:
+            self._clock_ms, self._round = now_ms, self._round + 1
+            self._host.ask_ends()
+        elif self._clock_ends is None:
+            self._host.ask_ends()
+        elif all(map(self._is_folded, self._queues, self._merging.pending, self._clock_ends)):
+            self._merging.tick(self._clock_ms)
+
+    def _is_folded(self, queue: _SourceQueue, pending: int, end: int) -> bool:
+        """Return whether all before *end* of a source is folded, of which *pending* records are in hand."""
+        passed = self._host.feed.passed(queue.place, queue.following)
+        return self._folding.marker.applied[self._queues.index(queue)] + 1 >= end or (
+            not pending and not queue.arrived and passed >= end
+        )
 
     @property
     def _folding(self) -> MergingFolder[Any]:
@@ -220,6 +254,7 @@ class MergingIntake:
                 self._host.feed.hold(queue.place, False)
         self._merger, self._epoch = None, NO_EPOCH
         self._ends, self._asked, self._since_s = None, frozenset(), 0.0
+        self._clock_ms = self._clock_ends = None
 
     def void(self) -> None:
         self.let_go()
@@ -260,6 +295,8 @@ class MergingIntake:
 
     def asks(self) -> tuple[int, list[Place]]:
         """Return the partitions whose ends are to be told, and the round, to which alone the answer belongs."""
+        if self._clock_ms is not None and self._clock_ends is None:
+            return self._round, [queue.place for queue in self._queues]
         waited = self._asked if self._ends is None else ()
         return self._round, [self._queues[number].place for number in waited]
 
@@ -268,7 +305,11 @@ class MergingIntake:
 
         A source whose end is unknown is waited for until *wait_s* have passed, and then not before it is heard of.
         """
-        if asked != self._round or not self._asked or self._ends is not None:
+        if asked != self._round:
+            return
+        if self._clock_ms is not None and self._clock_ends is None:
+            self._answer_clock(ends, wait_s)
+        if not self._asked or self._ends is not None:
             return
         found: list[int | None] = [None] * len(self._queues)
         late = system_clock.monotonic_s() - self._since_s > wait_s
@@ -281,6 +322,16 @@ class MergingIntake:
                 queue.silent, end = True, 0
             found[number] = end
         self._ends, self._news = found, True
+
+    def _answer_clock(self, ends: Mapping[Place, int], wait_s: float) -> None:
+        """Take the ends that were asked for since a timer is due; one that nobody tells is not waited for longer than
+        records are.
+        """
+        assert self._clock_ms is not None
+        late = system_clock.now_ms() - self._clock_ms > wait_s * 1000
+        if late or all(queue.place in ends for queue in self._queues):
+            self._clock_ends = [ends.get(queue.place, 0) for queue in self._queues]
+            self._news = True
 
     def look(self) -> None:
         """See whether time has come for a tick, or a log was read on without records."""

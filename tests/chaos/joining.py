@@ -2,7 +2,7 @@
 
 A row holds a digest of all that its key has met, in order, so that two orders never give the same row. A record
 is `op key number`. `JOIN_LIE=1` has the worker be told that every source has ended, and hands over what comes of
-the customers half a second late: each guess is wrong. `CHAOS_FAULT` is as for `tests.chaos.worker`.
+the customers half a second late: each guess is wrong. With `JOIN_WINDOWS` it is sessions of the orders. `CHAOS_FAULT` is as for `tests.chaos.worker`.
 """
 
 from __future__ import annotations
@@ -25,6 +25,7 @@ from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import FoldWith, Source
 from holdfast.core.kafka.topic_partition import Place
+from holdfast.streams import Session, Windowed, final
 from tests.chaos.faults import Doom, plant
 
 LATE_S = 0.5
@@ -74,8 +75,37 @@ def joined(customers: str, orders: str, out: str, version: int = 1) -> Processor
     )
 
 
-def from_environment() -> Processor[Any, Known]:
+def windowed(orders: str, out: str) -> Processor[Any, Any]:
+    """Return sessions of each key in *orders*, which tell their final results by ticks once no more comes."""
+
+    def key_of(event: str) -> str:
+        return event.split(" ")[1]
+
+    def number(seen: int | None, event: str) -> int:
+        return crc32(event.encode(), seen or 0)
+
+    def merge(earlier: int, later: int) -> int:
+        return crc32(b"%d" % later, earlier)
+
+    return Windowed(
+        name="joined",
+        source=orders,
+        decode=bytes.decode,
+        by=key_of,
+        window=Session(300),
+        fold=number,
+        merge=merge,
+        row=int,
+        emit=final(out),
+        retention=0,
+        idle=1_000,
+    )
+
+
+def from_environment() -> Processor[Any, Any]:
     customers, orders, out = (os.environ[f"JOIN_{name}"] for name in ("CUSTOMERS", "ORDERS", "OUT"))
+    if "JOIN_WINDOWS" in os.environ:
+        return windowed(orders, out)
     return joined(customers, orders, out, version=int(os.environ.get("JOIN_VERSION", "1")))
 
 

@@ -117,6 +117,22 @@ def test_one_source_that_ticks_is_folded_live_and_by_the_next_owner(join: MakeJo
     assert all(each.choices for each in outcomes.values())
 
 
+def test_windows_of_an_idle_source_tell_their_final_results_by_ticks_and_once(join: MakeJoin) -> None:
+    app = join(alone=True, windows=True)
+    worker = app.worker().start().wait_ready()
+    app.write(300, seed=6, rest_s=0.05)
+    wait_for("rows", lambda: any(state for state, _ in app.states().values()), 60, worker.tail)
+    worker.kill()
+    app.write(100, seed=7)
+    worker.start().wait_ready()
+    outcomes = app.prove()
+    assert sum(worker.metric("holdfast_ticks_total").values()) > 0
+    for each in outcomes.values():
+        assert each.choices
+        assert all(choice.tick_ms is not None for choice in each.choices)
+        assert len(each.emits) >= 20, "each key's last session is told without a record behind it"
+
+
 def test_what_cannot_be_read_of_one_source_is_skipped_and_the_other_goes_on_behind_it(join: MakeJoin) -> None:
     app = join(partitions=1, unreadable="quarantine", unpacked_batch_bytes=1 << 20)
     worker = app.worker().start().wait_ready()

@@ -27,7 +27,7 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.kafka.records import Records
 from holdfast.pipeline.replay import replay
 from holdfast.pipeline.verify import verify
-from tests.chaos.joining import joined
+from tests.chaos.joining import joined, windowed
 from tests.support.columns import take
 from tests.support.harness import Application, wait_for
 from tests.support.places import ROOT
@@ -56,6 +56,7 @@ class JoinApplication(Application):
         partitions: int = 2,
         standbys: int = 0,
         alone: bool = False,
+        windows: bool = False,
         environment: Mapping[str, str] | None = None,
         **settings: str | float,
     ) -> None:
@@ -69,9 +70,12 @@ class JoinApplication(Application):
             **settings,
         )
         self.customers, self.orders = "" if alone else f"{self.name}-customers", f"{self.name}-orders"
-        self.joined = joined(self.customers, self.orders, self.out)
+        self.joined = (
+            windowed(self.orders, self.out) if windows else joined(self.customers, self.orders, self.out)
+        )
         self.processors = [self.joined]
         self._environment |= {
+            **({"JOIN_WINDOWS": "1"} if windows else {}),
             "JOIN_CUSTOMERS": self.customers,
             "JOIN_ORDERS": self.orders,
             "JOIN_OUT": self.out,

@@ -14,7 +14,16 @@ from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.emits import Emit, Emits, Headers
 from holdfast.core.engine.row_types import why_unfit
 from holdfast.core.engine.rows import Rows
-from holdfast.core.engine.sources import ASKED, INPUTS, LIMIT_SOURCES, FoldWith, Input, Source, SourceFold
+from holdfast.core.engine.sources import (
+    ASKED,
+    INPUTS,
+    LIMIT_SOURCES,
+    FoldColumns,
+    FoldWith,
+    Input,
+    Source,
+    SourceFold,
+)
 from holdfast.errors import ConfigError
 
 __all__ = ["INPUTS", "Emit", "Emits", "Headers", "Input", "Processor", "by_name"]
@@ -58,7 +67,7 @@ class Processor(Generic[E, R]):
     source: str = ""
     decode: Callable[..., E] = None  # type: ignore[assignment]  # needed with source, refused with on
     fold: Callable[[Rows[R], E, int], Emits] = None  # type: ignore[assignment]
-    on: Mapping[Source[Any], Callable[[Rows[R], Any, int], Emits] | FoldWith] | None = field(
+    on: Mapping[Source[Any], Callable[[Rows[R], Any, int], Emits] | FoldWith | FoldColumns] | None = field(
         default=None, hash=False
     )
     version: int = 1
@@ -165,6 +174,10 @@ class Processor(Generic[E, R]):
             yield "decode", self.decode, tuple(self.inputs)
             yield "fold", self.fold, folded
         for source, fold in (self.on or {}).items():
+            if isinstance(fold, FoldColumns):
+                yield f"decode of {source.topic}", fold.decode, tuple(fold.inputs)
+                yield f"fold of {source.topic}", fold.fold, folded
+                continue
             asked: Any = fold.inputs if isinstance(fold, FoldWith) else ()
             if not isinstance(asked, tuple | list) or any(name not in ASKED for name in asked):
                 raise self._wrong(f"inputs {asked!r:.200} of {source.topic}; choose from {', '.join(ASKED)}")

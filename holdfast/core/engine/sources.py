@@ -63,26 +63,41 @@ class FoldWith:
     inputs: tuple[Asked, ...]
 
 
+@dataclass(frozen=True, slots=True)
+class FoldColumns:
+    """A fold of events that *decode* makes of the columns *inputs* of a record, as processors of one source do; the serde of
+    the source is not asked.
+    """
+
+    fold: Callable[[Rows[Any], Any, int], Emits]
+    decode: Callable[..., Any]
+    inputs: tuple[Input, ...]
+
+
 class SourceFold:
     """A source and its fold as folders call them: `decode` of the columns of a record, then `fold` of what
     that gives. With *asks*, its append time follows the columns.
 
-    *inputs* are the columns that batches of this source must have, the value first.
+    *inputs* are the columns that batches of this source must have.
     """
 
     __slots__ = ("_call", "asks", "decode", "fold", "inputs", "number", "source")
 
-    def __init__(self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith) -> None:
+    def __init__(
+        self, number: int, source: Source[Any], fold: Callable[..., Emits] | FoldWith | FoldColumns
+    ) -> None:
         self.number, self.source = number, source
         self.inputs: tuple[Input, ...] = ("value",)
         self.decode: Callable[..., Any] = source.serde.decode
-        self._call = fold.fold if isinstance(fold, FoldWith) else fold
+        self._call = fold.fold if isinstance(fold, FoldWith | FoldColumns) else fold
         self.fold: Callable[[Rows[Any], Any, int], Emits] = self._call
         self.asks = isinstance(fold, FoldWith) and bool(fold.inputs)
         if isinstance(fold, FoldWith) and self.asks:
             columns: list[Input] = [name for name in fold.inputs if name in INPUTS]
             self.inputs = ("value", *dict.fromkeys(columns))
             self.decode, self.fold = _asking(source, fold, self.inputs), self._spread
+        elif isinstance(fold, FoldColumns):
+            self.inputs, self.decode = fold.inputs, fold.decode
 
     def _spread(self, rows: Rows[Any], told: tuple[Any, ...], at_ms: int) -> Emits:
         return self._call(rows, told[0], at_ms, *told[1:])

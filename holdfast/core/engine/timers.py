@@ -16,12 +16,13 @@ class TimerTable:
     meanwhile does not fire, and one that was set meanwhile waits for the next time the clock moves.
     """
 
-    __slots__ = ("_before", "_heap", "_of", "_undo", "changed")
+    __slots__ = ("_before", "_heap", "_of", "_undo", "changed", "now_ms")
 
     def __init__(self, timers: Iterable[tuple[str, int]] = ()) -> None:
         self._of = dict(timers)
         self._heap = [(at_ms, key) for key, at_ms in self._of.items()]
         heapify(self._heap)
+        self.now_ms = -NEVER  # what the clock says while those that are `due` fire
         self.changed: dict[str, int | None] = {}  # by this transaction; None for a timer that is gone
         self._undo: dict[str, int | None] = {}  # what each was before this transaction
         self._before: dict[str, tuple[int | None, bool, int | None]] = {}  # and before this record
@@ -54,6 +55,7 @@ class TimerTable:
     def due(self, now_ms: int) -> list[tuple[str, int]]:
         """Take the timers due at *now_ms* as (key, due time), the earliest first, ties by key."""
         ready: list[tuple[str, int]] = []
+        self.now_ms = now_ms
         while self.next_ms <= now_ms:
             at_ms, key = heappop(self._heap)
             if not ready or ready[-1] != (key, at_ms):  # an undone change leaves its entry twice

@@ -48,7 +48,7 @@ def final(topic: str, *, encode: Callable[[Any], bytes] = encode_json) -> Final:
     """Send exactly one result of each window to *topic*, when it is closed, with the row's key as its key.
 
     *encode* makes its value of a `WindowResult`; it must not fail. A window is closed by a later record of its partition, whatever its
-    key: a partition without traffic closes nothing. Those closed by one record are sent by end, then by row key.
+    key: a partition without traffic closes nothing, unless the windows are declared with `idle=`. Those closed by one record are sent by end, then by row key.
     """
     _check(topic, encode)
     return Final(topic, encode)

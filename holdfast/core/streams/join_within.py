@@ -262,9 +262,10 @@ class _Near:
         partition = int(key.removeprefix(_IDLE))
         name = stream_key(partition)
         stream: JoinStreamRow = rows[name]
-        passed_ms = stream.stream_ms + at_ms - stream.at_ms - self.idle_ms
+        assert rows.ticks is not None
+        passed_ms = stream.stream_ms + rows.ticks.now_ms - stream.at_ms - self.idle_ms
         stream_ms, next_ms, moved_ms = stream.stream_ms, stream.next_ms, stream.at_ms
-        if next_ms <= passed_ms:
+        while next_ms <= passed_ms:
             moved_ms += next_ms - stream_ms
             stream_ms = next_ms
             next_ms = self._settle(rows, next_ms, stream_ms, emits)

@@ -11,11 +11,14 @@ from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.streams.due import CLOSE, DROP, TELL, Entry, add_due, cancel_due, take_due
 from holdfast.core.streams.emitting import Final, Updates
 from holdfast.core.streams.window_rows import (
+    IDLE,
+    IdleRow,
     StreamRow,
     WindowResult,
     WindowRow,
     checked_key,
     checked_time,
+    idle_key,
     parted,
     stream_key,
 )
@@ -28,6 +31,8 @@ AnyWindow = WindowRow[Any]
 
 TAKEN, PARTLY_LATE, LATE = range(3)
 _START = StreamRow()
+TICK_EVERY_MS = 250
+"""Ticks of idle partitions are asked for at multiples of this: each is a choice to be recorded."""
 
 
 class WindowFold:
@@ -36,7 +41,17 @@ class WindowFold:
     It keeps nothing itself: a call depends on its arguments and the rows alone.
     """
 
-    __slots__ = ("_aggregate", "_by", "_final", "_grace_ms", "_late", "_retention_ms", "_time", "_updates")
+    __slots__ = (
+        "_aggregate",
+        "_by",
+        "_final",
+        "_grace_ms",
+        "_idle_ms",
+        "_late",
+        "_retention_ms",
+        "_time",
+        "_updates",
+    )
 
     def __init__(
         self,
@@ -48,11 +63,12 @@ class WindowFold:
         late: str | None,
         grace_ms: int,
         retention_ms: int,
+        idle_ms: int | None = None,
     ) -> None:
         self._by, self._time, self._aggregate, self._late = by, time, aggregate, late
         self._updates = emit if isinstance(emit, Updates) else None
         self._final = emit if isinstance(emit, Final) else None
-        self._grace_ms, self._retention_ms = grace_ms, retention_ms
+        self._grace_ms, self._retention_ms, self._idle_ms = grace_ms, retention_ms, idle_ms
 
     def __call__(self, rows: Rows[Any], arrived: Arrived, at_ms: int) -> list[Emit]:
         event, partition, raw = arrived
@@ -75,6 +91,58 @@ class WindowFold:
                 emits.append(Emit(self._late, raw[0], raw[1], raw[2]))
         elif stream_ms != before.stream_ms or next_ms != before.next_ms:
             rows[name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late)
+        if self._idle_ms is not None and (stream_ms != before.stream_ms or next_ms != before.next_ms):
+            moved_ms = at_ms if stream_ms != before.stream_ms else None
+            self._await(rows, idle_key(partition), stream_ms, next_ms, moved_ms)
+        return emits
+
+    # -- idle partitions
+
+    def _await(
+        self,
+        rows: Rows[Any],
+        name: str,
+        stream_ms: int,
+        next_ms: int,
+        moved_ms: int | None,
+        *,
+        fired: bool = False,
+    ) -> None:
+        """Ask for a tick when the next thing is due by the clock, unless an earlier one is asked for: that one will
+        put it off. *moved_ms* is when stream time has moved, None if it has not.
+        """
+        assert self._idle_ms is not None
+        before: IdleRow | None = rows.get(name)
+        if moved_ms is None:
+            assert before is not None, "stream time moves with the first record"
+            moved_ms = before.moved_ms
+        asked_ms = NEVER if before is None or fired else before.tick_ms
+        if next_ms != NEVER:
+            tick_ms = moved_ms + next_ms - stream_ms + self._idle_ms
+            tick_ms += -tick_ms % TICK_EVERY_MS
+            if tick_ms < asked_ms:
+                rows.wake_at(name, tick_ms, clock="tick")
+                asked_ms = tick_ms
+        after = IdleRow(moved_ms, asked_ms)
+        if after != before:
+            rows[name] = after
+
+    def tick(self, rows: Rows[Any], name: str, at_ms: int) -> list[Emit]:
+        """The clock has passed what was asked for: let stream time go on to the last thing that is due by it."""
+        assert self._idle_ms is not None
+        assert rows.ticks is not None
+        emits: list[Emit] = []
+        stream_name = stream_key(int(name.removeprefix(IDLE)))
+        before: StreamRow = rows[stream_name]
+        idle: IdleRow = rows[name]
+        stream_ms, next_ms = before.stream_ms, before.next_ms
+        passed_ms = stream_ms + rows.ticks.now_ms - idle.moved_ms - self._idle_ms
+        while next_ms <= passed_ms:
+            stream_ms = next_ms
+            next_ms = self._settle(rows, next_ms, stream_ms, emits)
+        if stream_ms != before.stream_ms:
+            rows[stream_name] = StreamRow(stream_ms, next_ms, before.late, before.partly_late)
+        self._await(rows, name, stream_ms, next_ms, idle.moved_ms + stream_ms - before.stream_ms, fired=True)
         return emits
 
     # -- of each kind of window

@@ -4,6 +4,7 @@
     00 stream/3                        stream time of partition 3, and how many of its records were late
     00 due/0001700003600000/c/ada@...  what is due with a window when stream time gets there, in order of time
     00 open/ada                        where the open sessions of "ada" begin
+    00 idle/3                          with `idle=`: when stream time of partition 3 moved, and what tick was asked for
 
 00 is the character U+0000; keys of users do not begin with it.
 """
@@ -22,7 +23,7 @@ from holdfast.errors import FoldError
 A = TypeVar("A")
 
 RESERVED = "\x00"
-STREAM, DUE, OPEN = f"{RESERVED}stream/", f"{RESERVED}due/", f"{RESERVED}open/"
+STREAM, DUE, OPEN, IDLE = (f"{RESERVED}{each}/" for each in ("stream", "due", "open", "idle"))
 DIGITS = 16
 LIMIT_TIME_MS = 10**15
 """Event times are below this: the year 33658."""
@@ -63,6 +64,15 @@ class OpenRow(msgspec.Struct, frozen=True, array_like=True, tag="o"):
     """The starts of a key's open sessions, ascending, in ms."""
 
     starts: tuple[int, ...]
+
+
+class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i"):
+    """For ticks: the append time at which stream time was last moved (or what stands for it, once ticks move it), and when
+    a tick was asked for.
+    """
+
+    moved_ms: int
+    tick_ms: int = NEVER
 
 
 class WindowResult(msgspec.Struct, Generic[A], frozen=True):
@@ -144,17 +154,24 @@ def windows_of(
             yield WindowResult(found[0], found[1], row.end_ms, row.value)
 
 
-def row_type(aggregate: Any) -> Any:
+@lru_cache(maxsize=4_096)
+def idle_key(partition: int) -> str:
+    """Return the key of the row, and of the tick timer, with which *partition* waits to be idle: an `IdleRow`."""
+    return f"{IDLE}{partition}"
+
+
+def row_type(aggregate: Any, *, idle: bool = False) -> Any:
     """Return the type of the rows of a table of windows whose aggregates are of type *aggregate*."""
-    return WindowRow[aggregate] | StreamRow | DueRow | OpenRow
+    rows = WindowRow[aggregate] | StreamRow | DueRow | OpenRow
+    return rows | IdleRow if idle else rows
 
 
 def routed(route: Callable[[str, int], int | None] | None) -> Callable[[str, int], int | None]:
     """Return the route of a table of windows, given that of the keys."""
 
     def of(name: str, partitions: int) -> int | None:
-        if name.startswith(STREAM):
-            number = name.removeprefix(STREAM)
+        if name.startswith((STREAM, IDLE)):
+            number = name.removeprefix(STREAM).removeprefix(IDLE)
             return int(number) if number.isdecimal() and int(number) < partitions else None
         if route is None:
             return None

@@ -8,6 +8,8 @@ from typing import Any, Generic, TypeVar
 from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Input, Processor
+from holdfast.core.engine.serdes import Bytes
+from holdfast.core.engine.sources import FoldColumns, Source
 from holdfast.core.streams.durations import duration_ms
 from holdfast.core.streams.emitting import Final, Updates
 from holdfast.core.streams.window_fold import Arrived, WindowFold
@@ -38,6 +40,11 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
     Rows are `WindowRow`s under `window_key(key, start_ms)`; `TableClient.windows` reads them. They are removed when stream time >=
     end + grace + *retention* (a duration such as "1d", or ms; of sliding windows, at least their difference + 1 ms).
 
+    **Idle.** A partition without traffic has no stream time that passes. With *idle* (a duration; None for never), stream time goes on by the
+    worker's clock once it has not moved for so long, but only to where something is due: a window that ends then tells its final
+    result *idle* after its end and grace, by the append times, and is removed in its time. Such a processor is declared with `on=`, of one
+    source: its ticks are recorded as choices, and replayed.
+
     ConfigError for what does not fit together, when the declaration is made.
 
     >>> from holdfast.core.streams.emitting import final
@@ -66,6 +73,7 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         emit: Updates | Final | None = None,
         late: str | None = None,
         retention: str | int = "1d",
+        idle: str | int | None = None,
         version: int = 1,
         inputs: tuple[Input, ...] = ("value",),
         route: Callable[[str, int], int | None] | None = by_key,
@@ -88,30 +96,39 @@ class Windowed(Processor[Any, Any], Generic[E, A]):
         if late is not None and not isinstance(late, str):
             raise ConfigError(f"{whose}: late {late!r:.100}: give the name of a topic")
         retention_ms = duration_ms(retention, f"{whose}: retention", least_ms=0)
+        idle_ms = None if idle is None else duration_ms(idle, f"{whose}: idle")
+        windows = _fold_of(
+            whose,
+            window,
+            merge,
+            by=by,
+            time=time,
+            aggregate=fold,
+            emit=emit,
+            late=late,
+            retention_ms=retention_ms,
+            idle_ms=idle_ms,
+        )
+        reads = _carrying(decode, len(inputs), raw=late is not None)
+        more: tuple[Input, ...] = ("partition",) if late is None else ("key", "value", "headers", "partition")
         super().__init__(
             name=name,
-            source=source,
-            decode=_carrying(decode, len(inputs), raw=late is not None),
-            fold=_fold_of(
-                whose,
-                window,
-                merge,
-                by=by,
-                time=time,
-                aggregate=fold,
-                emit=emit,
-                late=late,
-                retention_ms=retention_ms,
-            ),
-            row=row_type(row),
+            **_read_from(source, windows, reads, (*inputs, *more), ticks=idle_ms is not None),
+            row=row_type(row, idle=idle_ms is not None),
             version=version,
-            inputs=(*inputs, "partition")
-            if late is None
-            else (*inputs, "key", "value", "headers", "partition"),
             route=routed(route),
             emits=_topics(None if emit is None else emit.topic, late),
             in_place=in_place,
         )
+
+
+def _read_from(
+    source: str, fold: WindowFold, decode: Callable[..., Arrived], inputs: tuple[Input, ...], *, ticks: bool
+) -> dict[str, Any]:
+    """Return what declares the source of a processor; one that ticks has `on=`."""
+    if ticks:
+        return {"on": {Source(source, Bytes()): FoldColumns(fold, decode, inputs)}, "on_tick": fold.tick}
+    return {"source": source, "fold": fold, "decode": decode, "inputs": inputs}
 
 
 def _topics(*topics: str | None) -> tuple[str, ...]:

@@ -225,7 +225,87 @@ def test_a_tick_is_recorded_when_the_clock_passes_a_timer(clock: ManualClock) ->
     assert bench.turn() == "t"
     clock.advance_ms(200)
     bench.intake.look()
+    assert (bench.turn(), bench.choices) == ("t", 0)
+    bench.answer(a=1, b=0)
     assert (bench.turn(), bench.choices) == ("t!", 1)
+
+
+def test_a_tick_waits_for_what_was_appended_while_the_worker_was_away(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 1_000, "t")
+    bench.turn()
+    bench.answer(b=0)
+    assert bench.turn() == "t"
+    clock.advance_ms(60_000)
+    bench.intake.look()
+    bench.turn()
+    assert bench.intake.asks()[1] == [("a", 0), ("b", 0)]
+    bench.answer(a=3, b=0)
+    assert (bench.turn(), bench.choices) == ("t", 0)
+    bench.fetch(A, 1_050, "1")
+    bench.turn()
+    bench.answer(b=0)
+    assert (bench.turn(), bench.choices) == ("t1", 0)
+    bench.fetch(A, 1_070, "2")
+    bench.turn()
+    bench.answer(b=0)
+    bench.turn()
+    assert (bench.turn(), bench.choices) == ("t12!", 1)
+    assert bench.folder.marker.tick_ms == 61_000, "when the ends were asked for"
+
+
+def test_while_records_come_their_append_times_tell_how_late_it_is(clock: ManualClock) -> None:
+    bench = Bench()
+    clock.advance_ms(60_000)
+    bench.fetch(A, 1_000, "t")
+    bench.fetch(B, 1_099, "1")
+    bench.fetch(A, 1_099, "2")
+    assert bench.turn() == "t2"
+    bench.fetch(A, 1_105, "3")
+    bench.fetch(B, 1_105, "4")
+    bench.fetch(B, 1_120, "5")
+    assert (bench.turn(), bench.choices) == ("t213!", 1)
+    assert bench.folder.marker.tick_ms == 1_105
+
+
+def test_a_tick_waits_for_an_end_that_nobody_tells_no_longer_than_records_do(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 1_000, "t")
+    bench.turn()
+    bench.answer(b=0)
+    bench.turn()
+    clock.advance_ms(200)
+    bench.intake.look()
+    bench.turn()
+    bench.answer(a=1)
+    assert (bench.turn(), bench.choices) == ("t", 0)
+    clock.advance_ms(int(WAIT_S * 1000) + 1)
+    bench.answer(a=1)
+    assert (bench.turn(), bench.choices) == ("t!", 1)
+
+
+def test_a_timer_set_in_the_past_at_a_tick_has_the_next_one(clock: ManualClock) -> None:
+    bench = Bench()
+    bench.fetch(A, 1_000, "t")
+    bench.turn()
+    bench.answer(b=0)
+    bench.turn()
+    clock.advance_ms(10_000)
+    rings = 3
+
+    def ring_again(rows: Rows[str], key: str, at_ms: int) -> None:
+        nonlocal rings
+        ring(rows, key, at_ms)
+        rings -= 1
+        rows.wake_at(key, at_ms + 100 if rings else None, clock="tick")
+
+    bench.folder._on_tick = ring_again
+    for _ in range(5):
+        bench.intake.look()
+        bench.turn()
+        bench.answer(a=1, b=0)
+        clock.advance_ms(1)
+    assert (bench.turn(), bench.choices) == ("t!!!", 3)
 
 
 def test_a_revocation_voids_what_waits_and_the_next_epoch_begins_at_the_state(clock: ManualClock) -> None:
