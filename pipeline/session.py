@@ -5,7 +5,6 @@ JVM.
 from __future__ import annotations
 
 import contextlib
-import hashlib
 import logging
 import os
 import shutil
@@ -20,6 +19,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from holdfast.class_archive import ClassArchive
 from holdfast.errors import SparkError
 from holdfast.jars import cache_folder, find_java, spark_jars
 
@@ -89,7 +89,7 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
         finally:
             session.stop()
         return
-    archive = ClassArchive.of(options)
+    archive = archive_of(options)
     scratch = Path(tempfile.mkdtemp(prefix="holdfast-spark-"))
     try:
         session, gateway = _start(options, archive, scratch)
@@ -99,13 +99,13 @@ def open_session(options: SparkOptions | None = None) -> Iterator[SparkSession]:
             yield session
         except Exception:
             _stop(session, gateway)
-            archive.keep()
+            _keep(archive)
             raise
         except BaseException:
             _abandon(gateway)
             raise
         _stop(session, gateway)
-        archive.keep()
+        _keep(archive)
     finally:
         shutil.rmtree(scratch, ignore_errors=True)
 
@@ -118,7 +118,7 @@ def _import_pyspark() -> Any:
     return pyspark.sql
 
 
-def _start(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple[SparkSession, Any]:
+def _start(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> tuple[SparkSession, Any]:
     """Return a session and the gateway to its JVM.
 
     Both are made in a thread of their own, to the end even when this one is interrupted meanwhile: pyspark's
@@ -142,7 +142,7 @@ def _start(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple
     return session, gateway
 
 
-def _launch(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tuple[SparkSession, Any]:
+def _launch(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> tuple[SparkSession, Any]:
     from pyspark import SparkConf, SparkContext
     from pyspark.java_gateway import launch_gateway
     from pyspark.sql import SparkSession
@@ -164,7 +164,24 @@ def _launch(options: SparkOptions, archive: ClassArchive, scratch: Path) -> tupl
         raise SparkError(f"no Spark session: {str(error)[:500]}; the log is {log_path}") from error
 
 
-def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dict[str, str]:
+def archive_of(options: SparkOptions) -> ClassArchive | None:
+    """Return the archive of Spark's classes that the first session of a user makes; None for a cluster."""
+    if not options.in_one_jvm:
+        return None
+    import pyspark
+
+    folder = cache_folder() / "spark"
+    folder.mkdir(parents=True, exist_ok=True)
+    installed = f"{pyspark.__file__} {pyspark.__version__}"
+    return ClassArchive.of(folder, find_java(), [installed, *spark_jars()])
+
+
+def _keep(archive: ClassArchive | None) -> None:
+    if archive is not None:
+        archive.keep()
+
+
+def settings(options: SparkOptions, archive: ClassArchive | None, scratch: Path) -> dict[str, str]:
     """Return the configuration of a session: few partitions, no UI, UTC, microsecond timestamps, local
     paths inside *scratch*.
     """
@@ -179,7 +196,7 @@ def settings(options: SparkOptions, archive: ClassArchive, scratch: Path) -> dic
             [
                 f"-Djava.io.tmpdir={scratch}",
                 *(["-XX:TieredStopAtLevel=1"] if options.quick else []),
-                *archive.flags(),
+                *(archive.flags() if archive else []),
             ]
         ),
         "spark.ui.enabled": "false",
@@ -275,58 +292,3 @@ def _close(gateway: Any, deadline_s: float) -> None:
         process.wait()
     if SparkContext._gateway is gateway:
         SparkContext._gateway = SparkContext._jvm = None
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ClassArchive:
-    """The JVM's archive of Spark's loaded classes, made by the first session of a user: later ones start in
-    half the time.
-
-    Made at the JVM's exit under a name of its own, then renamed: a half-written one is never used. The JVM
-    checks it against itself and its class path, and silently does without one that does not fit.
-    """
-
-    path: Path | None
-    made_at: Path | None
-
-    @classmethod
-    def of(cls, options: SparkOptions) -> ClassArchive:
-        if not options.in_one_jvm:
-            return cls(path=None, made_at=None)
-        import pyspark
-
-        java = find_java().resolve()
-        release = java.parents[1] / "release"
-        parts = [
-            str(java),
-            release.read_text() if release.exists() else "",
-            pyspark.__version__,
-            str(Path(pyspark.__file__).parent),
-        ]
-        key = hashlib.sha256("\n".join([*parts, *map(str, spark_jars())]).encode()).hexdigest()[:16]
-        folder = cache_folder() / "spark"
-        folder.mkdir(parents=True, exist_ok=True)
-        path = folder / f"classes-{key}.jsa"
-        return cls(path=path, made_at=None if path.exists() else path.with_suffix(f".{os.getpid()}.making"))
-
-    def flags(self) -> list[str]:
-        if self.path is None:
-            return []
-        quiet = ["-Xshare:auto", "-Xlog:cds=off", "-Xlog:cds+dynamic=off"]
-        return [
-            f"-XX:ArchiveClassesAtExit={self.made_at}"
-            if self.made_at
-            else f"-XX:SharedArchiveFile={self.path}",
-            *quiet,
-        ]
-
-    def keep(self) -> None:
-        """Take what the ended JVM wrote, and drop archives of earlier versions and of JVMs that died while
-        writing.
-        """
-        if self.path is None or self.made_at is None or not self.made_at.exists():
-            return
-        os.replace(self.made_at, self.path)
-        for old in self.path.parent.glob("classes-*"):
-            if old != self.path:
-                old.unlink(missing_ok=True)

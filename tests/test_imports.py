@@ -105,7 +105,12 @@ WINGS: Mapping[str, Mapping[str, frozenset[str]]] = {
     },
 }
 # Modules of the import root that are one topic with another.
-TOPIC = {"config_sources": "config", "kafka_properties": "config", "security": "config"}
+TOPIC = {
+    "class_archive": "jars",
+    "config_sources": "config",
+    "kafka_properties": "config",
+    "security": "config",
+}
 PACKAGES: Mapping[str, frozenset[str]] = {
     "errors": frozenset(),
     "clock": frozenset(),

@@ -14,28 +14,26 @@ from holdfast.config import Settings
 from holdfast.errors import ConfigError, SparkError
 from holdfast.jars import spark_jars
 from holdfast.pipeline.java_client import java_properties
-from holdfast.pipeline.session import ClassArchive, SparkOptions, cores_of, settings
+from holdfast.pipeline.session import SparkOptions, archive_of, cores_of, settings
 from holdfast.pipeline.spark_errors import failed
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
 
-NO_ARCHIVE = ClassArchive(path=None, made_at=None)
-
 
 def test_a_local_master_gets_its_jars_by_class_path_and_a_cluster_by_upload(tmp_path: Path) -> None:
     jars = [str(path) for path in spark_jars()]
-    local = settings(SparkOptions(master="local[3]"), NO_ARCHIVE, tmp_path)
+    local = settings(SparkOptions(master="local[3]"), None, tmp_path)
     assert local["spark.driver.extraClassPath"].split(os.pathsep) == jars
     assert local["spark.sql.shuffle.partitions"] == "3"
-    cluster = settings(SparkOptions(master="spark://host:7077"), NO_ARCHIVE, tmp_path)
+    cluster = settings(SparkOptions(master="spark://host:7077"), None, tmp_path)
     assert cluster["spark.jars"].split(",") == jars
     assert "spark.driver.extraClassPath" not in cluster
     assert cluster["spark.sql.shuffle.partitions"] == "2"
 
 
 def test_what_the_user_sets_wins(tmp_path: Path) -> None:
-    conf = settings(SparkOptions(conf={"spark.ui.enabled": "true"}), NO_ARCHIVE, tmp_path)
+    conf = settings(SparkOptions(conf={"spark.ui.enabled": "true"}), None, tmp_path)
     assert conf["spark.ui.enabled"] == "true"
     assert conf["spark.sql.parquet.outputTimestampType"] == "TIMESTAMP_MICROS"
 
@@ -48,26 +46,20 @@ def test_cores(master: str, cores: int) -> None:
     assert cores_of(master) == cores
 
 
-def test_an_archive_is_made_once_kept_when_whole_and_replaces_older_ones(
+def test_an_archive_of_classes_belongs_to_local_masters_alone(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     jars = spark_jars()
     monkeypatch.setenv("HOLDFAST_CACHE", str(tmp_path))
     monkeypatch.setattr("holdfast.pipeline.session.spark_jars", lambda: jars)
-    first = ClassArchive.of(SparkOptions(master="local[2]"))
-    assert first.made_at is not None
-    assert f"-XX:ArchiveClassesAtExit={first.made_at}" in first.flags()
-    first.keep()
-    assert first.path is not None
-    assert not first.path.exists(), "the JVM died before it wrote the archive"
-    old = first.path.with_name("classes-0000.jsa")
-    old.write_bytes(b"old")
-    first.made_at.write_bytes(b"archive")
-    first.keep()
-    assert sorted(each.name for each in first.path.parent.iterdir()) == [first.path.name]
-    again = ClassArchive.of(SparkOptions(master="local[2]"))
-    assert f"-XX:SharedArchiveFile={first.path}" in again.flags()
-    assert ClassArchive.of(SparkOptions(master="yarn")).flags() == []
+    archive = archive_of(SparkOptions(master="local[2]"))
+    assert archive is not None
+    assert archive.path.parent == tmp_path / "spark"
+    java_options = settings(SparkOptions(master="local[2]"), archive, tmp_path)[
+        "spark.driver.extraJavaOptions"
+    ]
+    assert f"-XX:ArchiveClassesAtExit={archive.made_at}" in java_options
+    assert archive_of(SparkOptions(master="yarn")) is None
 
 
 def test_an_active_session_is_used_and_left_running(spark: SparkSession) -> None:

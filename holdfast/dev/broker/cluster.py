@@ -22,7 +22,7 @@ from types import TracebackType
 from typing import Self
 
 from holdfast.dev import ports, processes
-from holdfast.dev.broker import class_archive, jars, node, state, tls
+from holdfast.dev.broker import archiving, jars, node, state, tls
 from holdfast.dev.broker import properties as files
 from holdfast.dev.broker.java import Java
 from holdfast.dev.broker.node import NodeStatus
@@ -159,8 +159,7 @@ class Cluster:
 
         A start that fails leaves nothing running.
         """
-        java = Java.find()
-        class_archive.ensure(java)
+        java = archiving.prepare()
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -375,7 +374,7 @@ class Cluster:
             raise DevBrokerError(
                 f"node {node_id} in {self.folder} still runs (pid {returning.pid}); kill() it first"
             )
-        java = Java.find()
+        java = archiving.prepare()
         with self._exclusive():
             self._launch(returning, java)
         self.wait_ready(deadline_s=deadline_s)

@@ -117,11 +117,8 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
         ) from error
 
 
-def command_line(
-    home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool, record: Path | None = None
-) -> list[str]:
+def command_line(home: Path, java: Java, *, heap_max_mb: int, leashed: bool, optimised: bool) -> list[str]:
     """Return the command that runs a node; *leashed*, it ends with the thread that forks it (see `leash`).
-    *record* is an archive of its classes to make as it exits.
 
     A node that is not *optimised* compiles quickly rather than well: it starts with two thirds of the
     processor time (2.1 s for 3.1 s), and in the minutes of a test session it never earns back what the
@@ -138,7 +135,6 @@ def command_line(
             "-XX:MaxGCPauseMillis=20",
             "-XX:+ExitOnOutOfMemoryError",
             f"-Dlog4j2.configurationFile={home / 'log4j2.xml'}",
-            record=record,
         ),
         "kafka.Kafka",
         str(home / "server.properties"),

@@ -7,8 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from holdfast.dev.broker import class_archive, node
+from holdfast.dev.broker import archiving, node
 from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.broker.jars import class_path, find_java
 from holdfast.dev.broker.java import Java
 from holdfast.errors import DevBrokerError
 from holdfast.jars import cache_folder, kafka_jars
@@ -41,39 +42,32 @@ def test_the_first_start_makes_an_archive_which_every_node_then_runs_with(
         maps = Path(f"/proc/{running.pid}/maps")
         assert not maps.exists() or str(made) in maps.read_text()
         before = made.stat()
-        class_archive.ensure(Java.find())
+        assert f"-XX:SharedArchiveFile={made}" in archiving.prepare().sharing
         assert made.stat() == before
-    assert not [*(cache / "classes").glob(".make-*")]
+    assert not [*(cache / "classes").glob("node-*")]
 
 
-def test_an_archive_that_the_jvm_refuses_stops_no_node(cache: Path, tmp_path: Path) -> None:
-    archive = Java.find().archive
-    assert archive is not None
+def test_an_archive_that_the_jvm_refuses_stops_no_node_and_is_not_talked_about(
+    cache: Path, tmp_path: Path
+) -> None:
+    java = Java(program=find_java(), class_path=class_path())
+    archive = archiving._archive(cache / "classes", java).path
     archive.parent.mkdir()
     archive.write_bytes(b"not an archive" * 1000)
     with Cluster(tmp_path / "node", short_lived=True) as cluster:
         assert [each.condition for each in cluster.status()] == ["running"]
+        assert (tmp_path / "node" / "node-1" / "console.log").read_text() == ""
 
 
 def test_an_archive_that_cannot_be_made_is_told_and_stops_no_node(
-    cache: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    cache: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     def refuse(*_: object, **__: object) -> None:
         raise DevBrokerError("node 1 was not ready in time")
 
-    monkeypatch.setattr(node, "format_storage", refuse)
-    with caplog.at_level(logging.WARNING, logger=class_archive.__name__):
-        class_archive.ensure(Java.find())
-    (told,) = caplog.records
-    assert "no class archive was made" in told.message
+    monkeypatch.setattr(node, "wait_ready", refuse)
+    with caplog.at_level(logging.WARNING, logger=archiving.__name__):
+        assert archiving.prepare().sharing == ()
+    (told,) = caplog.messages
+    assert "no archive of their classes was made: node 1 was not ready in time" in told
     assert archives(cache) == []
-    monkeypatch.undo()
-
-
-def test_another_class_path_has_another_archive(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    here = Java.find()
-    monkeypatch.delenv("HOLDFAST_CACHE")
-    there = Java.find()
-    assert here.archive is not None
-    assert there.archive is not None
-    assert here.archive.name != there.archive.name
