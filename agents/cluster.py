@@ -11,7 +11,9 @@ from confluent_kafka import KafkaException, TopicCollection
 from confluent_kafka.admin import AdminClient
 
 from holdfast.agents import descriptors
-from holdfast.clients.topics.admin import Admin, require_topics, topic_names
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import require_topics
+from holdfast.clients.topics.specs import topic_names
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.compression import Compression

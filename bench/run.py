@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
-from holdfast.clients.topics.admin import create_topics
+from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.broker.cluster import Cluster

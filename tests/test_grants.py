@@ -31,7 +31,8 @@ from holdfast.clients.groups.admin import GroupAdmin
 from holdfast.clients.quarantine.skips import SkipRequests
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
-from holdfast.clients.topics.admin import Admin, check_topics, create_topics
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import check_topics, create_topics
 from holdfast.clients.topics.grants import (
     administrator_grants,
     claim_client_grants,
@@ -39,7 +40,7 @@ from holdfast.clients.topics.grants import (
     replayer_grants,
     worker_grants,
 )
-from holdfast.clients.topics.plan import AlterConfig
+from holdfast.clients.topics.types import AlterConfig
 from holdfast.config import Settings
 from holdfast.core.claims.frames import (
     ClaimingPartition,

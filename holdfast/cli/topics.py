@@ -9,17 +9,11 @@ import typer
 from holdfast.cli.application import Application, load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import OutputRow, note, show
-from holdfast.clients.topics.admin import Admin, check_topics, create_topics, plan_topics
-from holdfast.clients.topics.plan import (
-    ClusterTopics,
-    CreateTopic,
-    Severity,
-    TopicChange,
-    TopicFinding,
-    check_processors,
-    specs_for,
-    topic_names,
-)
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import check_topics, create_topics, plan_topics
+from holdfast.clients.topics.checks import check_processors
+from holdfast.clients.topics.specs import specs_for, topic_names
+from holdfast.clients.topics.types import ClusterTopics, CreateTopic, Severity, TopicChange, TopicFinding
 from holdfast.errors import TopicError
 
 app = typer.Typer(

@@ -12,7 +12,7 @@ from typing import Any, Self
 from confluent_kafka import KafkaError, Message, Producer
 
 from holdfast.agents.services.rationalizer import processors
-from holdfast.clients.topics.admin import create_topics
+from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker

@@ -22,7 +22,7 @@ from faust.transport.drivers.aiokafka import credentials_to_aiokafka_auth
 
 from holdfast.agents.faust.credentials import broker_credentials
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import CreateTopic, TopicRole, TopicSpec
+from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.errors import BrokerError

@@ -14,7 +14,7 @@ from typing import Any
 import pytest
 
 from holdfast.clients.tables.client import TableClient
-from holdfast.clients.topics.admin import create_topics
+from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.codec import APPLIED, WAKE, row_key, wake_key
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.fixtures import SessionBroker

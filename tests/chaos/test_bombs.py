@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import AlterConfig
+from holdfast.clients.topics.types import AlterConfig
 from holdfast.core.kafka.compression import Compression
 from tests.chaos.conftest import MakeApplication
 from tests.support.bombs import CODECS, MIB, many_headers, many_records, one_value, send_batches

@@ -9,8 +9,9 @@ from collections.abc import Sequence
 from confluent_kafka import Producer
 
 from holdfast.clients.quarantine.records import QuarantinedRecord, read_record
-from holdfast.clients.topics.admin import Admin, create_topics
-from holdfast.clients.topics.plan import AlterConfig
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import create_topics
+from holdfast.clients.topics.types import AlterConfig
 from tests.chaos.conftest import MakeApplication
 from tests.support.harness import Application, wait_for
 from tests.support.proof import Proof, prove

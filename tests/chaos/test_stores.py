@@ -15,7 +15,7 @@ import pytest
 import rocksdict
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import AlterConfig
+from holdfast.clients.topics.types import AlterConfig
 from holdfast.core.engine.codec import META
 from holdfast.tables.store import STORE_FORMAT, StoreStamp
 from tests.chaos.conftest import MakeApplication

@@ -24,7 +24,7 @@ from typing import Self, TypeVar
 
 from confluent_kafka.admin import AdminClient
 
-from holdfast.clients.topics.admin import create_topics
+from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
 from holdfast.dev import parent_death
 from holdfast.dev.fixtures import SessionBroker

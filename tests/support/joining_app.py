@@ -16,7 +16,7 @@ from typing import Self
 
 from confluent_kafka import Message, Producer
 
-from holdfast.clients.topics.admin import create_topics
+from holdfast.clients.topics.application import create_topics
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice, decode_vector_marker
 from holdfast.core.engine.codec import APPLIED, digest

@@ -12,7 +12,8 @@ from collections.abc import Callable, Mapping
 from confluent_kafka import KafkaError, KafkaException, Message, Producer, TopicPartition
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import UNPACKED, CreateTopic, TopicRole, TopicSpec
+from holdfast.clients.topics.specs import UNPACKED
+from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.claims.frames import ReleasingPartition

@@ -1,4 +1,4 @@
-"""Topics of an application on a real cluster: what is there, what has to be created, what is wrong.
+"""Topics, their configurations and their offsets on a real cluster.
 
 Every wait has a deadline.
 """
@@ -10,7 +10,6 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future
 from concurrent.futures import TimeoutError as FutureTimeoutError
-from contextlib import suppress
 from typing import Any, TypeVar
 
 from confluent_kafka import IsolationLevel, KafkaError, KafkaException, TopicPartition
@@ -26,46 +25,20 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
     ResourceType,
 )
 
-from holdfast.clients.topics.plan import (
+from holdfast.clients.topics.types import (
     AlterConfig,
     ClusterTopics,
     CreateTopic,
     PartitionState,
-    Processors,
-    Severity,
     TopicChange,
-    TopicFinding,
-    TopicSpec,
     TopicState,
-    beside_names,
-    check,
-    check_processors,
-    plan,
-    specs_beside,
-    specs_for,
-    topic_names,
 )
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.errors import BrokerError, ConfigError, HoldfastError, TopicError
+from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.codes import LEADER_MOVES, NO_ANSWER, code_of
 from holdfast.kafka.leader_requests import list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
-
-__all__ = [
-    "Admin",
-    "ClusterTopics",
-    "Severity",
-    "TopicFinding",
-    "TopicSpec",
-    "check",
-    "check_topics",
-    "create_topics",
-    "plan",
-    "require_topics",
-    "specs_for",
-    "topic_names",
-]
 
 log = logging.getLogger(__name__)
 T = TypeVar("T")
@@ -424,88 +397,3 @@ def _topic(topic: Any, entries: Mapping[str, Any]) -> TopicState:
             if entry.source == own and entry.value is not None
         },
     )
-
-
-def create_topics(
-    settings: Settings,
-    processors: Processors,
-    *,
-    partitions: int | None = None,
-    alter: bool = False,
-    admin: Admin | None = None,
-) -> list[TopicChange]:
-    """Create the topics of an application that are missing, wait until they can be used, and return what was
-    done.
-
-    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
-    """
-    admin = admin or Admin(settings)
-    actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
-    admin.apply(actions)
-    return actions
-
-
-def plan_topics(
-    settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin
-) -> list[TopicChange]:
-    """Return what `create_topics` would do."""
-    cluster = admin.cluster(topic_names(settings, processors))
-    actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
-    if alter:
-        beside = _beside(settings, processors, admin)
-        actions += plan(specs_beside(settings, beside), beside, alter=True)
-    return actions
-
-
-def _beside(settings: Settings, processors: Processors, admin: Admin) -> ClusterTopics:
-    """Return holdfast's own topics that are not the application's, as far as this principal may look at
-    them.
-    """
-    known = set(topic_names(settings, processors)) - {
-        f"{settings.producers_topic}.answers"
-    }  # a registry's emits are ours as well
-    topics: dict[str, TopicState] = {}
-    for name in beside_names(settings):
-        if name not in known:
-            with suppress(HoldfastError):
-                topics |= admin.cluster([name]).topics
-    return ClusterTopics(brokers=(), topics=topics)
-
-
-def check_topics(
-    settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None
-) -> list[TopicFinding]:
-    """Return what is wrong with the topics of an application, errors first; with *beside* also of
-    holdfast's own beside them.
-    """
-    admin = admin or Admin(settings)
-    cluster = admin.cluster(topic_names(settings, processors))
-    findings = [
-        *check_processors(settings, processors),
-        *check(specs_for(settings, processors, cluster), cluster),
-    ]
-    if beside:
-        others = _beside(settings, processors, admin)
-        findings += check(specs_beside(settings, others), others)
-    return findings
-
-
-def require_topics(
-    settings: Settings, processors: Processors, *, admin: Admin | None = None
-) -> list[TopicFinding]:
-    """Return the warnings about the topics of an application; errors are one TopicError, so that a worker
-    does not start on them.
-    """
-    findings = check_topics(settings, processors, admin=admin)
-    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
-    if errors:
-        hidden = (
-            "; a topic that is there is hidden from a user without rights: see `holdfast acls`"
-            if settings.sasl() is not None
-            else ""
-        )
-        raise TopicError(
-            "; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors)
-            + hidden
-        )
-    return findings

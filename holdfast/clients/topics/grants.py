@@ -9,7 +9,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
-from holdfast.clients.topics.plan import Processors, topic_names
+from holdfast.clients.topics.specs import topic_names
+from holdfast.clients.topics.types import Processors
 from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource, merged, topic_grants

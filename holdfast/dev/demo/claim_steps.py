@@ -16,7 +16,7 @@ from typing import Self, TypeVar
 from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import CreateTopic, TopicRole, TopicSpec
+from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.groups.announcements import GROUPS_TOPIC

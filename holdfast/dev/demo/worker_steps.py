@@ -13,8 +13,9 @@ from types import TracebackType
 from typing import Any, Self, TypeVar
 
 from holdfast.agents.services.rationalizer import processors
-from holdfast.clients.topics.admin import Admin, create_topics, require_topics
-from holdfast.clients.topics.plan import CreateTopic
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.application import create_topics, require_topics
+from holdfast.clients.topics.types import CreateTopic
 from holdfast.clock import system_clock
 from holdfast.core.claims.frames import STALE_AFTER_S
 from holdfast.core.claims.views import Claim

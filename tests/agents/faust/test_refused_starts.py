@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from confluent_kafka import Consumer, KafkaException, TopicPartition
 
-from holdfast.clients.topics.admin import create_topics
+from holdfast.clients.topics.application import create_topics
 from holdfast.clients.topics.grants import worker_grants
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor

@@ -5,7 +5,8 @@ the right time.
 from __future__ import annotations
 
 from holdfast.agents.services.rationalizer import GROUPS, processors
-from holdfast.clients.topics.plan import ClusterTopics, specs_for
+from holdfast.clients.topics.specs import specs_for
+from holdfast.clients.topics.types import ClusterTopics
 from holdfast.config import Settings
 from holdfast.core.engine.folding import Batch, Folder
 from holdfast.core.groups.announcements import encode

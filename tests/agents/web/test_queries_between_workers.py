@@ -27,7 +27,7 @@ from confluent_kafka import OFFSET_BEGINNING, Consumer, TopicPartition
 
 from holdfast.clients.tables.client import TableClient
 from holdfast.clients.tables.directory import Directory, FixedDirectory
-from holdfast.clients.topics.admin import create_topics
+from holdfast.clients.topics.application import create_topics
 from holdfast.config import Settings
 from holdfast.core.claims.frames import Heartbeat, encode
 from holdfast.core.claims.views import Claim, claim_key, route

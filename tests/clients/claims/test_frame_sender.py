@@ -17,7 +17,7 @@ import pytest
 from holdfast.clients.claims.frame_sender import GATHER_S, Ack, FrameSender
 from holdfast.clients.claims.log import CoordinationLog
 from holdfast.clients.topics.admin import Admin
-from holdfast.clients.topics.plan import CreateTopic, TopicRole, TopicSpec
+from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.config import Settings
 from holdfast.dev.broker.cluster import Cluster
 from tests.clients.claims.claiming import LOG_APPEND

@@ -19,16 +19,10 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]  # the package
 )
 
 from holdfast.clients.claims.reset_log import ResetLog
-from holdfast.clients.topics.admin import Admin, _refuses, check_topics, create_topics, require_topics
-from holdfast.clients.topics.plan import (
-    AlterConfig,
-    CreateTopic,
-    Severity,
-    TopicRole,
-    TopicSpec,
-    TopicState,
-    topic_names,
-)
+from holdfast.clients.topics.admin import Admin, _refuses
+from holdfast.clients.topics.application import check_topics, create_topics, require_topics
+from holdfast.clients.topics.specs import topic_names
+from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicRole, TopicSpec, TopicState
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows

@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
+from holdfast.clients.topics.checks import check, check_processors
 from holdfast.clients.topics.grants import replayer_grants, worker_grants
-from holdfast.clients.topics.plan import (
-    AlterConfig,
-    CreateTopic,
-    Severity,
-    TopicFinding,
-    TopicRole,
-    check,
-    check_processors,
-    plan,
-)
+from holdfast.clients.topics.plan import plan
+from holdfast.clients.topics.types import AlterConfig, CreateTopic, Severity, TopicFinding, TopicRole
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Text
 from holdfast.core.engine.sources import Source
-from tests.clients.topics.test_plan import SETTINGS, cluster, created, processor, specs, topic
+from tests.clients.topics.world import SETTINGS, cluster, created, processor, specs, topic
 
 
 def fold(rows: Rows[int], event: str, at_ms: int) -> None:

@@ -1,0 +1,105 @@
+"""The topics of one application on a real cluster: create those that are missing, check those that exist."""
+
+from __future__ import annotations
+
+from contextlib import suppress
+
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.checks import check, check_processors
+from holdfast.clients.topics.plan import plan
+from holdfast.clients.topics.specs import beside_names, specs_beside, specs_for, topic_names
+from holdfast.clients.topics.types import (
+    ClusterTopics,
+    Processors,
+    Severity,
+    TopicChange,
+    TopicFinding,
+    TopicState,
+)
+from holdfast.config import Settings
+from holdfast.errors import HoldfastError, TopicError
+
+
+def create_topics(
+    settings: Settings,
+    processors: Processors,
+    *,
+    partitions: int | None = None,
+    alter: bool = False,
+    admin: Admin | None = None,
+) -> list[TopicChange]:
+    """Create the topics of an application that are missing, wait until they can be used, and return what was
+    done.
+
+    With *alter* holdfast's own topics beside them are set right as well, those that this principal may see.
+    """
+    admin = admin or Admin(settings)
+    actions = plan_topics(settings, processors, partitions=partitions, alter=alter, admin=admin)
+    admin.apply(actions)
+    return actions
+
+
+def plan_topics(
+    settings: Settings, processors: Processors, *, partitions: int | None, alter: bool, admin: Admin
+) -> list[TopicChange]:
+    """Return what `create_topics` would do."""
+    cluster = admin.cluster(topic_names(settings, processors))
+    actions = plan(specs_for(settings, processors, cluster, partitions=partitions), cluster, alter=alter)
+    if alter:
+        beside = _beside(settings, processors, admin)
+        actions += plan(specs_beside(settings, beside), beside, alter=True)
+    return actions
+
+
+def _beside(settings: Settings, processors: Processors, admin: Admin) -> ClusterTopics:
+    """Return holdfast's own topics that are not the application's, as far as this principal may look at
+    them.
+    """
+    known = set(topic_names(settings, processors)) - {
+        f"{settings.producers_topic}.answers"
+    }  # a registry's emits are ours as well
+    topics: dict[str, TopicState] = {}
+    for name in beside_names(settings):
+        if name not in known:
+            with suppress(HoldfastError):
+                topics |= admin.cluster([name]).topics
+    return ClusterTopics(brokers=(), topics=topics)
+
+
+def check_topics(
+    settings: Settings, processors: Processors, *, beside: bool = False, admin: Admin | None = None
+) -> list[TopicFinding]:
+    """Return what is wrong with the topics of an application, errors first; with *beside* also of
+    holdfast's own beside them.
+    """
+    admin = admin or Admin(settings)
+    cluster = admin.cluster(topic_names(settings, processors))
+    findings = [
+        *check_processors(settings, processors),
+        *check(specs_for(settings, processors, cluster), cluster),
+    ]
+    if beside:
+        others = _beside(settings, processors, admin)
+        findings += check(specs_beside(settings, others), others)
+    return findings
+
+
+def require_topics(
+    settings: Settings, processors: Processors, *, admin: Admin | None = None
+) -> list[TopicFinding]:
+    """Return the warnings about the topics of an application; errors are one TopicError, so that a worker
+    does not start on them.
+    """
+    findings = check_topics(settings, processors, admin=admin)
+    errors = [finding for finding in findings if finding.severity is Severity.ERROR]
+    if errors:
+        hidden = (
+            "; a topic that is there is hidden from a user without rights: see `holdfast acls`"
+            if settings.sasl() is not None
+            else ""
+        )
+        raise TopicError(
+            "; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors)
+            + hidden
+        )
+    return findings

@@ -1,0 +1,221 @@
+"""What is wrong with the topics that exist, and how each is mended. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from holdfast.clients.topics.plan import ALTERABLE
+from holdfast.clients.topics.specs import DEFAULT_MESSAGE_BYTES
+from holdfast.clients.topics.types import (
+    ClusterTopics,
+    Processors,
+    Severity,
+    TopicFinding,
+    TopicRole,
+    TopicSpec,
+    TopicState,
+)
+from holdfast.config import Settings
+
+
+def check(specs: Sequence[TopicSpec], cluster: ClusterTopics) -> list[TopicFinding]:
+    """Return what is wrong with the topics of an application, errors first."""
+    findings = [finding for spec in specs for finding in _check_one(spec, cluster)]
+    return sorted(findings, key=lambda finding: finding.severity is not Severity.ERROR)
+
+
+def check_processors(settings: Settings, processors: Processors) -> list[TopicFinding]:
+    """Return what is wrong with how processors are wired to topics, whatever the cluster looks like."""
+    findings = []
+    taken = {
+        settings.quarantine_topic,
+        settings.workers_topic,
+        settings.skips_topic,
+        *(processor.changelog(settings.app) for processor in processors),
+        *(processor.choices(settings.app) for processor in processors if processor.on is not None),
+    }
+    for processor in processors:
+        if settings.coordination_topic in processor.emits:
+            message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
+            findings.append(_error(settings.coordination_topic, message, "emit to a topic of its own"))
+        for topic in {*processor.topics, *processor.emits} & taken:
+            message = f"processor {processor.name} reads or emits to a topic that holdfast keeps for itself"
+            findings.append(_error(topic, message, "choose another topic"))
+    return findings
+
+
+def _error(topic: str, message: str, remedy: str) -> TopicFinding:
+    return TopicFinding(severity=Severity.ERROR, topic=topic, message=message, remedy=remedy)
+
+
+def _warning(topic: str, message: str, remedy: str) -> TopicFinding:
+    return TopicFinding(severity=Severity.WARNING, topic=topic, message=message, remedy=remedy)
+
+
+def _check_one(spec: TopicSpec, cluster: ClusterTopics) -> Iterator[TopicFinding]:
+    state = cluster.topics.get(spec.name)
+    if state is None:
+        remedy = f"run `holdfast topics create{'' if spec.partitions else ' --partitions N'}`"
+        if spec.role is TopicRole.SKIPS:  # an application made before there was one runs without it
+            yield _warning(spec.name, "does not exist: no batch that cannot be read can be skipped", remedy)
+            return
+        yield _error(spec.name, f"does not exist ({spec.role})", remedy)
+        return
+    if spec.role is TopicRole.BESIDE:
+        yield from _check_compression(spec, state)
+        return
+    yield from _check_partitions(spec, state, cluster)
+    yield from _check_cleanup(spec, state)
+    yield from _check_time(spec, state)
+    yield from _check_compression(spec, state)
+    yield from _check_replicas(spec, state)
+    wanted, size = spec.config.get("max.message.bytes"), state.config.get("max.message.bytes")
+    if size is not None and int(size) < spec.takes_bytes:
+        what = "row" if spec.role is TopicRole.CHANGELOG else "record"
+        message = f"max.message.bytes is {size}, and a fold may write a {what} that takes {spec.takes_bytes}: a partition would stand still at it"
+        yield _error(spec.name, message, _alter(spec, f"max.message.bytes={DEFAULT_MESSAGE_BYTES}"))
+    elif (
+        spec.role is TopicRole.QUARANTINE
+        and wanted is not None
+        and size is not None
+        and int(size) < int(wanted)
+    ):
+        message = f"max.message.bytes is {size}, so the largest records are quarantined without their value"
+        yield _warning(spec.name, message, _alter(spec, f"max.message.bytes={wanted}"))
+
+
+def _check_partitions(spec: TopicSpec, state: TopicState, cluster: ClusterTopics) -> Iterator[TopicFinding]:
+    count = len(state.partitions)
+    yield from _check_copartitioned(spec, count, cluster)
+    if spec.role is TopicRole.CHOICES and spec.partitions is not None and count != spec.partitions:
+        message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; the choices of a partition live in the same one here"
+        if count < spec.partitions:
+            remedy = f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
+        else:
+            remedy = f"give the processor another name, which has choices of its own, and delete {spec.name}"
+        yield _error(spec.name, message, remedy)
+    if spec.role is TopicRole.CHANGELOG and spec.partitions is not None and count != spec.partitions:
+        message = f"has {count} partitions but its source {spec.source} has {spec.partitions}; rows of a source partition live in the same one here"
+        remedy = f"give the processor a new version, or delete {spec.name}, run `holdfast topics create` and let the state be rebuilt"
+        yield _error(spec.name, message, remedy)
+    if (
+        spec.role is TopicRole.EMIT
+        and spec.source is not None
+        and spec.partitions is not None
+        and count < spec.partitions
+    ):
+        message = f"has {count} partitions but {spec.source} has {spec.partitions}, and each record goes on into the partition it came by"
+        yield _error(
+            spec.name, message, f"run kafka-topics --alter --topic {spec.name} --partitions {spec.partitions}"
+        )
+    if spec.role in (TopicRole.WORKERS, TopicRole.SKIPS) and count != 1:
+        yield _error(
+            spec.name,
+            f"has {count} partitions instead of 1",
+            f"delete {spec.name} and run `holdfast topics create`",
+        )
+    lost = [partition.partition for partition in state.partitions if partition.leader is None]
+    if lost:
+        yield _error(
+            spec.name, f"partitions {lost} have no leader", "bring back the brokers that hold their replicas"
+        )
+
+
+def _check_copartitioned(spec: TopicSpec, count: int, cluster: ClusterTopics) -> Iterator[TopicFinding]:
+    """Yield an error for each topic that the same processor folds and that has more partitions: it is this one
+    that partitions can be added to.
+    """
+    for other, name in spec.beside.items():
+        wanted = cluster.partitions(other)
+        if wanted is None or wanted <= count:
+            continue
+        message = (
+            f"has {count} partitions but {other} has {wanted}, and processor {name} folds partition n of both into one table; "
+            "records of one key must lie in the same partition of each"
+        )
+        remedy = (
+            f"make both of {wanted}: while {spec.name} is empty run kafka-topics --alter --topic {spec.name} --partitions {wanted}, else have its "
+            "producers (or a processor with emits) write it to a new topic of as many, and fold that"
+        )
+        yield _error(spec.name, message, remedy)
+
+
+def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
+    policy = state.config.get("cleanup.policy")
+    if policy is None:
+        return
+    if spec.role in (TopicRole.CHANGELOG, TopicRole.WORKERS, TopicRole.SKIPS) and policy != "compact":
+        lost = "rows that do not change would be deleted in time and missing after a restore"
+        if spec.role is TopicRole.SKIPS:
+            lost = "skips would be deleted in time, and what they leave out would stop its partition, or be read, again"
+        yield _error(spec.name, f"cleanup.policy is {policy}: {lost}", _alter(spec, "cleanup.policy=compact"))
+    if spec.role is TopicRole.CHOICES and "compact" in policy:
+        message = f"cleanup.policy is {policy}: choices would disappear, and without all of them nobody can fold the sources again"
+        yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+    if spec.role is TopicRole.COORDINATION and "compact" in policy:
+        message = f"cleanup.policy is {policy}: frames without a key are refused there, and claims could not be replayed"
+        yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+    if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
+        lost = "what is built anew from the rest would forget names, epochs or what is done"
+        if spec.role is TopicRole.CHOICES:
+            lost = (
+                "choices would be deleted in time, and without all of them nobody can fold the sources again"
+            )
+        message = f"retention.ms is {state.config['retention.ms']}: {lost}"
+        yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
+    if spec.role is TopicRole.SOURCE and "compact" in policy:
+        message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
+        yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
+
+
+def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
+    kind = state.config.get("message.timestamp.type")
+    if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION) and kind not in (None, "LogAppendTime"):
+        message = f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
+        yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
+
+
+def _check_compression(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
+    wanted, found = spec.config.get("compression.type"), state.config.get("compression.type")
+    if wanted is not None and found not in (None, wanted):
+        message = f"compression.type is {found}: whoever may write there can put a batch in it that its readers cannot unpack, and hold them up"
+        yield _warning(spec.name, message, _alter(spec, f"compression.type={wanted}"))
+
+
+def _check_replicas(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
+    found = state.replication_factor
+    if found < spec.replication_factor:
+        message = (
+            f"has {found} replica(s) instead of {spec.replication_factor}: losing a broker may lose records"
+        )
+        yield _warning(
+            spec.name, message, "add replicas with kafka-reassign-partitions, or lower replication_factor"
+        )
+    required = int(state.config.get("min.insync.replicas", 1))
+    if required > found:
+        message = f"min.insync.replicas is {required} with {found} replica(s): no write can succeed"
+        yield _error(spec.name, message, _alter(spec, f"min.insync.replicas={max(1, found - 1)}"))
+    elif found >= 3 and required < 2:
+        message = f"min.insync.replicas is {required}: a record counts as written with one copy"
+        yield _warning(spec.name, message, _alter(spec, "min.insync.replicas=2"))
+    behind = [
+        partition.partition
+        for partition in state.partitions
+        if len(partition.in_sync) < len(partition.replicas)
+    ]
+    if behind:
+        yield _warning(
+            spec.name,
+            f"partitions {behind} have replicas that are not in sync",
+            "look at the brokers that hold them",
+        )
+    if spec.role is not TopicRole.EMIT and state.config.get("unclean.leader.election.enable") == "true":
+        message = "unclean.leader.election.enable is true: records that were acknowledged may be lost"
+        yield _warning(spec.name, message, _alter(spec, "unclean.leader.election.enable=false"))
+
+
+def _alter(spec: TopicSpec, assignment: str) -> str:
+    remedy = f"kafka-configs --alter --entity-type topics --entity-name {spec.name} --add-config {assignment}"
+    key, _, value = assignment.partition("=")
+    ours = key in ALTERABLE[spec.role] and spec.config.get(key) == value
+    return f"run `holdfast topics create --alter` or {remedy}" if ours else f"run {remedy}"

@@ -1,0 +1,194 @@
+"""Which topics an application needs, and how each must be configured. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+
+from holdfast.clients.topics.types import ClusterTopics, Processors, TopicRole, TopicSpec
+from holdfast.config import Settings
+from holdfast.core.claims.resets import RESETS_TOPIC
+from holdfast.core.engine.folding import LIMIT_BYTES
+from holdfast.core.engine.rows import LIMIT_KEY_BYTES
+
+HOUR_MS = 3_600_000
+DAY_MS = 24 * HOUR_MS
+DEFAULT_MESSAGE_BYTES = 1_048_588
+"""Kafka's own limit of a record batch (`max.message.bytes`)."""
+BATCH_BYTES = 1024
+"""What a record batch of one record takes besides its key, value and headers, and to spare."""
+EMIT_BYTES = LIMIT_BYTES + BATCH_BYTES
+ROW_BYTES = LIMIT_BYTES + LIMIT_KEY_BYTES + BATCH_BYTES
+"""What a topic must take so that no emit, and no row, that the fold's own limit allows is refused there."""
+
+
+UNPACKED = {"compression.type": "uncompressed"}
+"""Of every topic that is holdfast's own. A broker unpacks what comes compressed and refuses what is then
+larger than max.message.bytes: so nobody can put a batch there that its readers cannot unpack."""
+_LOG = {"cleanup.policy": "delete", "message.timestamp.type": "LogAppendTime"}
+# Built anew from a log that has lost its beginning, a registry would give out epochs that others have had,
+# and ranges begin again.
+_FOREVER = _LOG | {"retention.ms": "-1"}
+_CHANGELOG = UNPACKED | {
+    "cleanup.policy": "compact",
+    "message.timestamp.type": "LogAppendTime",
+    "min.cleanable.dirty.ratio": "0.1",
+    "segment.ms": str(HOUR_MS),
+    "delete.retention.ms": str(DAY_MS),
+}
+_LATEST = _CHANGELOG
+"""Of what is worth its last record for each key: who serves what, and what is skipped."""
+_CHOICES = _FOREVER | UNPACKED
+"""Choices are a part of the sources' history: without one of them nobody can fold the sources again."""
+_ROOM = {"max.message.bytes": str(DEFAULT_MESSAGE_BYTES)}  # whatever the brokers' own limit is
+_QUARANTINE = (
+    _LOG | UNPACKED | {"max.message.bytes": str(4 * DEFAULT_MESSAGE_BYTES), "retention.ms": str(90 * DAY_MS)}
+)
+
+
+def topic_names(settings: Settings, processors: Processors) -> list[str]:
+    """Return the names of every topic the application touches, sorted."""
+    names = {settings.quarantine_topic, settings.workers_topic, settings.skips_topic}
+    for processor in processors:
+        names |= {*processor.topics, processor.changelog(settings.app), *processor.emits}
+        if processor.on is not None:
+            names.add(processor.choices(settings.app))
+    if settings.ranges:
+        names.add(settings.ranges_topic)
+    return sorted(names)
+
+
+def beside_names(settings: Settings) -> list[str]:
+    """Return the names of holdfast's own topics that the application's workers need not touch: what
+    clients, groups and outboxes speak by.
+    """
+    outbox = settings.outbox_name or f"{settings.app}-outbox"
+    names = {
+        settings.coordination_topic,
+        settings.groups_topic,
+        settings.ranges_topic,
+        settings.producers_topic,
+        RESETS_TOPIC,
+    }
+    return sorted(
+        names
+        | {f"{settings.producers_topic}.answers"}
+        | {f"{outbox}.{end}" for end in ("commands", "answers", "progress", "neli")}
+    )
+
+
+def specs_beside(settings: Settings, cluster: ClusterTopics) -> list[TopicSpec]:
+    """Return how those of `beside_names` in *cluster* must be; nobody makes them here."""
+    return [
+        TopicSpec(
+            name=name,
+            partitions=cluster.partitions(name),
+            config=UNPACKED,
+            replication_factor=1,
+            role=TopicRole.BESIDE,
+        )
+        for name in beside_names(settings)
+        if name in cluster.topics
+    ]
+
+
+def specs_for(
+    settings: Settings, processors: Processors, cluster: ClusterTopics, *, partitions: int | None = None
+) -> list[TopicSpec]:
+    """Return every topic the application needs, each once, sources first.
+
+    Sources that exist keep their partition count; *partitions* is for those (and for emit topics) that must
+    be created.
+    """
+    specs: dict[str, TopicSpec] = {}
+    for processor in processors:
+        counts = [cluster.partitions(name) or _planned(specs, name) for name in processor.topics]
+        # Sources of one table that are made now get as many partitions as those that exist.
+        known = next((count for count in counts if count), partitions)
+        for name, count in zip(processor.topics, counts, strict=True):
+            others = dict.fromkeys((each for each in processor.topics if each != name), processor.name)
+            beside = {**(specs[name].beside if name in specs else {}), **others}
+            specs[name] = replace(_source(settings, name, count or known), beside=beside)
+    if settings.ranges:
+        # No table is folded from it here: its readers are the range consumers, each for itself.
+        name = settings.ranges_topic
+        specs.setdefault(name, _source(settings, name, cluster.partitions(name) or partitions))
+    for processor in processors:
+        first = processor.topics[0]
+        count = specs[first].partitions
+        changelog = processor.changelog(settings.app)
+        specs[changelog] = _spec(
+            settings,
+            changelog,
+            TopicRole.CHANGELOG,
+            count,
+            _CHANGELOG | _ROOM,
+            takes_bytes=ROW_BYTES,
+            source=first,
+        )
+        if processor.on is not None:
+            choices = processor.choices(settings.app)
+            specs[choices] = _spec(settings, choices, TopicRole.CHOICES, count, _CHOICES, source=first)
+    for processor in processors:
+        first = processor.topics[0]
+        count = partitions or specs[first].partitions
+        for name in processor.emits:
+            if processor.in_place:
+                wide = specs[first].partitions
+                specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=first)
+            else:
+                specs.setdefault(
+                    name,
+                    _spec(settings, name, TopicRole.EMIT, cluster.partitions(name) or count, _LOG | _ROOM),
+                )
+            specs[name] = replace(specs[name], takes_bytes=EMIT_BYTES)
+    widest = max(
+        (
+            spec.partitions or 0
+            for spec in specs.values()
+            if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION)
+        ),
+        default=0,
+    )
+    quarantine, workers = settings.quarantine_topic, settings.workers_topic
+    count = cluster.partitions(quarantine) or widest or None
+    specs[quarantine] = _spec(settings, quarantine, TopicRole.QUARANTINE, count, _QUARANTINE)
+    specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
+    specs[settings.skips_topic] = _spec(settings, settings.skips_topic, TopicRole.SKIPS, 1, _LATEST)
+    return list(specs.values())
+
+
+def _planned(specs: Mapping[str, TopicSpec], name: str) -> int | None:
+    found = specs.get(name)
+    return None if found is None else found.partitions
+
+
+def _source(settings: Settings, name: str, partitions: int | None) -> TopicSpec:
+    role = TopicRole.COORDINATION if name == settings.coordination_topic else TopicRole.SOURCE
+    kept = name == settings.producers_topic or (settings.ranges and name == settings.ranges_topic)
+    own = kept or name in (settings.coordination_topic, settings.groups_topic, settings.ranges_topic)
+    return _spec(settings, name, role, partitions, (_FOREVER if kept else _LOG) | (UNPACKED if own else {}))
+
+
+def _spec(
+    settings: Settings,
+    name: str,
+    role: TopicRole,
+    partitions: int | None,
+    config: Mapping[str, str],
+    *,
+    takes_bytes: int = 0,
+    source: str | None = None,
+) -> TopicSpec:
+    # With three replicas, two must have a record before it counts as written: then losing any one broker
+    # loses nothing. With two, asking for both would stop all writing as soon as one is away.
+    safe = {"min.insync.replicas": "2"} if settings.replication_factor >= 3 else {}
+    return TopicSpec(
+        name=name,
+        partitions=partitions,
+        config={**config, **safe},
+        replication_factor=settings.replication_factor,
+        role=role,
+        takes_bytes=takes_bytes,
+        source=source,
+    )

@@ -1,0 +1,135 @@
+"""A topic as it must be, as it is, and as it is to be changed; and what is wrong with one."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import Any
+
+from holdfast.core.engine.processor import Processor
+
+
+class TopicRole(StrEnum):
+    """What a topic is to the application."""
+
+    SOURCE = "source"
+    COORDINATION = "coordination"
+    CHANGELOG = "changelog"
+    CHOICES = "choices"
+    EMIT = "emit"
+    QUARANTINE = "quarantine"
+    WORKERS = "workers"
+    SKIPS = "skips"
+    BESIDE = "beside"
+    """Holdfast's own, made and read by others than the application's workers."""
+
+
+class Severity(StrEnum):
+    """An error makes state wrong or a worker stop; a warning makes it worse than it could be."""
+
+    ERROR = "error"
+    WARNING = "warning"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicSpec:
+    """How one topic must be.
+
+    *partitions* None: nobody has said, and the topic does not exist that could say.
+    """
+
+    name: str
+    partitions: int | None
+    config: Mapping[str, str]
+    replication_factor: int
+    role: TopicRole
+    takes_bytes: int = 0
+    """How large a record batch it must take at least."""
+    source: str | None = None
+    """The topic whose partitions it follows: of a changelog or of choices, and of a topic that a fold emits to in
+    place.
+    """
+    beside: Mapping[str, str] = field(default_factory=dict)
+    """Topics that must have as many partitions, since a processor folds both, and the names of the processors."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PartitionState:
+    """One partition as the cluster sees it; *leader* None when it has none."""
+
+    partition: int
+    leader: int | None
+    replicas: tuple[int, ...]
+    in_sync: tuple[int, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicState:
+    """One topic as it is."""
+
+    name: str
+    partitions: tuple[PartitionState, ...]
+    config: Mapping[str, str] = field(default_factory=dict)
+    overrides: Mapping[str, str] = field(default_factory=dict)
+    """The part of *config* that was set for this topic and is not the cluster's default."""
+
+    @property
+    def replication_factor(self) -> int:
+        """Return the replicas of the worst partition."""
+        return min((len(partition.replicas) for partition in self.partitions), default=0)
+
+    @property
+    def internal(self) -> bool:
+        """Tell whether Kafka keeps this topic for itself."""
+        return self.name in (
+            "__consumer_offsets",
+            "__transaction_state",
+            "__share_group_state",
+            "__cluster_metadata",
+        )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ClusterTopics:
+    """The brokers and those topics that were asked for."""
+
+    brokers: tuple[int, ...]
+    topics: Mapping[str, TopicState]
+
+    def partitions(self, topic: str) -> int | None:
+        """Return the partition count of *topic*, None when it does not exist."""
+        found = self.topics.get(topic)
+        return len(found.partitions) if found else None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CreateTopic:
+    """Create a topic; its partition count is known."""
+
+    spec: TopicSpec
+    partitions: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlterConfig:
+    """Set these keys of an existing topic's configuration and leave the others."""
+
+    topic: str
+    config: Mapping[str, str]
+
+
+TopicChange = CreateTopic | AlterConfig
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TopicFinding:
+    """One thing that is not as it should be, and what to do."""
+
+    severity: Severity
+    topic: str
+    message: str
+    remedy: str
+
+
+Processors = Sequence[Processor[Any, Any]]

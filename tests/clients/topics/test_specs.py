@@ -1,0 +1,102 @@
+"""Which topics an application needs, and how each must be configured."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from holdfast.clients.topics.specs import specs_for, topic_names
+from holdfast.clients.topics.types import (
+    TopicRole,
+)
+from holdfast.core.ranges import RANGES_TOPIC
+from tests.clients.topics.world import (
+    SETTINGS,
+    TOTALS,
+    cluster,
+    processor,
+    specs,
+    topic,
+)
+
+
+def test_an_application_needs_sources_changelogs_emits_quarantine_workers_and_skips() -> None:
+    found = {spec.name: (spec.role, spec.partitions) for spec in specs(cluster(topic("orders", 6)))}
+    assert found == {
+        "orders": (TopicRole.SOURCE, 6),
+        "shop-totals.v1-changelog": (TopicRole.CHANGELOG, 6),
+        "big-customers": (TopicRole.EMIT, 6),
+        "shop-quarantine": (TopicRole.QUARANTINE, 6),
+        "shop-workers": (TopicRole.WORKERS, 1),
+        "shop-skips": (TopicRole.SKIPS, 1),
+    }
+    assert sorted(found) == topic_names(SETTINGS, (TOTALS,))
+
+
+def test_created_changelogs_are_compacted_in_append_time_and_sources_are_logs() -> None:
+    configs = {spec.role: spec.config for spec in specs(cluster(topic("orders", 6)))}
+    assert configs[TopicRole.CHANGELOG] == {
+        "cleanup.policy": "compact",
+        "compression.type": "uncompressed",
+        "message.timestamp.type": "LogAppendTime",
+        "min.cleanable.dirty.ratio": "0.1",
+        "segment.ms": "3600000",
+        "delete.retention.ms": "86400000",
+        "max.message.bytes": "1048588",
+    }
+    assert configs[TopicRole.SOURCE] == {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+    }
+    assert configs[TopicRole.QUARANTINE]["max.message.bytes"] == "4194352"
+
+
+def test_with_three_replicas_two_copies_are_asked_for_and_with_two_only_one() -> None:
+    for factor, wanted in ((1, None), (2, None), (3, "2")):
+        settings = replace(SETTINGS, replication_factor=factor)
+        assert {
+            spec.config.get("min.insync.replicas")
+            for spec in specs(cluster(), settings=settings, partitions=1)
+        } == {wanted}
+
+
+def test_the_partition_option_is_for_what_does_not_exist_yet() -> None:
+    state = cluster(topic("orders", 6))
+    counts = {
+        spec.name: spec.partitions
+        for spec in specs(state, TOTALS, processor("returns", "returned"), partitions=3)
+    }
+    assert counts["orders"] == 6
+    assert counts["returned"] == counts["shop-returns.v1-changelog"] == 3
+    assert counts["big-customers"] == 3
+    assert counts["shop-quarantine"] == 6, "as wide as the widest source"
+
+
+def test_what_one_processor_emits_and_another_reads_is_a_source_and_listed_once() -> None:
+    chained = processor("ranks", "big-customers")
+    found = {spec.name: spec.role for spec in specs(cluster(), TOTALS, chained, partitions=2)}
+    assert found["big-customers"] is TopicRole.SOURCE
+    assert len(found) == 7
+
+
+def test_kafkas_own_topics_are_known() -> None:
+    assert topic("__consumer_offsets", 1).internal
+    assert not topic("__marshal", 1).internal
+
+
+def test_the_topic_of_ranges_is_made_when_asked_for_and_kept_for_ever() -> None:
+    assert RANGES_TOPIC not in topic_names(SETTINGS, [TOTALS])
+    settings = replace(SETTINGS, ranges=True)
+    assert settings.ranges_topic == RANGES_TOPIC
+    assert RANGES_TOPIC in topic_names(settings, [TOTALS])
+    found = {spec.name: spec for spec in specs_for(settings, [TOTALS], cluster(), partitions=4)}[RANGES_TOPIC]
+    assert found.partitions == 4
+    assert found.config["message.timestamp.type"] == "LogAppendTime"
+    assert (found.config["retention.ms"], found.config["cleanup.policy"]) == ("-1", "delete")
+
+
+def test_a_topic_that_records_go_on_to_in_place_is_made_as_wide_as_their_source() -> None:
+    cleaner = processor(emits=("clean",), in_place=True)
+    specs = {
+        spec.name: spec for spec in specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6)), partitions=3)
+    }
+    assert specs["clean"].partitions == 6
