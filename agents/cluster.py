@@ -20,7 +20,7 @@ from holdfast.core.kafka.compression import Compression
 from holdfast.errors import BrokerError, ConfigError
 from holdfast.kafka.connections import connector
 from holdfast.tables.partition import Environment
-from holdfast.tables.store import Budget
+from holdfast.tables.rocks import Budget
 from holdfast.tables.transactions import producers
 
 logger = logging.getLogger(__name__)

@@ -24,7 +24,7 @@ from holdfast.tables.aside import scratch_of
 from holdfast.tables.partition import Partition
 from holdfast.tables.pins import Pinned, PinnedState, passing_by
 from holdfast.tables.restore import changelog_consumer, drain
-from holdfast.tables.store import UNLOGGED, Budget
+from holdfast.tables.rocks import UNLOGGED, Budget
 
 RECORDS_PER_S, BYTES_PER_S = 20_000, 16 << 20
 """The rate at which the changelog is read again, whichever is reached first."""

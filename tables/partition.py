@@ -26,7 +26,8 @@ from holdfast.errors import ChangelogError
 from holdfast.tables.changelog import ChangelogWriter
 from holdfast.tables.pins import PinnedState
 from holdfast.tables.producer import ProducerFactory
-from holdfast.tables.store import Budget, PartitionStore, StoreStamp
+from holdfast.tables.rocks import Budget
+from holdfast.tables.store import PartitionStore, StoreStamp
 
 UNKNOWN = -1
 AnyFolder: TypeAlias = Folder[Any] | MergingFolder[Any]

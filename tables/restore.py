@@ -21,7 +21,7 @@ from holdfast.tables.ends import EndsClient, LogEnds
 from holdfast.tables.lived import Stopwatch
 from holdfast.tables.messages import by_place, only
 from holdfast.tables.partition import Partition
-from holdfast.tables.store import LOGGED, UNLOGGED
+from holdfast.tables.rocks import LOGGED, UNLOGGED
 
 logger = logging.getLogger(__name__)
 

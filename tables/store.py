@@ -1,14 +1,11 @@
-"""One RocksDB per table and partition, under memory limits shared by all stores of a process."""
+"""The store of one partition: its rows, timers and position on disk, each state whole."""
 
 from __future__ import annotations
 
 import logging
 import shutil
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
-from operator import itemgetter
 from pathlib import Path
-from stat import S_ISDIR
 from typing import TypeVar, cast
 from weakref import WeakSet
 
@@ -25,6 +22,16 @@ from holdfast.core.engine.positions import Position, PositionFormat, of_one_sour
 from holdfast.errors import RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
 from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by
+from holdfast.tables.rocks import (
+    LOGGED,
+    PRIVATE_FOLDER,
+    UNLOGGED,
+    Budget,
+    Put,
+    batch_of,
+    make_private,
+    spares_content,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -34,17 +41,6 @@ WRITE_ROWS = 4_000
 """rocksdict keeps Python's lock for a whole WriteBatch, 1 us a row: a larger transaction is written in
 pieces of so many rows.
 """
-
-_TROUBLES = (
-    "No space left",
-    "quota exceeded",
-    "File too large",
-    "Too many open files",
-    "Cannot allocate memory",
-    "Permission denied",
-    "Read-only file system",
-)
-"""What operating systems say of a disk, a process or an account, and never of the content of a file."""
 
 _STAMP = META + b"stamp"
 _CHANGELOG = META + b"changelog"
@@ -58,33 +54,6 @@ _ROTTEN = META + b"rotten"
 """Why the store is not to be believed, when somebody found out and could not set it aside at once."""
 
 T = TypeVar("T")
-Put = tuple[bytes, bytes | None]
-_KEY = itemgetter(0)
-
-LOGGED, UNLOGGED = R.WriteOptions(), R.WriteOptions()
-"""With RocksDB's write-ahead log and without."""
-UNLOGGED.disable_wal = True  # type: ignore[method-assign, assignment]
-
-
-PRIVATE_FOLDER, PRIVATE_FILE = 0o700, 0o600
-
-
-def make_private(folder: Path) -> None:
-    """Keep other accounts out of a store: its folder, which files made later lie in too, and what lies there
-    already.
-
-    RocksDB makes files as the umask says, and a process has only one: it is the folder that keeps them from
-    others.
-    """
-    try:
-        for path in (folder.parent, folder, *folder.iterdir()):
-            mode = path.stat().st_mode
-            if mode & 0o077:
-                path.chmod(PRIVATE_FOLDER if S_ISDIR(mode) else PRIVATE_FILE)
-    except OSError as error:
-        raise StoreError(
-            f"cannot keep the store {folder} from other accounts: {error}; let the worker's account own the data folder"
-        ) from error
 
 
 class StoreStamp(msgspec.Struct, frozen=True, kw_only=True):
@@ -101,46 +70,6 @@ class StoreStamp(msgspec.Struct, frozen=True, kw_only=True):
     cluster_id: str
     changelog_id: str
     format: int = STORE_FORMAT
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """The memory all stores of a process share: block cache and write buffers."""
-
-    cache: R.Cache
-    write_buffers: R.WriteBufferManager
-    write_buffer_bytes: int
-
-    @classmethod
-    def of(cls, cache_bytes: int, write_buffer_bytes: int) -> Budget:
-        """Return a budget; write buffers are counted on their own, so that a full cache cannot stall
-        writes.
-        """
-        return cls(R.Cache(cache_bytes), R.WriteBufferManager(write_buffer_bytes, False), write_buffer_bytes)
-
-    def options(self) -> R.Options:
-        options = R.Options(raw_mode=True)
-        options.create_if_missing(True)
-        options.set_write_buffer_manager(self.write_buffers)
-        # Inserting into 4 MiB takes half the time of 16, which no processor's cache holds; rocksdict keeps
-        # the GIL meanwhile. For the same reason a slow disk must not hold up a write soon: 48 MiB may wait to
-        # be flushed, and four times RocksDB's usual files to be merged.
-        options.set_write_buffer_size(max(1 << 18, min(4 << 20, self.write_buffer_bytes // 16)))
-        options.set_max_write_buffer_number(12)
-        options.set_level_zero_slowdown_writes_trigger(80)
-        options.set_level_zero_stop_writes_trigger(144)
-        options.set_max_open_files(256)
-        options.set_keep_log_file_num(2)
-        options.set_max_total_wal_size(self.write_buffer_bytes)
-        options.set_compression_type(R.DBCompressionType.lz4())
-        options.set_paranoid_checks(True)
-        blocks = R.BlockBasedOptions()
-        blocks.set_block_cache(self.cache)
-        blocks.set_bloom_filter(10, False)
-        blocks.set_cache_index_and_filter_blocks(True)
-        blocks.set_pin_l0_filter_and_index_blocks_in_cache(True)
-        options.set_block_based_table_factory(blocks)
-        return options
 
 
 class PartitionStore:
@@ -209,7 +138,7 @@ class PartitionStore:
                 raise StoreError(
                     f"the store {self.path} is in use by another process: give each worker its own data folder"
                 ) from error
-            if any(trouble in str(error) for trouble in _TROUBLES):
+            if spares_content(error):
                 # The store may well be good: what is wrong is where it lies, and a rebuild would need more
                 # room yet.
                 raise StoreError(
@@ -248,7 +177,7 @@ class PartitionStore:
                 return None
             self.rotten = found.decode()
         except Exception as error:
-            if any(trouble in str(error) for trouble in _TROUBLES):
+            if spares_content(error):
                 self._close_db()
                 raise StoreError(
                     f"cannot read the store {self.path}: {error}; cure that and restart, the store is left as it is"
@@ -324,9 +253,7 @@ class PartitionStore:
         """Return what a failure to read means; RocksDB tells all by plain exceptions."""
         if isinstance(error, StoreError):
             return error
-        if isinstance(error, R.DbClosedError | AttributeError) or any(
-            trouble in str(error) for trouble in _TROUBLES
-        ):
+        if isinstance(error, R.DbClosedError | AttributeError) or spares_content(error):
             return StoreError(f"cannot read the store {self.path}: {error}")
         self.condemn(f"it cannot be read: {error}")
         return RottenStoreError(
@@ -457,7 +384,7 @@ class PartitionStore:
     def _write(self, rows: Sequence[Put], notes: Mapping[bytes, bytes], options: R.WriteOptions) -> None:
         try:
             self._before_logged(options)
-            batch = _batch(rows)
+            batch = batch_of(rows)
             for key, value in notes.items():
                 batch.put(key, value)
             self._db.write(batch, options)
@@ -524,16 +451,3 @@ class PartitionStore:
                 "store %(store)s: closed without a flush: %(error)s", {"store": self.path, "error": error}
             )
             del self._db
-
-
-def _batch(rows: Sequence[Put]) -> R.WriteBatch:
-    batch = R.WriteBatch(raw_mode=True)
-    put, delete = batch.put, batch.delete
-    # RocksDB inserts neighbours in two thirds of the time. Sorted piece by piece: a sort of all of them would
-    # stop every other thread.
-    for key, value in sorted(rows, key=_KEY):
-        if value is None:
-            delete(key)
-        else:
-            put(key, value)
-    return batch

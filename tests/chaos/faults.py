@@ -119,7 +119,7 @@ def plant(doom: Doom) -> None:
         before=strike(doom.strike_during, "storing"),
         after=strike(doom.strike, "stored"),
     )
-    around(store, "_batch", before=strike(doom.strike, "piece"))
+    around(store, "batch_of", before=strike(doom.strike, "piece"))
     around(PartitionManager, "done", after=strike(doom.strike, "acked"))
     around(Partition, "fence", after=strike(doom.strike, "fenced"))
     around(Partition, "apply", after=strike(doom.strike, "restoring"))

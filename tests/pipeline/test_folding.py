@@ -28,7 +28,8 @@ from holdfast.pipeline.folding import (
     times_ms,
 )
 from holdfast.pipeline.results import Replayed, gather, present, summaries_of
-from holdfast.tables.store import Budget, PartitionStore, StoreStamp
+from holdfast.tables.rocks import Budget
+from holdfast.tables.store import PartitionStore, StoreStamp
 from tests.pipeline.folds import Account, Log, Record, accounts, logs, records
 from tests.pipeline.lakes import cut, record_batch
 from tests.support.scale import scaled

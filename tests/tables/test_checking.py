@@ -12,7 +12,8 @@ import rocksdict as R
 
 from holdfast.core.engine.codec import Marker, row_key, wake_key
 from holdfast.tables.checking import _LATER, CheckStopped, _compare
-from holdfast.tables.store import Budget, PartitionStore, StoreStamp
+from holdfast.tables.rocks import Budget
+from holdfast.tables.store import PartitionStore, StoreStamp
 
 BUDGET = Budget.of(4 << 20, 4 << 20)
 STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")

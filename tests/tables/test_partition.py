@@ -20,7 +20,7 @@ from holdfast.errors import ChangelogError
 from holdfast.tables import partition as module
 from holdfast.tables import store
 from holdfast.tables.partition import UNKNOWN, Environment, Partition
-from holdfast.tables.store import LOGGED, UNLOGGED, Budget
+from holdfast.tables.rocks import LOGGED, UNLOGGED, Budget
 
 BUDGET = Budget.of(8 << 20, 8 << 20)
 KEYS = [f"k{number}" for number in range(8)]

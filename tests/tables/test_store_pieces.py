@@ -12,8 +12,10 @@ import pytest
 
 from holdfast.core.engine.codec import Marker, row_key
 from holdfast.errors import StoreError
+from holdfast.tables import rocks
 from holdfast.tables import store as module
-from holdfast.tables.store import Budget, PartitionStore, StoreStamp
+from holdfast.tables.rocks import Budget
+from holdfast.tables.store import PartitionStore, StoreStamp
 
 BUDGET = Budget.of(8 << 20, 8 << 20)
 STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
@@ -34,14 +36,14 @@ def opened(path: Path) -> PartitionStore:
 
 
 def at_each_piece(monkeypatch: pytest.MonkeyPatch, act: Callable[[int], None]) -> None:
-    plain, seen = module._batch, [0]
+    plain, seen = rocks.batch_of, [0]
 
     def watched(*args: Any) -> Any:
         act(seen[0])
         seen[0] += 1
         return plain(*args)
 
-    monkeypatch.setattr(module, "_batch", watched)
+    monkeypatch.setattr(module, "batch_of", watched)
 
 
 def test_readers_between_the_pieces_see_the_state_before_in_every_kind_of_read(

@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.agents.app import make_data_dir
 from holdfast.errors import ConfigError
-from holdfast.tables.store import Budget, PartitionStore, StoreStamp
+from holdfast.tables.rocks import Budget
+from holdfast.tables.store import PartitionStore, StoreStamp
 
 STAMP = StoreStamp(app="shop", processor="totals", version=1, partition=0, cluster_id="c", changelog_id="t")
 

@@ -17,7 +17,8 @@ import pytest
 from holdfast.core.engine.codec import Marker, row_key
 from holdfast.errors import RottenStoreError, StoreError
 from holdfast.tables.aside import ROTTEN_KEPT, rotten_stores
-from holdfast.tables.store import UNLOGGED, Budget, PartitionStore, StoreStamp
+from holdfast.tables.rocks import UNLOGGED, Budget
+from holdfast.tables.store import PartitionStore, StoreStamp
 from tests.support.places import ROOT
 
 STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")

@@ -15,7 +15,8 @@ import pytest
 
 from holdfast.core.engine.codec import Marker, row_key
 from holdfast.core.engine.positions import offsets_of
-from holdfast.tables.store import LOGGED, UNLOGGED, Budget, PartitionStore, StoreStamp
+from holdfast.tables.rocks import LOGGED, UNLOGGED, Budget
+from holdfast.tables.store import PartitionStore, StoreStamp
 from tests.support.places import ROOT
 
 STAMP = StoreStamp(app="a", processor="p", version=1, partition=0, cluster_id="c", changelog_id="l")
