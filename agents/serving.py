@@ -111,11 +111,13 @@ class Replica(Protocol):
         """
         ...
 
-    def get(self, key: str) -> bytes | None: ...
+    def get(self, key: str, table: str = "") -> bytes | None:
+        """Return the stored row of *key* in a named table, or in the processor's own."""
+        ...
 
-    def get_many(self, keys: Sequence[str]) -> list[bytes | None]: ...
+    def get_many(self, keys: Sequence[str], table: str = "") -> list[bytes | None]: ...
 
-    def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+    def scan(self, prefix: str, after: str | None, limit: int, table: str = "") -> list[tuple[str, bytes]]:
         """Return up to *limit* rows with *prefix* and keys above *after*, in the order of the keys' UTF-8
         bytes.
         """

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from holdfast.clients.tables.blocking import BlockingTableClient
     from holdfast.clients.tables.client import TableClient
     from holdfast.config import Settings, settings_from_environment
+    from holdfast.core.engine.named_tables import Table
     from holdfast.core.engine.partitioners import by_key
     from holdfast.core.engine.processor import Emit, Processor
     from holdfast.core.engine.rows import Rows
@@ -50,6 +51,7 @@ __all__ = [
     "Settings",
     "Source",
     "Stream",
+    "Table",
     "TableClient",
     "Text",
     "by_key",
@@ -77,6 +79,7 @@ _HOMES = {
     "Settings": "config",
     "Source": "core.engine.sources",
     "Stream": "core.engine.streams",
+    "Table": "core.engine.named_tables",
     "TableClient": "clients.tables.client",
     "Text": "core.engine.serdes",
     "by_key": "core.engine.partitioners",

@@ -16,7 +16,7 @@ from typing import Any, cast
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, WAKE, digest
+from holdfast.core.engine.codec import NOTHING_APPLIED, ROW_KINDS, WAKE, digest
 from holdfast.core.engine.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.processor import Headers, Processor
@@ -50,7 +50,7 @@ class FoldPlan:
     """What to fold and what to tell of it.
 
     *rows* False leaves final rows and timers out (their digest is in the summary all the same). *transitions* tells every change
-    of a row, or with *of_key* only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
+    of a row, or with *of_key*, a table ("" for the processor's own) and a key, only those of one. Folding then goes record by record, about three times slower. *skips* are offsets of
     each partition that are left out, whatever a reader gives: what is skipped of a source does not exist for
     its application.
     """
@@ -58,8 +58,12 @@ class FoldPlan:
     processor: Processor[Any, Any]
     rows: bool = True
     transitions: bool = False
-    of_key: str | None = None
+    of_key: tuple[str, str] | None = None
     skips: Mapping[int, OffsetRanges] = field(default_factory=dict)
+
+    def tells(self, each: Transition[Any]) -> bool:
+        """Return whether a transition is one of those asked for."""
+        return self.of_key is None or self.of_key == (each.table, each.key)
 
 
 class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
@@ -105,12 +109,12 @@ class Results:
 
     def refused(self, partition: int, each: Refused) -> None:
         what = (each.stage, each.error, each.reason)
-        self._rows.append((REFUSED, partition, each.offset, None, *what, _topic(each.topic)))
+        self._rows.append((REFUSED, partition, each.offset, None, *what, _named(each.topic), None))
 
     def transition(self, partition: int, each: Transition[Any]) -> None:
         before, after = readable(each.before), readable(each.after)
-        what = (each.key, before, after)
-        self._rows.append((TRANSITION, partition, each.offset, each.at_ms, *what, _topic(each.topic)))
+        what = (each.key, before, after, _named(each.topic), _named(each.table))
+        self._rows.append((TRANSITION, partition, each.offset, each.at_ms, *what))
 
     def take(self, at_least: int = OUT_ROWS) -> Iterator[pa.RecordBatch]:
         """Yield what has gathered, once there are *at_least* so many."""
@@ -122,8 +126,10 @@ class Results:
             yield _result(dict(zip(RESULT.names, zip(*chunk, strict=True), strict=False)), len(chunk))
 
 
-def _topic(name: str) -> bytes | None:
-    """Return what the column `key` tells of what was refused or changed: the topic, where there are several."""
+def _named(name: str) -> bytes | None:
+    """Return what the columns `key` and `value` tell of what was refused or changed: the topic, where there are
+    several, and the named table.
+    """
     return name.encode() if name else None
 
 
@@ -142,7 +148,7 @@ class PartitionFold:
         self._last = NOTHING_APPLIED
 
     def _trace(self, each: Transition[Any]) -> None:
-        if self._plan.of_key is None or self._plan.of_key == each.key:
+        if self._plan.tells(each):
             self._results.transition(self.partition, each)
 
     def feed(self, batch: Batch, size_bytes: int) -> None:
@@ -193,7 +199,7 @@ class PartitionFold:
             stream_ms=self._folder.stream_ms,
             records=self._records,
             refused=self._refused,
-            rows=kinds[ROW],
+            rows=sum(kinds[kind] for kind in ROW_KINDS),
             timers=kinds[WAKE],
             digest=digest(self._store.everything()),
         )

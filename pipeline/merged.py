@@ -13,7 +13,7 @@ import pyarrow as pa
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice
-from holdfast.core.engine.codec import ROW, TICK, WAKE, digest
+from holdfast.core.engine.codec import ROW_KINDS, TICK, WAKE, digest
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Stretch, replayed
 from holdfast.core.engine.merging_folder import MergingFolder, start_of
@@ -93,7 +93,7 @@ def fold_merged(
     results, store, sizes = Results(), DictStore(), _Sizes()
 
     def trace(each: Transition[object]) -> None:
-        if plan.of_key in (None, each.key):
+        if plan.tells(each):
             results.transition(partition, each)
 
     folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None)
@@ -121,7 +121,7 @@ def fold_merged(
             stream_ms=marker.stream_ms,
             records=records,
             refused=refused,
-            rows=kinds[ROW],
+            rows=sum(kinds[kind] for kind in ROW_KINDS),
             timers=kinds[WAKE] + kinds[TICK],
             digest=digest(store.everything()),
             sources=dict(zip(plan.processor.topics, marker.applied, strict=True)),

@@ -46,7 +46,7 @@ Source = Literal["topic", "bronze"]
 class ReplayOptions:
     """What to replay, and how.
 
-    *source* "bronze" needs *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, of one
+    *source* "bronze" needs *lake*. *until* None means all there is. *transitions* tells every change of a row (with *of_key*, table and key, of one
     row), *rows* False only digests. *partitions* limits the replay to some. *out* is a folder to write the tables to, which must
     not exist; without it they are in memory. *allow_holes* folds a log whose beginning was deleted. *skips*
     None: what the application skips of the source, by its topic, or for bronze by what the last landing
@@ -59,7 +59,7 @@ class ReplayOptions:
     until: Until | None = None
     rows: bool = True
     transitions: bool = False
-    of_key: str | None = None
+    of_key: tuple[str, str] | None = None
     partitions: tuple[int, ...] | None = None
     out: str | None = None
     format: Format = "parquet"

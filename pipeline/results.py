@@ -11,7 +11,7 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from holdfast.core.engine.codec import ROW, RowCodec, combine_digests, decode_due, text_key
+from holdfast.core.engine.codec import ROW_KINDS, RowCodec, combine_digests, decode_due, place_of_row
 from holdfast.core.engine.folding import Refused
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import OrderError
@@ -57,16 +57,19 @@ TABLES = {"rows": ROWS, "timers": TIMERS, "transitions": TRANSITIONS, "refused":
 stored bytes.
 """
 _BY_TOPIC = ("transitions", "refused")
+_BY_TABLE = ("rows", "transitions")
 
 
 def schema_of(name: str, processor: Processor[Any, Any]) -> pa.Schema:
     """Return the columns of one of TABLES; where there are several sources, what happened at an offset tells the
-    topic too, none for a tick.
+    topic too, none for a tick. Where there are named tables, rows tell theirs, none for the processor's own.
     """
     schema = TABLES[name]
-    if processor.on is None or name not in _BY_TOPIC:
-        return schema
-    return schema.append(pa.field("topic", pa.string()))
+    if processor.on is not None and name in _BY_TOPIC:
+        schema = schema.append(pa.field("topic", pa.string()))
+    if processor.tables and name in _BY_TABLE:
+        schema = schema.append(pa.field("table", pa.string()))
+    return schema
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -200,18 +203,21 @@ def _presented(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any])
     found = batch.filter(pc.equal(batch.column("kind"), kind))
     match name:
         case "rows" | "timers":
-            decode = RowCodec[Any](processor.row).decode
+            decode = {each: RowCodec[Any](processor.row_of(each)).decode for each in ("", *processor.tables)}
             columns = (found.column(each).to_pylist() for each in ("partition", "key", "value"))
             for partition, key, value in zip(*columns, strict=True):
-                if (key[:1] == ROW) == (name == "rows"):
-                    shown = (readable(decode(value)), value) if name == "rows" else (decode_due(value),)
-                    yield (partition, text_key(key), *shown)
+                table, of = place_of_row(key)
+                if key[:1] not in ROW_KINDS and name == "timers":
+                    yield (partition, of, decode_due(value))
+                elif key[:1] in ROW_KINDS and name == "rows":
+                    told = (table or None,) if processor.tables else ()
+                    yield (partition, of, readable(decode[table](value)), value, *told)
         case "transitions":
             columns = (
                 found.column(each).to_pylist()
                 for each in ("partition", "offset", "at_ms", "name", "before", "after")
             )
-            yield from zip(*columns, *_topics(found, processor), strict=True)
+            yield from zip(*columns, *_topics(found, processor), *_tables(found, processor), strict=True)
         case _:
             columns = (
                 found.column(each).to_pylist() for each in ("partition", "offset", "name", "before", "after")
@@ -220,6 +226,12 @@ def _presented(batch: pa.RecordBatch, name: str, processor: Processor[Any, Any])
 
 
 def _topics(found: pa.RecordBatch, processor: Processor[Any, Any]) -> list[list[str | None]]:
-    if processor.on is None:
-        return []
-    return [[None if topic is None else topic.decode() for topic in found.column("key").to_pylist()]]
+    return [_texts(found, "key")] if processor.on is not None else []
+
+
+def _tables(found: pa.RecordBatch, processor: Processor[Any, Any]) -> list[list[str | None]]:
+    return [_texts(found, "value")] if processor.tables else []
+
+
+def _texts(found: pa.RecordBatch, column: str) -> list[str | None]:
+    return [None if each is None else each.decode() for each in found.column(column).to_pylist()]

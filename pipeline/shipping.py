@@ -125,7 +125,12 @@ def _modules_of(processor: Processor[Any, Any]) -> Iterable[ModuleType]:
     """Return the user's modules that pickled references to the processor's parts lead to, and loaded
     modules beside those.
     """
-    parts = [processor.decode, processor.fold, processor.on_wake, processor.route, processor.row]
+    parts = [processor.decode, processor.fold, processor.on_wake, processor.route]
+    parts += [
+        each
+        for table in ("", *processor.tables)
+        for each in (processor.row_of(table), processor.route_of(table))
+    ]
     named = {_home(part) for part in parts if part is not None}
     if "__main__" in named:
         raise SparkError(

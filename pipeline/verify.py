@@ -13,12 +13,12 @@ from holdfast.core.engine.choices import VectorMarker
 from holdfast.core.engine.codec import (
     APPLIED,
     NOTHING_APPLIED,
-    ROW,
+    ROW_KINDS,
     RowCodec,
     combine_digests,
     decode_due,
     digest,
-    text_key,
+    place_of_row,
 )
 from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
 from holdfast.core.engine.processor import Processor
@@ -323,27 +323,34 @@ def first_difference(
     theirs = dict(replay(processor, settings, alone).state(live.partition))
     ours = live.stored
     stored = min(key for key in ours.keys() | theirs.keys() if ours.get(key) != theirs.get(key))
-    key = text_key(stored)
-    is_row = stored[:1] == ROW
-    changed_at = last_changed(processor, settings, alone, key) if is_row else None
+    is_row, (table, name) = stored[:1] in ROW_KINDS, place_of_row(stored)
+    changed_at = last_changed(processor, settings, alone, (table, name)) if is_row else None
     return Difference(
         partition=live.partition,
-        kind="row" if is_row else "timer",
-        key=key,
+        kind=kind_of(stored),
+        key=name,
         live=shown(processor, stored, ours.get(stored)),
         replayed=shown(processor, stored, theirs.get(stored)),
         changed_at=changed_at,
     )
 
 
+def kind_of(stored: bytes) -> str:
+    """Return what people call what is stored under a key."""
+    if stored[:1] not in ROW_KINDS:
+        return "timer"
+    table, _ = place_of_row(stored)
+    return f"row of {table}" if table else "row"
+
+
 def last_changed(
-    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, key: str
+    processor: Processor[Any, Any], settings: Settings, options: ReplayOptions, row: tuple[str, str]
 ) -> int | None:
-    """Return the source offset of the last transition of row *key* in the replay that *options* tell, None
-    when it has none.
+    """Return the source offset of the last transition of *row*, a table and a key, in the replay that
+    *options* tell, None when it has none.
     """
     return _last_transition(
-        replay(processor, settings, replace(options, rows=False, transitions=True, of_key=key))
+        replay(processor, settings, replace(options, rows=False, transitions=True, of_key=row))
     )
 
 
@@ -360,9 +367,12 @@ def _last_transition(traced: Replayed) -> int | None:
 def shown(processor: Processor[Any, Any], stored: bytes, value: bytes | None) -> str | None:
     if value is None:
         return None
-    if stored[:1] != ROW:
+    if stored[:1] not in ROW_KINDS:
         return str(decode_due(value))
+    table, _ = place_of_row(stored)
+    if table and table not in processor.tables:
+        return f"of a table that is not declared: {value.hex()}"
     try:
-        return readable(RowCodec[Any](processor.row).decode(value))
+        return readable(RowCodec[Any](processor.row_of(table)).decode(value))
     except ChangelogError as error:
         return f"unreadable ({error}): {value.hex()}"

@@ -13,14 +13,14 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, Protocol
 
 from holdfast.config import Settings
-from holdfast.core.engine.codec import NOTHING_APPLIED, ROW, Marker, combine_digests, text_key
+from holdfast.core.engine.codec import NOTHING_APPLIED, ROW_KINDS, Marker, combine_digests, place_of_row
 from holdfast.core.engine.positions import Position, position_format
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import HoldfastError
 from holdfast.pipeline.folding import FoldSummary
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
-from holdfast.pipeline.verify import LivePartition, last_changed, read_live, shown, upto
+from holdfast.pipeline.verify import LivePartition, kind_of, last_changed, read_live, shown, upto
 
 LOOKS = 3
 """How often a partition is looked at whose changelog alone differs: a row that changed meanwhile may have
@@ -299,17 +299,17 @@ def _first(
     alone = replace(options, partitions=(served.partition,), rows=True)
     replayed = dict(replay(processor, settings, alone).state(served.partition))
     stored, found = first_odd(stores.stored(processor, served), changelog.stored, replayed)
-    key, is_row = text_key(stored), stored[:1] == ROW
+    (table, key), is_row = place_of_row(stored), stored[:1] in ROW_KINDS
     values = {name: shown(processor, stored, value) for name, value in found.items()}
     return StoreDifference(
         partition=served.partition,
-        kind="row" if is_row else "timer",
+        kind=kind_of(stored),
         key=key,
         store=values[STORE],
         changelog=values[CHANGELOG],
         replayed=values[REPLAY],
         differs=odd(found),
-        changed_at=last_changed(processor, settings, alone, key) if is_row else None,
+        changed_at=last_changed(processor, settings, alone, (table, key)) if is_row else None,
     )
 
 

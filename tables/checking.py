@@ -17,7 +17,7 @@ import rocksdict as R
 from confluent_kafka import KafkaException, TopicPartition
 
 from holdfast.clock import system_clock
-from holdfast.core.engine.codec import APPLIED, META, ROW, text_key
+from holdfast.core.engine.codec import APPLIED, META, ROW_KINDS, place_of_row
 from holdfast.errors import BrokerError
 from holdfast.kafka.codes import is_end
 from holdfast.tables.aside import scratch_of
@@ -179,7 +179,8 @@ def _walk(state: PinnedState | Pinned, stop: threading.Event) -> Iterator[tuple[
 
 
 def _said(key: bytes, here: bytes | None, there: bytes | None) -> str:
-    what = "row" if key[:1] == ROW else "timer"
+    table, name = place_of_row(key)
+    what = (f"row of table {table}" if table else "row") if key[:1] in ROW_KINDS else "timer"
     if there is None:
-        return f"{what} {text_key(key)!r:.200} is not in its changelog"
-    return f"{what} {text_key(key)!r:.200} is {'missing' if here is None else 'not that of its changelog'}"
+        return f"{what} {name!r:.200} is not in its changelog"
+    return f"{what} {name!r:.200} is {'missing' if here is None else 'not that of its changelog'}"

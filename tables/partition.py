@@ -16,7 +16,7 @@ from rocksdict import WriteOptions
 
 from holdfast.clock import system_clock
 from holdfast.core.engine.choices import VectorMarker, encode_choice
-from holdfast.core.engine.codec import APPLIED, row_key
+from holdfast.core.engine.codec import APPLIED, key_in_table
 from holdfast.core.engine.folding import Changes, Folder
 from holdfast.core.engine.merging_folder import MergedChanges, MergingFolder
 from holdfast.core.engine.positions import Position, counted, offsets_of, position_format
@@ -431,14 +431,14 @@ class Partition:
 
     # -- reads
 
-    def get(self, key: str) -> bytes | None:
-        return self._store.get(row_key(key))
+    def get(self, key: str, table: str = "") -> bytes | None:
+        return self._store.get(key_in_table(table, key))
 
-    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        return self._store.get_many([row_key(key) for key in keys])
+    def get_many(self, keys: Sequence[str], table: str = "") -> list[bytes | None]:
+        return self._store.get_many([key_in_table(table, key) for key in keys])
 
-    def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
-        return self._store.page(prefix, after, limit)
+    def scan(self, prefix: str, after: str | None, limit: int, table: str = "") -> list[tuple[str, bytes]]:
+        return self._store.page(prefix, after, limit, table)
 
     def everything(self) -> Iterable[tuple[bytes, bytes]]:
         return self._store.everything()

@@ -15,8 +15,8 @@ import rocksdict as R
 from holdfast.core.engine.codec import (
     APPLIED,
     META,
-    row_key,
-    text_key,
+    key_in_table,
+    place_of_row,
 )
 from holdfast.core.engine.positions import Position, PositionFormat, of_one_source
 from holdfast.errors import RottenStoreError, StateError, StoreError
@@ -315,14 +315,15 @@ class PartitionStore:
         except Exception as error:
             raise self._unread(error) from error
 
-    def page(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
-        """Return up to *limit* rows with *prefix*, from the first key above *after*, in the order of the
-        keys' bytes.
+    def page(self, prefix: str, after: str | None, limit: int, table: str = "") -> list[tuple[str, bytes]]:
+        """Return up to *limit* rows of a table with *prefix*, from the first key above *after*, in the order of
+        the keys' bytes.
         """
-        start = row_key(prefix) if after is None else max(row_key(prefix), row_key(after) + b"\x00")
+        within = key_in_table(table, prefix)
+        start = within if after is None else max(within, key_in_table(table, after) + b"\x00")
         out: list[tuple[str, bytes]] = []
-        for key, value in self._range(start, row_key(prefix)):
-            out.append((text_key(key), value))
+        for key, value in self._range(start, within):
+            out.append((place_of_row(key)[1], value))
             if len(out) == limit:
                 break
         return out

@@ -48,6 +48,7 @@ FACE = [
     "Settings",
     "Source",
     "Stream",
+    "Table",
     "TableClient",
     "Text",
     "by_key",

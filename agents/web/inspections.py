@@ -17,7 +17,7 @@ from dataclasses import dataclass, field
 from holdfast.agents.serving import Replica, ReplicaState
 from holdfast.agents.web.replies import RequestRefused
 from holdfast.clock import system_clock
-from holdfast.core.engine.codec import META, ROW, hashed
+from holdfast.core.engine.codec import META, ROW_KINDS, hashed
 from holdfast.core.engine.query_wire import LIMIT_REPLY_BYTES
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import StoreError
@@ -185,7 +185,7 @@ def digest_of(state: ReplicaState, stop: threading.Event) -> Inspected:
             return Inspected(digest=sha.hexdigest(), rows=rows, timers=timers)
         kept = [(key, value) for key, value in found if key[:1] != META]
         sha.update(hashed(kept))
-        here = sum(key[:1] == ROW for key, _ in kept)
+        here = sum(key[:1] in ROW_KINDS for key, _ in kept)
         rows, timers, start = rows + here, timers + len(kept) - here, found[-1][0] + b"\x00"
         if stop.wait(REST * (system_clock.monotonic_s() - began_s)):
             raise StoreError("nobody waits for this inspection any more")

@@ -38,7 +38,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
 from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import PageReply, Role, RowReply, RowsReply, Staleness, render
 from holdfast.errors import ConfigError, StoreError
 
@@ -200,8 +200,8 @@ class _Tables:
                     f"{LIMIT_IN_FLIGHT} queries are in progress here; ask again",
                     retry_after_ms=RETRY_AFTER_MS,
                 )
-            name = request.match_info["table"]
-            table, outcome = name if name in self._serving.tables() else "", "failed"
+            asked, outcome = request.match_info["table"], "failed"
+            table = asked if self._declaring(asked) is not None else ""
             self._in_flight += 1
             began_s = self._clock.monotonic_s()
             try:
@@ -232,6 +232,7 @@ class _Tables:
         return {
             "version": processor.version,
             **({"source": processor.source} if processor.on is None else {"sources": list(processor.topics)}),
+            **({"tables": list(processor.tables)} if processor.tables else {}),
             "partitions": partitions,
             "held": [
                 {
@@ -251,53 +252,56 @@ class _Tables:
     async def row(self, request: web.Request) -> web.Response:
         key = request.match_info["key"]
         replica = await self._replica(request, terms_of(request.query, scan=False))
-        about, value = _about(replica), replica.get(key)
+        table = _named(request)
+        about, value = _about(replica, table), replica.get(key, table)
         _still(replica)
         if wants_msgpack(request):
             return respond(request, RowReply(**about, key=key, found=value is not None, value=value))
         return respond(
             request,
-            {**about, "key": key, "found": value is not None, "value": self._rendered(replica, value)},
+            {**about, "key": key, "found": value is not None, "value": self._rendered(replica, table, value)},
         )
 
     async def rows(self, request: web.Request) -> web.Response:
         terms, keys = terms_of(request.query, scan=False), (await keys_of(request)).keys
-        replica = await self._replica(request, terms)
-        about = _about(replica)
+        replica, table = await self._replica(request, terms), _named(request)
+        about = _about(replica, table)
         values, _ = _bounded(
-            len(keys), lambda got, count: replica.get_many(keys[len(got) : len(got) + count]), _size_of_value
+            len(keys),
+            lambda got, count: replica.get_many(keys[len(got) : len(got) + count], table),
+            _size_of_value,
         )
         _still(replica)
         if wants_msgpack(request):
             return respond(request, RowsReply(**about, values=values))
-        return respond(request, {**about, "values": [self._rendered(replica, value) for value in values]})
+        shown = [self._rendered(replica, table, value) for value in values]
+        return respond(request, {**about, "values": shown})
 
     async def scan(self, request: web.Request) -> web.Response:
         terms, page = terms_of(request.query, scan=request.method == "GET"), await page_of(request)
         limit = min(page.limit, query_wire.LIMIT_PAGE_ROWS)
-        replica = await self._replica(request, terms)
-        about = _about(replica)
+        replica, table = await self._replica(request, terms), _named(request)
+        about = _about(replica, table)
         rows, ended = _bounded(
             limit,
-            lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count),
+            lambda got, count: replica.scan(page.prefix, got[-1][0] if got else page.after, count, table),
             _size_of_row,
         )
         _still(replica)
         after = None if ended else rows[-1][0]
         if wants_msgpack(request):
             return respond(request, PageReply(**about, rows=rows, after=after))
-        return respond(
-            request,
-            {**about, "rows": [[key, self._rendered(replica, value)] for key, value in rows], "after": after},
-        )
+        shown = [[key, self._rendered(replica, table, value)] for key, value in rows]
+        return respond(request, {**about, "rows": shown, "after": after})
 
-    def _rendered(self, replica: Replica, value: bytes | None) -> Any:
+    def _rendered(self, replica: Replica, table: str, value: bytes | None) -> Any:
         if value is None:
             return None
         processor = replica.processor
-        codec = self._codecs.get(processor.name)
+        name = table_name(processor, table)
+        codec = self._codecs.get(name)
         if codec is None:
-            codec = self._codecs[processor.name] = RowCodec(processor.row)
+            codec = self._codecs[name] = RowCodec(processor.row_of(table))
         return render(codec.decode(value))
 
     # -- finding the replica
@@ -308,14 +312,13 @@ class _Tables:
 
     async def _replica(self, request: web.Request, terms: QueryTerms) -> Replica:
         """Return the replica that may answer, once it has reached the offset asked for; raises Refused."""
-        table, at = request.match_info["table"], request.match_info["partition"]
-        processor = self._serving.tables().get(table)
+        asked, at = request.match_info["table"], request.match_info["partition"]
+        table, processor = asked.partition(".")[0], self._declaring(asked)
         if processor is None:
-            known = ", ".join(sorted(self._serving.tables())) or "none"
             raise RequestRefused(
                 404,
                 "no_such_table",
-                f"no table {table[:100]!r} in application {self._app}; its tables: {known}",
+                f"no table {asked[:100]!r} in application {self._app}; its tables: {self._names()}",
             )
         if terms.version is not None and terms.version != processor.version:
             raise RequestRefused(
@@ -343,6 +346,17 @@ class _Tables:
             f"{table}/{partition} is at offset {reached_to}, not yet {shown_offsets(wanted)} after {terms.timeout_ms} ms; "
             "ask again, or see whether its worker keeps up (kafka_consumergroup_lag)",
         )
+
+    def _declaring(self, asked: str) -> Processor[Any, Any] | None:
+        """Return the processor whose table is asked for, None when no such table is declared."""
+        name, dot, named = asked.partition(".")
+        processor = self._serving.tables().get(name)
+        return None if processor is None or (dot and named not in processor.tables) else processor
+
+    def _names(self) -> str:
+        tables = self._serving.tables()
+        names = [table_name(each, table) for each in tables.values() for table in ("", *each.tables)]
+        return ", ".join(sorted(names)) or "none"
 
     def _find(self, request: web.Request, table: str, partition: int, staleness: Staleness | None) -> Replica:
         replica = self._serving.lookup(table, partition)
@@ -381,13 +395,18 @@ def _role(replica: Replica) -> Role:
     return "active" if replica.active else "standby"
 
 
-def _about(replica: Replica) -> dict[str, Any]:
+def _named(request: web.Request) -> str:
+    """Return the named table that is asked for, "" for a processor's own."""
+    return request.match_info["table"].partition(".")[2]
+
+
+def _about(replica: Replica, table: str) -> dict[str, Any]:
     """Return what every reply tells.
 
     Taken before the rows are read: what is read after it can only reflect more.
     """
     return {
-        "table": replica.processor.name,
+        "table": table_name(replica.processor, table),
         "version": replica.processor.version,
         "partition": replica.partition,
         "role": _role(replica),

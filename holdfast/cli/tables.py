@@ -11,7 +11,7 @@ from holdfast.cli.application import load_application
 from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables_reading import add_commands
-from holdfast.core.engine.codec import META, ROW, TICK, WAKE
+from holdfast.core.engine.codec import META, NAMED, ROW, TICK, WAKE
 from holdfast.core.engine.processor import refuse_several_sources
 from holdfast.errors import ConfigError
 
@@ -27,7 +27,13 @@ app = typer.Typer(
 add_commands(app)
 
 COLUMNS = ("partition", "offset", "kind", "key", "producer_id", "why")
-_KINDS = {META: "bookkeeping", WAKE: "timer", ROW: "row", TICK: "timer of ticks"}
+_KINDS = {
+    META: "bookkeeping",
+    WAKE: "timer",
+    ROW: "row",
+    TICK: "timer of ticks",
+    NAMED: "row of a named table",
+}
 
 
 @app.command(
@@ -145,12 +151,18 @@ def _stray(partition: int, stray: Stray) -> dict[str, Cell]:
         "partition": partition,
         "offset": stray.offset,
         "kind": None if key is None else _KINDS.get(key[:1], "unknown"),
-        "key": None
-        if key is None
-        else key[1:].decode(errors="backslashreplace")
-        if key[:1] in _KINDS
-        else key.hex(),
+        "key": None if key is None else _shown(key) if key[:1] in _KINDS else key.hex(),
         "value_bytes": None if stray.value is None else len(stray.value),
         "producer_id": stray.producer_id,
         "why": stray.why,
     }
+
+
+def _shown(key: bytes) -> str:
+    """Return a key for people, a named table's with the name before it.
+
+    >>> _shown(b"\\x02ada"), _shown(b"\\x04sessions\\x00ada")
+    ('ada', 'sessions: ada')
+    """
+    text = key[1:].decode(errors="backslashreplace")
+    return text.replace("\x00", ": ", 1) if key[:1] == NAMED else text

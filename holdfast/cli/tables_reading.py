@@ -19,7 +19,6 @@ from holdfast.cli.output import Cell, Output, note, show
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
-from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import AtOffset
 from holdfast.errors import ConfigError
 
@@ -28,7 +27,10 @@ ROWS = ("key", "partition", "as_of_offset", "role", "value")
 LIMIT_ROWS = 100
 
 ProcessorArgument = Annotated[
-    str, typer.Argument(metavar="PROCESSOR", help="The processor whose table it is.")
+    str,
+    typer.Argument(
+        metavar="TABLE", help="The processor whose table it is, or PROCESSOR.TABLE for a named one."
+    ),
 ]
 PartitionOption = Annotated[
     int | None,
@@ -163,11 +165,14 @@ class _Unseen:
 
 
 @contextmanager
-def _asking(context: typer.Context, name: str) -> Iterator[tuple[Processor[Any, Any], BlockingTableClient]]:
+def _asking(context: typer.Context, name: str) -> Iterator[tuple[str, BlockingTableClient]]:
     application = _application(context)
-    table = application.processor(name)
-    with BlockingTableClient(application.settings, [table]) as client:
-        yield table, client
+    of, dot, table = name.partition(".")
+    processor = application.processor(of)
+    if dot:
+        processor.row_of(table or name)  # raises for one that is not declared
+    with BlockingTableClient(application.settings, [processor]) as client:
+        yield name, client
 
 
 def _application(context: typer.Context) -> Application:

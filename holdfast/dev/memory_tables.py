@@ -20,7 +20,7 @@ from holdfast.agents.web.server import WebService
 from holdfast.clients.tables.directory import FixedDirectory
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
-from holdfast.core.engine.codec import NOTHING_APPLIED, RowCodec, row_key
+from holdfast.core.engine.codec import NOTHING_APPLIED, RowCodec, key_in_table
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import TableClaims, WorkerClaims
 
@@ -34,16 +34,20 @@ class MemoryReplica:
         self.processor, self.partition, self.active, self.serving = processor, partition, active, True
         self.applied, self.stream_ms, self.source_end, self.current_ms = NOTHING_APPLIED, -1, UNKNOWN, UNKNOWN
         self.rows: dict[str, bytes] = {}
+        self.named: dict[str, dict[str, bytes]] = {name: {} for name in processor.tables}
         self.waited_for = asyncio.Event()
-        self._codec: RowCodec[Any] = RowCodec(processor.row)
         self._moved = asyncio.Condition()
 
-    def put(self, key: str, row: Any) -> None:
+    def of(self, table: str) -> dict[str, bytes]:
+        """Return the stored rows of a named table, or of the processor's own."""
+        return self.named[table] if table else self.rows
+
+    def put(self, key: str, row: Any, table: str = "") -> None:
         """Set a row, or remove it with None."""
         if row is None:
-            self.rows.pop(key, None)
+            self.of(table).pop(key, None)
         else:
-            self.rows[key] = self._codec.encode(row)
+            self.of(table)[key] = RowCodec[Any](self.processor.row_of(table)).encode(row)
 
     async def advance(self, offset: int, stream_ms: int = -1) -> None:
         """Let the state reflect everything up to *offset*, and wake who waits for that."""
@@ -54,18 +58,16 @@ class MemoryReplica:
         async with self._moved:
             self._moved.notify_all()
 
-    def get(self, key: str) -> bytes | None:
-        return self.rows.get(key)
+    def get(self, key: str, table: str = "") -> bytes | None:
+        return self.of(table).get(key)
 
-    def get_many(self, keys: Sequence[str]) -> list[bytes | None]:
-        return [self.rows.get(key) for key in keys]
+    def get_many(self, keys: Sequence[str], table: str = "") -> list[bytes | None]:
+        return [self.of(table).get(key) for key in keys]
 
-    def scan(self, prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
-        above = b"" if after is None else after.encode()
-        keys = (
-            key for key in self.rows if key.startswith(prefix) and (after is None or key.encode() > above)
-        )
-        return [(key, self.rows[key]) for key in sorted(keys, key=str.encode)[:limit]]
+    def scan(self, prefix: str, after: str | None, limit: int, table: str = "") -> list[tuple[str, bytes]]:
+        above, rows = b"" if after is None else after.encode(), self.of(table)
+        keys = (key for key in rows if key.startswith(prefix) and (after is None or key.encode() > above))
+        return [(key, rows[key]) for key in sorted(keys, key=str.encode)[:limit]]
 
     def approximate_rows(self) -> int:
         return len(self.rows)
@@ -102,7 +104,11 @@ class MemoryState:
             replica.applied + 1,
         )
         self.offsets, self.position = (replica.applied,), b""
-        self._items = sorted((row_key(key), value) for key, value in replica.rows.items())
+        self._items = sorted(
+            (key_in_table(table, key), value)
+            for table in ("", *replica.named)
+            for key, value in replica.of(table).items()
+        )
 
     def step(self, start: bytes, limit: int) -> list[tuple[bytes, bytes]]:
         return [item for item in self._items if item[0] >= start][:limit]
@@ -151,10 +157,19 @@ class MemoryWorker:
     def replica(self, processor: Processor[Any, Any], partition: int) -> MemoryReplica:
         return self.replicas[processor.name, partition]
 
-    def put(self, processor: Processor[Any, Any], partition: int, key: str, row: Any, *, offset: int) -> None:
-        """Set a row as the fold of the record at *offset* would."""
+    def put(
+        self,
+        processor: Processor[Any, Any],
+        partition: int,
+        key: str,
+        row: Any,
+        *,
+        offset: int,
+        table: str = "",
+    ) -> None:
+        """Set a row, of a named *table* or the processor's own, as the fold of the record at *offset* would."""
         replica = self.replica(processor, partition)
-        replica.put(key, row)
+        replica.put(key, row, table)
         replica.applied = offset
 
     def claims(self, generation: int = 1) -> WorkerClaims:

@@ -10,7 +10,16 @@ from typing import Any
 
 from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.choices import Choice
-from holdfast.core.engine.codec import ROW, TICK, WAKE, RowCodec, decode_due, digest, text_key
+from holdfast.core.engine.codec import (
+    TICK,
+    WAKE,
+    RowCodec,
+    decode_due,
+    digest,
+    place_of_row,
+    table_prefix,
+    text_key,
+)
 from holdfast.core.engine.emits import Emit
 from holdfast.core.engine.folding import Folder, Refused
 from holdfast.core.engine.memory_store import DictStore
@@ -117,10 +126,11 @@ class PartitionRun(ABC):
 
     # -- what a test looks at
 
-    def rows(self) -> dict[str, Any]:
-        """Return the rows by key."""
-        codec: RowCodec[Any] = RowCodec(self.processor.row)
-        return {text_key(key): codec.decode(value) for key, value in self.outcome.store.scan(ROW)}
+    def rows(self, table: str = "") -> dict[str, Any]:
+        """Return the rows by key; of a named *table*, or the processor's own."""
+        codec: RowCodec[Any] = RowCodec(self.processor.row_of(table))
+        found = self.outcome.store.scan(table_prefix(table))
+        return {place_of_row(key)[1]: codec.decode(value) for key, value in found}
 
     def timers(self, *, tick: bool = False) -> dict[str, int]:
         """Return when each timer is due, in ms, by key: of append time, or those of *tick*s."""

@@ -10,7 +10,7 @@ from typing import Any, Self
 
 from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.graph import TopologyGraph
-from holdfast.core.engine.processor import Headers, Processor, by_name
+from holdfast.core.engine.processor import Headers, Processor, by_name, table_name
 from holdfast.core.engine.sources import Source
 from holdfast.core.engine.stepping import Refused, Written
 from holdfast.core.engine.streams import Stream
@@ -186,30 +186,33 @@ class Topology:
 
     def table(self, name: str | Processor[Any, Any], *, partition: int | None = None) -> dict[str, Any]:
         """Return the rows of a processor by key, in the order of their keys; of one *partition* only, if named.
+        Of a named table, say "processor.table".
 
         TopologyError when two partitions have rows of one key (the records' keys did not choose by it), or
         when `route` leads queries to another partition than the row's.
         """
         found: dict[str, Any] = {}
         homes: dict[str, int] = {}
-        for run in self._of(name, partition):
-            for key, row in run.rows().items():
-                self._check_route(run.processor, key, run.partition)
+        processor, _, table = name.partition(".") if isinstance(name, str) else (name.name, "", "")
+        for run in self._of(processor, partition, table):
+            for key, row in run.rows(table).items():
+                self._check_route(run.processor, table, key, run.partition)
                 if (other := homes.setdefault(key, run.partition)) != run.partition:
                     raise TopologyError(
-                        f"{run.processor.name} has rows of {key!r:.200} in partitions {other} and {run.partition}: records of one "
+                        f"{table_name(run.processor, table)} has rows of {key!r:.200} in partitions {other} and {run.partition}: records of one "
                         "key must come into one partition; pipe them with key=..., or look at one with table(..., partition=...)"
                     )
                 found[key] = row
         return dict(sorted(found.items(), key=lambda each: each[0].encode()))
 
-    def _check_route(self, processor: Processor[Any, Any], key: str, partition: int) -> None:
-        if processor.route is None:
+    def _check_route(self, processor: Processor[Any, Any], table: str, key: str, partition: int) -> None:
+        route = processor.route_of(table)
+        if route is None:
             return
-        leads = processor.route(key, self._logs.partitions)
+        leads = route(key, self._logs.partitions)
         if leads is not None and leads != partition:
             raise TopologyError(
-                f"{processor.name} has the row of {key!r:.200} in partition {partition}, but its route leads queries to {leads}: they "
+                f"{table_name(processor, table)} has the row of {key!r:.200} in partition {partition}, but its route leads queries to {leads}: they "
                 "would not find it; pipe its records with the key that the route expects, or mend the route"
             )
 
@@ -235,10 +238,16 @@ class Topology:
             for choice in run.choices
         ]
 
-    def _of(self, name: str | Processor[Any, Any], partition: int | None) -> Sequence[PartitionRun]:
+    def _of(
+        self, name: str | Processor[Any, Any], partition: int | None, table: str = ""
+    ) -> Sequence[PartitionRun]:
         name = name.name if isinstance(name, Processor) else name
         if name not in self.processors:
             raise TopologyError(f"no processor {name!r:.200}; there are {', '.join(sorted(self.processors))}")
+        if table and table not in (tables := self.processors[name].tables):
+            raise TopologyError(
+                f"{name} has no table {table!r:.200}; it has {', '.join(tables) or 'none besides its own'}"
+            )
         return [run for (of, at), run in sorted(self._runs.items()) if of == name and partition in (None, at)]
 
     def describe(self) -> str:

@@ -66,6 +66,7 @@ def test_for_programs(run: Run) -> None:
         "table": "count.v1",
         "emits": [],
         "timers": False,
+        "tables": [],
         "internal": ["words"],
     }
 

@@ -207,7 +207,7 @@ def test_results_come_in_batches_of_bounded_size() -> None:
 
 def test_only_the_transitions_of_one_key_are_told_when_asked() -> None:
     part = [Record(0, 1, None, b"add a 1"), Record(1, 1, None, b"add b 1"), Record(2, 1, None, b"add a 2")]
-    plan = FoldPlan(processor=PROCESSOR, rows=False, transitions=True, of_key="a")
+    plan = FoldPlan(processor=PROCESSOR, rows=False, transitions=True, of_key=("", "a"))
     told = replayed([record_batch(0, part)], [0], plan).table("transitions", PROCESSOR).to_pylist()
     assert [(row["offset"], row["key"]) for row in told] == [(0, "a"), (2, "a")]
 

@@ -15,6 +15,7 @@ from pyarrow import dataset
 
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.stepping import Transition
 from holdfast.errors import ConfigError, LakeError, LostRecordsError, PipelineError
 from holdfast.pipeline import on_spark
 from holdfast.pipeline.extent import Extent, Until
@@ -29,6 +30,7 @@ from tests.pipeline.conftest import MakeTopic
 from tests.pipeline.folds import Log, Record, accounts, logs
 from tests.pipeline.lakes import ends, landed, write_bronze
 from tests.support.places import ROOT
+from tests.support.visits import visits
 
 if TYPE_CHECKING:
     from pyspark.sql import SparkSession
@@ -106,6 +108,47 @@ def test_both_engines_tell_the_same_of_a_topic(
     ) == told(local, processor)
 
 
+def test_both_engines_tell_the_same_of_named_tables(spark: SparkSession, tmp_path: Path) -> None:
+    log = {
+        partition: [
+            Record(at, 1_000 + 10 * at, None, f"{OPS[at % 5]} v{at % 7} p{at % (3 + partition)}".encode())
+            for at in range(200)
+        ]
+        for partition in range(2)
+    }
+    write_bronze(tmp_path, "visits", log)
+    processor = visits()
+    local, far = (
+        replay(
+            processor,
+            NO_KAFKA,
+            ReplayOptions(
+                engine=engine,  # type: ignore[arg-type]
+                source="bronze",
+                lake=str(tmp_path),
+                transitions=True,
+                spark=options,
+            ),
+        )
+        for engine, options in (("local", SparkOptions()), ("spark", FAR))
+    )
+    assert (local.engine, far.engine) == ("local", "spark")
+    assert told(local, processor) == told(far, processor)
+    rows = local.table("rows", processor).to_pylist()
+    assert {row["table"] for row in rows} == {None, "open", "pages"}
+    assert sum(each.rows for each in local.partitions) == len(rows)
+    changed = local.table("transitions", processor).to_pylist()
+    last = {(each["partition"], each["table"], each["key"]): each["after"] for each in changed}
+    assert {key: row for key, row in last.items() if row is not None} == {
+        (row["partition"], row["table"], row["key"]): row["row"] for row in rows
+    }
+    of_one = FoldPlan(processor=processor, transitions=True, of_key=("open", "v1"))
+    assert len([each for each in changed if (each["table"], each["key"]) == ("open", "v1")]) > 1
+    assert of_one.tells(Transition(offset=0, at_ms=0, key="v1", before=None, after=None, table="open"))
+    assert not of_one.tells(Transition(offset=0, at_ms=0, key="v1", before=None, after=None))
+
+
+OPS = ("enter", "enter", "leave", "break", "enter")
 LOG: Log = {
     0: [
         Record(at, 1_000 + 10 * at, None, b"add k%d %d" % (at % 5, at % 97), (("tag", b"x"),))

@@ -15,6 +15,7 @@ import pytest
 from holdfast import Emit, Processor, Rows, by_key
 from holdfast.errors import ImpureFoldError, TopologyError
 from holdfast.testing import Topology
+from tests.support.visits import Visit, Visitor, visits
 
 QUIET_MS = 1_000
 
@@ -235,3 +236,24 @@ def test_it_describes_itself() -> None:
         "spent (version 1)\n  folds   sales\n  table   spent.v1, with timers\n  emits   big (internal)\n\n"
         "tally (version 1)\n  folds   big (internal)\n  table   tally.v1"
     )
+
+
+def test_rows_of_named_tables_are_asked_for_by_name() -> None:
+    with Topology([visits()]) as topology:
+        for at, told in enumerate(("enter ann home", "enter bob news", "leave ann -", "break cy home")):
+            topology.pipe("visits", told, key=told.split(" ")[1], at=1_000 + at)
+        assert topology.table("visitors") == {"ann": Visitor(1), "bob": Visitor(1)}
+        assert topology.table("visitors.open") == {"bob": Visit("news", 1_001)}
+        assert topology.table("visitors.pages") == {"home": 1.0, "news": 1.0}
+        assert [each.reason for each in topology.refused] == ["the fold failed"]
+        with pytest.raises(TopologyError, match="visitors has no table 'shut'; it has open, pages"):
+            topology.table("visitors.shut")
+        assert "  named   open, pages" in topology.describe()
+
+
+def test_a_named_table_s_route_is_checked_too() -> None:
+    with Topology([visits()]) as topology:
+        topology.pipe("visits", "enter ann home", key="somebody else", partition=1)
+        topology.pipe("visits", "enter ann home", key="somebody else", partition=2)
+        with pytest.raises(TopologyError, match=r"visitors\.open has the row of 'ann' in partition"):
+            topology.table("visitors.open")

@@ -10,7 +10,7 @@ from typing import Any, Generic, TypeAlias, TypeVar
 import msgspec
 
 from holdfast.clients.tables.query_router import Question
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import AtOffset, Keys, Page, Reply, Role, Staleness, encode
 from holdfast.errors import QueryError
 
@@ -69,17 +69,18 @@ class ReadTerms:
             )
 
     def question(
-        self, processor: Processor[Any, Any], partition: int, verb: str, body: Keys | Page
+        self, processor: Processor[Any, Any], table: str, partition: int, verb: str, body: Keys | Page
     ) -> Question:
         try:
             encoded = encode(body)
         except UnicodeEncodeError as error:
             raise QueryError(
-                f"table {processor.name}: keys are Unicode text, this one is not ({error.reason})"
+                f"table {table_name(processor, table)}: keys are Unicode text, this one is not ({error.reason})"
             ) from error
         at_offset = self.at_least.get(partition)
         return Question(
             processor=processor,
+            table=table,
             partition=partition,
             verb=verb,
             body=encoded,

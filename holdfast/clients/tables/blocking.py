@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, Self, TypeVar
+from typing import Any, Self, TypeVar, overload
 
 from holdfast.clients.tables.answers import Answer, AtLeast, Bound
 from holdfast.clients.tables.client import PAGE_ROWS, TIMEOUT_S, TableClient
@@ -45,6 +45,7 @@ class BlockingTableClient:
     ) -> None:
         self._thread.stop(self._client.__aexit__(kind, error, traceback))
 
+    @overload
     def get(
         self,
         table: Processor[Any, R],
@@ -54,7 +55,28 @@ class BlockingTableClient:
         at_least: AtLeast | None = None,
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
-    ) -> Answer[R | None]:
+    ) -> Answer[R | None]: ...
+    @overload
+    def get(
+        self,
+        table: str,
+        key: str,
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> Answer[Any]: ...
+    def get(
+        self,
+        table: Processor[Any, Any] | str,
+        key: str,
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> Answer[Any]:
         """Return the row of *key*; its value is None when there is none."""
         asked = self._client.get(
             table,
@@ -66,6 +88,7 @@ class BlockingTableClient:
         )
         return self._wait(asked, timeout_s)
 
+    @overload
     def get_many(
         self,
         table: Processor[Any, R],
@@ -75,7 +98,28 @@ class BlockingTableClient:
         at_least: AtLeast | None = None,
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
-    ) -> dict[str, Answer[R | None]]:
+    ) -> dict[str, Answer[R | None]]: ...
+    @overload
+    def get_many(
+        self,
+        table: str,
+        keys: Sequence[str],
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> dict[str, Answer[Any]]: ...
+    def get_many(
+        self,
+        table: Processor[Any, Any] | str,
+        keys: Sequence[str],
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+    ) -> dict[str, Answer[Any]]:
         """Return the answer for each of *keys*."""
         asked = self._client.get_many(
             table,
@@ -87,6 +131,7 @@ class BlockingTableClient:
         )
         return self._wait(asked, timeout_s)
 
+    @overload
     def scan(
         self,
         table: Processor[Any, R],
@@ -97,7 +142,30 @@ class BlockingTableClient:
         timeout_s: float = TIMEOUT_S,
         max_staleness: Bound | None = None,
         page_rows: int = PAGE_ROWS,
-    ) -> Iterator[Answer[R]]:
+    ) -> Iterator[Answer[R]]: ...
+    @overload
+    def scan(
+        self,
+        table: str,
+        prefix: str = "",
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> Iterator[Answer[Any]]: ...
+    def scan(
+        self,
+        table: Processor[Any, Any] | str,
+        prefix: str = "",
+        *,
+        partition: int | None = None,
+        at_least: AtLeast | None = None,
+        timeout_s: float = TIMEOUT_S,
+        max_staleness: Bound | None = None,
+        page_rows: int = PAGE_ROWS,
+    ) -> Iterator[Answer[Any]]:
         """Yield the rows whose key begins with *prefix*; *timeout_s* is for each page."""
         rows = self._client.scan(
             table,
@@ -112,7 +180,7 @@ class BlockingTableClient:
 
     def windows(
         self,
-        table: Processor[Any, Any],
+        table: Processor[Any, Any] | str,
         key: str,
         *,
         since_ms: int | None = None,

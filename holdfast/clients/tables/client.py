@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Sequence
 from types import TracebackType
-from typing import Any, Generic, Self, TypeVar, overload
+from typing import Any, Self, TypeVar, overload
 
 import msgspec
 
@@ -20,7 +20,7 @@ from holdfast.clients.tables.query_router import QueryRouter
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.codec import RowCodec
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import (
     LIMIT_PAGE_ROWS,
     Keys,
@@ -43,15 +43,15 @@ CHUNK_KEYS = 1_000
 CHUNK_BYTES = 4 << 20
 
 
-class _Table(Generic[R]):
-    """A processor as its asker needs it."""
+class _Table:
+    """A table of a processor as its asker needs it; *name* is "" for the processor's own."""
 
-    __slots__ = ("decode", "processor")
+    __slots__ = ("decode", "name", "processor", "route")
 
-    def __init__(self, processor: Processor[Any, R]) -> None:
-        self.processor = processor
-        codec: RowCodec[R] = RowCodec(processor.row)
-        self.decode: Callable[[bytes], R] = codec.decode
+    def __init__(self, processor: Processor[Any, Any], name: str) -> None:
+        self.processor, self.name, self.route = processor, name, processor.route_of(name)
+        codec: RowCodec[Any] = RowCodec(processor.row_of(name))
+        self.decode: Callable[[bytes], Any] = codec.decode
 
 
 class TableClient:
@@ -59,7 +59,7 @@ class TableClient:
 
     A key's partition is the one given, else what the processor's `route` says, else that of *at_least* (a row
     changes only by records of its own partition), else every partition is asked. It is never guessed from the
-    key.
+    key. A table is a processor, or by name: "totals", and "totals.sessions" for its named table.
 
     Every call ends by its *timeout_s*. Until then it is tried again while partitions move, restore or their
     workers restart; see the QueryErrors for what can be in the way at the end.
@@ -74,7 +74,11 @@ class TableClient:
         clock: Clock = system_clock,
     ) -> None:
         self._app, self._clock = settings.app, clock
-        self._tables = {processor.name: _Table(processor) for processor in processors}
+        self._tables = {
+            table_name(processor, table): _Table(processor, table)
+            for processor in processors
+            for table in ("", *processor.tables)
+        }
         self._asker = QueryRouter(
             settings, WorkersTopic(settings, clock) if directory is None else directory, clock
         )
@@ -176,7 +180,7 @@ class TableClient:
             ReadTerms(at_least, max_staleness, self._clock.monotonic_s() + timeout_s),
         )
         _check_keys(keys)
-        if partition is None and isinstance(at_least, tuple) and found.processor.route is None:
+        if partition is None and isinstance(at_least, tuple) and found.route is None:
             partition = at_least[0]
         if partition is not None:
             terms.check([partition])
@@ -244,7 +248,7 @@ class TableClient:
             after: str | None = None
             while True:
                 page = Page(prefix=prefix, after=after, limit=min(max(1, page_rows), LIMIT_PAGE_ROWS))
-                question = terms.question(found.processor, each, "scan", page)
+                question = terms.question(found.processor, found.name, each, "scan", page)
                 reply = await self._asker.ask(
                     question, decode_page_reply, self._clock.monotonic_s() + timeout_s
                 )
@@ -272,7 +276,7 @@ class TableClient:
         Only those that start at or after *since_ms* and before *until_ms*, if given. The rest is as for `scan`; a partition
         is found by the table's route, and all are asked where that does not tell.
         """
-        route = self._table(table).processor.route
+        route = self._table(table).route
         deadline_s = self._clock.monotonic_s() + timeout_s
         if partition is None and route is not None:
             processor = self._table(table).processor
@@ -291,50 +295,50 @@ class TableClient:
 
     # -- within
 
-    def _table(self, table: Processor[Any, Any] | str) -> _Table[Any]:
+    def _table(self, table: Processor[Any, Any] | str) -> _Table:
         if not isinstance(table, str | Processor):
             raise QueryError(f"a table is a Processor or its name, not {type(table).__name__}")
         name = table if isinstance(table, str) else table.name
         found = self._tables.get(name)
         if found is None:
             raise NoSuchTableError(
-                f"this client was not given a processor {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}"
+                f"this client was not given a table {name!r}, only: {', '.join(sorted(self._tables)) or 'none'}"
             )
         return found
 
     async def _routed(
-        self, table: _Table[Any], keys: Sequence[str], deadline_s: float
+        self, table: _Table, keys: Sequence[str], deadline_s: float
     ) -> tuple[dict[int, list[str]], bool]:
         """Return the keys by partition, and whether some are sought in every one."""
         partitions = await self._asker.partitions(table.processor, deadline_s)
         by_partition: dict[int, list[str]] = {}
         anywhere = False
         for key in dict.fromkeys(keys):
-            place = self._place(table.processor, key, partitions)
+            place = self._place(table, key, partitions)
             anywhere = anywhere or place is None
             for each in range(partitions) if place is None else (place,):
                 by_partition.setdefault(each, []).append(key)
         return by_partition, anywhere
 
     @staticmethod
-    def _place(processor: Processor[Any, Any], key: str, partitions: int) -> int | None:
-        if processor.route is None:
+    def _place(table: _Table, key: str, partitions: int) -> int | None:
+        if table.route is None:
             return None
         try:
-            place = processor.route(key, partitions)
+            place = table.route(key, partitions)
         except Exception as error:
             raise QueryError(
-                f"key {key[:80]!r} is none that {processor.name} could hold: its route says {error}"
+                f"key {key[:80]!r} is none that {table_name(table.processor, table.name)} could hold: its route says {error}"
             ) from error
         return None if place is None else int(place)
 
     async def _rows(
-        self, table: _Table[Any], partition: int, keys: Sequence[str], terms: ReadTerms
+        self, table: _Table, partition: int, keys: Sequence[str], terms: ReadTerms
     ) -> dict[str, Answer[Any]]:
         answers: dict[str, Answer[Any]] = {}
         at = 0
         while at < len(keys):
-            question = terms.question(table.processor, partition, "get", Keys(_chunk(keys, at)))
+            question = terms.question(table.processor, table.name, partition, "get", Keys(_chunk(keys, at)))
             reply: RowsReply = await self._asker.ask(question, decode_rows_reply, terms.deadline_s)
             if not reply.values:
                 raise QueryError(

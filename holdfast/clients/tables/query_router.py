@@ -20,7 +20,7 @@ from holdfast.clients.tables.directory import Directory
 from holdfast.clients.tables.web_tls import WorkerToken, client_tls
 from holdfast.clock import Clock
 from holdfast.config import Settings
-from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.processor import Processor, table_name
 from holdfast.core.engine.query_wire import (
     LIMIT_REPLY_BYTES,
     MSGPACK,
@@ -65,17 +65,20 @@ _BACKOFF_S, _LONGEST_BACKOFF_S = 0.02, 0.5
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Question:
-    """One request about one partition of one table, and the terms of its answer."""
+    """One request about one partition of one table, and the terms of its answer. *table* is "" for the
+    processor's own.
+    """
 
     processor: Processor[Any, Any]
     partition: int
     verb: str
+    table: str = ""
     body: bytes
     at_offset: AtOffset | None
     staleness: Staleness | None
 
     def __str__(self) -> str:
-        return f"{self.processor.name}/{self.partition}"
+        return f"{table_name(self.processor, self.table)}/{self.partition}"
 
 
 def _shown(offsets: AtOffset) -> str:
@@ -365,7 +368,9 @@ class QueryRouter:
 
     def _url(self, url: str, question: Question, attempt_s: float) -> URL:
         if question.at_offset is None and question.staleness is None:
-            return _plain_url(url, question.processor.name, question.partition, question.verb)
+            return _plain_url(
+                url, table_name(question.processor, question.table), question.partition, question.verb
+            )
         terms = [] if question.staleness is None else [f"stale-ok={question.staleness}"]
         if question.at_offset is not None:
             # The worker gives up a little earlier than this attempt, so that its word on how far it is
@@ -375,7 +380,7 @@ class QueryRouter:
                 f"timeout-ms={int(max(attempt_s * 0.75, attempt_s - 0.1) * 1000)}",
             ]
         return URL(
-            f"{_plain_url(url, question.processor.name, question.partition, question.verb)}?{'&'.join(terms)}",
+            f"{_plain_url(url, table_name(question.processor, question.table), question.partition, question.verb)}?{'&'.join(terms)}",
             encoded=True,
         )
 

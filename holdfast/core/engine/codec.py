@@ -6,6 +6,7 @@ A key's first byte tells its kind, so that a scan of rows meets nothing else:
     01 key             a timer: value is the due time, 8 bytes big-endian, ms
     02 key             a row: value is the format byte, then msgpack
     03 key             a timer of the tick clock, as those of 01
+    04 table 00 key    a row of a named table of the processor, as those of 02; a table's name has no 00
 
 All integers are signed 64 bit unless said. Keys are UTF-8.
 """
@@ -25,7 +26,8 @@ from holdfast.errors import ChangelogError, FoldError
 
 R = TypeVar("R")
 
-META, WAKE, ROW, TICK = b"\x00", b"\x01", b"\x02", b"\x03"
+META, WAKE, ROW, TICK, NAMED = b"\x00", b"\x01", b"\x02", b"\x03", b"\x04"
+ROW_KINDS = (ROW, NAMED)
 APPLIED = META + b"applied"
 FORMAT = b"\x01"
 
@@ -43,6 +45,32 @@ def row_keys(keys: Iterable[str]) -> list[bytes]:
         return [ROW + each for each in map(str.encode, keys)]
     except (TypeError, UnicodeEncodeError):
         return list(map(row_key, keys))  # says which
+
+
+def table_prefix(table: str) -> bytes:
+    """Return what the stored keys of a table's rows begin with; "" is the processor's own table.
+
+    >>> table_prefix(""), table_prefix("sessions")
+    (b'\\x02', b'\\x04sessions\\x00')
+    """
+    return NAMED + table.encode() + b"\x00" if table else ROW
+
+
+def key_in_table(table: str, key: str) -> bytes:
+    """Return the stored key of row *key* of a table; raises FoldError for what is not text."""
+    return table_prefix(table) + _utf8(key)
+
+
+def place_of_row(stored: bytes) -> tuple[str, str]:
+    """Return the table and key of a stored row; of a timer, its key alone.
+
+    >>> place_of_row(b"\\x02ada"), place_of_row(b"\\x04sessions\\x00ada"), place_of_row(b"\\x01ada")
+    (('', 'ada'), ('sessions', 'ada'), ('', 'ada'))
+    """
+    if stored[:1] != NAMED:
+        return "", text_key(stored)
+    table, _, key = text_key(stored).partition("\x00")
+    return table, key
 
 
 def wake_key(key: str) -> bytes:

@@ -12,7 +12,7 @@ from holdfast.core.engine.processor import Processor
 
 
 class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A processor with the topics before and behind it."""
+    """A processor with the topics before and behind it; *tables* are its named ones."""
 
     name: str
     version: int
@@ -20,6 +20,7 @@ class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
     table: str
     emits: tuple[str, ...]
     timers: bool
+    tables: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,6 +40,7 @@ class TopologyGraph:
                 table=each.table,
                 emits=tuple(each.emits),
                 timers=each.on_wake is not None or each.on_tick is not None,
+                tables=tuple(each.tables),
             )
             for each in sorted(processors, key=lambda each: each.name)
         ]
@@ -66,6 +68,7 @@ class TopologyGraph:
                 **msgspec.structs.asdict(node),
                 "sources": list(node.sources),
                 "emits": list(node.emits),
+                "tables": list(node.tables),
                 "internal": sorted(internal.intersection((*node.sources, *node.emits))),
             }
             for node in self.nodes
@@ -89,6 +92,8 @@ class TopologyGraph:
             f"  folds   {self._listed(node.sources)}",
             f"  table   {node.table}{', with timers' if node.timers else ''}",
         ]
+        if node.tables:
+            lines.append(f"  named   {', '.join(node.tables)}")
         if node.emits:
             lines.append(f"  emits   {self._listed(node.emits)}")
         return "\n".join(lines)

@@ -12,6 +12,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.declaring import why_uncallable
 from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.named_tables import Table, declared_table, why_wrong_tables
 from holdfast.core.engine.row_types import why_unfit
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.sources import (
@@ -60,6 +61,10 @@ class Processor(Generic[E, R]):
     looked at its clock, that is recorded in the processor's *choices* (docs/DESIGN.md, "Choices"), which no
     version is part of: to add, remove or reorder sources, give the processor another name. *on_tick* is called
     for times set with `rows.wake_at(key, at_ms, clock="tick")` when the worker's clock passes them.
+
+    **Several tables.** `tables={"sessions": Session}` declares named tables beside the processor's own, each
+    with its type; a fold has the rows of one by `rows.table("sessions")`. They change in the same transaction
+    and lie in the same changelog. Queries name them PROCESSOR.TABLE.
     """
 
     name: str
@@ -77,6 +82,7 @@ class Processor(Generic[E, R]):
     route: Callable[[str, int], int | None] | None = None
     emits: tuple[str, ...] = ()
     in_place: bool = False
+    tables: Mapping[str, Any] = field(default_factory=dict, hash=False)
 
     def __post_init__(self) -> None:
         if not isinstance(self.name, str) or not _NAME.fullmatch(self.name):
@@ -105,6 +111,8 @@ class Processor(Generic[E, R]):
         self._check_functions()
         if (why := why_unfit(self.row)) is not None:
             raise self._wrong(f"row type {self.row!r:.200}: {why}")
+        if (why := why_wrong_tables(self.tables)) is not None:
+            raise self._wrong(why)
 
     def _check_sources(self, on: Mapping[Source[Any], Any]) -> None:
         mixed = [name for name in ("source", "decode", "fold") if getattr(self, name)]
@@ -213,6 +221,20 @@ class Processor(Generic[E, R]):
         """Return the table's name: name and version, so that versions never share state."""
         return f"{self.name}.v{self.version}"
 
+    def row_of(self, table: str) -> Any:
+        """Return the type of the rows of a table; "" is the processor's own."""
+        return self._declared(table).row if table else self.row
+
+    def route_of(self, table: str) -> Callable[[str, int], int | None] | None:
+        """Return what tells queries where a row key of a table lives; "" is the processor's own."""
+        return self._declared(table).route if table else self.route
+
+    def _declared(self, table: str) -> Table:
+        if table not in self.tables:
+            known = ", ".join(f"{self.name}.{name}" for name in self.tables) or "none besides its own"
+            raise self._wrong(f"no table {table!r:.200}; its tables: {known}")
+        return declared_table(self.tables[table])
+
     def changelog(self, app: str) -> str:
         """Return the changelog topic of this table in application *app* (Faust's naming)."""
         return f"{app}-{self.table}-changelog"
@@ -224,6 +246,11 @@ class Processor(Generic[E, R]):
     def transactional_id(self, app: str, partition: int) -> str:
         """Return the id whose epoch fences older owners; one per application, processor and partition."""
         return f"{app}.{self.name}.{partition}"
+
+
+def table_name(processor: Processor[Any, Any], table: str = "") -> str:
+    """Return what queries name a table: PROCESSOR, or PROCESSOR.TABLE for a named one."""
+    return f"{processor.name}.{table}" if table else processor.name
 
 
 def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[Any, Any]]:

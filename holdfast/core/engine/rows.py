@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator
+from collections.abc import Container, Iterator, Mapping
 from heapq import heapify, heappop, heappush
 from itertools import chain, islice, repeat
-from typing import Generic, Literal, Protocol, TypeVar, overload
+from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from holdfast.core.engine.codec import ROW, WAKE, RowCodec, decode_due, row_key, row_keys, text_key, wake_key
 from holdfast.core.engine.key_order import KeyOrder
@@ -44,8 +44,12 @@ class _Unknown:
 _UNKNOWN = _Unknown()
 
 
+_NO_TABLES: Mapping[str, Rows[Any]] = {}
+
+
 class Rows(Generic[R]):
-    """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`.
+    """Rows of one partition: `get`, `[]`, `in`, `del`, `scan`, and timers by `wake_at`. `table` gives those of
+    a named table.
 
     Rows must be immutable; change one by setting another in its place (or None, which removes it). Reads see
     this transaction's own changes. Keys are `str`.
@@ -67,10 +71,12 @@ class Rows(Generic[R]):
         "_codec",
         "_heap",
         "_limit",
+        "_name",
         "_old",
         "_order",
         "_replaced",
         "_store",
+        "_tables",
         "_undo_wakes",
         "_wakes",
         "_wakes_changed",
@@ -82,8 +88,16 @@ class Rows(Generic[R]):
     )
 
     def __init__(
-        self, store: Store, codec: RowCodec[R], cache_rows: int, ticks: TimerTable | None = None
+        self,
+        store: Store,
+        codec: RowCodec[R],
+        cache_rows: int,
+        ticks: TimerTable | None = None,
+        *,
+        name: str = "",
+        tables: Mapping[str, Rows[Any]] = _NO_TABLES,
     ) -> None:
+        self._name, self._tables = name, tables
         self._store, self._codec, self._limit = store, codec, max(1, cache_rows // 2)
         self._young: dict[str, R | None] = {}
         self._old: dict[str, R | None] = {}
@@ -93,6 +107,8 @@ class Rows(Generic[R]):
         self._replaced = 0
         self.put: list[R] = []
         self.failures: list[Exception] = []
+        for each in tables.values():
+            each.failures = self.failures  # whichever table's store fails, the folder looks here
         self.ticks = ticks
         self._wakes = {text_key(key): decode_due(value) for key, value in store.scan(WAKE)}
         self._wakes_changed: dict[str, int | None] = {}
@@ -100,6 +116,26 @@ class Rows(Generic[R]):
         self._heap = [(at_ms, key) for key, at_ms in self._wakes.items()]
         heapify(self._heap)
         self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
+
+    def table(self, name: str) -> Rows[Any]:
+        """Return the rows of the named table that the processor declares in `tables`; raises FoldError for
+        any other name.
+
+        They are of the same partition and of the same transaction; timers are set on the processor's own
+        rows alone.
+        """
+        found = self._tables.get(name)
+        if found is None:
+            raise FoldError(
+                f"no table {name!r:.200}; the tables declared are {', '.join(self._tables) or 'none'}: write Processor(..., tables={{name: Row}})"
+            )
+        return found
+
+    def every(self) -> tuple[Rows[Any], ...]:
+        """Return these rows and those of each named table, in the order of their declaration. For the folder
+        only.
+        """
+        return (self, *self._tables.values())
 
     @overload
     def get(self, key: str) -> R | None: ...
@@ -204,6 +240,10 @@ class Rows(Generic[R]):
             raise FoldError(f"wake_at({key!r:.200}, {at_ms!r:.200}): not a time in whole ms")
         if len(wake_key(key)) > LIMIT_KEY_BYTES:
             raise FoldError(f"timer key {key[:80]!r} is longer than {LIMIT_KEY_BYTES} bytes")
+        if self._name:
+            raise FoldError(
+                f"wake_at({key!r:.200}) on the rows of table {self._name}: timers are the processor's, call rows.wake_at"
+            )
         if clock != "append":
             self._tick_at(key, at_ms, clock)
             return
@@ -280,6 +320,8 @@ class Rows(Generic[R]):
         if fresh:
             deque(map(self._young.pop, islice(reversed(self._changed), fresh), repeat(None)), 0)
             self._replaced = len(self._changed)
+        for each in self._tables.values():
+            each.forget_replaced()
 
     def commit(self) -> None:
         """Take the changes as committed to the store. For the folder only."""
@@ -298,6 +340,8 @@ class Rows(Generic[R]):
         if len(self._young) > self._limit:
             self._all_cached = self._all_cached and not self._old
             self._old, self._young = self._young, {}
+        for each in self._tables.values():
+            each.commit()
 
     def rollback(self) -> None:
         """Forget the changes since the last commit. For the folder only."""
@@ -315,6 +359,8 @@ class Rows(Generic[R]):
         self._undo_wakes.clear()
         if self.ticks is not None:
             self.ticks.rollback()
+        for each in self._tables.values():
+            each.rollback()
 
 
 class CanonicalRows(Rows[R]):
@@ -341,14 +387,20 @@ class JournaledRows(CanonicalRows[R]):
     record changed: the row it found and whether an earlier record of the transaction had changed it.
     """
 
-    __slots__ = ("_base", "before", "wakes_before")
+    __slots__ = ("_base", "_journals", "before", "wakes_before")
 
     def __init__(self, base: Rows[R]) -> None:
         for name in Rows.__slots__:
             setattr(self, name, getattr(base, name))
         self._base = base
+        self._journals = {name: JournaledRows(each) for name, each in base._tables.items()}
+        self._tables = self._journals
         self.before: dict[str, tuple[R | None, bool]] = {}
         self.wakes_before: dict[str, tuple[int | None, bool, int | None]] = {}
+
+    def journals(self) -> tuple[JournaledRows[Any], ...]:
+        """Return what `every` does."""
+        return (self, *self._journals.values())
 
     def _note(self, key: str) -> None:
         if key not in self.before:
@@ -376,6 +428,8 @@ class JournaledRows(CanonicalRows[R]):
             self.ticks.keep()
         self.put.clear()
         self._base.next_wake_ms = self.next_wake_ms
+        for each in self._journals.values():
+            each.keep()
 
     def undo(self) -> None:
         """Take back what this record changed."""
@@ -394,4 +448,6 @@ class JournaledRows(CanonicalRows[R]):
                 del self._wakes_changed[key]
         if self.ticks is not None:
             self.ticks.undo()
+        for each in self._journals.values():
+            each.undo()
         self.keep()

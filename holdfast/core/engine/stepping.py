@@ -13,11 +13,12 @@ from functools import partial
 from itertools import chain
 from typing import Any, Generic, Literal, Protocol, Self, TypeAlias, TypeVar
 
-from holdfast.core.engine.codec import RowCodec, encode_due, row_key, row_keys, text_key, tick_key, wake_key
+from holdfast.core.engine.codec import encode_due, row_key, row_keys, text_key, tick_key, wake_key
 from holdfast.core.engine.emit_rules import EmitRules
 from holdfast.core.engine.emits import Emit, Emits
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import LIMIT_KEY_BYTES, CanonicalRows, JournaledRows, Rows, Store
+from holdfast.core.engine.table_parts import TablePart, table_parts
 from holdfast.core.engine.timers import TimerTable
 from holdfast.errors import FoldError
 
@@ -62,7 +63,8 @@ class Transition(Generic[R]):
     """One change of one row: what the record at *offset* made of it; None for no row.
 
     *topic* is the record's where a processor has several sources, else ""; what a tick changed has none
-    either, the number of its choice for an *offset*, and its time for *at_ms*.
+    either, the number of its choice for an *offset*, and its time for *at_ms*. *table* is the name of the
+    row's table, "" for the processor's own.
     """
 
     offset: int
@@ -71,6 +73,7 @@ class Transition(Generic[R]):
     before: R | None
     after: R | None
     topic: str = ""
+    table: str = ""
 
 
 class Sliceable(Protocol):
@@ -145,9 +148,8 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     ) -> None:
         self.processor = processor
         self.stream_ms = self._before_ms = stream_ms
-        self._codec: RowCodec[R] = RowCodec(processor.row)
-        rows = Rows if self._codec.plain else CanonicalRows
-        self.rows: Rows[R] = rows(store, self._codec, cache_rows, ticks)
+        self._parts = table_parts(processor, store, cache_rows, ticks)
+        self.rows: Rows[R] = self._parts[0].rows
         self._limit_bytes, self._trace, self._rules = limit_bytes, trace, EmitRules(processor, limit_bytes)
         self._emits: list[Emit] = []
         self._refused: list[Refused] = []
@@ -208,9 +210,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                 raise
             except _LooseError:
                 self.rollback()
-                self.rows.__class__ = (
-                    CanonicalRows  # from here on each row is at once what a later reader will find
-                )
+                for each in self.rows.every():
+                    each.__class__ = (
+                        CanonicalRows  # from here on each row is at once what a later reader will find
+                    )
                 self._open, self._enough = True, False
             except USERS_FAILURES:  # the store's comes up again below
                 self.rollback()
@@ -250,7 +253,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
     @property
     def changing(self) -> int:
         """How many rows the transaction being folded changes so far."""
-        return len(self.rows.changed()[0])
+        return sum(len(each.changed()[0]) for each in self.rows.every())
 
     def commit(self) -> None:
         """Take `changes` as durable: the position moves and the rows become readable by later
@@ -300,22 +303,25 @@ class SteppingFolder(ABC, Generic[R, P, C]):
 
     def _check_put(self) -> None:
         """Raise if a row set in this step would be refused record by record, be it replaced since or not."""
-        put = self.rows.put
-        if self._codec.lookalikes and not isinstance(self.rows, CanonicalRows):
-            _check_hashable(put)
-        size = self._codec.size(put)
+        size = 0
+        for part in self._parts:
+            if part.codec.lookalikes and not isinstance(part.rows, CanonicalRows):
+                _check_hashable(part.rows.put)
+            size += part.codec.size(part.rows.put)
         if size > self._limit_bytes:
-            self._check_sizes(put)
+            for part in self._parts:
+                self._check_sizes(part, part.rows.put)
             self._step_records = max(
                 min(8, self._most_records), self._step_records // 2
             )  # large rows: hold fewer of those replaced
         elif 2 * size <= self._limit_bytes:
             self._step_records = min(self._most_records, 2 * self._step_records)
-        put.clear()
+        for part in self._parts:
+            part.rows.put.clear()
 
-    def _check_sizes(self, put: list[R]) -> None:
+    def _check_sizes(self, part: TablePart, put: list[Any]) -> None:
         for row in put:
-            if (size := self._codec.size([row])) > self._limit_bytes:
+            if (size := part.codec.size([row])) > self._limit_bytes:
                 raise FoldError(f"row takes {size} bytes, the limit is {self._limit_bytes}: {row!r:.200}")
 
     def _wake_fast(self, rows: Rows[R], now_ms: int) -> None:
@@ -383,9 +389,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
             emits = list(act() or ())
             for emit in emits:
                 self._rules.check(emit)
-            self._check_sizes(rows.put)
-            for key in rows.before:
-                _check_key(key)
+            for part, journal in zip(self._parts, rows.journals(), strict=True):
+                self._check_sizes(part, journal.put)
+                for key in journal.before:
+                    _check_key(key)
         except MemoryError:
             raise
         except USERS_FAILURES as error:
@@ -396,17 +403,28 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self._raise_store_failure()
         self._emits.extend(emits)
         if self._trace is not None:
-            topic, offset = at
-            told_ms = self.stream_ms if at_ms is None else at_ms
-            for key, (before, _) in rows.before.items():
-                after = rows.get(key)
+            self._tell(rows, at, self.stream_ms if at_ms is None else at_ms, self._trace)
+        rows.keep()
+
+    def _tell(
+        self, rows: JournaledRows[R], at: Place, at_ms: int, trace: Callable[[Transition[Any]], None]
+    ) -> None:
+        topic, offset = at
+        for part, journal in zip(self._parts, rows.journals(), strict=True):
+            for key, (before, _) in journal.before.items():
+                after = journal.get(key)
                 if before is not None or after is not None:
-                    self._trace(
+                    trace(
                         Transition(
-                            offset=offset, at_ms=told_ms, key=key, before=before, after=after, topic=topic
+                            offset=offset,
+                            at_ms=at_ms,
+                            key=key,
+                            before=before,
+                            after=after,
+                            topic=topic,
+                            table=part.name,
                         )
                     )
-        rows.keep()
 
     def _refuse(self, at: Place, stage: Stage, error: BaseException, what: str = "") -> None:
         try:
@@ -424,17 +442,14 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         """Make `changes` of the first *records* of *taken*."""
         if not checked:
             self._raise_store_failure()
-        rows, wakes = self.rows.changed()
         puts: list[tuple[bytes, bytes | None]] = []
-        changed = list(rows.items())
-        for start in range(0, len(changed), STEP_RECORDS):
-            puts.extend(
-                self._stored(
-                    changed[start : start + STEP_RECORDS],
-                    settled=checked or isinstance(self.rows, CanonicalRows),
-                )
-            )
-            yield
+        for part in self._parts:
+            changed = list(part.rows.changed()[0].items())
+            settled = checked or isinstance(part.rows, CanonicalRows)
+            for start in range(0, len(changed), STEP_RECORDS):
+                puts.extend(self._stored(part, changed[start : start + STEP_RECORDS], settled=settled))
+                yield
+        _, wakes = self.rows.changed()
         puts.extend(
             (wake_key(key), None if at_ms is None else encode_due(at_ms)) for key, at_ms in wakes.items()
         )
@@ -446,7 +461,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         self.changes = self._finished(taken, records, puts)
 
     def _stored(
-        self, changed: list[tuple[str, R | None]], *, settled: bool
+        self, part: TablePart, changed: list[tuple[str, Any]], *, settled: bool
     ) -> Iterable[tuple[bytes, bytes | None]]:
         """Return what is stored for changed rows; unless *settled*, each must be the row that a later
         reader will find.
@@ -454,8 +469,10 @@ class SteppingFolder(ABC, Generic[R, P, C]):
         keys = row_keys([key for key, _ in changed])
         if len(max(keys, key=len)) > LIMIT_KEY_BYTES:
             raise _long_key(max(keys, key=len))
+        if part.name:
+            keys = [part.prefix + key[1:] for key in keys]
         rows = [row for _, row in changed if row is not None]
-        stored = self._codec.encode_all(rows) if settled else self._codec.exact_all(rows)
+        stored = part.codec.encode_all(rows) if settled else part.codec.exact_all(rows)
         if stored is None:
             raise _LooseError
         if len(stored) == len(keys):

@@ -13,7 +13,16 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from holdfast.core.engine.codec import APPLIED, FORMAT, NOTHING_APPLIED, ROW, WAKE, Marker, decode_marker
+from holdfast.core.engine.codec import (
+    APPLIED,
+    FORMAT,
+    NAMED,
+    NOTHING_APPLIED,
+    ROW_KINDS,
+    WAKE,
+    Marker,
+    decode_marker,
+)
 from holdfast.core.kafka.record_batch import NO_PRODUCER, ControlType, RecordBatch, control_of
 from holdfast.errors import ChangelogError
 
@@ -93,7 +102,7 @@ class ForeignRecords:
                 continue
             good = self._good.get(key)
             puts[key] = None if good is None else good.value
-            if good is None and key[:1] in (ROW, WAKE) and self._first_hole < seen.offset:
+            if good is None and key[:1] in (*ROW_KINDS, WAKE) and self._first_hole < seen.offset:
                 unknown.append(key)
         marker = self._seen.get(APPLIED)
         clean = not puts and (marker is None or not marker.stray)
@@ -239,15 +248,17 @@ def _unfit(written: _Written) -> str | None:
         return None  # also of what is no row: a repair removes it so
     if key == APPLIED:
         return _unfit_marker(value)
-    if key[:1] not in (ROW, WAKE):
+    if key[:1] not in (*ROW_KINDS, WAKE):
         return f"a key of unknown kind {key[:1].hex() or 'none'}"
     try:
         key[1:].decode()
     except UnicodeDecodeError:
         return "a key that is not text"
+    if key[:1] == NAMED and b"\x00" not in key:
+        return "a row of a table without a name"
     if key[:1] == WAKE and len(value) != _DUE_BYTES:
         return f"a timer of {len(value)} bytes"
-    if key[:1] == ROW and value[:1] != FORMAT:
+    if key[:1] in ROW_KINDS and value[:1] != FORMAT:
         return f"a row of unknown format {value[:1].hex() or 'none'}"
     return None
 

@@ -25,6 +25,7 @@ from holdfast.core.engine.query_wire import JSON, MSGPACK, PageReply, Refusal, R
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
 from holdfast.errors import ConfigError
+from tests.support.visits import Visit, visits
 
 DEADLINE_S = 30.0
 
@@ -103,6 +104,30 @@ async def test_a_row_is_answered_with_its_partition_and_how_far_it_is_true() -> 
         "value": {"count": 3, "note": "x"},
     }
     assert headers["Cache-Control"] == "no-store"
+
+
+@scenario
+async def test_a_named_table_is_asked_for_behind_its_processor_and_what_is_none_is_refused() -> None:
+    shop = visits()
+    async with MemoryWorker(settings(), [shop], partitions=1) as worker, Asking(worker) as asking:
+        worker.put(shop, 0, "ann", Visit("home", 5), offset=3, table="open")
+        status, answer, _ = await asking.ask("/tables/visitors.open/0/rows/ann")
+        assert (status, answer["table"], answer["value"]) == (
+            200,
+            "visitors.open",
+            {"page": "home", "since_ms": 5},
+        )
+        _, page, _ = await asking.ask("/tables/visitors.open/0/scan")
+        assert page["rows"] == [["ann", {"page": "home", "since_ms": 5}]]
+        _, own, _ = await asking.ask("/tables/visitors/0/rows/ann")
+        assert own["found"] is False
+        for name in ("visitors.shut", "visitors.", "visitors.open.more", ".open", "visitors..open"):
+            status, refused, _ = await asking.ask(f"/tables/{name}/0/rows/ann")
+            assert (status, refused["error"]) == (404, "no_such_table")
+            assert "its tables: visitors, visitors.open, visitors.pages" in refused["message"]
+        _, listed, _ = await asking.ask("/tables")
+        assert listed["tables"]["visitors"]["tables"] == ["open", "pages"]
+        assert {table for table, _, _ in worker.metrics.queries} == {"visitors", "visitors.open", ""}
 
 
 @scenario
@@ -214,7 +239,7 @@ async def test_a_page_stays_within_its_limits_in_rows_and_in_bytes(monkeypatch: 
         replica = worker.replica(TOTALS, 0)
         plain = replica.scan
 
-        def scan(prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+        def scan(prefix: str, after: str | None, limit: int, table: str = "") -> list[tuple[str, bytes]]:
             asked.append(limit)
             return plain(prefix, after, limit)
 
@@ -245,7 +270,7 @@ async def test_reading_ahead_grows_only_as_far_as_the_reply_has_room(monkeypatch
         replica = worker.replica(TOTALS, 0)
         plain = replica.scan
 
-        def scan(prefix: str, after: str | None, limit: int) -> list[tuple[str, bytes]]:
+        def scan(prefix: str, after: str | None, limit: int, table: str = "") -> list[tuple[str, bytes]]:
             nonlocal read
             rows = plain(prefix, after, limit)
             read += len(rows)

@@ -10,12 +10,14 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from holdfast.clients.tables.blocking import BlockingTableClient
-from holdfast.clients.tables.client import NOWHERE
+from holdfast.clients.tables.client import NOWHERE, TableClient
 from holdfast.config import Settings
 from holdfast.core.engine import query_wire
+from holdfast.core.engine.partitioners import by_key
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.errors import (
     ChangelogError,
+    NoSuchTableError,
     NotReadyError,
     QueryError,
 )
@@ -28,7 +30,9 @@ from tests.clients.tables.tabling import (
     client,
     one_worker,
     scenario,
+    settings,
 )
+from tests.support.visits import Visit, Visitor, visits
 
 # -- answers
 
@@ -222,3 +226,50 @@ def test_the_blocking_form_gives_the_same_answers() -> None:
                 tables.get(TOTALS, "ada", partition=0, timeout_s=0.1)
 
     asyncio.run(asyncio.wait_for(serve(in_thread), DEADLINE_S))
+
+
+# -- named tables
+
+
+@scenario
+async def test_a_named_table_is_asked_for_by_its_name_and_each_by_its_own_route() -> None:
+    shop = visits()
+    async with (
+        MemoryWorker(settings(), [shop], partitions=4) as worker,
+        TableClient(Settings(app="shop"), [shop], directory=worker.directory()) as tables,
+    ):
+        home = by_key("ann", 4)
+        worker.put(shop, home, "ann", Visitor(7), offset=1)
+        worker.put(shop, home, "ann", Visit("home", 5), offset=1, table="open")
+        worker.put(shop, 3, "ann", 2.5, offset=1, table="pages")
+        assert (await tables.get(shop, "ann")).value == Visitor(7)
+        assert (await tables.get("visitors.open", "ann")).value == Visit("home", 5)
+        assert asked(worker) == 2
+        assert (await tables.get("visitors.pages", "ann")).value == 2.5
+        assert asked(worker) == 6, "a table without a route is asked for everywhere"
+        assert [each.value async for each in tables.scan("visitors.open")] == [Visit("home", 5)]
+        assert (await tables.get("visitors.open", "nobody")).value is None
+        for name in ("visitors.shut", "visitors.", "open"):
+            with pytest.raises(NoSuchTableError, match=f"not given a table {name!r}, only: visitors, visit"):
+                await tables.get(name, "ann")
+
+
+def test_a_blocking_client_reads_named_tables() -> None:
+    shop = visits()
+
+    async def serve() -> None:
+        async with MemoryWorker(settings(), [shop], partitions=1) as worker:
+            worker.put(shop, 0, "ann", Visit("home", 5), offset=1, table="open")
+
+            def ask() -> list[object]:
+                with BlockingTableClient(
+                    Settings(app="shop"), [shop], directory=worker.directory()
+                ) as tables:
+                    return [
+                        tables.get("visitors.open", "ann").value,
+                        *(each.value for each in tables.scan("visitors.open")),
+                    ]
+
+            assert await asyncio.to_thread(ask) == [Visit("home", 5)] * 2
+
+    asyncio.run(serve())
