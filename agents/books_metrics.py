@@ -57,4 +57,4 @@ def book_families(replicas: Iterable[Replica]) -> Iterator[Metric]:
 
 
 def _labels(replica: Replica) -> tuple[str, str, str]:
-    return replica.processor.name, replica.processor.source, str(replica.partition)
+    return replica.processor.name, replica.processor.topics[0], str(replica.partition)

@@ -342,7 +342,7 @@ class _Page(Collector):
 def _source_positions(replica: Replica) -> Iterator[tuple[str, int, int]]:
     """Yield (topic, last offset applied, end) of each source."""
     if replica.processor.on is None:
-        yield replica.processor.source, replica.applied, replica.source_end
+        yield replica.processor.topics[0], replica.applied, replica.source_end
         return
     ends = replica.source_ends
     for topic, applied in replica.offsets.items():

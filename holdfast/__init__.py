@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from holdfast.core.engine.rows import Rows
     from holdfast.core.engine.serdes import Bytes, Json, Msgpack, Text
     from holdfast.core.engine.sources import FoldWith, Source
-    from holdfast.core.engine.streams import Stream
+    from holdfast.core.engine.streams import Internal, Stream
     from holdfast.errors import HoldfastError
     from holdfast.outbox.writer.outbox_writer import OutboxRecord, OutboxWriter
 
@@ -40,6 +40,7 @@ __all__ = [
     "Emit",
     "FoldWith",
     "HoldfastError",
+    "Internal",
     "Json",
     "Msgpack",
     "OutboxRecord",
@@ -68,6 +69,7 @@ _HOMES = {
     "Emit": "core.engine.processor",
     "FoldWith": "core.engine.sources",
     "HoldfastError": "errors",
+    "Internal": "core.engine.streams",
     "Json": "core.engine.serdes",
     "Msgpack": "core.engine.serdes",
     "OutboxRecord": "outbox.writer.outbox_writer",

@@ -1,4 +1,4 @@
-"""Aggregations, windows and joins: declarations that make a processor.
+"""Steps, aggregations, windows and joins: declarations that make a processor.
 
     from holdfast.streams import Tumbling, Windowed, count, final
 
@@ -30,6 +30,7 @@ from holdfast.core.streams.join_foreign import JoinForeign
 from holdfast.core.streams.join_stream_table import JoinStreamTable, Version, Versions
 from holdfast.core.streams.join_tables import Joined, JoinTables
 from holdfast.core.streams.join_within import JoinStreamRow, JoinWithin, LeftHeld, RightHeld
+from holdfast.core.streams.steps import Branch, Filter, Map, Merge, Rekey
 from holdfast.core.streams.window_rows import (
     StreamRow,
     WindowResult,
@@ -43,6 +44,8 @@ from holdfast.core.streams.windowed import Windowed
 from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
 
 __all__ = [
+    "Branch",
+    "Filter",
     "Final",
     "Hopping",
     "JoinForeign",
@@ -52,8 +55,11 @@ __all__ = [
     "JoinWithin",
     "Joined",
     "LeftHeld",
+    "Map",
     "Mean",
+    "Merge",
     "Ranked",
+    "Rekey",
     "RightHeld",
     "Session",
     "Sliding",

@@ -29,7 +29,7 @@ _EXPANSION = 4  # of compressed columns, at a guess
 
 def fold_topic(settings: Settings, plan: FoldPlan, extent: Extent) -> Iterator[pa.RecordBatch]:
     """Fold what *extent* names of the processor's source topic and yield what it tells."""
-    with TopicReader(settings, plan.processor.source, plan.skips) as reader:
+    with TopicReader(settings, plan.processor.topics[0], plan.skips) as reader:
         for partition, span in sorted(extent.spans.items()):
             yield from fold_partition(plan, partition, reader.batches(partition, span, plan.processor.inputs))
 

@@ -62,7 +62,7 @@ def topic_records(
         return session.createDataFrame([], _ddl(columns)), True
     more = {**(options or {}), **({} if "headers" in plan.processor.inputs else {"includeHeaders": "false"})}
     reads = [
-        kafka_records(session, settings, plan.processor.source, spans, more).select(*columns)
+        kafka_records(session, settings, plan.processor.topics[0], spans, more).select(*columns)
         for spans in found
     ]
     return reduce(lambda one, other: one.union(other), reads), len(reads) == 1

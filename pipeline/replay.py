@@ -128,7 +128,7 @@ def replay(
             f"processor {processor.name} folds one source: --until takes PARTITION:OFFSET of it"
         )
     if options.source == "topic" and options.skips is None:
-        options = replace(options, skips=read_skips(settings).of_topic(processor.source))
+        options = replace(options, skips=read_skips(settings).of_topic(processor.topics[0]))
     if options.skips is not None:
         plan = replace(plan, skips=options.skips)
     return (
@@ -154,7 +154,7 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
 
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
-    with TopicLog(settings, plan.processor.source) as log:
+    with TopicLog(settings, plan.processor.topics[0]) as log:
         extent = _wanted(extent_of_topic(log, options.until), options)
     if _engine(options, extent) == "local":
         return _finish(plan, options, extent, "local", local.fold_topic(settings, plan, extent))
@@ -169,14 +169,14 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
         return on_spark.run(
             session,
             plan,
-            f"topic {plan.processor.source}",
+            f"topic {plan.processor.topics[0]}",
             make,
             lambda results: _take(plan, options, extent, results),
         )
 
 
 def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
-    path = bronze_path(str(options.lake), plan.processor.source)
+    path = bronze_path(str(options.lake), plan.processor.topics[0])
     if options.engine == "spark" and "://" in path and not path.startswith("file://"):
         return _from_far_bronze(plan, app, options, path)
     files, landed = local.open_bronze(path)

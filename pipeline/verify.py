@@ -194,7 +194,7 @@ def upto(
         return replace(options, positions=vectors)
     return replace(
         options,
-        skips=read_skips(settings).of_topic(processor.source),
+        skips=read_skips(settings).of_topic(processor.topics[0]),
         until=Until(offsets={at: counted(offsets_of(each)) for at, each in positions.items()}),
     )
 

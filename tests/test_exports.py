@@ -37,6 +37,7 @@ FACE = [
     "Emit",
     "FoldWith",
     "HoldfastError",
+    "Internal",
     "Json",
     "Msgpack",
     "OutboxRecord",

@@ -126,7 +126,7 @@ class SingleIntake:
     def refused(self, refused: Refused) -> tuple[str, FetchedRecord]:
         fetches: Iterator[Fetched] = (event.value for event in self._drawn)
         record = next(fetch.records.at(refused.offset) for fetch in fetches if refused.offset <= fetch.last)
-        return self._part.processor.source, record
+        return self._part.processor.topics[0], record
 
     def settle(self) -> None:
         assert self._folder is not None, "draw first"

@@ -32,7 +32,7 @@ def wanted_of(processor: Processor[Any, Any], asked: AtOffset | None) -> AtOffse
         raise malformed(
             f"at-offset names {strange[0]}, which {processor.name} does not fold; its sources: {', '.join(topics)}"
         )
-    return asked if processor.on is not None else asked[processor.source]
+    return asked if processor.on is not None else asked[processor.topics[0]]
 
 
 def has_reached(replica: Replica, wanted: AtOffset) -> bool:

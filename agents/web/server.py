@@ -231,7 +231,11 @@ class _Tables:
         ]
         return {
             "version": processor.version,
-            **({"source": processor.source} if processor.on is None else {"sources": list(processor.topics)}),
+            **(
+                {"source": processor.topics[0]}
+                if processor.on is None
+                else {"sources": list(processor.topics)}
+            ),
             **({"tables": list(processor.tables)} if processor.tables else {}),
             "partitions": partitions,
             "held": [
@@ -319,6 +323,10 @@ class _Tables:
                 404,
                 "no_such_table",
                 f"no table {asked[:100]!r} in application {self._app}; its tables: {self._names()}",
+            )
+        if processor.stateless:
+            raise RequestRefused(
+                404, "no_such_table", f"{table} is a stateless step: it has no table, only a position"
             )
         if terms.version is not None and terms.version != processor.version:
             raise RequestRefused(

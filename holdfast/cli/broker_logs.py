@@ -57,7 +57,7 @@ def rows_of(settings: Settings, processor: Processor[Any, Any]) -> Iterator[tupl
             if key[:1] == ROW:
                 yield partition, text_key(key), codec.decode(value)
     if refused:
-        note(f"{refused} records of {processor.source} are of a kind or version that is not known here")
+        note(f"{refused} records of {processor.topics[0]} are of a kind or version that is not known here")
 
 
 def _at(at_ms: int) -> str | None:

@@ -83,9 +83,9 @@ class _ProducerTables:
 
     def of_topic(self, topic: str | None) -> list[Processor[Any, BookRow]]:
         """Return the books of *topic*, or all; ConfigError when nobody keeps any."""
-        found = [each for each in self.books if topic in (None, each.source)]
+        found = [each for each in self.books if topic in (None, *each.topics)]
         if topic is not None and not found:
-            kept = ", ".join(sorted(each.source for each in self.books)) or "none"
+            kept = ", ".join(sorted(each.topics[0] for each in self.books)) or "none"
             raise ConfigError(
                 f"nobody keeps books of {topic}; of these they are kept: {kept}. Set `books` or `dedupe` for the workers"
             )
@@ -184,9 +184,11 @@ def list_producers(
         for processor in desk.of_topic(topic):
             for answer in desk.scan(processor):
                 if isinstance(answer.value, Totals):
-                    unstamped[processor.source] = unstamped.get(processor.source, 0) + answer.value.unstamped
+                    unstamped[processor.topics[0]] = (
+                        unstamped.get(processor.topics[0], 0) + answer.value.unstamped
+                    )
                 elif not trouble or _is_troubled(answer.value):
-                    records.append(_record(answer, processor.source))
+                    records.append(_record(answer, processor.topics[0]))
     records.sort(key=lambda each: (str(each["producer"]), str(each["topic"]), int(str(each["partition"]))))
     show(records if output is Output.JSON else [_for_people(each) for each in records], COLUMNS, output)
     for source, count in sorted(unstamped.items()):
@@ -215,7 +217,7 @@ def show_producer(
     with desk.tables:
         registered = _registration(desk, name)
         records = [
-            _record(answer, processor.source)
+            _record(answer, processor.topics[0])
             for processor in desk.of_topic(topic)
             for answer in desk.scan(processor, book_key(name))
             if answer.key == book_key(name)

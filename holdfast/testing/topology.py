@@ -189,8 +189,13 @@ class Topology:
         Of a named table, say "processor.table".
 
         TopologyError when two partitions have rows of one key (the records' keys did not choose by it), or
-        when `route` leads queries to another partition than the row's.
+        when `route` leads queries to another partition than the row's, and for a stateless step, which has none.
         """
+        of = name.name if isinstance(name, Processor) else name
+        if (known := self.processors.get(of)) is not None and known.stateless:
+            raise TopologyError(
+                f"{of} is a stateless step and has no table: read what it sends to {', '.join(known.emits)}"
+            )
         found: dict[str, Any] = {}
         homes: dict[str, int] = {}
         processor, _, table = name.partition(".") if isinstance(name, str) else (name.name, "", "")

@@ -36,7 +36,7 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
         out += topic_grants(
             processor.changelog(settings.app), "its rows are written and restored", READ, WRITE
         )
-        for topic in processor.emits:
+        for topic in map(str, processor.emits):
             out += topic_grants(topic, "its folds emit to it", WRITE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
     out += topic_grants(settings.workers_topic, "workers announce what they serve", WRITE)

@@ -50,7 +50,7 @@ def topic_names(settings: Settings, processors: Processors) -> list[str]:
     """Return the names of every topic the application touches, sorted."""
     names = {settings.quarantine_topic, settings.workers_topic, settings.skips_topic}
     for processor in processors:
-        names |= {*processor.topics, processor.changelog(settings.app), *processor.emits}
+        names |= {*processor.topics, processor.changelog(settings.app), *map(str, processor.emits)}
         if processor.on is not None:
             names.add(processor.choices(settings.app))
     if settings.ranges:
@@ -132,7 +132,7 @@ def specs_for(
     for processor in processors:
         first = processor.topics[0]
         count = partitions or specs[first].partitions
-        for name in processor.emits:
+        for name in map(str, processor.emits):
             if processor.in_place:
                 wide = specs[first].partitions
                 specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=first)

@@ -12,12 +12,12 @@ from holdfast.core.engine.processor import Processor
 
 
 class GraphNode(msgspec.Struct, frozen=True, kw_only=True):
-    """A processor with the topics before and behind it; *tables* are its named ones."""
+    """A processor with the topics before and behind it; *table* None for a stateless step, *tables* its named ones."""
 
     name: str
     version: int
     sources: tuple[str, ...]
-    table: str
+    table: str | None
     emits: tuple[str, ...]
     timers: bool
     tables: tuple[str, ...] = ()
@@ -37,8 +37,8 @@ class TopologyGraph:
                 name=each.name,
                 version=each.version,
                 sources=each.topics,
-                table=each.table,
-                emits=tuple(each.emits),
+                table=None if each.stateless else each.table,
+                emits=tuple(map(str, each.emits)),
                 timers=each.on_wake is not None or each.on_tick is not None,
                 tables=tuple(each.tables),
             )
@@ -87,11 +87,11 @@ class TopologyGraph:
         return "\n\n".join(self._block(node) for node in self.nodes)
 
     def _block(self, node: GraphNode) -> str:
-        lines = [
-            f"{node.name} (version {node.version})",
-            f"  folds   {self._listed(node.sources)}",
-            f"  table   {node.table}{', with timers' if node.timers else ''}",
-        ]
+        lines = [f"{node.name} (version {node.version})", f"  folds   {self._listed(node.sources)}"]
+        if node.table is None:
+            lines.append("  table   none: a stateless step")
+        else:
+            lines.append(f"  table   {node.table}{', with timers' if node.timers else ''}")
         if node.tables:
             lines.append(f"  named   {', '.join(node.tables)}")
         if node.emits:
@@ -117,7 +117,9 @@ class TopologyGraph:
         topics = sorted({topic for node in self.nodes for topic in (*node.sources, *node.emits)})
         ids = {topic: f"t{at}" for at, topic in enumerate(topics)}
         lines = ["flowchart LR", *(f"  {ids[topic]}[/{topic}/]" for topic in topics)]
-        lines += [f'  p{at}["{node.name} v{node.version}"]' for at, node in enumerate(self.nodes)]
+        for at, node in enumerate(self.nodes):
+            named = f"{node.name} v{node.version}"
+            lines.append(f'  p{at}["{named}"]' if node.table else f'  p{at}(["{named}"])')
         for at, node in enumerate(self.nodes):
             lines += [f"  {ids[topic]} --> p{at}" for topic in node.sources]
             lines += [f"  p{at} --> {ids[topic]}" for topic in node.emits]

@@ -25,6 +25,7 @@ from holdfast.core.engine.sources import (
     Source,
     SourceFold,
 )
+from holdfast.core.engine.streams import Internal
 from holdfast.errors import ConfigError
 
 __all__ = ["INPUTS", "Emit", "Emits", "Headers", "Input", "Processor", "by_name"]
@@ -151,7 +152,7 @@ class Processor(Generic[E, R]):
             raise self._wrong(f"emits {self.emits!r}; write a tuple of topics: ({self.emits!r},)")
         if not isinstance(self.emits, tuple | list):
             raise self._wrong(f"emits {self.emits!r:.200} is not a tuple of topics")
-        for topic in (*self.topics, *self.emits):
+        for topic in (*self._sources, *self.emits):
             if not isinstance(topic, str) or not _TOPIC.fullmatch(topic) or topic in (".", ".."):
                 hint = (
                     ""
@@ -159,6 +160,12 @@ class Processor(Generic[E, R]):
                     else ": write source='...', or on={Source(...): fold} for several"
                 )
                 raise self._wrong(f"{topic!r:.200} is not a valid Kafka topic name{hint}")
+        for topic in self.emits:
+            if isinstance(topic, Internal) and topic.version != self.version:
+                raise self._wrong(
+                    f"version {self.version} emits to {str(topic)!r}, an internal topic of version {topic.version}: its name bears the "
+                    f"version of its writer; write Internal({topic.base!r}, ..., version={self.version})"
+                )
 
     def _check_functions(self) -> None:
         timed = ("rows", "key", "at_ms")
@@ -205,9 +212,23 @@ class Processor(Generic[E, R]):
         return ConfigError(f"processor {self.name}: {text}")
 
     @property
+    def stateless(self) -> bool:
+        """Return whether this is a step that keeps no rows: all that its changelog holds is its position."""
+        return False
+
+    @property
     def topics(self) -> tuple[str, ...]:
         """Return the topics that are folded, in the order of their numbers."""
+        return tuple(map(str, self._sources))
+
+    @property
+    def _sources(self) -> tuple[str, ...]:
         return (self.source,) if self.on is None else tuple(source.topic for source in self.on)
+
+    @property
+    def internal(self) -> tuple[Internal[Any], ...]:
+        """Return those of the sources that are declared as internal topics."""
+        return tuple(topic for topic in self._sources if isinstance(topic, Internal))
 
     @property
     def folds(self) -> tuple[SourceFold, ...]:

@@ -6,6 +6,7 @@ from typing import Any, Generic, TypeVar
 
 from holdfast.core.engine.emits import Emit, Headers
 from holdfast.core.engine.serdes import Serde, Text
+from holdfast.errors import ConfigError
 
 T = TypeVar("T")
 
@@ -41,3 +42,38 @@ class Stream(str, Generic[T]):
 
     def __reduce__(self) -> tuple[Any, ...]:
         return Stream, (str(self), self.serde, self.key)
+
+
+class Internal(Stream[T]):
+    """A topic between processors of one application: `words = Internal("words", Text(), version=2)`.
+
+    Its name ends with the *version* of the processor that emits to it, which must be the same. So what another version emits goes
+    to another topic, and no table behind it takes in twice what both have emitted. Readers name it as their source, by
+    `Source(words, words.serde)` or `source=words`, and are raised together with its writer.
+
+    >>> from holdfast.core.engine.serdes import Text
+    >>> words = Internal("words", Text(), version=2)
+    >>> str(words), words.version
+    ('words.v2', 2)
+    """
+
+    base: str
+    version: int
+
+    def __new__(
+        cls, topic: str, serde: Serde[T], key: Serde[Any] | None = None, *, version: int = 1
+    ) -> Internal[T]:
+        if type(version) is not int or version < 1:
+            raise ConfigError(
+                f"internal topic {topic!r:.200}: version {version!r:.100}; it is that of the processor that emits to it, from 1"
+            )
+        made = str.__new__(cls, f"{topic}.v{version}")
+        made.serde, made.key, made.base, made.version = serde, Text() if key is None else key, topic, version
+        return made
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _internal, (self.base, self.serde, self.key, self.version)
+
+
+def _internal(topic: str, serde: Serde[Any], key: Serde[Any], version: int) -> Internal[Any]:
+    return Internal(topic, serde, key, version=version)

@@ -61,7 +61,7 @@ class Proof:
     def _land(self, start_s: float) -> None:
         self._teller.waiting("landing")
         began_s = system_clock.monotonic_s()
-        report = land(self._stage.settings, self._processor.source, self._lake, spark=self._spark)
+        report = land(self._stage.settings, self._processor.topics[0], self._lake, spark=self._spark)
         took_s = system_clock.monotonic_s() - began_s
         if report.vector != {place: end + 1 for place, end in self._ends.items()}:
             raise DemoError(

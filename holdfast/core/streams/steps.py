@@ -1,0 +1,397 @@
+"""`Map`, `Filter`, `Branch`, `Merge` and `Rekey`: steps that keep no rows, only their position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Any, Generic, TypeVar
+
+import msgspec
+
+from holdfast.core.engine.declaring import why_uncallable
+from holdfast.core.engine.emits import Emit, Emits, Headers
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Bytes, Serde
+from holdfast.core.engine.sources import FoldWith, Input, Source
+from holdfast.core.engine.streams import Internal, Stream
+from holdfast.errors import ConfigError
+
+S = TypeVar("S")
+T = TypeVar("T")
+
+Record = tuple[Any, bytes | None, bytes | None, Headers, int | None]
+"""What a step is told of a record: the event, and value, key, headers and partition as they are in the topic."""
+
+
+class NoRow(msgspec.Struct, frozen=True):
+    """The row type of what keeps no rows."""
+
+
+_INPUTS: tuple[Input, ...] = ("value", "key", "headers", "partition")
+
+
+class Step(Processor[Any, NoRow], Generic[T]):
+    """A processor that keeps no rows: it sends records on, exactly once, and its changelog holds its position alone.
+
+    `to` is where it sends them: the topic it was given or else an internal one, named by the step and its version.
+    """
+
+    __slots__ = ()
+
+    @property
+    def to(self) -> Stream[T]:
+        """Return the topic that records are sent to; of branches, the first."""
+        first: Stream[T] = self.emits[0]  # type: ignore[assignment]  # steps declare streams
+        return first
+
+    @property
+    def stateless(self) -> bool:
+        """Return True: there is no table to ask or to restore."""
+        return True
+
+    def _declare(self, **declared: Any) -> None:
+        Processor.__init__(self, row=NoRow, **declared)
+
+
+class Map(Step[T], Generic[S, T]):
+    """Each record of *source* with another value: what *each* makes of the event, as *serde* or *to* writes it.
+
+    Key and headers stay, and so does the partition if the topic is internal: without *to*, the records go to the internal topic `<name>.v<version>`, which
+    `holdfast topics create` makes with as many partitions as the source. What *each* raises for is quarantined.
+
+    >>> from holdfast import Json, Source
+    >>> from holdfast.testing import Topology
+    >>> euros = Map(name="euros", source=Source("cents", Json(int)), each=lambda cents: cents / 100, serde=Json(float))
+    >>> with Topology([euros]) as topology:
+    ...     _ = topology.pipe("cents", 250, key="ada")
+    ...     topology.values(euros.to)
+    [('ada', 2.5)]
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: Source[S],
+        each: Callable[[Any], T],
+        serde: Serde[T] | None = None,
+        to: Stream[T] | None = None,
+        version: int = 1,
+    ) -> None:
+        whose = _checked(name, source, each=each)
+        if (serde is None) == (to is None):
+            raise ConfigError(f"{whose}: give serde= for an internal topic, or to=Stream(topic, serde)")
+        out: Stream[T] = Internal(name, serde, source.key, version=version) if serde else _stream(whose, to)
+        encode, topic, stays = out.serde.encode, str(out), to is None
+
+        def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
+            event, _, key, headers, partition = record
+            return (Emit(topic, key, encode(each(event)), headers, partition if stays else None),)
+
+        self._declare(name=name, version=version, fold=fold, **_one(source, out, stays))
+
+
+class Filter(Step[T]):
+    """The records of *source* for whose event *keep* is true, as they are: value, key and headers, byte for byte.
+
+    Without *to*, they go to the internal topic `<name>.v<version>`, into the partition they came by.
+
+    >>> from holdfast import Json, Source
+    >>> from holdfast.testing import Topology
+    >>> large = Filter(name="large", source=Source("cents", Json(int)), keep=lambda cents: cents >= 100)
+    >>> with Topology([large]) as topology:
+    ...     for cents in (250, 99):
+    ...         _ = topology.pipe("cents", cents, key="ada")
+    ...     topology.values(large.to)
+    [('ada', 250)]
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: Source[T],
+        keep: Callable[[Any], bool],
+        to: Stream[T] | None = None,
+        version: int = 1,
+    ) -> None:
+        whose = _checked(name, source, keep=keep)
+        out, stays = _same(whose, name, source, to, version), to is None
+        topic = str(out)
+
+        def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
+            event, value, key, headers, partition = record
+            return (Emit(topic, key, value, headers, partition if stays else None),) if keep(event) else None
+
+        self._declare(name=name, version=version, fold=fold, **_one(source, out, stays))
+
+
+class Branch(Step[T]):
+    """Each record of *source* to the first of the branches *into* whose test is true of its event, as it is.
+
+    *into* names branches: `into={"paid": is_paid, "open": lambda order: True}` sends to the internal topics `<name>-paid.v<version>` and so on, which
+    `branch["paid"]` gives. A `Stream` in place of a name is a topic of yours. A record of which no test is true goes nowhere.
+
+    >>> from holdfast import Json, Source
+    >>> from holdfast.testing import Topology
+    >>> sizes = Branch(name="sizes", source=Source("cents", Json(int)), into={"large": lambda cents: cents >= 100,
+    ...     "small": lambda cents: True})
+    >>> with Topology([sizes]) as topology:
+    ...     for cents in (250, 99):
+    ...         _ = topology.pipe("cents", cents, key="ada")
+    ...     topology.values(sizes["large"]), topology.values(sizes["small"])
+    ([('ada', 250)], [('ada', 99)])
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: Source[T],
+        into: Mapping[Any, Callable[[Any], bool]],
+        version: int = 1,
+    ) -> None:
+        whose = _checked(name, source)
+        if not isinstance(into, Mapping) or not into:
+            raise ConfigError(f"{whose}: into is {into!r:.200}; write a dict: {{'paid': is_paid, ...}}")
+        branches: dict[str, Stream[T]] = {}
+        tests: list[tuple[Callable[[Any], bool], str, bool]] = []
+        for branch, test in into.items():
+            if not isinstance(branch, str):
+                raise ConfigError(f"{whose}: branch {branch!r:.200}; write a name, or Stream(topic, serde)")
+            if (why := why_uncallable(test, ("event",))) is not None:
+                raise ConfigError(f"{whose}: the test of branch {str(branch)!r:.200} {why}")
+            given = branch if isinstance(branch, Stream) else None
+            out = _same(whose, name, source, given, version, f"-{branch}")
+            branches[str(branch)] = out
+            tests.append((test, str(out), given is None))
+
+        def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
+            event, value, key, headers, partition = record
+            for test, topic, stays in tests:
+                if test(event):
+                    return (Emit(topic, key, value, headers, partition if stays else None),)
+            return None
+
+        stay = all(stays for _, _, stays in tests)
+        declared = {**_one(source, next(iter(branches.values())), stay), "emits": (*branches.values(),)}
+        self._declare(name=name, version=version, fold=fold, **declared)
+
+    def __getitem__(self, branch: str) -> Stream[T]:
+        """Return the topic of a branch."""
+        for each in self.emits:
+            if each in (branch, f"{self.name}-{branch}.v{self.version}"):
+                return each  # type: ignore[return-value]  # steps declare streams
+        raise ConfigError(
+            f"processor {self.name} has no branch {branch!r:.200}; it sends to {', '.join(self.emits)}"
+        )
+
+
+class Merge(Step[T]):
+    """The records of several co-partitioned *sources* in one topic, as they are.
+
+    Their order is that of any processor of several sources: by append time, and recorded where a worker took another. Without *to*, they go to the internal topic
+    `<name>.v<version>`, into the partition they came by.
+
+    >>> from holdfast import Json, Source
+    >>> from holdfast.testing import Topology
+    >>> shop, web = Source("shop", Json(int)), Source("web", Json(int))
+    >>> sales = Merge(name="sales", sources=[shop, web])
+    >>> with Topology([sales]) as topology:
+    ...     _ = topology.pipe(shop, 1, key="ada"), topology.pipe(web, 2, key="ada")
+    ...     topology.values(sales.to)
+    [('ada', 1), ('ada', 2)]
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self, *, name: str, sources: Sequence[Source[T]], to: Stream[T] | None = None, version: int = 1
+    ) -> None:
+        whose = f"processor {name}"
+        if not isinstance(sources, Sequence) or isinstance(sources, str) or len(sources) < 2:
+            raise ConfigError(f"{whose}: sources is {sources!r:.200}; write a list of two or more Source")
+        for each in sources:
+            _checked(name, each)
+            _check_alike(whose, each, sources[0].serde, f"{sources[0].topic!r}")
+        out, stays = _same(whose, name, sources[0], to, version), to is None
+        topic = str(out)
+
+        def fold(
+            rows: Rows[NoRow],
+            value: bytes | None,
+            at_ms: int,
+            key: bytes | None,
+            headers: Headers,
+            partition: int,
+        ) -> Emits:
+            return (Emit(topic, key, value, headers, partition if stays else None),)
+
+        asked = FoldWith(fold, ("key", "headers", "partition"))
+        self._declare(
+            name=name,
+            version=version,
+            on={replace(each, serde=_as_is(each.serde), key=Bytes()): asked for each in sources},
+            emits=(out,),
+            in_place=stays,
+        )
+
+
+class Rekey(Step[T], Generic[S, T]):
+    """The records of *source* under other keys, so that those of one key lie in one partition of `to`.
+
+    With *by* each record goes on as it is under the key that *by* gives; for None it goes nowhere. With *pairs* each gives any number
+    of records: pairs of a key and a value, which *serde* or *to* writes. Headers go on.
+
+    Without *to*, they go to the internal topic `<name>.v<version>`; `holdfast topics create` makes it with as many partitions as the source, or as those it is joined with.
+
+    >>> from holdfast import Source, Text
+    >>> from holdfast.testing import Topology
+    >>> words = Rekey(name="words", source=Source("lines", Text()), pairs=lambda line: [(word, word) for word in line.split()],
+    ...     serde=Text())
+    >>> with Topology([words]) as topology:
+    ...     _ = topology.pipe("lines", "to be")
+    ...     topology.values(words.to)
+    [('to', 'to'), ('be', 'be')]
+    """
+
+    __slots__ = ()
+
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: Source[S],
+        by: Callable[[Any], Any] | None = None,
+        pairs: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
+        serde: Serde[T] | None = None,
+        to: Stream[T] | None = None,
+        version: int = 1,
+        key: Serde[Any] | None = None,
+    ) -> None:
+        if (by is None) == (pairs is None):
+            raise ConfigError(f"processor {name}: give by= or pairs=, one of them")
+        whose = _checked(name, source, **{"by": by} if pairs is None else {"pairs": pairs})
+        if to is not None and (serde is not None or key is not None):
+            raise ConfigError(f"{whose}: to= says what lies in it: leave out serde= and key=")
+        out: Stream[T]
+        if by is not None:
+            if serde is not None:
+                raise ConfigError(f"{whose}: with by= records go on as they are: leave out serde=")
+            out = _same(whose, name, source, to, version, key=key)  # type: ignore[arg-type]
+            fold = _by(out, by)
+        else:
+            if serde is None and to is None:
+                raise ConfigError(
+                    f"{whose}: with pairs= give serde= for an internal topic, or to=Stream(...)"
+                )
+            out = _stream(whose, to) if serde is None else Internal(name, serde, key, version=version)
+            assert pairs is not None
+            fold = _pairs(out, pairs)
+        self._declare(name=name, version=version, fold=fold, **_one(source, out, False))
+
+
+Fold = Callable[[Rows[NoRow], Record, int], Emits]
+
+
+def _by(out: Stream[Any], by: Callable[[Any], Any]) -> Fold:
+    topic, encode_key = str(out), out.key.encode
+
+    def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
+        event, value, _, headers, _ = record
+        key = by(event)
+        return None if key is None else (Emit(topic, encode_key(key), value, headers),)
+
+    return fold
+
+
+def _pairs(out: Stream[Any], pairs: Callable[[Any], Iterable[tuple[Any, Any]]]) -> Fold:
+    topic, encode_key, encode = str(out), out.key.encode, out.serde.encode
+
+    def fold(rows: Rows[NoRow], record: Record, at_ms: int) -> Emits:
+        headers = record[3]
+        return [Emit(topic, encode_key(key), encode(value), headers) for key, value in pairs(record[0])]
+
+    return fold
+
+
+class _AsIs:
+    """Hands values on as they are, and refuses those that are none of *serde*."""
+
+    def __init__(self, serde: Serde[Any]) -> None:
+        self._decode = serde.decode
+
+    def decode(self, value: bytes | None) -> bytes | None:
+        self._decode(value)
+        return value
+
+    encode = decode
+
+
+def _as_is(serde: Serde[Any]) -> Any:
+    return _AsIs(serde)
+
+
+def _one(source: Source[Any], out: Stream[Any], stays: bool) -> dict[str, Any]:
+    """Return what a step of one source declares besides its fold."""
+    read = source.serde.decode
+
+    def decode(value: bytes | None, key: bytes | None, headers: Headers, partition: int) -> Record:
+        return read(value), value, key, headers, partition
+
+    return {
+        "source": source.topic,
+        "decode": decode,
+        "inputs": _INPUTS,
+        "emits": (out,),
+        "in_place": stays,
+    }
+
+
+def _checked(name: str, source: object, **calls: object) -> str:
+    """Return how the step is told of in errors; ConfigError unless its source and functions may be declared so."""
+    whose = f"processor {name}"
+    if not isinstance(source, Source):
+        raise ConfigError(f"{whose}: source is {source!r:.200}; write Source(topic, serde)")
+    for what, call in calls.items():
+        if (why := why_uncallable(call, ("event",))) is not None:
+            raise ConfigError(f"{whose}: {what} {why}")
+    return whose
+
+
+def _stream(whose: str, to: object) -> Stream[Any]:
+    if not isinstance(to, Stream):
+        raise ConfigError(f"{whose}: to is {to!r:.200}; write Stream(topic, serde)")
+    return to
+
+
+def _same(
+    whose: str,
+    name: str,
+    source: Source[T],
+    to: Stream[T] | None,
+    version: int,
+    suffix: str = "",
+    key: Serde[Any] | None = None,
+) -> Stream[T]:
+    """Return where records go on as they are; ConfigError when other values are declared to lie there."""
+    if to is None:
+        return Internal(name + suffix, source.serde, source.key if key is None else key, version=version)
+    _check_alike(whose, source, _stream(whose, to).serde, repr(str(to)))
+    return to
+
+
+def _check_alike(whose: str, source: Source[Any], serde: Serde[Any], where: str) -> None:
+    """Raise ConfigError when *serde* is of other values than *source* has."""
+    of = source.serde
+    if type(of) is not type(serde) or getattr(of, "of", None) != getattr(serde, "of", None):
+        raise ConfigError(
+            f"{whose}: records go on as they are, but {source.topic!r} holds {of!r} and {where} {serde!r}: declare them alike, or use Map"
+        )

@@ -1,0 +1,61 @@
+"""Stateless steps on real workers: what goes through a chain of them goes through once."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+
+import pytest
+
+from holdfast.dev.fixtures import SessionBroker
+from tests.support.harness import running
+from tests.support.stepping_app import StepsApplication
+
+MakeSteps = Callable[..., StepsApplication]
+
+
+@pytest.fixture
+def chain(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeSteps]:
+    """Give a maker of applications of steps; all they started is gone after the test."""
+    with ExitStack() as stack:
+
+        def make(**settings: str | float) -> StepsApplication:
+            made = StepsApplication(broker, tmp_path, **settings)  # type: ignore[arg-type]
+            stack.enter_context(running(made))
+            return made.create_topics()
+
+        yield make
+
+
+@pytest.mark.parametrize("point", ["produced", "committing", "committed", "stored"])
+def test_a_worker_killed_in_the_middle_is_followed_by_one_that_sends_each_record_once(
+    chain: MakeSteps, point: str
+) -> None:
+    app = chain(standbys=1)
+    first = app.worker().start(CHAOS_FAULT=f"{point}:25").wait_ready()
+    second = app.worker().start().wait_ready()
+    for seed in range(200):
+        app.write(120, seed=seed, rest_s=0.01)
+        if not first.running:
+            break
+    assert first.wait_exit(60) == -9
+    app.write(200, seed=99)
+    second.wait_ready()
+    app.prove()
+
+
+def test_a_step_restores_its_position_alone_and_has_no_rows_to_ask_for(chain: MakeSteps) -> None:
+    app = chain(partitions=1)
+    worker = app.worker().start().wait_ready()
+    app.write(300, seed=1)
+    app.prove()
+    worker.kill()
+    worker.wipe()
+    app.write(300, seed=2)
+    worker.start().wait_ready()
+    app.prove()
+    status, answer = worker.ask(f"/tables/{app.processors[0].name}/0/scan")
+    assert (status, json.loads(answer)["error"]) == (404, "no_such_table")
+    assert "stateless step" in answer

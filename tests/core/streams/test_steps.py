@@ -1,0 +1,182 @@
+"""Stateless steps: what each sends, where, and what cannot be declared."""
+
+from __future__ import annotations
+
+import pickle
+from typing import Any
+
+import pytest
+
+from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.graph import TopologyGraph
+from holdfast.core.engine.partitioners import by_key
+from holdfast.core.engine.processor import Processor
+from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Json, Text
+from holdfast.core.engine.sources import Source
+from holdfast.core.engine.streams import Internal, Stream
+from holdfast.errors import ConfigError, TopologyError
+from holdfast.streams import Branch, Filter, Map, Merge, Rekey, count
+from holdfast.testing import Topology
+
+CENTS = Source("cents", Json(int))
+LINES = Source("lines", Text())
+
+
+DECLARED: Any = {"Filter": Filter, "Map": Map, "Branch": Branch, "Merge": Merge, "Rekey": Rekey}
+"""What is declared wrongly on purpose, without the types that would say so."""
+
+
+def large(cents: int) -> bool:
+    return cents >= 100
+
+
+def pairs(line: str | None) -> list[tuple[str, str]]:
+    return [(word, word) for word in (line or "").split()]
+
+
+def test_records_that_pass_are_the_same_to_the_byte_and_stay_in_their_partition() -> None:
+    kept = Filter(name="kept", source=CENTS, keep=large)
+    with Topology([kept]) as topology:
+        for partition, value in ((2, b" 250 "), (1, b"99"), (0, b"100")):
+            topology.pipe("cents", value, key="ada", headers=(("trace", b"1"),), partition=partition)
+        told = [(each.partition, each.key, each.value, each.headers) for each in topology.read(kept.to)]
+    assert told == [(2, b"ada", b" 250 ", (("trace", b"1"),)), (0, b"ada", b"100", (("trace", b"1"),))]
+
+
+def test_what_a_step_fails_for_is_refused_and_the_rest_goes_on() -> None:
+    halves = Map(name="halves", source=CENTS, each=lambda cents: 100 // cents, serde=Json(int))
+    with Topology([halves]) as topology:
+        for value in (b"50", b"0", b"no number", b"20"):
+            topology.pipe("cents", value, key="ada")
+        assert topology.values(halves.to) == [("ada", 2), ("ada", 5)]
+        assert [(each.stage, each.error) for each in topology.refused] == [
+            ("fold", "ZeroDivisionError"),
+            ("decode", "DecodeError"),
+        ]
+
+
+def test_the_first_branch_whose_test_is_true_gets_the_record() -> None:
+    mine = Stream("vast", Json(int))
+    sizes = Branch(
+        name="sizes", source=CENTS, into={mine: lambda cents: cents > 999, "large": large}, version=3
+    )
+    with Topology([sizes]) as topology:
+        for cents in (1_000, 250, 1):
+            topology.pipe("cents", cents, key="ada")
+        assert topology.values(sizes["vast"]) == [("ada", 1_000)]
+        assert topology.values(sizes["large"]) == [("ada", 250)]
+    assert str(sizes["large"]) == "sizes-large.v3"
+    with pytest.raises(ConfigError, match=r"no branch 'small'; it sends to vast, sizes-large\.v3"):
+        sizes["small"]
+
+
+def test_records_under_another_key_come_into_its_partition_and_none_goes_nowhere() -> None:
+    names: Rekey[Any, Any] = Rekey(name="names", source=LINES, by=lambda line: line[0] if line else None)
+    with Topology([names], partitions=8) as topology:
+        for line in ("ada", "", "bob"):
+            topology.pipe("lines", line, key="k", partition=3)
+        told = [(each.partition, each.key, each.value) for each in topology.read(names.to)]
+    assert told == [(by_key(word[0], 8), word[:1].encode(), word.encode()) for word in ("ada", "bob")]
+
+
+def test_a_chain_counts_words_and_is_drawn() -> None:
+    words = Rekey(name="words", source=LINES, pairs=pairs, serde=Text())
+    counts = count(name="counts", source=words.to, decode=bytes.decode, key=str)
+    with Topology([words, counts]) as topology:
+        topology.pipe("lines", "to be or not to be")
+        assert topology.table(counts) == {"be": 2, "not": 1, "or": 1, "to": 2}
+        with pytest.raises(TopologyError, match=r"words is a stateless step .* what it sends to words\.v1"):
+            topology.table(words)
+    graph = TopologyGraph.of([counts, words])
+    assert graph.text() == (
+        "words (version 1)\n  folds   lines\n  table   none: a stateless step\n  emits   words.v1 (internal)\n\n"
+        "counts (version 1)\n  folds   words.v1 (internal)\n  table   counts.v1"
+    )
+    assert 'p0(["words v1"])' in graph.mermaid()
+    assert [node["table"] for node in graph.records()] == [None, "counts.v1"]
+
+
+def test_merged_records_keep_their_partitions_and_are_of_the_declared_type() -> None:
+    shop, web = Source("shop", Json(int)), Source("web", Json(int))
+    sales = Merge(name="sales", sources=[shop, web])
+    with Topology([sales]) as topology:
+        topology.pipe(shop, 1, key="ada", partition=1)
+        topology.pipe("web", b"none", key="ada", partition=1)
+        topology.pipe(web, 2, key="ada", partition=2)
+        assert [(each.partition, each.value) for each in topology.read(sales.to)] == [(1, b"1"), (2, b"2")]
+        assert [each.stage for each in topology.refused] == ["decode"]
+
+
+def test_internal_topics_bear_the_version_of_their_writer() -> None:
+    words = Internal("words", Text(), version=2)
+    read = pickle.loads(pickle.dumps(words))
+    assert (str(read), read.base, read.version) == ("words.v2", "words", 2)
+
+    def fold(rows: Rows[int], line: str, at_ms: int) -> tuple[Emit, ...]:
+        return (words.emit(line, line),)
+
+    declared: dict[str, Any] = {"source": "lines", "decode": bytes.decode, "fold": fold, "row": int}
+    assert Processor(name="split", version=2, emits=(words,), **declared).emits == ("words.v2",)
+    with pytest.raises(
+        ConfigError, match=r"version 3 emits to 'words\.v2'.* write Internal\('words', \.\.\., version=3\)"
+    ):
+        Processor(name="split", version=3, emits=(words,), **declared)
+    with pytest.raises(ConfigError, match="version 0; it is that of the processor"):
+        Internal("words", Text(), version=0)
+
+
+@pytest.mark.parametrize(
+    ("declare", "why"),
+    [
+        (lambda: DECLARED["Filter"](name="f", source="cents", keep=large), "source is 'cents'; write Source"),
+        (
+            lambda: DECLARED["Filter"](name="f", source=CENTS, keep=None),
+            "keep is None, which cannot be called",
+        ),
+        (
+            lambda: DECLARED["Filter"](name="f", source=CENTS, keep=lambda: True),
+            "keep takes \\(\\), but is called with 1",
+        ),
+        (
+            lambda: DECLARED["Filter"](name="f", source=CENTS, keep=large, to=Stream("out", Text())),
+            "holds Json\\(int\\) and 'out' Text\\(\\): declare them alike, or use Map",
+        ),
+        (
+            lambda: DECLARED["Filter"](name="f", source=CENTS, keep=large, to=Stream("out", Json(str))),
+            "holds Json\\(int\\) and 'out' Json\\(str\\)",
+        ),
+        (lambda: DECLARED["Map"](name="m", source=CENTS, each=str), "give serde= .*, or to="),
+        (
+            lambda: DECLARED["Map"](
+                name="m", source=CENTS, each=str, serde=Json(str), to=Stream("out", Json(str))
+            ),
+            "give serde= .*, or to=",
+        ),
+        (lambda: DECLARED["Map"](name="m", source=CENTS, each=str, to="out"), "to is 'out'; write Stream"),
+        (lambda: DECLARED["Branch"](name="b", source=CENTS, into={}), "into is {}; write a dict"),
+        (lambda: DECLARED["Branch"](name="b", source=CENTS, into={1: large}), "branch 1; write a name"),
+        (
+            lambda: DECLARED["Branch"](name="b", source=CENTS, into={"x": None}),
+            "the test of branch 'x' is None",
+        ),
+        (lambda: DECLARED["Merge"](name="m", sources=[CENTS]), "write a list of two or more"),
+        (
+            lambda: DECLARED["Merge"](name="m", sources=[CENTS, LINES]),
+            "holds Text\\(\\) and 'cents' Json\\(int\\)",
+        ),
+        (lambda: DECLARED["Rekey"](name="r", source=LINES), "give by= or pairs="),
+        (lambda: DECLARED["Rekey"](name="r", source=LINES, by=str, pairs=pairs), "give by= or pairs="),
+        (lambda: DECLARED["Rekey"](name="r", source=LINES, by=str, serde=Text()), "leave out serde="),
+        (lambda: DECLARED["Rekey"](name="r", source=LINES, pairs=pairs), "with pairs= give serde="),
+        (
+            lambda: DECLARED["Rekey"](
+                name="r", source=LINES, pairs=pairs, serde=Text(), to=Stream("out", Text())
+            ),
+            "leave out serde= and key=",
+        ),
+    ],
+)
+def test_what_cannot_be_is_refused_when_it_is_declared(declare: Any, why: str) -> None:
+    with pytest.raises(ConfigError, match=why):
+        declare()

@@ -1,0 +1,169 @@
+"""An application of stateless steps on real workers, and the proof that each record went through once."""
+
+from __future__ import annotations
+
+import os
+import random
+import subprocess
+import sys
+import time
+from collections import Counter
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Self
+
+from confluent_kafka import Producer
+
+from holdfast.clients.topics.application import create_topics
+from holdfast.core.engine.codec import APPLIED, ROW, RowCodec, text_key
+from holdfast.core.engine.positions import offsets_of, position_format
+from holdfast.core.engine.processor import Processor
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.pipeline.verify import verify
+from tests.chaos.stepping import is_named, steps
+from tests.support.harness import Application, wait_for
+from tests.support.places import ROOT
+from tests.support.proof import State, read_topic
+
+WORDS = ("to", "be", "the", "question", "whether", "mind", "or")
+APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+
+
+class StepsApplication(Application):
+    """An application of `tests.chaos.stepping`, with topics of its own."""
+
+    def __init__(
+        self,
+        broker: SessionBroker,
+        folder: Path,
+        *,
+        partitions: int = 2,
+        standbys: int = 0,
+        **settings: str | float,
+    ) -> None:
+        super().__init__(
+            broker,
+            folder,
+            partitions=partitions,
+            standbys=standbys,
+            module="tests.chaos.stepping",
+            **settings,  # type: ignore[arg-type]
+        )
+        self._environment |= {
+            "STEPS_PREFIX": self.name,
+            "STEPS_LINES": self.source,
+            "STEPS_OUT": self.out,
+        }
+        self._producer = Producer(broker.client_config(**{"linger.ms": 1}))
+        self.sent = Counter[str]()
+        self.declare()
+
+    def declare(self, version: int = 1, counts_version: int = 1) -> None:
+        """Let workers and commands that are made from here on run these versions."""
+        self.processors = steps(self.name, self.source, self.out, version, counts_version)
+        self._environment |= {
+            "STEPS_VERSION": str(version),
+            "STEPS_COUNTS_VERSION": str(counts_version),
+        }
+
+    @property
+    def counts(self) -> Processor[Any, Any]:
+        return self.processors[-1]
+
+    def create_topics(self, source: Mapping[str, str] | None = None) -> Self:
+        self.broker.create_topic(
+            self.source, partitions=self.partitions, config={**APPEND_TIME, **(source or {})}, exact=True
+        )
+        create_topics(self.settings, self.processors, partitions=self.partitions)
+        return self
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of `holdfast` on this application."""
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "holdfast.cli", "-A", "tests.chaos.stepping:processors", *words],
+            env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+
+    # -- load
+
+    def send(self, line: str, partition: int = 0) -> None:
+        self._producer.produce(self.source, line.encode(), partition=partition)
+        if "raise" not in line:
+            self.sent.update(line.split())
+
+    def flush(self) -> None:
+        assert self._producer.flush(30) == 0
+
+    def write(self, lines: int, *, seed: int, rest_s: float = 0.0) -> None:
+        """Write lines of no meaning; some of them must be refused."""
+        chance = random.Random(seed)
+        for at in range(lines):
+            line = " ".join(chance.choices(WORDS, k=chance.randrange(5)))
+            self.send("raise" if chance.random() < 0.03 else line, chance.randrange(self.partitions))
+            if at % 50 == 49:
+                self._producer.poll(0)
+                time.sleep(rest_s)
+        self.flush()
+
+    # -- proof
+
+    def states(self, processor: Processor[Any, Any]) -> dict[int, State]:
+        """Return what the changelog of a processor amounts to, by partition."""
+        out: dict[int, State] = {}
+        for number, messages in read_topic(self.broker, processor.changelog(self.name)).items():
+            state = out[number] = {}
+            for message in messages:
+                key, value = message.key() or b"", message.value()
+                if value is None:
+                    state.pop(key, None)
+                else:
+                    state[key] = value
+        return out
+
+    def _is_through(self, processor: Processor[Any, Any]) -> bool:
+        logs = [read_topic(self.broker, topic) for topic in processor.topics]
+        for number, state in self.states(processor).items():
+            ends = tuple((log[number][-1].offset() or 0) if log[number] else -1 for log in logs)
+            form = position_format(processor)
+            marker = form.decode(state[APPLIED]) if APPLIED in state else form.start
+            if offsets_of(marker) != ends:
+                return False
+        return True
+
+    def wait_through(self, deadline_s: float = 90) -> None:
+        """Wait until every processor has all that those before it sent."""
+
+        def condition() -> bool:
+            assert self.live, f"no worker runs\n{self.tails()}"
+            return all(map(self._is_through, self.processors))
+
+        wait_for("every step to be at its source's end", condition, deadline_s, self.tails)
+
+    def counted(self) -> dict[str, int]:
+        """Return the committed rows of the table behind the steps."""
+        codec: RowCodec[int] = RowCodec(int)
+        return {
+            text_key(key): codec.decode(value)
+            for state in self.states(self.counts).values()
+            for key, value in state.items()
+            if key[:1] == ROW
+        }
+
+    def prove(self) -> None:
+        """Hold what came out, and what was counted, against what was sent; no step kept more than its position."""
+        self.wait_through()
+        out = read_topic(self.broker, self.out)
+        told = Counter((message.key() or b"", message.value()) for each in out.values() for message in each)
+        named = {word: number for word, number in self.sent.items() if is_named(word)}
+        assert told == {(word.encode(), b"%d" % len(word)): number for word, number in named.items()}
+        assert self.counted() == dict(self.sent)
+        for step in self.processors[:-1]:
+            assert all(set(state) <= {APPLIED} for state in self.states(step).values()), step.name
+            verdict = verify(step, self.settings)
+            assert verdict.equal, step.name
+        assert verify(self.counts, self.settings).equal
