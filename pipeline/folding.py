@@ -19,7 +19,7 @@ import pyarrow as pa
 from holdfast.core.engine.codec import NOTHING_APPLIED, ROW_KINDS, WAKE, digest
 from holdfast.core.engine.folding import Batch, Folder, Refused, Transition
 from holdfast.core.engine.memory_store import DictStore
-from holdfast.core.engine.processor import Headers, Processor
+from holdfast.core.engine.processor import Headers, Input, Processor
 from holdfast.core.engine.skips import OffsetRanges, behind
 from holdfast.errors import OrderError
 
@@ -256,13 +256,13 @@ def _result(columns: dict[str, Sequence[Any]], rows: int) -> pa.RecordBatch:
 # -- Arrow in
 
 
-def columns_needed(processor: Processor[Any, Any]) -> list[str]:
-    """Return the bronze columns a fold needs: coordinates, time and the processor's inputs."""
+def columns_needed(inputs: Sequence[Input]) -> list[str]:
+    """Return the bronze columns a fold needs: coordinates, time and its inputs."""
     return [
         "partition",
         "offset",
         "timestamp",
-        *(name for name in processor.inputs if name not in ("offset", "partition")),
+        *(name for name in inputs if name not in ("offset", "partition")),
     ]
 
 

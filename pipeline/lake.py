@@ -68,13 +68,22 @@ def bronze_path(lake: str, topic: str) -> str:
     return f"{lake.rstrip('/')}/bronze/{topic}"
 
 
+class Cut(msgspec.Struct, frozen=True, kw_only=True):
+    """How far the sources of a processor had been landed when the choices of their order were read: *sources* are end
+    offsets by topic and partition, *numbers* how many choices of each partition there were.
+    """
+
+    sources: dict[str, dict[int, int]]
+    numbers: dict[int, int]
+
+
 class Landed(msgspec.Struct, frozen=True, kw_only=True):
     """What a landing commit says of itself. *end* is the whole vector after it; *begins* where each
     partition's rows begin.
 
     *lost* lists all ranges [from, to) so far that the topic no longer held and that were given up by order. *skipped* are ranges, both
     ends included, that each application which landed here skips of the topic, since nobody can read them (holdfast/core/engine/skips.py). *left_out*
-    are those whose rows were therefore not written.
+    are those whose rows were therefore not written. *cut* is in a table of choices: what of the sources they are the order of.
     """
 
     topic: str
@@ -87,6 +96,7 @@ class Landed(msgspec.Struct, frozen=True, kw_only=True):
     rebuilt: bool = False
     skipped: dict[str, dict[int, list[tuple[int, int]]]] = {}
     left_out: dict[int, list[tuple[int, int]]] = {}
+    cut: Cut | None = None
     holdfast_landing: int = 1
 
     def encode(self) -> str:

@@ -14,7 +14,7 @@ from __future__ import annotations
 
 import threading
 import uuid
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from functools import reduce
 from typing import TYPE_CHECKING, Any
@@ -28,6 +28,7 @@ from holdfast.pipeline.lake import (
     COLUMNS,
     FIRST_LINK,
     HISTORY_LIMIT,
+    Cut,
     Landed,
     TableCommit,
     bronze_path,
@@ -76,6 +77,7 @@ class LandOptions:
 class LandReport:
     """What one landing did. *vector* holds the end offsets that the table has reached."""
 
+    topic: str
     path: str
     commits: int = 0
     offsets: int = 0
@@ -144,13 +146,14 @@ class Landing:
         # Keeps each task's rows in the order Kafka gave them; Spark would sort them by table partition, which
         # is not stable.
         session.conf.set("spark.sql.maxConcurrentOutputFileWriters", "8")
-        self.report = LandReport(path=path)
+        self.report = LandReport(topic=log.topic, path=path)
         self._vector: dict[int, int] = {}
         self._begins: dict[int, int] = {}
         self._lost: dict[int, list[tuple[int, int]]] = {}
         self._skips = dict[int, OffsetRanges]()
         self._noted = dict[str, dict[int, list[tuple[int, int]]]]()
         self._left_out = dict[int, list[tuple[int, int]]]()
+        self._cut: Cut | None = None
         self._link = FIRST_LINK
         self._rebuilt = False
         self._open()
@@ -188,7 +191,7 @@ class Landing:
     def _take(self, landed: Landed) -> None:
         self._vector, self._begins, self._lost = dict(landed.end), dict(landed.begins), dict(landed.lost)
         self._noted, self._left_out = dict(landed.skipped), dict(landed.left_out)
-        self._link, self._rebuilt = landed.batch, False
+        self._cut, self._link, self._rebuilt = landed.cut, landed.batch, False
 
     def _history(self, limit: int) -> list[TableCommit]:
         with explained(self.path):
@@ -239,19 +242,29 @@ class Landing:
                 stop.wait(left_s)
                 continue
             ends = self.ends()
-            if any(end > self._vector.get(partition, 0) for partition, end in ends.items()):
+            if self.is_behind(ends):
                 return ends
             stop.wait(POLL_S)
         return dict(self._vector)
 
-    def step(self, ends: dict[int, int]) -> Landed | None:
-        """Write one commit on the way to *ends*; None when the table has reached them."""
+    def is_behind(self, ends: Mapping[int, int]) -> bool:
+        """Tell whether there is more up to *ends* than the table holds."""
+        return any(end > self._vector.get(partition, 0) for partition, end in ends.items())
+
+    def step(self, ends: dict[int, int], cut: Cut | None = None) -> Landed | None:
+        """Write one commit on the way to *ends*, the last of them with *cut*; None when the table has reached them."""
         self._skips = read_skips(self._settings).of_topic(self._log.topic)
         start, lost = self._start(ends)
         target = share(start, ends, self._options.max_records)
         own = {partition: list(ranges) for partition, ranges in self._skips.items()}
         is_there = all(target[partition] <= self._vector.get(partition, 0) for partition in target)
-        if is_there and not self._rebuilt and own == self._noted.get(self._settings.app, {}):
+        told = cut if cut is not None and target == ends else self._cut
+        if (
+            is_there
+            and not self._rebuilt
+            and own == self._noted.get(self._settings.app, {})
+            and told == self._cut
+        ):
             return None
         landed = Landed(
             topic=self._log.topic,
@@ -273,6 +286,7 @@ class Landing:
                 ]
                 for partition in target
             },
+            cut=told,
         )
         self._write(landed, start)
         self.report.commits += 1

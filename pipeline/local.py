@@ -14,6 +14,7 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.folding import Batch
+from holdfast.core.engine.processor import Input
 from holdfast.errors import LakeError
 from holdfast.pipeline.extent import Extent
 from holdfast.pipeline.folding import FoldPlan, columns_needed, fold_partition, split, times_ms
@@ -37,7 +38,7 @@ def fold_topic(settings: Settings, plan: FoldPlan, extent: Extent) -> Iterator[p
 def fold_bronze(plan: FoldPlan, files: BronzeFiles, extent: Extent) -> Iterator[pa.RecordBatch]:
     """Fold what *extent* names of a bronze table and yield what it tells."""
     for partition, span in sorted(extent.spans.items()):
-        yield from fold_partition(plan, partition, files.batches(plan, partition, span))
+        yield from fold_partition(plan, partition, files.batches(plan.processor.inputs, partition, span))
 
 
 def fold_named(
@@ -48,7 +49,9 @@ def fold_named(
     """
     for numbers in named:
         for partition in numbers.column(0).to_pylist():
-            yield from fold_partition(plan, partition, files.batches(plan, partition, spans[partition]))
+            yield from fold_partition(
+                plan, partition, files.batches(plan.processor.inputs, partition, spans[partition])
+            )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -141,15 +144,16 @@ class BronzeFiles:
                         out[partition] = min(found, out.get(partition, found))
         return out
 
-    def batches(self, plan: FoldPlan, partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
-        """Yield the records of one partition in offset order, each batch with its size in bytes.
+    def batches(self, inputs: Sequence[Input], partition: int, span: Span) -> Iterator[tuple[Batch, int]]:
+        """Yield the records of one partition in offset order, as a folder of *inputs* takes them, each batch with its
+        size in bytes.
 
         Files in order, as landing writes them, are read as they are. Others (OPTIMIZE joins files in any
         order) are sorted first, which takes the whole partition into memory.
         """
         filesystem = self._filesystem()
         files = [file for file in self.files.get(partition, ()) if file.touches(span)]
-        columns = [name for name in columns_needed(plan.processor) if name != "partition"]
+        columns = [name for name in columns_needed(inputs) if name != "partition"]
         read = (rows for file in files for rows in _rows(filesystem, file, columns))
         if not _in_order(filesystem, files):
             logger.info(
@@ -158,7 +162,7 @@ class BronzeFiles:
             )
             read = iter(pa.Table.from_batches(read).sort_by("offset").to_batches(READ_ROWS))
         for rows in read:
-            yield from _cut(rows, partition, span, plan)
+            yield from _cut(rows, partition, span, inputs)
 
 
 def _rows(filesystem: Any, file: File, columns: list[str]) -> Iterator[pa.RecordBatch]:
@@ -182,11 +186,13 @@ def _in_order(filesystem: Any, files: Sequence[File]) -> bool:
     return True
 
 
-def _cut(rows: pa.RecordBatch, partition: int, span: Span, plan: FoldPlan) -> Iterator[tuple[Batch, int]]:
+def _cut(
+    rows: pa.RecordBatch, partition: int, span: Span, inputs: Sequence[Input]
+) -> Iterator[tuple[Batch, int]]:
     import numpy as np
 
     start, stop = np.searchsorted(rows.column("offset").to_numpy(), [span.first, span.end])
     kept = rows.slice(int(start), int(stop - start))
     numbered = kept.append_column("partition", pa.repeat(pa.scalar(partition, pa.int32()), kept.num_rows))
-    for _, batch in split(numbered, plan.processor.inputs):
+    for _, batch in split(numbered, inputs):
         yield batch, kept.nbytes

@@ -55,7 +55,15 @@ def fold_topics(
             ]
             recorded = _recorded(recorder, partition, extent)
             ends = [extent.spans[reader.topic][partition].end for reader in readers]
-            yield from fold_merged(plan, partition, logs, recorded, ends, extent.stops.get(partition))
+            yield from fold_merged(
+                plan,
+                partition,
+                logs,
+                recorded,
+                ends,
+                extent.stops.get(partition),
+                open_end=extent.is_open(partition),
+            )
 
 
 def _recorded(recorder: TopicReader, partition: int, extent: MergedExtent) -> Iterator[Choice]:
@@ -86,9 +94,11 @@ def fold_merged(
     recorded: Iterable[Choice],
     ends: Sequence[int],
     stop: ReplayEnd | None = None,
+    *,
+    open_end: bool = False,
 ) -> Iterator[pa.RecordBatch]:
-    """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to *stop*;
-    yield what it tells, the summary last.
+    """Fold one partition from (records, their size in bytes) of each source and the recorded choices, up to *stop*, and
+    with *open_end* no further than the sources were read; yield what it tells, the summary last.
     """
     results, store, sizes = Results(), DictStore(), _Sizes()
 
@@ -97,7 +107,9 @@ def fold_merged(
             results.transition(partition, each)
 
     folder = MergingFolder(plan.processor, store, trace=trace if plan.transitions else None)
-    stretches = replayed(start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends)
+    stretches = replayed(
+        start_of(plan.processor), [sizes.of(log) for log in logs], recorded, ends, open_end=open_end
+    )
     if stop is not None:
         stretches = stop.cut(stretches)
     records = refused = 0

@@ -35,6 +35,10 @@ class MergedExtent:
     def partitions(self) -> list[int]:
         return sorted(self.choices)
 
+    def is_open(self, partition: int) -> bool:
+        """Tell whether a partition ends where its sources do, though choices may know of later records."""
+        return partition not in self.upto
+
     def skipped(
         self, skips: Mapping[str, Mapping[int, OffsetRanges]], summaries: Iterable[FoldSummary]
     ) -> int:
@@ -62,22 +66,21 @@ def merged_extent(
 ) -> MergedExtent:
     """Return what of the topics to read: up to the positions in *upto*, or *until*, else all there is.
 
-    Choices first: what they tell of the sources is there by then. Raises LostRecordsError when choices were
-    deleted, since nothing else tells the order.
+    Sources first: whatever was folded of them by then is in the order that the choices tell. These may know of later
+    records, where the replay ends. Raises LostRecordsError when choices were deleted, since nothing else tells the order.
     """
     processor = plan.processor
-    with TopicLog(settings, processor.choices(settings.app)) as log:
-        _wait_settled(log, settings.request_timeout_s)
-        choices = log.spans()
     spans: dict[str, dict[int, Span]] = {}
     for topic in processor.topics:
         with TopicLog(settings, topic) as log:
             spans[topic] = log.spans()
-        if set(spans[topic]) != set(choices):
-            raise TopicError(
-                f"{processor.choices(settings.app)} has {len(choices)} partitions, the source {topic} has {len(spans[topic])}: "
-                "they must be equal; check with `holdfast topics check`"
+    with TopicLog(settings, processor.choices(settings.app)) as log:
+        if not settled(log, settings.request_timeout_s):
+            raise BrokerError(
+                f"topic {log.topic}: a transaction is open for more than {settings.request_timeout_s:g} s"
             )
+        choices = log.spans()
+    check_partitions(choices, spans, processor.choices(settings.app))
     partitions = set(choices) if wanted is None else set(wanted)
     for partition in sorted(partitions):
         if choices[partition].first > 0:
@@ -88,7 +91,7 @@ def merged_extent(
     return MergedExtent(
         spans={
             topic: {
-                partition: _upto(topic, partition, span, number, upto)
+                partition: upto_position(topic, partition, span, number, upto)
                 for partition, span in found.items()
                 if partition in partitions
             }
@@ -106,24 +109,40 @@ def merged_extent(
     )
 
 
-def _upto(topic: str, partition: int, span: Span, number: int, upto: Mapping[int, VectorMarker]) -> Span:
+def upto_position(
+    topic: str, partition: int, span: Span, number: int, upto: Mapping[int, VectorMarker]
+) -> Span:
+    """Return *span* of source *number* up to the position in *upto*, where there is one."""
     if partition not in upto:
         return span
     end = upto[partition].applied[number] + 1
     if end > span.end:
         raise PipelineError(
-            f"topic {topic} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {end - 1}"
+            f"{topic} partition {partition} ends at offset {span.end}, so it cannot be replayed up to and with {end - 1}"
         )
     return Span(first=min(span.first, end), end=end)
 
 
-def _wait_settled(log: TopicLog, timeout_s: float) -> None:
-    """Wait until all that is written now is committed or aborted: the markers that end one transaction are
-    written to each of its partitions in its own time.
+def check_partitions(
+    choices: Mapping[int, object], spans: Mapping[str, Mapping[int, object]], name: str
+) -> None:
+    """Raise TopicError unless each source has the partitions that the *choices* called *name* have."""
+    for topic, found in spans.items():
+        if set(found) != set(choices):
+            raise TopicError(
+                f"{name} has {len(choices)} partitions, the source {topic} has {len(found)}: "
+                "they must be equal; check with `holdfast topics check`"
+            )
+
+
+def settled(log: TopicLog, timeout_s: float) -> bool:
+    """Wait until all that is written now is committed or aborted, and return whether it is: the markers that end one
+    transaction are written to each of its partitions in its own time.
     """
     partitions = log.partitions()
     written, until_s = log.written(partitions), system_clock.monotonic_s() + timeout_s
     while any(end < written[partition] for partition, end in log.ends(partitions).items()):
         if system_clock.monotonic_s() > until_s:
-            raise BrokerError(f"topic {log.topic}: a transaction is open for more than {timeout_s:g} s")
+            return False
         time.sleep(RETRY_S)
+    return True

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import partial, reduce
 from typing import TYPE_CHECKING, TypeVar
 
@@ -21,6 +21,7 @@ from holdfast.pipeline.spark_errors import causes, explained, failed
 from holdfast.pipeline.topic import Span
 
 if TYPE_CHECKING:
+    import pyarrow as pa
     from pyspark.sql import DataFrame, SparkSession
 
 logger = logging.getLogger(__name__)
@@ -57,7 +58,7 @@ def topic_records(
 
     What is skipped is not even fetched: whatever lies between is read in parts, which are in no order.
     """
-    columns, found = columns_needed(plan.processor), list(parts(extent.spans, plan.skips))
+    columns, found = columns_needed(plan.processor.inputs), list(parts(extent.spans, plan.skips))
     if not found:
         return session.createDataFrame([], _ddl(columns)), True
     more = {**(options or {}), **({} if "headers" in plan.processor.inputs else {"includeHeaders": "false"})}
@@ -152,7 +153,7 @@ class SparkBronze:
             f"(partition = {partition} AND offset >= {span.first} AND offset < {span.end})"
             for partition, span in sorted(extent.spans.items())
         )
-        return self._load().where(wanted or "false").select(*columns_needed(plan.processor))
+        return self._load().where(wanted or "false").select(*columns_needed(plan.processor.inputs))
 
 
 def placed(records: DataFrame, partitions: int) -> DataFrame:
@@ -193,11 +194,23 @@ def fold_files(session: SparkSession, plan: FoldPlan, files: BronzeFiles, extent
     No decoding in the JVM, no shuffle, no sort: about a third of the CPU that the JVM's own way takes.
     """
     spans = dict(extent.spans)
-    numbers = ",".join(map(str, sorted(spans)))
-    named = session.range(0, len(spans), 1, len(spans)).selectExpr(
+    return fold_each(session, spans, partial(fold_named, plan, files, spans))
+
+
+def fold_each(
+    session: SparkSession,
+    partitions: Iterable[int],
+    fold: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+) -> DataFrame:
+    """Return the results of *fold*, which is given partition numbers and reads by itself what it folds: a task for each
+    of *partitions*, and no shuffle.
+    """
+    wanted = sorted(partitions)
+    numbers = ",".join(map(str, wanted))
+    named = session.range(0, len(wanted), 1, len(wanted)).selectExpr(
         f"element_at(array({numbers}), int(id) + 1)"
     )
-    return named.mapInArrow(partial(fold_named, plan, files, spans), RESULT_DDL)
+    return named.mapInArrow(fold, RESULT_DDL)
 
 
 def run(

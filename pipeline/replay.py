@@ -5,7 +5,7 @@ bytes as a result.
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Literal
@@ -139,18 +139,53 @@ def replay(
 
 
 def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
-    """Fold the topics of several sources in the order of the recorded choices."""
+    """Fold several sources in the order of the recorded choices, on Spark where that is asked for."""
     processor = plan.processor
-    if options.source != "topic":
-        refuse_several_sources(processor, "a replay from bronze")
+    if options.source == "bronze":
+        return _from_several_tables(plan, settings, options)
     if options.engine == "spark":
-        refuse_several_sources(processor, "a replay on Spark")
+        refuse_several_sources(processor, "a replay from the topics on Spark")
     skips = read_skips(settings)
     by_topic = {topic: skips.of_topic(topic) for topic in processor.topics}
     extent = merged_extent(settings, plan, options.positions or {}, options.partitions, options.until)
     check_holes(extent.holes, allow_holes=options.allow_holes)
     batches, partitions = merged.fold_topics(settings, plan, extent, by_topic), extent.partitions
     return _told(plan, options, "local", batches, partitions, partial(extent.skipped, by_topic))
+
+
+def _from_several_tables(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
+    from holdfast.pipeline.merged_bronze import open_several
+
+    positions = options.positions or {}
+    files = open_several(plan, settings.app, str(options.lake), positions, options.partitions, options.until)
+    extent = files.extent
+    check_holes(extent.holes, allow_holes=options.allow_holes)
+    partitions, skipped = extent.partitions, partial(extent.skipped, files.skips)
+    if options.engine != "spark":
+        batches = (batch for partition in partitions for batch in files.fold(partition))
+        return _told(plan, options, "local", batches, partitions, skipped)
+    return _on_spark(plan, options, files.choices.uri, files.fold_named, partitions, skipped)
+
+
+def _on_spark(
+    plan: FoldPlan,
+    options: ReplayOptions,
+    what: str,
+    fold: Callable[[Iterable[pa.RecordBatch]], Iterator[pa.RecordBatch]],
+    partitions: Sequence[int],
+    skipped: Callable[[Sequence[FoldSummary]], int],
+) -> Replayed:
+    """Have each partition folded by a task that reads by itself what it folds."""
+    from holdfast.pipeline import on_spark
+
+    with open_session(options.spark) as session:
+        return on_spark.run(
+            session,
+            plan,
+            what,
+            lambda sort: on_spark.fold_each(session, partitions, fold),
+            lambda results: _take(plan, options, partitions, results, skipped),
+        )
 
 
 def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:
@@ -171,7 +206,7 @@ def _from_topic(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> R
             plan,
             f"topic {plan.processor.topics[0]}",
             make,
-            lambda results: _take(plan, options, extent, results),
+            lambda results: _take(plan, options, extent.spans, results, lambda _: _skipped(plan, extent)),
         )
 
 
@@ -200,7 +235,7 @@ def _from_bronze(plan: FoldPlan, app: str, options: ReplayOptions) -> Replayed:
             plan,
             path,
             lambda sort: on_spark.fold_files(session, plan, files, extent),
-            lambda results: _take(plan, options, extent, results),
+            lambda results: _take(plan, options, extent.spans, results, lambda _: _skipped(plan, extent)),
         )
 
 
@@ -228,7 +263,7 @@ def _from_far_bronze(plan: FoldPlan, app: str, options: ReplayOptions, path: str
             lambda sort: on_spark.fold_records(
                 table.records(noted, extent), noted, sort=True, partitions=len(extent.spans)
             ),
-            lambda results: _take(noted, options, extent, results),
+            lambda results: _take(noted, options, extent.spans, results, lambda _: _skipped(noted, extent)),
         )
 
 
@@ -285,22 +320,28 @@ def _skipped(plan: FoldPlan, extent: Extent) -> int:
     return extent.offsets - left
 
 
-def _take(plan: FoldPlan, options: ReplayOptions, extent: Extent, results: DataFrame) -> Replayed:
+def _take(
+    plan: FoldPlan,
+    options: ReplayOptions,
+    partitions: Collection[int],
+    results: DataFrame,
+    skipped: Callable[[Sequence[FoldSummary]], int],
+) -> Replayed:
     """Return what a Spark job told: through the driver, or written by the executors and only summed up
     here.
     """
     processor, table = plan.processor, None
     if options.out is None:
-        summaries, table = gather(_no_chunks(results.toArrow()), extent.spans)
+        summaries, table = gather(_no_chunks(results.toArrow()), partitions)
     else:
-        summaries = written_by_spark(results, options.out, options.format, plan, extent.spans)
+        summaries = written_by_spark(results, options.out, options.format, plan, partitions)
     return Replayed(
         processor=processor.name,
         version=processor.version,
         engine="spark",
         partitions=summaries,
         results=table,
-        skipped=_skipped(plan, extent),
+        skipped=skipped(summaries),
     )
 
 

@@ -12,8 +12,9 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from holdfast.cli.application import load_application
 from holdfast.cli.asked import StopRequest
-from holdfast.cli.context import output_of, settings_of
+from holdfast.cli.context import globals_of, output_of, settings_of
 from holdfast.cli.output import Cell, note, show
 from holdfast.config import Settings
 from holdfast.errors import ConfigError
@@ -44,12 +45,19 @@ def pipeline() -> None:
 
 
 @app.command(
-    help="Land a topic in a lake: every committed record once, as a row of a Delta table, whatever is killed meanwhile."
+    help="Land a topic in a lake, or all that a processor folds: every committed record once, as a row of a Delta table, whatever is killed "
+    "meanwhile."
 )
 def land(
     context: typer.Context,
-    topic: Annotated[str, typer.Option(help="The topic to land.")],
     lake: Annotated[str, typer.Option(help="Folder or address of the lake; the table is LAKE/bronze/TOPIC.")],
+    topic: Annotated[str | None, typer.Option(help="The topic to land.")] = None,
+    processor: Annotated[
+        str | None,
+        typer.Option(
+            help="In place of --topic: the sources of this processor and, of several, the choices of their order."
+        ),
+    ] = None,
     once: Annotated[
         bool, typer.Option("--once", help="Land what is committed now, then end (the default).")
     ] = False,
@@ -76,7 +84,8 @@ def land(
 ) -> None:
     from holdfast.pipeline.lake import Landed, describe
     from holdfast.pipeline.land import LandOptions
-    from holdfast.pipeline.land import land as run
+    from holdfast.pipeline.land import land as land_topic
+    from holdfast.pipeline.land_several import land_processor
 
     if once and follow:
         raise ConfigError("--once and --follow exclude each other")
@@ -86,29 +95,35 @@ def land(
     )
 
     def told(landed: Landed) -> None:
-        note(f"landed {topic} up to {describe(landed.end)}")
+        note(f"landed {landed.topic} up to {describe(landed.end)}")
 
+    where, spark = absolute(lake), spark_options(settings, master, memory, conf)
     with stopped_by_signals() as stop:
-        report = run(
-            settings,
-            topic,
-            absolute(lake),
-            options=options,
-            spark=spark_options(settings, master, memory, conf),
-            stop=stop,
-            progress=told,
-        )
+        if topic is not None and processor is None:
+            reports = [
+                land_topic(settings, topic, where, options=options, spark=spark, stop=stop, progress=told)
+            ]
+        elif processor is not None and topic is None:
+            application = load_application(globals_of(context).application, settings)
+            folded = application.processor(processor)
+            reports = land_processor(
+                application.settings, folded, where, options=options, spark=spark, stop=stop, progress=told
+            )
+        else:
+            raise ConfigError("say what to land: --topic TOPIC or --processor NAME")
     rows: list[dict[str, Cell]] = [
         {
-            "topic": topic,
+            "topic": report.topic,
             "partition": partition,
             "end_offset": end,
             "lost": [f"{a}-{b - 1}" for a, b in report.lost.get(partition, [])],
         }
+        for report in reports
         for partition, end in sorted(report.vector.items())
     ]
     show(rows, ("topic", "partition", "end_offset", "lost"), output)
-    note(f"{report.commits} commits to {report.path}")
+    for report in reports:
+        note(f"{report.commits} commits to {report.path}")
 
 
 def absolute(lake: str) -> str:

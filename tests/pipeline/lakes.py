@@ -70,9 +70,11 @@ def landed(log: Log, **more: Any) -> Landed:
     )
 
 
-def write_bronze(lake: Path, topic: str, log: Log, *, commits: int = 2, shuffled: bool = False) -> str:
+def write_bronze(
+    lake: Path, topic: str, log: Log, *, commits: int = 2, shuffled: bool = False, **more: Any
+) -> str:
     """Write *log* as a bronze table of several commits, as a landing would; *shuffled* mixes the rows
-    inside files as OPTIMIZE may.
+    inside files as OPTIMIZE may, *more* is what the commits say otherwise.
     """
     path = bronze_path(str(lake), topic)
     for commit in range(commits):
@@ -80,7 +82,7 @@ def write_bronze(lake: Path, topic: str, log: Log, *, commits: int = 2, shuffled
             partition: records[len(records) * commit // commits : len(records) * (commit + 1) // commits]
             for partition, records in log.items()
         }
-        told = landed(log, topic=topic, batch=f"b{commit}").encode()
+        told = landed(log, topic=topic, batch=f"b{commit}", **more).encode()
         batches = [
             record_batch(partition, records[::-1] if shuffled else records)
             for partition, records in parts.items()

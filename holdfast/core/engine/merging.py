@@ -334,13 +334,15 @@ def replayed(
     logs: Sequence[Iterable[Batch]],
     recorded: Iterable[Choice] = (),
     ends: Sequence[int] | None = None,
+    *,
+    open_end: bool = False,
 ) -> Iterator[Stretch]:
     """Yield what follows *marker* in the order in which it was folded, from the log of each source and the
     recorded choices: at most a batch of each source is held at a time.
 
     A log whose batches end has ended. *ends* tells how far each was read, where that is further than its last
-    record. Raises ChoicesError when the logs end before the last choice: the order of what is left is then not
-    known.
+    record. When the logs end before the last choice, the order of what is left is not known: with *open_end* that
+    is the end, else raises ChoicesError.
     """
     merger, pending = Merger(marker, recorded), [iter(log) for log in logs]
     waited: list[int | None] = [None] * len(pending)
@@ -356,6 +358,8 @@ def replayed(
         elif waited[source] is None:
             waited[source] = 0  # it holds nothing back from here on
             merger.offer(source, Batch((), (), ()), None if ends is None else ends[source])
+        elif open_end:
+            return
         else:
             choice = merger.next_choice
             assert choice is not None

@@ -1,0 +1,166 @@
+"""A join on real workers, then restored, then folded again here and on Spark, from the topics and from the lake: one
+digest.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import pytest
+
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.errors import LakeError
+from holdfast.pipeline.lake import Cut, Landed, bronze_path, history_of, last_landed, open_table
+from holdfast.pipeline.land import Landing, LandOptions
+from holdfast.pipeline.land_several import ChoiceNumbers, land_processor
+from holdfast.pipeline.replay import ReplayOptions, replay
+from holdfast.pipeline.results import Replayed
+from holdfast.pipeline.topic import TopicLog, TopicReader
+from holdfast.pipeline.verify import verify
+from tests.support.harness import running
+from tests.support.joining_app import JoinApplication
+
+if TYPE_CHECKING:
+    from pyspark.sql import SparkSession
+
+
+@pytest.fixture
+def app(broker: SessionBroker, tmp_path: Path) -> Iterator[JoinApplication]:
+    """Give an application of two sources; all it started is gone after the test."""
+    made = JoinApplication(broker, tmp_path)
+    with running(made):
+        yield made.create_topics()
+
+
+def replayed(app: JoinApplication, lake: Path | None, **more: Any) -> Replayed:
+    source: Any = "topic" if lake is None else "bronze"
+    return replay(
+        app.joined,
+        app.settings,
+        ReplayOptions(source=source, lake=None if lake is None else str(lake), **more),
+    )
+
+
+def landed(lake: Path, topic: str) -> Landed:
+    path = bronze_path(str(lake), topic)
+    found = last_landed(path, history_of(open_table(path)))
+    assert found is not None
+    return found
+
+
+def test_live_restored_local_and_spark_are_one_table(
+    spark: SparkSession, app: JoinApplication, lake: Path
+) -> None:
+    worker = app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
+    app.write_late_orders(3)
+    app.write(600, seed=5)
+    live = app.prove()
+    assert sum(len(each.choices) for each in live.values()) > 5
+    worker.kill()
+    worker.wipe()
+    worker.start().wait_ready()
+    stores = app.command("verify", "joined", "--store", "--output", "json")
+    assert json.loads(stores.stdout)["equal"], stores.stderr
+
+    reports = land_processor(app.settings, app.joined, str(lake))
+    assert [each.topic for each in reports] == [*app.joined.topics, app.joined.choices(app.name)]
+    lived = verify(app.joined, app.settings).live_digest
+    engines = {
+        ("topic", "local"): replayed(app, None, engine="local"),
+        ("bronze", "local"): replayed(app, lake, engine="local"),
+        ("bronze", "spark"): replayed(app, lake, engine="spark"),
+    }
+    assert {each: found.digest for each, found in engines.items()} == dict.fromkeys(engines, lived)
+    from_lake = ReplayOptions(source="bronze", lake=str(lake), engine="spark")
+    verdict = verify(app.joined, app.settings, from_lake)
+    assert verdict.equal, [each.explain() for each in verdict.partitions]
+
+    # More is lived and not landed: the lake tells of what it has.
+    app.write(200, seed=6)
+    app.prove()
+    assert replayed(app, lake).digest == lived
+    assert replayed(app, None).digest != lived
+
+
+def test_a_landing_that_ends_between_sources_and_choices_tells_of_the_one_before(
+    spark: SparkSession, app: JoinApplication, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
+    app.write(300, seed=7)
+    app.prove()
+    small = LandOptions(max_records=100)
+    first = land_processor(app.settings, app.joined, str(lake), options=small)
+    assert all(each.commits > 1 for each in first[:2])
+    then = replayed(app, lake).digest
+    assert then == verify(app.joined, app.settings).live_digest
+    assert [each.commits for each in land_processor(app.settings, app.joined, str(lake))] == [0, 0, 0]
+
+    app.write_late_orders(2)
+    app.prove()
+    step = Landing.step
+
+    def dies(self: Landing, ends: dict[int, int], cut: Cut | None = None) -> Landed | None:
+        if cut is not None:
+            raise ConnectionAbortedError("killed")
+        return step(self, ends, cut)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Landing, "step", dies)
+        with pytest.raises(ConnectionAbortedError):
+            land_processor(app.settings, app.joined, str(lake))
+    cut = landed(lake, app.joined.choices(app.name)).cut
+    assert cut is not None
+    assert landed(lake, app.orders).end != cut.sources[app.orders]
+    assert replayed(app, lake).digest == then
+
+    land_processor(app.settings, app.joined, str(lake))
+    now = verify(app.joined, app.settings).live_digest
+    assert replayed(app, lake).digest == now != then
+
+
+def test_a_landing_counts_the_choices_and_misses_one_that_it_did_not_land(
+    spark: SparkSession, app: JoinApplication, lake: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    app.worker(source_wait_ms=0).start(JOIN_LIE="1").wait_ready()
+    app.write_late_orders(4)
+    app.write(100, seed=8)
+    choices = {at: len(each.choices) for at, each in app.prove().items()}
+    with (
+        TopicLog(app.settings, app.joined.choices(app.name)) as log,
+        TopicReader(app.settings, log.topic) as reader,
+    ):
+        spans = log.spans()
+        counted = ChoiceNumbers(reader)
+        assert {at: counted.up_to(at, span) for at, span in spans.items()} == choices
+        assert {at: counted.up_to(at, span) for at, span in spans.items()} == choices
+    read = Landing._read
+
+    def short(self: Landing, start: dict[int, int], end: dict[int, int]) -> Any:
+        found = read(self, start, end)
+        return found if self._log.topic != log.topic else found.where(f"offset < {end[0] - 4}")
+
+    monkeypatch.setattr(Landing, "_read", short)
+    land_processor(app.settings, app.joined, str(lake))
+    with pytest.raises(LakeError, match=f"though {choices[0]} were landed"):
+        replayed(app, lake)
+
+
+def test_the_command_lands_a_processor_and_replays_it(app: JoinApplication, lake: Path) -> None:
+    app.worker().start().wait_ready()
+    app.write(200, seed=9)
+    app.prove()
+    done = app.command("pipeline", "land", "--processor", "joined", "--lake", str(lake), "--output", "json")
+    assert done.returncode == 0, done.stderr
+    assert {row["topic"] for row in json.loads(done.stdout)} == {
+        *app.joined.topics,
+        app.joined.choices(app.name),
+    }
+    told = app.command("replay", "joined", "--from", "bronze", "--lake", str(lake), "--output", "json")
+    assert json.loads(told.stdout)["digest"] == verify(app.joined, app.settings).live_digest
+    both = app.command(
+        "pipeline", "land", "--processor", "joined", "--topic", app.orders, "--lake", str(lake)
+    )
+    assert "say what to land" in both.stderr
