@@ -62,7 +62,8 @@ class Rows(Generic[R]):
 
     `put` lists every row set since the folder last looked: a row that the same transaction replaces must be
     refused for what another cut of the log would have refused it for. `failures` holds what the store raised,
-    even when a fold swallowed it.
+    even when a fold swallowed it. In `derived` a declaration of ours may remember what it would find again in rows
+    by looking: it is emptied whenever changes are taken back.
     """
 
     __slots__ = (
@@ -81,6 +82,7 @@ class Rows(Generic[R]):
         "_wakes",
         "_wakes_changed",
         "_young",
+        "derived",
         "failures",
         "next_wake_ms",
         "put",
@@ -109,6 +111,7 @@ class Rows(Generic[R]):
         self.failures: list[Exception] = []
         for each in tables.values():
             each.failures = self.failures  # whichever table's store fails, the folder looks here
+        self.derived: dict[str, Any] = {}
         self.ticks = ticks
         self._wakes = {text_key(key): decode_due(value) for key, value in store.scan(WAKE)}
         self._wakes_changed: dict[str, int | None] = {}
@@ -353,6 +356,7 @@ class Rows(Generic[R]):
         self._replaced = 0
         self.put.clear()
         self.failures.clear()
+        self.derived.clear()
         for key, at_ms in self._undo_wakes.items():
             self._set_wake(key, at_ms)
         self._wakes_changed.clear()
@@ -433,6 +437,7 @@ class JournaledRows(CanonicalRows[R]):
 
     def undo(self) -> None:
         """Take back what this record changed."""
+        self.derived.clear()
         for key, (row, was_changed) in self.before.items():
             if was_changed:
                 self._changed[key] = row

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from heapq import heappop, heappush
 from typing import Any, Literal
 
 from holdfast.core.engine.rows import NEVER, Rows
@@ -17,68 +18,105 @@ Entry = tuple[int, Kind, str]
 """When, what, and with which window (its row key)."""
 
 _DUE = DueRow()
+_AT, _KIND = len(DUE), len(DUE) + DIGITS
+MOST, FEW = 65_536, 16_384
+"""How many entries are remembered at most, and how many are kept of more, or looked up."""
+
+
+class _Queue:
+    """The first entries of the index, as rows have them: all up to *last*, all there are if that is None.
+
+    *names* is a heap, which may hold what is not *live* any more.
+    """
+
+    __slots__ = ("last", "live", "names")
+
+    def __init__(self, names: list[str]) -> None:
+        self.names, self.live = names, set(names)
+        self.last = names[-1] if len(names) == FEW else None
+
+    def add(self, name: str) -> None:
+        if (self.last is None or name < self.last) and name not in self.live:
+            self.live.add(name)
+            heappush(self.names, name)
+            if len(self.names) > MOST:
+                self.__init__(sorted(self.live)[:FEW])  # type: ignore[misc]
+
+    def take(self, beyond: str, taken: list[str]) -> str | None:
+        """Move the names before *beyond* to *taken*; return the first of the others, None if none is remembered."""
+        names, live = self.names, self.live
+        while names:
+            name = names[0]
+            if name not in live:
+                heappop(names)
+            elif name < beyond:
+                live.discard(heappop(names))
+                taken.append(name)
+            else:
+                return name
+        return None
 
 
 def add_due(rows: Rows[Any], entry: Entry) -> None:
     """Note what is due. Noting it twice is noting it once."""
     due_ms, kind, window = entry
-    rows[f"{DUE}{due_ms:016d}/{kind}/{window}"] = _DUE
+    name = f"{DUE}{due_ms:016d}/{kind}/{window}"
+    rows[name] = _DUE
+    queue: _Queue | None = rows.derived.get(DUE)
+    if queue is not None:
+        queue.add(name)
 
 
 def cancel_due(rows: Rows[Any], entry: Entry) -> None:
     """Forget what was noted."""
     due_ms, kind, window = entry
-    rows[f"{DUE}{due_ms:016d}/{kind}/{window}"] = None
+    name = f"{DUE}{due_ms:016d}/{kind}/{window}"
+    rows[name] = None
+    queue: _Queue | None = rows.derived.get(DUE)
+    if queue is not None:
+        queue.live.discard(name)
 
 
 def take_due(rows: Rows[Any], from_ms: int, until_ms: int) -> tuple[list[Entry], int]:
     """Remove and return what is due in [from_ms, until_ms], in order, and when the next is due, NEVER for none.
 
-    Nothing may be due before *from_ms*.
-
-    Keys hold the time in 16 digits, so their first digits name a stretch of time. At most two stretches cover the
-    span, each less than ten times as long: what is met in vain is in proportion to the span.
+    Nothing may be due before *from_ms*. What comes first is remembered from call to call (`Rows.derived`).
     """
-    exponent = len(str(until_ms - from_ms))
-    width = 10**exponent
-    taken: list[Entry] = []
-    next_ms = NEVER
-    for stretch in range(from_ms // width, until_ms // width + 1):
-        for name, _ in rows.scan(f"{DUE}{stretch:0{DIGITS - exponent}d}"):
-            entry = _entry(name)
-            if entry[0] > until_ms:
-                next_ms = entry[0]
-                break
-            taken.append(entry)
-    for entry in taken:
-        cancel_due(rows, entry)
-    if next_ms == NEVER:
-        next_ms = _first_due(rows, (until_ms // width + 1) * width, exponent, 1 + len(taken) // 100)
-    return taken, next_ms
+    queue: _Queue | None = rows.derived.get(DUE)
+    if queue is None:
+        queue = rows.derived[DUE] = _Queue(_look_up(rows, from_ms, ""))
+    taken: list[str] = []
+    beyond = f"{DUE}{until_ms + 1:016d}"
+    while (following := queue.take(beyond, taken)) is None and queue.last is not None:
+        queue = rows.derived[DUE] = _Queue(_look_up(rows, int(queue.last[_AT:_KIND]), queue.last))
+    for name in taken:
+        rows[name] = None
+    return [*map(_entry, taken)], NEVER if following is None else int(following[_AT:_KIND])
 
 
-def _first_due(rows: Rows[Any], from_ms: int, exponent: int, step: int) -> int:
-    """Return when the first thing is due, which is not before *from_ms*; NEVER for none.
+def _look_up(rows: Rows[Any], from_ms: int, after: str) -> list[str]:
+    """Return the first FEW entries behind *after*, which are not due before *from_ms*, in order.
 
-    Stretches are looked at from there on, each 10 ** *step* times as long as the last, so that many entries are met
-    only where what is found is as far away. A stretch also holds what was just taken, which is passed over: after
-    many, few stretches are looked at.
+    Keys hold the time in 16 digits, so their first digits name a stretch of time. Stretches are looked at from there on, each a
+    thousand times as long as the last: so what was taken before it, of which a store may not be rid yet, is not met.
     """
-    while exponent < DIGITS:
-        exponent = min(exponent + step, DIGITS)
+    names: list[str] = []
+    for exponent in (4, 7, 10, 13, DIGITS):
         width = 10**exponent
         stretch = from_ms // width
         prefix = f"{DUE}{stretch:0{DIGITS - exponent}d}" if exponent < DIGITS else DUE
-        found = next(rows.scan(prefix), None)
-        if found is not None:
-            return _entry(found[0])[0]
+        for name, _ in rows.scan(prefix):
+            if name > after:
+                names.append(name)
+                if len(names) == FEW:
+                    return names
         from_ms = (stretch + 1) * width
-    return NEVER
+        after = f"{DUE}{from_ms:016d}"
+    return names
 
 
 def _entry(name: str) -> Entry:
-    at = len(DUE) + DIGITS
-    return int(name[len(DUE) : at]), name[at + 1], name[at + 3 :]  # type: ignore[return-value]
+    return int(name[_AT:_KIND]), name[_KIND + 1], name[_KIND + 3 :]  # type: ignore[return-value]
 
 
 def within(rows: Rows[Any], prefix: str, first_ms: int, last_ms: int) -> Iterator[tuple[int, Any]]:

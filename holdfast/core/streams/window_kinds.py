@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left, bisect_right
 from collections.abc import Callable
+from itertools import islice
 from typing import Any
 
 from holdfast.core.engine.processor import Emit
 from holdfast.core.engine.rows import NEVER, Rows
 from holdfast.core.streams.due import within
 from holdfast.core.streams.window_fold import LATE, PARTLY_LATE, TAKEN, WindowFold
-from holdfast.core.streams.window_rows import OPEN, OpenRow, WindowRow, parted, window_key
+from holdfast.core.streams.window_rows import DIGITS, OPEN, OpenRow, WindowRow, window_key
 from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
 
 
@@ -76,6 +77,11 @@ class SessionFold(WindowFold):
             return NEVER, LATE
         name = OPEN + key
         held: OpenRow | None = rows.get(name)
+        if held is None:  # as the general case below, without what it would look at
+            after = WindowRow(self._aggregate(None, event), time_ms + gap_ms + 1)
+            due_ms = self._put(rows, f"{key}@{time_ms:016d}", None, after, stream_ms, emits)
+            rows[name] = OpenRow((time_ms,))
+            return due_ms, TAKEN
         apart: list[int] = []  # the open sessions that stay as they are
         joined: list[tuple[int, WindowRow[Any]]] = []
         for start_ms in () if held is None else held.starts:
@@ -103,11 +109,37 @@ class SessionFold(WindowFold):
         return due_ms, TAKEN
 
     def _closed(self, rows: Rows[Any], window: str) -> None:
-        key, start_ms = parted(window)
-        held: OpenRow | None = rows.get(OPEN + key)
+        name, start_ms = OPEN + window[: -DIGITS - 1], int(window[-DIGITS:])
+        held: OpenRow | None = rows.get(name)
         if held is not None and start_ms in held.starts:
-            left = (*(each for each in held.starts if each != start_ms),)
-            rows[OPEN + key] = OpenRow(left) if left else None
+            if len(held.starts) == 1:
+                rows[name] = None
+            else:
+                rows[name] = OpenRow(tuple([each for each in held.starts if each != start_ms]))
+
+
+_NEAR = "near"
+MOST_KEYS, MOST_STARTS = 16_384, 64
+"""Of how many keys the starts of windows are remembered, and after how many of one the old ones are forgotten."""
+
+
+class _Starts:
+    """The starts of a key's windows, all from *first_ms* on and maybe some that are gone, as rows have them."""
+
+    __slots__ = ("first_ms", "starts")
+
+    def __init__(self, first_ms: int, starts: list[int]) -> None:
+        self.first_ms, self.starts = first_ms, starts
+
+    def add(self, start_ms: int) -> None:
+        starts = self.starts
+        at = bisect_left(starts, start_ms)
+        if at == len(starts) or starts[at] != start_ms:
+            starts.insert(at, start_ms)
+
+    def forget(self, before_ms: int) -> None:
+        self.first_ms = before_ms
+        del self.starts[: bisect_left(self.starts, before_ms)]
 
 
 class SlidingFold(WindowFold):
@@ -131,12 +163,35 @@ class SlidingFold(WindowFold):
         if time_ms + 1 + self._grace_ms <= stream_ms:
             return NEVER, LATE
         span = self._difference_ms
-        found = dict(within(rows, f"{key}@", time_ms - 2 * span - 1, time_ms + 1))
+        first_ms = time_ms - 2 * span - 1
+        near = self._starts(rows, key, first_ms, stream_ms)
+        starts = near.starts
+        found: dict[int, WindowRow[Any]] = {}
+        for start_ms in starts[bisect_left(starts, first_ms) : bisect_right(starts, time_ms + 1)]:
+            if (held := rows.get(f"{key}@{start_ms:016d}")) is not None:
+                found[start_ms] = held
         due_ms = NEVER
         for start_ms, row in sorted(self._changed(found, event, time_ms).items()):
-            window, before = window_key(key, start_ms), found.get(start_ms)
-            due_ms = min(due_ms, self._put(rows, window, before, row, stream_ms, emits))
+            before = found.get(start_ms)
+            if before is None:
+                near.add(start_ms)
+            due_ms = min(due_ms, self._put(rows, f"{key}@{start_ms:016d}", before, row, stream_ms, emits))
         return due_ms, TAKEN
+
+    def _starts(self, rows: Rows[Any], key: str, first_ms: int, stream_ms: int) -> _Starts:
+        """Return the starts of the windows of *key* from *first_ms* on: none is later than stream time + 1."""
+        known: dict[str, _Starts] = rows.derived.setdefault(_NEAR, {})
+        near = known.get(key)
+        if near is None or first_ms < near.first_ms:
+            if near is None and len(known) >= MOST_KEYS:
+                for each in [*islice(known, MOST_KEYS // 2)]:
+                    del known[each]
+            found = within(rows, f"{key}@", first_ms, stream_ms + 1)
+            near = known[key] = _Starts(first_ms, [start_ms for start_ms, _ in found])
+        elif len(near.starts) > MOST_STARTS:
+            kept_ms = stream_ms - self._grace_ms - 2 * self._difference_ms - 2
+            near.forget(max(near.first_ms, min(first_ms, kept_ms)))
+        return near
 
     def _changed(
         self, found: dict[int, WindowRow[Any]], event: Any, time_ms: int

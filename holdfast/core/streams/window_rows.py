@@ -29,7 +29,7 @@ LIMIT_TIME_MS = 10**15
 """Event times are below this: the year 33658."""
 
 
-class WindowRow(msgspec.Struct, Generic[A], frozen=True, array_like=True, tag="w"):
+class WindowRow(msgspec.Struct, Generic[A], frozen=True, array_like=True, tag="w", gc=False):
     """A window of one key: its aggregate, and the time before which it ends (exclusive, ms).
 
     The rest is for the fold: *told_ms* is the stream time at which it was last told, -1 for never; *waiting* tells that it has changed
@@ -44,7 +44,7 @@ class WindowRow(msgspec.Struct, Generic[A], frozen=True, array_like=True, tag="w
     last_ms: int = 0
 
 
-class StreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
+class StreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s", gc=False):
     """Stream time of a partition in ms (-1 before its first record), and its late records.
 
     *late* were in no open window, *partly_late* in some of their hopping windows only. Nothing is due before *next_ms*.
@@ -56,17 +56,17 @@ class StreamRow(msgspec.Struct, frozen=True, array_like=True, tag="s"):
     partly_late: int = 0
 
 
-class DueRow(msgspec.Struct, frozen=True, array_like=True, tag="d"):
+class DueRow(msgspec.Struct, frozen=True, array_like=True, tag="d", gc=False):
     """An entry of the index of what is due; its key says it all."""
 
 
-class OpenRow(msgspec.Struct, frozen=True, array_like=True, tag="o"):
+class OpenRow(msgspec.Struct, frozen=True, array_like=True, tag="o", gc=False):
     """The starts of a key's open sessions, ascending, in ms."""
 
     starts: tuple[int, ...]
 
 
-class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i"):
+class IdleRow(msgspec.Struct, frozen=True, array_like=True, tag="i", gc=False):
     """For ticks: the append time at which stream time was last moved (or what stands for it, once ticks move it), and when
     a tick was asked for.
     """
