@@ -26,6 +26,7 @@ from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.web.server import WebService
 from holdfast.config import Settings, settings_from_environment
+from holdfast.core.engine.chains import require_chains
 from holdfast.core.engine.processor import Processor, by_name
 from holdfast.errors import ConfigError
 
@@ -185,9 +186,10 @@ def create_app(processors: Sequence[Processor[Any, Any]], settings: Settings | N
     """Return a Faust app that folds *processors* exactly once: `faust -A module worker -l info`.
 
     Settings come from the environment and `holdfast.toml` unless given. Nothing is contacted before the
-    worker starts.
+    worker starts. ChainError when one is of another version than those that read what it emits allow.
     """
     named = by_name(processors)
+    require_chains(processors)
     settings = settings_from_environment() if settings is None else settings
     app = App(
         settings.app,

@@ -64,6 +64,10 @@ class TopicError(HoldfastError):
     """A topic is missing or laid out so that state on it would be wrong."""
 
 
+class ChainError(TopicError):
+    """A processor was raised to another version without those that read what it emits; it says which to raise."""
+
+
 class OutOfRangeError(TopicError):
     """An offset that is needed is not in its log any more."""
 

@@ -13,6 +13,7 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Output, left_out, note, show, show_json
 from holdfast.cli.pipeline import ConfOption, MasterOption, MemoryOption, absolute, spark_options
 from holdfast.cli.replay import EngineName, EngineOption, LakeOption, SourceName, SourceOption
+from holdfast.core.engine.chains import require_chains
 
 if TYPE_CHECKING:
     from holdfast.clients.tables.inspecting import StoreInspector
@@ -53,6 +54,7 @@ def verify(
 
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
+    require_chains(application.processors)
     options = ReplayOptions(
         engine=engine.value,
         source=source.value,

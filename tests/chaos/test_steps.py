@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.clients.topics.application import create_topics
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import running
 from tests.support.stepping_app import StepsApplication
@@ -59,3 +60,51 @@ def test_a_step_restores_its_position_alone_and_has_no_rows_to_ask_for(chain: Ma
     status, answer = worker.ask(f"/tables/{app.processors[0].name}/0/scan")
     assert (status, json.loads(answer)["error"]) == (404, "no_such_table")
     assert "stateless step" in answer
+
+
+def test_a_step_that_is_raised_alone_is_refused_with_the_list_of_what_to_raise(chain: MakeSteps) -> None:
+    app = chain()
+    old = app.worker().start().wait_ready()
+    app.write(100, seed=1)
+    app.prove()
+    app.declare(version=2)
+    assert app.command("topics", "create").returncode == 1, (
+        "makes the topics, and tells what is wrong with the state"
+    )
+    told = app.command("topics", "check")
+    assert told.returncode == 1
+    behind = (*(f"{app.name}-{name}" for name in ("lengths", "merged", "named", "sizes")), "counts")
+    assert (
+        f"raise together {', '.join(f'{name} to version 2' for name in behind)}" in told.stdout + told.stderr
+    )
+    lone = app.worker().start()
+    assert lone.wait_exit(60) != 0
+    assert lone.said("ChainError") or lone.said("raise together")
+    verdict = app.command("verify", "counts")
+    assert verdict.returncode != 0, "what is live was folded from another topic"
+    assert "another version" in verdict.stdout + verdict.stderr
+    assert old.running
+    old.stop()
+
+
+def test_a_chain_raised_as_a_whole_counts_nothing_twice_in_any_order_of_restarts(chain: MakeSteps) -> None:
+    app = chain()
+    old = app.worker().start().wait_ready()
+    app.write(300, seed=1)
+    app.prove()
+    app.declare(version=2, counts_version=2)
+    create_topics(app.settings, app.processors)
+    new = app.worker().start()
+    app.write(300, seed=2, rest_s=0.02)
+    old.kill()
+    new.wait_ready()
+    app.prove()
+    new.kill()
+    app.write(100, seed=3)
+    app.declare()
+    old.start().wait_ready()
+    app.prove()
+    old.stop()
+    app.declare(version=2, counts_version=2)
+    new.start().wait_ready()
+    app.prove()

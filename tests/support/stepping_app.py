@@ -59,11 +59,13 @@ class StepsApplication(Application):
         self.declare()
 
     def declare(self, version: int = 1, counts_version: int = 1) -> None:
-        """Let workers and commands that are made from here on run these versions."""
+        """Let workers and commands that are made from here on run these versions, and send to a topic of theirs."""
+        self.out = f"{self.name}-out-{counts_version}"
         self.processors = steps(self.name, self.source, self.out, version, counts_version)
         self._environment |= {
             "STEPS_VERSION": str(version),
             "STEPS_COUNTS_VERSION": str(counts_version),
+            "STEPS_OUT": self.out,
         }
 
     @property
@@ -74,7 +76,7 @@ class StepsApplication(Application):
         self.broker.create_topic(
             self.source, partitions=self.partitions, config={**APPEND_TIME, **(source or {})}, exact=True
         )
-        create_topics(self.settings, self.processors, partitions=self.partitions)
+        create_topics(self.settings, self.processors)
         return self
 
     def command(self, *words: str) -> subprocess.CompletedProcess[str]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from contextlib import suppress
 
 from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.chain_state import chain_findings
 from holdfast.clients.topics.checks import check, check_processors
 from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.specs import beside_names, specs_beside, specs_for, topic_names
@@ -17,7 +18,8 @@ from holdfast.clients.topics.types import (
     TopicState,
 )
 from holdfast.config import Settings
-from holdfast.errors import HoldfastError, TopicError
+from holdfast.core.engine.chains import require_chains
+from holdfast.errors import ChainError, HoldfastError, TopicError
 
 
 def create_topics(
@@ -78,6 +80,7 @@ def check_topics(
         *check_processors(settings, processors),
         *check(specs_for(settings, processors, cluster), cluster),
     ]
+    findings += chain_findings(settings, processors, cluster, admin)
     if beside:
         others = _beside(settings, processors, admin)
         findings += check(specs_beside(settings, others), others)
@@ -88,8 +91,9 @@ def require_topics(
     settings: Settings, processors: Processors, *, admin: Admin | None = None
 ) -> list[TopicFinding]:
     """Return the warnings about the topics of an application; errors are one TopicError, so that a worker
-    does not start on them.
+    does not start on them; ChainError where versions do not fit each other.
     """
+    require_chains(processors)
     findings = check_topics(settings, processors, admin=admin)
     errors = [finding for finding in findings if finding.severity is Severity.ERROR]
     if errors:
@@ -98,7 +102,8 @@ def require_topics(
             if settings.sasl() is not None
             else ""
         )
-        raise TopicError(
+        kind = ChainError if all(finding.chain for finding in errors) else TopicError
+        raise kind(
             "; ".join(f"topic {finding.topic} {finding.message}: {finding.remedy}" for finding in errors)
             + hidden
         )

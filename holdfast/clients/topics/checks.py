@@ -16,6 +16,7 @@ from holdfast.clients.topics.types import (
     TopicState,
 )
 from holdfast.config import Settings
+from holdfast.core.engine.chains import why_broken
 
 
 def check(specs: Sequence[TopicSpec], cluster: ClusterTopics) -> list[TopicFinding]:
@@ -34,6 +35,10 @@ def check_processors(settings: Settings, processors: Processors) -> list[TopicFi
         *(processor.changelog(settings.app) for processor in processors),
         *(processor.choices(settings.app) for processor in processors if processor.on is not None),
     }
+    findings += [
+        TopicFinding(severity=Severity.ERROR, topic=topic, message="breaks a chain", remedy=why, chain=True)
+        for topic, why in why_broken(processors)
+    ]
     for processor in processors:
         if settings.coordination_topic in processor.emits:
             message = f"processor {processor.name} emits to it in transactions; clients of the Marshal protocol hang on their markers"
@@ -157,20 +162,23 @@ def _check_cleanup(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]
         yield _error(spec.name, message, _alter(spec, "cleanup.policy=delete"))
     if spec.config.get("retention.ms") == "-1" and state.config.get("retention.ms", "-1") != "-1":
         lost = "what is built anew from the rest would forget names, epochs or what is done"
+        if spec.role is TopicRole.BETWEEN:
+            lost = "records would be deleted in time, and no table behind them could be folded again"
         if spec.role is TopicRole.CHOICES:
             lost = (
                 "choices would be deleted in time, and without all of them nobody can fold the sources again"
             )
         message = f"retention.ms is {state.config['retention.ms']}: {lost}"
         yield _warning(spec.name, message, _alter(spec, "retention.ms=-1"))
-    if spec.role is TopicRole.SOURCE and "compact" in policy:
+    if spec.role in (TopicRole.SOURCE, TopicRole.BETWEEN) and "compact" in policy:
         message = f"cleanup.policy is {policy}: records disappear from its history, so a rebuild or a replay may give other rows"
         yield _warning(spec.name, message, _alter(spec, "cleanup.policy=delete"))
 
 
 def _check_time(spec: TopicSpec, state: TopicState) -> Iterator[TopicFinding]:
     kind = state.config.get("message.timestamp.type")
-    if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION) and kind not in (None, "LogAppendTime"):
+    stamped = (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN)
+    if spec.role in stamped and kind not in (None, "LogAppendTime"):
         message = f"message.timestamp.type is {kind}: `at_ms` is then the clock of whoever produced the record, which may be wrong or go back"
         yield _warning(spec.name, message, _alter(spec, "message.timestamp.type=LogAppendTime"))
 

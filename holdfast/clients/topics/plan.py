@@ -36,6 +36,7 @@ ALTERABLE = {
     ),  # the first only of those that are holdfast's own
     TopicRole.COORDINATION: ("compression.type", "message.timestamp.type"),
     TopicRole.EMIT: (),
+    TopicRole.BETWEEN: (*_OURS, "retention.ms", "max.message.bytes"),
     TopicRole.BESIDE: ("compression.type",),
 }
 """What `plan(..., alter=True)` sets right on existing topics.

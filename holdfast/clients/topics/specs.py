@@ -10,6 +10,7 @@ from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.engine.folding import LIMIT_BYTES
 from holdfast.core.engine.rows import LIMIT_KEY_BYTES
+from holdfast.core.engine.streams import Internal
 
 HOUR_MS = 3_600_000
 DAY_MS = 24 * HOUR_MS
@@ -101,14 +102,19 @@ def specs_for(
     be created.
     """
     specs: dict[str, TopicSpec] = {}
+    between = _between(settings, processors, cluster, partitions)
     for processor in processors:
-        counts = [cluster.partitions(name) or _planned(specs, name) for name in processor.topics]
+        counts = [
+            between[name].partitions if name in between else cluster.partitions(name) or _planned(specs, name)
+            for name in processor.topics
+        ]
         # Sources of one table that are made now get as many partitions as those that exist.
         known = next((count for count in counts if count), partitions)
         for name, count in zip(processor.topics, counts, strict=True):
             others = dict.fromkeys((each for each in processor.topics if each != name), processor.name)
             beside = {**(specs[name].beside if name in specs else {}), **others}
-            specs[name] = replace(_source(settings, name, count or known), beside=beside)
+            found = between.get(name) or _source(settings, name, count or known)
+            specs[name] = replace(found, beside=beside)
     if settings.ranges:
         # No table is folded from it here: its readers are the range consumers, each for itself.
         name = settings.ranges_topic
@@ -133,7 +139,9 @@ def specs_for(
         first = processor.topics[0]
         count = partitions or specs[first].partitions
         for name in map(str, processor.emits):
-            if processor.in_place:
+            if name in between:
+                specs.setdefault(name, between[name])
+            elif processor.in_place:
                 wide = specs[first].partitions
                 specs[name] = _spec(settings, name, TopicRole.EMIT, wide, _LOG | _ROOM, source=first)
             else:
@@ -146,7 +154,7 @@ def specs_for(
         (
             spec.partitions or 0
             for spec in specs.values()
-            if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION)
+            if spec.role in (TopicRole.SOURCE, TopicRole.COORDINATION, TopicRole.BETWEEN)
         ),
         default=0,
     )
@@ -156,6 +164,52 @@ def specs_for(
     specs[workers] = _spec(settings, workers, TopicRole.WORKERS, 1, _LATEST)
     specs[settings.skips_topic] = _spec(settings, settings.skips_topic, TopicRole.SKIPS, 1, _LATEST)
     return list(specs.values())
+
+
+def _between(
+    settings: Settings, processors: Processors, cluster: ClusterTopics, partitions: int | None
+) -> dict[str, TopicSpec]:
+    """Return how internal topics must be. They are kept until they are trimmed, for without them no table behind them can be folded again.
+
+    One that exists keeps its partition count. A new one gets as many partitions as its writer's source or, if its records are under other keys, as
+    the topics that it is folded together with.
+    """
+    writers = {str(topic): each for each in processors for topic in each.emits if isinstance(topic, Internal)}
+
+    def folded_with(name: str, seen: frozenset[str]) -> set[str]:
+        """Return what a topic is folded together with, or what steps make of it that leave records in their partition."""
+        found: set[str] = set()
+        for each in processors:
+            if name in each.topics:
+                found |= {other for other in each.topics if other not in seen}
+                for topic in map(str, each.emits if each.in_place else ()):
+                    if topic not in seen:
+                        found |= folded_with(topic, seen | {topic})
+        return found
+
+    def count(name: str, above: frozenset[str] = frozenset()) -> int | None:
+        known = cluster.partitions(name)
+        if known is not None or name not in writers or name in above:
+            return known or partitions
+        writer, above = writers[name], above | {name}
+        if not writer.in_place:
+            beside = folded_with(name, frozenset({name})) - above
+            if counts := [found for other in sorted(beside) if (found := count(other, above))]:
+                return max(counts)
+        return max((found for topic in writer.topics if (found := count(topic, above))), default=None)
+
+    return {
+        name: _spec(
+            settings,
+            name,
+            TopicRole.BETWEEN,
+            count(name),
+            _FOREVER | UNPACKED | _ROOM,
+            takes_bytes=EMIT_BYTES,
+            source=writer.topics[0],
+        )
+        for name, writer in writers.items()
+    }
 
 
 def _planned(specs: Mapping[str, TopicSpec], name: str) -> int | None:

@@ -18,6 +18,8 @@ class TopicRole(StrEnum):
     CHANGELOG = "changelog"
     CHOICES = "choices"
     EMIT = "emit"
+    BETWEEN = "between"
+    """Internal: from one processor of the application to another."""
     QUARANTINE = "quarantine"
     WORKERS = "workers"
     SKIPS = "skips"
@@ -130,6 +132,8 @@ class TopicFinding:
     topic: str
     message: str
     remedy: str
+    chain: bool = False
+    """Whether it is versions that do not fit each other."""
 
 
 Processors = Sequence[Processor[Any, Any]]

@@ -194,13 +194,15 @@ def _unreadable(error: msgspec.DecodeError) -> FoldError:
 class Marker(msgspec.Struct, frozen=True, array_like=True):
     """The position of a partition's state: everything up to *applied* is in it.
 
-    Closes every transaction on the changelog.
+    Closes every transaction on the changelog. *sources* is the fingerprint of an internal topic's name, which changes with the
+    version of its writer; 0 where the source is none, and not written then.
     """
 
     applied: int
     stream_ms: int
     version: int
     format: int = FORMAT[0]
+    sources: int = 0
 
 
 NOTHING_APPLIED = -1
@@ -211,7 +213,9 @@ _decode_marker = msgspec.msgpack.Decoder(Marker).decode
 
 def encode_marker(marker: Marker) -> bytes:
     """Return the value of the position marker."""
-    return _encode_marker(marker)
+    if marker.sources:
+        return _encode_marker(marker)
+    return _encode_marker((marker.applied, marker.stream_ms, marker.version, marker.format))
 
 
 def decode_marker(value: bytes) -> Marker:

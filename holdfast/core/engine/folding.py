@@ -74,7 +74,7 @@ class Folder(SteppingFolder[R, Batch, Changes]):
         trace: Callable[[Transition[R]], None] | None = None,
     ) -> None:
         super().__init__(processor, store, stream_ms, cache_rows, limit_bytes, trace)
-        self.applied = applied
+        self.applied, self._lineage = applied, processor.lineage
 
     def _fresh(self, batches: Iterable[Batch], taken: list[Batch]) -> Iterator[Batch]:
         applied = self.applied
@@ -104,14 +104,17 @@ class Folder(SteppingFolder[R, Batch, Changes]):
             yield
 
     def unchanged(self) -> Changes:
-        return Changes(marker=Marker(self.applied, self.stream_ms, self.processor.version), records=0)
+        return Changes(marker=self._marker(self.applied), records=0)
+
+    def _marker(self, applied: int) -> Marker:
+        return Marker(applied, self.stream_ms, self.processor.version, sources=self._lineage)
 
     def _moved(self) -> None:
         assert self.changes is not None
         self.applied = self.changes.marker.applied
 
     def _finished(self, taken: list[Batch], records: int, puts: list[tuple[bytes, bytes | None]]) -> Changes:
-        marker = Marker(_offset_of(taken, records), self.stream_ms, self.processor.version)
+        marker = self._marker(_offset_of(taken, records))
         return Changes(marker=marker, records=records, puts=puts, emits=self._emits, refused=self._refused)
 
 

@@ -12,6 +12,7 @@ from holdfast.core.engine.choices import VectorMarker, decode_vector_marker, enc
 from holdfast.core.engine.codec import NOTHING_APPLIED, Marker, decode_marker, encode_marker
 from holdfast.core.engine.merging_folder import start_of
 from holdfast.core.engine.processor import Processor
+from holdfast.errors import ChainError
 
 Position: TypeAlias = Marker | VectorMarker
 """The marker that closes each transaction: of one source, or of several."""
@@ -26,16 +27,33 @@ class PositionFormat:
     decode: Callable[[bytes], Position]
 
 
-def of_one_source(version: int) -> PositionFormat:
-    """Return the format of a table of one source."""
-    return PositionFormat(Marker(NOTHING_APPLIED, -1, version), encode_marker, decode_marker)
+def of_one_source(version: int, sources: int = 0) -> PositionFormat:
+    """Return the format of a table of one source; *sources* is its processor's lineage."""
+    start = Marker(NOTHING_APPLIED, -1, version, sources=sources)
+    return PositionFormat(start, encode_marker, decode_marker)
 
 
 def position_format(processor: Processor[Any, Any]) -> PositionFormat:
-    """Return the format of the table of *processor*."""
+    """Return the format of the table of *processor*. A position in an internal topic of another version is a ChainError: its
+    offsets mean nothing in this one, and what this one holds is in the state already.
+    """
     if processor.on is None:
-        return of_one_source(processor.version)
-    return PositionFormat(start_of(processor), encode_vector_marker, decode_vector_marker)
+        found = of_one_source(processor.version, processor.lineage)
+    else:
+        found = PositionFormat(start_of(processor), encode_vector_marker, decode_vector_marker)
+    if not processor.internal:
+        return found
+
+    def decode(value: bytes) -> Position:
+        marker = found.decode(value)
+        if marker.sources != processor.lineage:
+            raise ChainError(
+                f"table {processor.table} was folded from another version of {', '.join(processor.topics)}, and would take in again what it has: "
+                f"raise {processor.name} to version {processor.version + 1}, and with it those that read what it emits"
+            )
+        return marker
+
+    return PositionFormat(found.start, found.encode, decode)
 
 
 def offsets_of(position: Position) -> tuple[int, ...]:

@@ -24,6 +24,7 @@ from holdfast.core.engine.sources import (
     Input,
     Source,
     SourceFold,
+    fingerprint,
 )
 from holdfast.core.engine.streams import Internal
 from holdfast.errors import ConfigError
@@ -238,6 +239,11 @@ class Processor(Generic[E, R]):
         )
 
     @property
+    def lineage(self) -> int:
+        """Return what tells positions in internal topics of other versions apart; 0 where no source is internal."""
+        return fingerprint(self.topics) if self.internal else 0
+
+    @property
     def table(self) -> str:
         """Return the table's name: name and version, so that versions never share state."""
         return f"{self.name}.v{self.version}"
@@ -261,8 +267,10 @@ class Processor(Generic[E, R]):
         return f"{app}-{self.table}-changelog"
 
     def choices(self, app: str) -> str:
-        """Return the topic of the choices of a processor of several sources: one for all versions."""
-        return f"{app}-{self.name}-choices"
+        """Return the topic of the choices of a processor of several sources: one for all its versions, but another for
+        other versions of its internal sources, which are other logs.
+        """
+        return f"{app}-{self.name}-choices{''.join(f'.v{each.version}' for each in self.internal)}"
 
     def transactional_id(self, app: str, partition: int) -> str:
         """Return the id whose epoch fences older owners; one per application, processor and partition."""

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
+from holdfast.clients.topics.checks import check
+from holdfast.clients.topics.plan import plan
 from holdfast.clients.topics.specs import specs_for, topic_names
-from holdfast.clients.topics.types import (
-    TopicRole,
-)
+from holdfast.clients.topics.types import AlterConfig, TopicRole
+from holdfast.core.engine.serdes import Text
+from holdfast.core.engine.sources import Source
 from holdfast.core.ranges import RANGES_TOPIC
+from holdfast.streams import Filter, Merge, Rekey
 from tests.clients.topics.world import (
     SETTINGS,
     TOTALS,
@@ -100,3 +104,36 @@ def test_a_topic_that_records_go_on_to_in_place_is_made_as_wide_as_their_source(
         spec.name: spec for spec in specs_for(SETTINGS, [cleaner], cluster(topic("orders", 6)), partitions=3)
     }
     assert specs["clean"].partitions == 6
+
+
+def test_internal_topics_are_as_wide_as_what_they_are_folded_with_and_kept() -> None:
+    lines, orders = Source("lines", Text()), Source("orders", Text())
+    by_word: Rekey[Any, Any] = Rekey(name="by-word", source=lines, by=len)
+    alone: Rekey[Any, Any] = Rekey(name="alone", source=lines, by=len)
+    kept = Filter(name="kept", source=Source(by_word.to, Text()), keep=bool)
+    joined = Merge(name="joined", sources=[orders, Source(kept.to, Text())])
+    copied = Filter(name="copied", source=lines, keep=bool)
+    there = cluster(topic("lines", 6), topic("orders", 4))
+    found = {spec.name: spec for spec in specs_for(SETTINGS, [by_word, alone, kept, joined, copied], there)}
+    wide = {name: found[name].partitions for name in found if found[name].role is TopicRole.BETWEEN}
+    assert wide == {"by-word.v1": 4, "kept.v1": 4, "joined.v1": 4, "alone.v1": 6, "copied.v1": 6}
+    assert found["shop-kept.v1-changelog"].partitions == found["shop-joined-choices.v1"].partitions == 4
+    assert {found[name].config["retention.ms"] for name in wide} == {"-1"}
+
+
+def test_an_internal_topic_that_exists_keeps_its_partitions_and_is_set_right() -> None:
+    words: Rekey[Any, Any] = Rekey(name="words", source=Source("lines", Text()), by=len)
+    short = topic("words.v1", 2, {"retention.ms": "1000", "cleanup.policy": "compact"})
+    there = cluster(topic("lines", 6), short)
+    found = {spec.name: spec for spec in specs_for(SETTINGS, [words], there)}
+    assert found["words.v1"].partitions == 2
+    told = [each.message for each in check([found["words.v1"]], there)]
+    assert any("no table behind them could be folded again" in message for message in told)
+    assert any("cleanup.policy is compact" in message for message in told)
+    (change,) = plan([found["words.v1"]], there, alter=True)
+    assert isinstance(change, AlterConfig)
+    assert change.config == {
+        "cleanup.policy": "delete",
+        "message.timestamp.type": "LogAppendTime",
+        "retention.ms": "-1",
+    }

@@ -1,0 +1,169 @@
+"""Whether the state of an application fits its chains: what each changelog ends with tells which version of a source it was folded from."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+
+from holdfast.clients.topics.admin import Admin
+from holdfast.clients.topics.types import ClusterTopics, Processors, Severity, TopicFinding
+from holdfast.clock import Clock, system_clock
+from holdfast.config import Settings
+from holdfast.core.engine.chains import listed, raised
+from holdfast.core.engine.codec import APPLIED
+from holdfast.core.engine.positions import offsets_of, position_format
+from holdfast.core.kafka.topic_partition import Place
+from holdfast.errors import BrokerError, ChainError
+
+TAIL_RECORDS = 64
+"""How far before a changelog's end its last position is looked for at first: each commit takes two offsets."""
+WIDER = 64
+
+
+def chain_findings(
+    settings: Settings, processors: Processors, cluster: ClusterTopics, admin: Admin
+) -> list[TopicFinding]:
+    """Return what is wrong with the state of those that read internal topics; asks nothing where none do."""
+    readers = [
+        each
+        for each in processors
+        if each.internal and cluster.partitions(each.changelog(settings.app)) is not None
+    ]
+    if not readers:
+        return []
+    changelogs = {each.changelog(settings.app): each for each in readers}
+    places = [(name, number) for name in changelogs for number in range(cluster.partitions(name) or 0)]
+    found = last_positions(settings, places)
+    stale: set[str] = set()
+    applied: dict[Place, list[tuple[str, int]]] = {}
+    for (name, number), value in found.items():
+        reader = changelogs[name]
+        try:
+            form = position_format(reader)
+            position = form.start if value is None else form.decode(value)
+        except ChainError:
+            stale.add(reader.name)
+            continue
+        for topic, offset in zip(reader.topics, offsets_of(position), strict=True):
+            applied.setdefault((topic, number), []).append((reader.name, offset))
+    findings = []
+    if stale:
+        what = listed(
+            [
+                each
+                for each in raised(processors, stale)
+                if each[0] in stale or _has_state(each[0], found, changelogs)
+            ]
+        )
+        for each in readers:
+            if each.name in stale:
+                sources = ", ".join(map(str, each.internal))
+                findings.append(
+                    TopicFinding(
+                        severity=Severity.ERROR,
+                        topic=each.changelog(settings.app),
+                        message=f"holds what {each.table} was folded to from another version of {sources}: it would take in again what it has",
+                        remedy=f"raise together {what}",
+                        chain=True,
+                    )
+                )
+    return [*findings, *_trimmed(processors, applied, cluster, admin)]
+
+
+def _has_state(name: str, found: Mapping[Place, bytes | None], changelogs: Mapping[str, object]) -> bool:
+    """Return whether a reader has folded something in its present version, so that it must leave that behind."""
+    return any(
+        value is not None and getattr(changelogs[changelog], "name", "") == name
+        for (changelog, _), value in found.items()
+    )
+
+
+def _trimmed(
+    processors: Processors,
+    applied: Mapping[Place, Sequence[tuple[str, int]]],
+    cluster: ClusterTopics,
+    admin: Admin,
+) -> list[TopicFinding]:
+    """Return an error for each internal topic that has lost records which a reader still needs."""
+    written = {str(topic): each for each in processors for topic in each.emits}
+    internal = {str(topic) for each in processors for topic in each.internal}
+    places = [
+        place
+        for place in applied
+        if place[0] in internal and place[0] in written and place[1] < (cluster.partitions(place[0]) or 0)
+    ]
+    findings: dict[str, TopicFinding] = {}
+    for (topic, number), (first, _) in admin.offsets(places).items():
+        short = [name for name, offset in applied[topic, number] if offset + 1 < first]
+        if short:
+            writer = written[topic].name
+            findings[topic] = TopicFinding(
+                severity=Severity.ERROR,
+                topic=topic,
+                message=f"partition {number} begins at offset {first}, and {', '.join(sorted(short))} needs what was before: it was trimmed",
+                remedy=f"fold the whole chain anew: raise together {listed(raised(processors, {writer}))}",
+                chain=True,
+            )
+    return list(findings.values())
+
+
+def last_positions(
+    settings: Settings, places: Sequence[Place], *, clock: Clock = system_clock
+) -> dict[Place, bytes | None]:
+    """Return the last position in each partition of some changelogs, None where there is none."""
+    out: dict[Place, bytes | None] = dict.fromkeys(places)
+    overrides: dict[str, str | int | bool] = {
+        "group.id": f"{settings.app}-positions",
+        "enable.auto.commit": False,
+        "enable.partition.eof": True,
+        "isolation.level": "read_committed",
+    }
+    consumer = Consumer(settings.consumer(**overrides))
+    try:
+        left, records = list(places), TAIL_RECORDS
+        while left:
+            starts = {}
+            for topic, number in left:
+                low, high = consumer.get_watermark_offsets(
+                    TopicPartition(topic, number), timeout=settings.request_timeout_s
+                )
+                starts[topic, number] = (low, max(low, high - records))
+            _read(consumer, {place: start for place, (_, start) in starts.items()}, out, settings, clock)
+            left = [place for place in left if out[place] is None and starts[place][1] > starts[place][0]]
+            records *= WIDER
+    except KafkaException as error:
+        raise BrokerError(
+            f"Kafka at {settings.bootstrap_servers} did not tell the positions of {settings.app}: {error.args[0].str()}"
+        ) from error
+    finally:
+        consumer.close()
+    return out
+
+
+def _read(
+    consumer: Consumer,
+    starts: Mapping[Place, int],
+    out: dict[Place, bytes | None],
+    settings: Settings,
+    clock: Clock,
+) -> None:
+    """Read each partition to its end and note the last position in it."""
+    consumer.assign([TopicPartition(topic, number, start) for (topic, number), start in starts.items()])
+    open_ends = set(starts)
+    until_s = clock.monotonic_s() + settings.stall_timeout_s
+    while open_ends:
+        if clock.monotonic_s() > until_s:
+            raise BrokerError(
+                f"positions of {settings.app}: nothing read for {settings.stall_timeout_s:g} s; check the brokers"
+            )
+        for message in consumer.consume(1_000, 0.1):
+            place, error = (message.topic() or "", message.partition() or 0), message.error()
+            if error is not None:
+                if error.code() != KafkaError._PARTITION_EOF:
+                    raise KafkaException(error)
+                open_ends.discard(place)
+            else:
+                until_s = clock.monotonic_s() + settings.stall_timeout_s
+                if message.key() == APPLIED:
+                    out[place] = message.value()
