@@ -1,5 +1,5 @@
-"""Replaying a processor of several sources without a JVM: its topics in the order that was recorded, at most a
-batch of each in memory.
+"""Replaying a processor of several sources: its topics in the order that was recorded, at most a batch of each in
+memory. Spark's tasks run this as it is.
 """
 
 from __future__ import annotations
@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import dataclass
 
 import pyarrow as pa
 
@@ -35,35 +36,51 @@ from holdfast.pipeline.stopping import ReplayEnd
 from holdfast.pipeline.topic import TopicReader
 
 
-def fold_topics(
-    settings: Settings,
-    plan: FoldPlan,
-    extent: MergedExtent,
-    skips: Mapping[str, Mapping[int, OffsetRanges]],
-) -> Iterator[pa.RecordBatch]:
-    """Fold what *extent* names and yield what it tells, as `local.fold_topic` does of one source."""
-    processor = plan.processor
-    with ExitStack() as stack:
-        readers = [
-            stack.enter_context(TopicReader(settings, topic, skips[topic])) for topic in processor.topics
-        ]
-        recorder = stack.enter_context(TopicReader(settings, processor.choices(settings.app)))
-        for partition in extent.partitions:
-            logs = [
-                reader.batches(partition, extent.spans[reader.topic][partition], fold.inputs)
-                for reader, fold in zip(readers, processor.folds, strict=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
+class MergedTopics:
+    """The topics of the sources of *plan* and of its choices, how much of them to fold, and what is left out of each. Can
+    be pickled.
+    """
+
+    settings: Settings
+    plan: FoldPlan
+    extent: MergedExtent
+    skips: Mapping[str, Mapping[int, OffsetRanges]]
+
+    def fold(self, partitions: Iterable[int]) -> Iterator[pa.RecordBatch]:
+        """Fold *partitions* and yield what they tell, as `local.fold_topic` does of one source."""
+        processor, settings = self.plan.processor, self.settings
+        with ExitStack() as stack:
+            readers = [
+                stack.enter_context(TopicReader(settings, topic, self.skips[topic]))
+                for topic in processor.topics
             ]
-            recorded = _recorded(recorder, partition, extent)
-            ends = [extent.spans[reader.topic][partition].end for reader in readers]
-            yield from fold_merged(
-                plan,
-                partition,
-                logs,
-                recorded,
-                ends,
-                extent.stops.get(partition),
-                open_end=extent.is_open(partition),
-            )
+            recorder = stack.enter_context(TopicReader(settings, processor.choices(settings.app)))
+            for partition in partitions:
+                yield from self._fold(partition, readers, recorder)
+
+    def fold_named(self, named: Iterable[pa.RecordBatch]) -> Iterator[pa.RecordBatch]:
+        """Fold the partitions whose numbers come in: what a Spark task runs."""
+        return self.fold(partition for numbers in named for partition in numbers.column(0).to_pylist())
+
+    def _fold(
+        self, partition: int, readers: Sequence[TopicReader], recorder: TopicReader
+    ) -> Iterator[pa.RecordBatch]:
+        extent = self.extent
+        spans = [extent.spans[reader.topic][partition] for reader in readers]
+        logs = [
+            reader.batches(partition, span, fold.inputs)
+            for reader, span, fold in zip(readers, spans, self.plan.processor.folds, strict=True)
+        ]
+        return fold_merged(
+            self.plan,
+            partition,
+            logs,
+            _recorded(recorder, partition, extent),
+            [span.end for span in spans],
+            extent.stops.get(partition),
+            open_end=extent.is_open(partition),
+        )
 
 
 def _recorded(recorder: TopicReader, partition: int, extent: MergedExtent) -> Iterator[Choice]:

@@ -14,11 +14,11 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.choices import VectorMarker
-from holdfast.core.engine.processor import Processor, refuse_several_sources
+from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.skips import OffsetRanges, kept
 from holdfast.errors import ConfigError
 from holdfast.kafka.skip_log import read_skips
-from holdfast.pipeline import local, merged
+from holdfast.pipeline import local
 from holdfast.pipeline.extent import (
     Extent,
     Until,
@@ -29,6 +29,7 @@ from holdfast.pipeline.extent import (
 )
 from holdfast.pipeline.folding import RESULT, FoldPlan, FoldSummary
 from holdfast.pipeline.lake import Landed, bronze_path
+from holdfast.pipeline.merged import MergedTopics
 from holdfast.pipeline.merged_extent import merged_extent
 from holdfast.pipeline.output import Format, Writer, written_by_spark
 from holdfast.pipeline.results import Replayed, gather
@@ -143,14 +144,16 @@ def _from_several(plan: FoldPlan, settings: Settings, options: ReplayOptions) ->
     processor = plan.processor
     if options.source == "bronze":
         return _from_several_tables(plan, settings, options)
-    if options.engine == "spark":
-        refuse_several_sources(processor, "a replay from the topics on Spark")
     skips = read_skips(settings)
     by_topic = {topic: skips.of_topic(topic) for topic in processor.topics}
     extent = merged_extent(settings, plan, options.positions or {}, options.partitions, options.until)
     check_holes(extent.holes, allow_holes=options.allow_holes)
-    batches, partitions = merged.fold_topics(settings, plan, extent, by_topic), extent.partitions
-    return _told(plan, options, "local", batches, partitions, partial(extent.skipped, by_topic))
+    topics = MergedTopics(settings=settings, plan=plan, extent=extent, skips=by_topic)
+    partitions, skipped = extent.partitions, partial(extent.skipped, by_topic)
+    if options.engine != "spark":
+        return _told(plan, options, "local", topics.fold(partitions), partitions, skipped)
+    what = f"topics {', '.join(processor.topics)}"
+    return _on_spark(plan, options, what, topics.fold_named, partitions, skipped)
 
 
 def _from_several_tables(plan: FoldPlan, settings: Settings, options: ReplayOptions) -> Replayed:

@@ -13,9 +13,13 @@ import pytest
 
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import LakeError
+from holdfast.pipeline import on_spark
+from holdfast.pipeline.folding import FoldPlan
 from holdfast.pipeline.lake import Cut, Landed, bronze_path, history_of, last_landed, open_table
 from holdfast.pipeline.land import Landing, LandOptions
 from holdfast.pipeline.land_several import ChoiceNumbers, land_processor
+from holdfast.pipeline.merged import MergedTopics
+from holdfast.pipeline.merged_extent import merged_extent
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.results import Replayed
 from holdfast.pipeline.topic import TopicLog, TopicReader
@@ -70,10 +74,23 @@ def test_live_restored_local_and_spark_are_one_table(
     lived = verify(app.joined, app.settings).live_digest
     engines = {
         ("topic", "local"): replayed(app, None, engine="local"),
+        ("topic", "spark"): replayed(app, None, engine="spark"),
         ("bronze", "local"): replayed(app, lake, engine="local"),
         ("bronze", "spark"): replayed(app, lake, engine="spark"),
     }
     assert {each: found.digest for each, found in engines.items()} == dict.fromkeys(engines, lived)
+    partitions = engines["topic", "local"].partitions
+    assert all(found.partitions == partitions for found in engines.values())
+    assert engines["topic", "spark"].engine == "spark"
+    extent = merged_extent(app.settings, FoldPlan(processor=app.joined), {}, None)
+    topics = MergedTopics(
+        settings=app.settings,
+        plan=FoldPlan(processor=app.joined),
+        extent=extent,
+        skips={topic: {} for topic in app.joined.topics},
+    )
+    folded = on_spark.fold_each(spark, extent.partitions, topics.fold_named)
+    assert "Exchange" not in folded._jdf.queryExecution().executedPlan().toString()
     from_lake = ReplayOptions(source="bronze", lake=str(lake), engine="spark")
     verdict = verify(app.joined, app.settings, from_lake)
     assert verdict.equal, [each.explain() for each in verdict.partitions]
