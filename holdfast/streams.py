@@ -25,6 +25,7 @@ from holdfast.core.streams.aggregations import (
     total,
 )
 from holdfast.core.streams.cogroup import cogroup
+from holdfast.core.streams.distinct import Distinct, distinct, distinct_fold
 from holdfast.core.streams.emitting import Final, Updates, final, updates
 from holdfast.core.streams.join_foreign import JoinForeign
 from holdfast.core.streams.join_stream_table import JoinStreamTable, Version, Versions
@@ -45,6 +46,7 @@ from holdfast.core.streams.windows import Hopping, Session, Sliding, Tumbling
 
 __all__ = [
     "Branch",
+    "Distinct",
     "Filter",
     "Final",
     "Hopping",
@@ -75,6 +77,8 @@ __all__ = [
     "cogroup",
     "count",
     "dedupe",
+    "distinct",
+    "distinct_fold",
     "final",
     "latest",
     "maximum",

@@ -117,7 +117,7 @@ PACKAGES: Mapping[str, frozenset[str]] = {
     "logs": frozenset(),
     "config": frozenset({"msgspec"}),
     "jars": frozenset({"pyspark"}),
-    "core": frozenset({"cramjam", "google_crc32c", "msgspec"}),
+    "core": frozenset({"cramjam", "datasketches", "google_crc32c", "msgspec"}),
     "streams": frozenset(),
     "models": frozenset({"msgspec"}),
     "kafka": frozenset({"aiohttp", "aiokafka", "confluent_kafka", "google_crc32c"}),

@@ -44,6 +44,7 @@ COMMANDS = {
 
 EXTRAS = {
     "alembic": "outbox",
+    "datasketches": "sketches",
     "pyspark": "spark",
     "delta": "spark",
     "deltalake": "spark",
