@@ -28,8 +28,8 @@ from bench.warm import warm
 from holdfast.agents.services.rationalizer import processors
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import Heartbeat, decode
-from holdfast.core.claims.views import claim_key
 
 WARM_S = 15.0
 USUAL_LINGER_MS = 5  # the default of librdkafka and of Kafka 4

@@ -24,8 +24,8 @@ from bench.warm import warm
 from holdfast.agents.services.rationalizer import processors
 from holdfast.clients.tables.client import TableClient
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import Heartbeat, decode
-from holdfast.core.claims.views import claim_key
 from holdfast.core.engine.processor import Processor
 
 ASKERS = {1: "p50 < 3", 4: ">= 1,500/s", 16: ">= 1,500/s"}

@@ -31,8 +31,9 @@ from confluent_kafka import Consumer, Producer, TopicPartition
 from bench.claim_consumer import BEAT_S, Place, claiming
 from bench.processes import cpu_s
 from bench.run import ROOT, load_average
+from holdfast.core.claims.claim_keys import parse_claim_key
 from holdfast.core.claims.frames import Heartbeat, decode
-from holdfast.core.claims.views import Claim, GuardedRow, fold_guarded, parse_claim_key
+from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded
 from holdfast.core.engine.rows import Rows
 from holdfast.dev.broker.cluster import Cluster
 

@@ -24,14 +24,8 @@ from holdfast.core.engine.codec import ROW, RowCodec, text_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.outbox import progress as outbox_books
 from holdfast.core.producers import audit as rules_of
-from holdfast.core.producers.audit import (
-    AuditFinding,
-    AuditRow,
-    PartitionAudit,
-    Rules,
-    conclude,
-    progress_topic,
-)
+from holdfast.core.producers.audit import AuditFinding, AuditRow, Rules, progress_topic
+from holdfast.core.producers.audit_verdict import PartitionAudit, conclude
 from holdfast.errors import ConfigError, LakeError
 from holdfast.pipeline.lake import bronze_path, history_of, last_landed, open_table
 from holdfast.pipeline.replay import ReplayEngine, ReplayOptions, Source, replay

@@ -42,6 +42,7 @@ from holdfast.clients.topics.grants import (
 )
 from holdfast.clients.topics.types import AlterConfig
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import RESET_INSTANCE
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Heartbeat,
@@ -50,7 +51,6 @@ from holdfast.core.claims.frames import (
     encode,
 )
 from holdfast.core.claims.resets import Aim, Where
-from holdfast.core.claims.views import RESET_INSTANCE
 from holdfast.core.kafka.grants import Grant, Operation, Resource
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.errors import HoldfastError

@@ -237,7 +237,7 @@ def test_the_wheel_renamed_zip_is_importable_as_spark_ships_it(wheel: Path, tmp_
     shipped = shutil.copy(wheel, tmp_path / "holdfast.zip")
     program = (
         f"import sys; sys.path[:0] = [{str(shipped)!r}, {SITE_PACKAGES!r}]\n"
-        "import holdfast.core.engine.folding, holdfast.core.claims.views, holdfast.pipeline\n"
+        "import holdfast.core.engine.folding, holdfast.core.claims.guarded, holdfast.pipeline\n"
         "print(holdfast.core.engine.folding.__file__, holdfast.pipeline.__file__)\n"
         "print(sorted(set(sys.modules) & {'faust', 'rocksdict', 'confluent_kafka', 'pyspark'}))"
     )

@@ -10,7 +10,10 @@ from functools import partial
 from typing import Any
 
 from holdfast.config import Settings
-from holdfast.core.claims import frames, views
+from holdfast.core.claims import frames
+from holdfast.core.claims.claim_keys import route
+from holdfast.core.claims.compat import CompatClaim, fold_compat
+from holdfast.core.claims.guarded import GuardedRow, fold_guarded
 from holdfast.core.engine.processor import Processor
 from holdfast.core.groups import membership
 
@@ -21,16 +24,16 @@ def processors(settings: Settings) -> list[Processor[Any, Any]]:
     """Return the guarded view of the claims and, when asked for, the Go library's view beside it and the
     balanced groups.
     """
-    fold: Any = views.fold_guarded
+    fold: Any = fold_guarded
     if settings.claim_stale_after_s != frames.STALE_AFTER_S:
-        fold = partial(views.fold_guarded, stale_after_s=settings.claim_stale_after_s)
+        fold = partial(fold_guarded, stale_after_s=settings.claim_stale_after_s)
     guarded = Processor(
         name=CLAIMS,
         source=settings.coordination_topic,
         decode=frames.decode,
         fold=fold,
-        row=views.GuardedRow,
-        route=views.route,
+        row=GuardedRow,
+        route=route,
     )
     found: list[Processor[Any, Any]] = [guarded]
     if settings.compat_view:
@@ -38,9 +41,9 @@ def processors(settings: Settings) -> list[Processor[Any, Any]]:
             name=CLAIMS_COMPAT,
             source=settings.coordination_topic,
             decode=frames.decode,
-            fold=views.fold_compat,
-            row=views.CompatClaim,
-            route=views.route,
+            fold=fold_compat,
+            row=CompatClaim,
+            route=route,
         )
         found.append(compat)
     if settings.groups:

@@ -22,21 +22,9 @@ from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import PAUSE_PREFIX, ClaimKey, claim_key, parse_claim_key, pause_key
 from holdfast.core.claims.frames import Frame
-from holdfast.core.claims.views import (
-    PAUSE_PREFIX,
-    Claim,
-    ClaimKey,
-    ClaimStatus,
-    GuardedRow,
-    Pause,
-    claim_key,
-    is_paused,
-    parse_claim_key,
-    pause_key,
-    skew_s,
-    status,
-)
+from holdfast.core.claims.guarded import Claim, ClaimStatus, GuardedRow, Pause, is_paused, skew_s, status
 from holdfast.core.engine.processor import Processor
 from holdfast.errors import ConfigError
 

@@ -20,7 +20,8 @@ from holdfast.core.kafka.unreadable import Unreadable
 from holdfast.core.kafka.wire import WireReason
 from holdfast.errors import WireError
 from holdfast.kafka.batch_reader import BatchReader
-from holdfast.kafka.fetcher import Chunk, FetchedPartition, Fetcher
+from holdfast.kafka.fetched_partition import Chunk, FetchedPartition
+from holdfast.kafka.fetcher import Fetcher
 from holdfast.kafka.records import Records
 
 logger = logging.getLogger(__name__)

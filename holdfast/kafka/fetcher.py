@@ -13,7 +13,6 @@ import contextlib
 import logging
 from collections import deque
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
 from io import BytesIO
 from typing import Any
 
@@ -34,6 +33,7 @@ from holdfast.core.kafka.fetch_requests import (
 )
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, HoldfastError, OutOfRangeError, TopicError, WireError
+from holdfast.kafka.fetched_partition import Chunk, FetchedPartition, HeldResponse
 from holdfast.kafka.raw_request import RawRequest
 
 logger = logging.getLogger(__name__)
@@ -63,61 +63,6 @@ EARLIEST = -2
 OUT_OF_RANGE, UNKNOWN_TOPIC, TOPIC_UNAUTHORIZED = 1, 3, 29
 _MOVED = frozenset({UNKNOWN_TOPIC, 5, 6, 9, 56, 74, 75, 76, 78, 100, 103})
 """What a leader answers that is none, or is not ready: ask for metadata, then again."""
-
-
-class HeldResponse:
-    """An answer's bytes, which stay in memory until the last of its chunks is done."""
-
-    __slots__ = ("chunks", "size_bytes")
-
-    def __init__(self, size_bytes: int, chunks: int) -> None:
-        self.size_bytes, self.chunks = size_bytes, chunks
-
-
-@dataclass(frozen=True, slots=True)
-class Chunk:
-    """Whole batches of one partition, as fetched from *first* on; *following* is where the next fetch goes
-    on.
-    """
-
-    source: FetchedPartition
-    first: int
-    following: int
-    data: memoryview
-    aborted: tuple[tuple[int, int], ...]
-    answer: HeldResponse
-
-
-class FetchedPartition:
-    """A partition that is fetched:
-
-    *following* is the next offset to ask for, *queued_bytes* what waits to be taken.
-    """
-
-    __slots__ = (
-        "advised",
-        "chunks",
-        "following",
-        "last_stable",
-        "pause_s",
-        "place",
-        "queued_bytes",
-        "resting_until_s",
-        "size_bytes",
-        "stopped",
-        "unknown_since_s",
-    )
-
-    def __init__(self, place: Place, offset: int, *, advised: bool) -> None:
-        self.place, self.following, self.advised = place, offset, advised
-        self.queued_bytes = self.chunks = self.size_bytes = 0
-        self.last_stable = -1
-        self.stopped = False
-        self.resting_until_s = self.pause_s = 0.0
-        self.unknown_since_s = -1.0
-
-    def __str__(self) -> str:
-        return f"{self.place[0]} partition {self.place[1]}"
 
 
 class _Call(RawRequest):

@@ -36,7 +36,7 @@ from holdfast.outbox.harvest.limits import Rounds, TopicLimits
 from holdfast.outbox.harvest.marks import MarkedRows
 from holdfast.outbox.harvest.publisher import LIMIT_MESSAGE_BYTES, SLICE_S, PublishStopped
 from holdfast.outbox.harvest.refusals import Refusals
-from holdfast.outbox.harvest.rows import ShardEpoch
+from holdfast.outbox.harvest.row_types import ShardEpoch
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow

@@ -16,7 +16,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.core.outbox.harvest import producer_name
 from holdfast.outbox.harvest.destinations import Destinations
 from holdfast.outbox.harvest.limits import TopicLimits
-from holdfast.outbox.harvest.rows import ShardEpoch
+from holdfast.outbox.harvest.row_types import ShardEpoch
 from holdfast.outbox.harvest.shard import Term
 from holdfast.outbox.harvest.worker_thread import Pending
 from holdfast.outbox.schema.layouts import OutboxRow

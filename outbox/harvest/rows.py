@@ -11,7 +11,6 @@ after that commit), and those take their ids in that order.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from dataclasses import dataclass
 from typing import Any, Final, Self
 
 from sqlalchemy import and_, bindparam, exists, func, literal_column, or_, select
@@ -19,60 +18,15 @@ from sqlalchemy.engine.url import URL
 
 from holdfast.clock import Clock, system_clock
 from holdfast.errors import FencedError
+from holdfast.outbox.harvest.row_types import OutboxStatus, QuarantinedRow, ShardEpoch, ShardLeader
 from holdfast.outbox.schema.database import Database
 from holdfast.outbox.schema.layouts import Layout, OutboxRow
 from holdfast.outbox.schema.tables import OutboxTables, outbox_tables
 from holdfast.outbox.schema.wakeup import Wakeup
 
-__all__ = ["OutboxRow", "OutboxRows", "OutboxStatus", "QuarantinedRow", "ShardEpoch", "ShardLeader"]
-
 LIMIT_REASON: Final = 2_000
 LIMIT_COUNTED: Final = 1_000_000
 LIMIT_IDS: Final = 10_000  # of one statement
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardLeader:
-    """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and
-    `OutboxRows.check`.
-    """
-
-    shard: int
-    epoch: int
-    leader: str
-    updated_ms: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class ShardEpoch:
-    """The epoch of a shard that a leader took, and writes under."""
-
-    shard: int
-    epoch: int
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class OutboxStatus:
-    """What waits in an outbox.
-
-    *waiting* is counted up to a million; *failing* rows are among them; *quarantined* ones are not.
-    """
-
-    waiting: int
-    oldest_id: int | None
-    oldest_created_ms: int | None
-    failing: int
-    quarantined: int
-    leases: tuple[ShardLeader, ...]
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class QuarantinedRow:
-    """One row that was set aside, and why."""
-
-    row: OutboxRow
-    reason: str
-    quarantined_ms: int
 
 
 class OutboxRows:

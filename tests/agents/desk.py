@@ -18,8 +18,9 @@ from holdfast.agents.app import App, create_app
 from holdfast.agents.services.rationalizer import processors
 from holdfast.clients.tables.client import Answer, TableClient
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import parse_claim_key
 from holdfast.core.claims.frames import Heartbeat, coordination_partition, encode
-from holdfast.core.claims.views import Claim, GuardedRow, parse_claim_key
+from holdfast.core.claims.guarded import Claim, GuardedRow
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import HoldfastError

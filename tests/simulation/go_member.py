@@ -11,6 +11,7 @@ from math import inf
 from random import Random
 from typing import cast
 
+from holdfast.core.claims.compat import CompatClaim, fold_compat, partition_claim
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -18,7 +19,6 @@ from holdfast.core.claims.frames import (
     ReleasingPartition,
     coordination_partition,
 )
-from holdfast.core.claims.views import CompatClaim, fold_compat, partition_claim
 from holdfast.core.engine.rows import Rows
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.velocity import ClaimVerdict, Health, Sample

@@ -7,6 +7,7 @@ from __future__ import annotations
 from enum import StrEnum
 from random import Random
 
+from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -14,6 +15,7 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     coordination_partition,
 )
+from holdfast.core.claims.guarded import Claim, is_live, is_reserved
 from holdfast.core.claims.resets import (
     Decision,
     Decisions,
@@ -23,7 +25,6 @@ from holdfast.core.claims.resets import (
     held_by_reset,
     release,
 )
-from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, is_live, is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
 from tests.simulation.broker import Broker
 from tests.simulation.checks import Checks

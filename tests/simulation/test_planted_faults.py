@@ -12,10 +12,11 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.core.claims import views
+from holdfast.core.claims import guarded
+from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import Frame, Heartbeat
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import Decision
-from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.core.engine.rows import Rows
 from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
@@ -56,7 +57,7 @@ from tests.simulation.world import run_schedule
 Plant = Callable[[pytest.MonkeyPatch], None]
 LIMIT_SCHEDULES = 60
 
-fold_guarded = views.fold_guarded
+fold_guarded = guarded.fold_guarded
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,10 +86,10 @@ def heartbeats_of_anybody_are_accepted(monkeypatch: pytest.MonkeyPatch) -> None:
     """As the Go library does (D2)."""
 
     def heartbeat(claim: Claim | None, frame: Heartbeat, now_s: int, stale_after_s: int | None) -> Claim:
-        after = views._taken(claim, frame, now_s)
+        after = guarded._taken(claim, frame, now_s)
         return msgspec.structs.replace(after, current_offset=frame.current_offset)
 
-    monkeypatch.setattr(views, "_heartbeat", heartbeat)
+    monkeypatch.setattr(guarded, "_heartbeat", heartbeat)
 
 
 def offsets_go_back_with_any_heartbeat(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -13,7 +13,8 @@ from holdfast.core.engine.folding import Refused
 from holdfast.core.engine.processor import Headers
 from holdfast.core.engine.rows import Rows
 from holdfast.core.kafka.sequences import advance
-from holdfast.core.producers.audit import AuditRow, PartitionAudit, Rules, conclude, decode, fold
+from holdfast.core.producers.audit import AuditRow, Rules, decode, fold
+from holdfast.core.producers.audit_verdict import PartitionAudit, conclude
 from holdfast.core.producers.stamps import Stamp, stamp_headers
 from holdfast.errors import DecodeError
 from tests.models.leading import empty_rows

@@ -20,6 +20,7 @@ from holdfast.clients.groups.reset import ClaimReset
 from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -29,8 +30,8 @@ from holdfast.core.claims.frames import (
     coordination_partition,
     encode,
 )
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import Decision
-from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 
 DEADLINE_S = 30.0

@@ -16,7 +16,9 @@ from holdfast.clients.topics.specs import UNPACKED
 from holdfast.clients.topics.types import CreateTopic, TopicRole, TopicSpec
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import ReleasingPartition
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import (
     RESETS_TOPIC,
     Decision,
@@ -29,7 +31,6 @@ from holdfast.core.claims.resets import (
     held_by_reset,
     release,
 )
-from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.errors import BrokerError, DecodeError
 from holdfast.kafka.clients import reader_options
 from holdfast.kafka.log_reader import reading

@@ -13,9 +13,10 @@ from holdfast.clients.claims.reset_log import ResetLog, settle
 from holdfast.clients.topics.log_ends import GroupOffsets
 from holdfast.clock import Clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import ReleasingPartition
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import RESETS_TOPIC
-from holdfast.core.claims.views import Claim, ClaimKey
 from holdfast.core.member.state import Draws
 
 logger = logging.getLogger(__name__)

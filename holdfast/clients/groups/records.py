@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from enum import StrEnum
 
-from holdfast.core.claims.views import ClaimStatus
+from holdfast.core.claims.guarded import ClaimStatus
 
 
 class GroupKind(StrEnum):

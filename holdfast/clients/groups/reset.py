@@ -13,7 +13,9 @@ from holdfast.clients.claims.reset_log import ResetLog
 from holdfast.clients.groups.records import Move, ResetProgress, ResetStep
 from holdfast.clients.groups.view import GroupView
 from holdfast.clock import Clock
+from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleaseGroup
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.resets import (
     LIMIT_RESET_PARTITIONS,
     Aim,
@@ -25,7 +27,6 @@ from holdfast.core.claims.resets import (
     release,
     reset_id_of,
 )
-from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey
 from holdfast.errors import BrokerError, ConfigError, GroupError, HoldfastError
 
 logger = logging.getLogger(__name__)

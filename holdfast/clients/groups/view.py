@@ -13,6 +13,7 @@ from holdfast.clients.claims.log import CoordinationLog, LogRecord
 from holdfast.clients.topics.admin import Admin
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import PAUSE_PREFIX, ClaimKey, parse_claim_key, route
 from holdfast.core.claims.frames import (
     STALE_AFTER_S,
     ClaimingPartition,
@@ -23,18 +24,7 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.views import (
-    PAUSE_PREFIX,
-    Claim,
-    ClaimKey,
-    GuardedRow,
-    Pause,
-    fold_guarded,
-    is_paused,
-    is_reserved,
-    parse_claim_key,
-    route,
-)
+from holdfast.core.claims.guarded import Claim, GuardedRow, Pause, fold_guarded, is_paused, is_reserved
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import BrokerError, FrameError, GroupError
 

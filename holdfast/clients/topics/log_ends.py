@@ -8,8 +8,8 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.committed import CommittedOffsets
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.resets import Scope, Spot, data_topic
-from holdfast.core.claims.views import ClaimKey
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import TopicError
 

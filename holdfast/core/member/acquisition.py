@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from math import inf
 
+from holdfast.core.claims.claim_keys import parse_claim_key
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat
-from holdfast.core.claims.views import parse_claim_key
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import Event, Fail, ReleaseReason
 from holdfast.core.member.local_claims import LocalClaim, frame_mark

@@ -8,8 +8,9 @@ from collections.abc import Collection, Mapping, Sequence
 from math import inf
 from typing import Protocol
 
+from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
-from holdfast.core.claims.views import Claim, ClaimKey
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Action, DeliveryToken, Event, ReleaseReason

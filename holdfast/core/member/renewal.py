@@ -10,7 +10,7 @@ from typing import assert_never
 from msgspec.structs import replace
 
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.claims.views import Claim
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.member.actions import Deliver, Event, Notify, ReleaseReason, Start, Stop
 from holdfast.core.member.health import HealthCheck
 from holdfast.core.member.local_claims import LocalClaim

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 from enum import StrEnum
 from math import inf
 
+from holdfast.core.claims.claim_keys import RESET_INSTANCE
 from holdfast.core.claims.frames import HEARTBEAT_INTERVAL_S, check_id
-from holdfast.core.claims.views import RESET_INSTANCE
 from holdfast.errors import ConfigError
 
 STALE_INTERVALS = 2.0

@@ -9,6 +9,7 @@ from heapq import heappop, heappush
 from math import inf
 from typing import NamedTuple, Protocol
 
+from holdfast.core.claims.claim_keys import ClaimKey, claim_key, parse_claim_key
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -17,7 +18,7 @@ from holdfast.core.claims.frames import (
     ReleasingPartition,
     coordination_partition,
 )
-from holdfast.core.claims.views import Claim, ClaimKey, claim_key, is_reserved, parse_claim_key
+from holdfast.core.claims.guarded import Claim, is_reserved
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import (
     Action,

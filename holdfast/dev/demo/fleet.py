@@ -20,6 +20,7 @@ from confluent_kafka import KafkaError, KafkaException, Message, Producer
 
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import (
     ClaimingPartition,
     Frame,
@@ -28,7 +29,6 @@ from holdfast.core.claims.frames import (
     coordination_partition,
     encode,
 )
-from holdfast.core.claims.views import claim_key
 from holdfast.errors import BrokerError, ConfigError
 
 logger = logging.getLogger(__name__)

@@ -20,7 +20,8 @@ from holdfast.dev.demo.outbox_proof import Order, Published, PublishedReader
 from holdfast.dev.demo.procfile import Process
 from holdfast.dev.waits import wait_until
 from holdfast.errors import DemoError
-from holdfast.outbox.harvest.rows import OutboxRows, ShardLeader
+from holdfast.outbox.harvest.row_types import ShardLeader
+from holdfast.outbox.harvest.rows import OutboxRows
 from holdfast.outbox.schema.migrate import upgrade
 
 TOPIC, PARTITIONS, WRITERS, HARVESTERS = "orders", 4, 3, 2

@@ -20,8 +20,9 @@ from holdfast.clients.tables.client import Answer, TableClient
 from holdfast.clients.tables.directory import WorkersTopic
 from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import Frame, Heartbeat, coordination_partition, encode
-from holdfast.core.claims.views import Claim, GuardedRow, claim_key
+from holdfast.core.claims.guarded import Claim, GuardedRow
 from holdfast.core.engine.codec import RowCodec, combine_digests, digest, row_key
 from holdfast.core.engine.processor import Processor
 from holdfast.dev.demo.fleet import FleetClaim

@@ -18,7 +18,7 @@ from holdfast.clients.topics.application import create_topics, require_topics
 from holdfast.clients.topics.types import CreateTopic
 from holdfast.clock import system_clock
 from holdfast.core.claims.frames import STALE_AFTER_S
-from holdfast.core.claims.views import Claim
+from holdfast.core.claims.guarded import Claim
 from holdfast.dev.demo import capture
 from holdfast.dev.demo.capture import PARTITIONS
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment

@@ -11,7 +11,7 @@ import pytest
 from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings
 from holdfast.core.claims.frames import ClaimingPartition
-from holdfast.core.claims.views import Claim, fold_guarded, status
+from holdfast.core.claims.guarded import Claim, fold_guarded, status
 from holdfast.errors import ConfigError
 
 

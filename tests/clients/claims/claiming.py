@@ -25,7 +25,7 @@ from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
 from holdfast.clock import SystemClock
 from holdfast.config import Settings
 from holdfast.core.claims.frames import Frame, ReleaseGroup, coordination_partition, decode, encode
-from holdfast.core.claims.views import Claim, GuardedRow, fold_guarded, is_live
+from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded, is_live
 from holdfast.dev import parent_death
 from tests.support.places import ROOT
 

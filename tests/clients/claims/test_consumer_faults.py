@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 from holdfast.clients.claims.consumer import ClaimedMessage
+from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import ClaimingMessages, Frame, Heartbeat, decode
-from holdfast.core.claims.views import claim_key
 from holdfast.dev.broker.cluster import Cluster
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ClaimLostError

@@ -16,9 +16,10 @@ from confluent_kafka import Consumer, TopicPartition
 from holdfast.clients.claims.consumer import ClaimConsumer, ClaimedMessage
 from holdfast.clients.claims.engine import ClaimEngine
 from holdfast.config import Settings
+from holdfast.core.claims.claim_keys import claim_key
 from holdfast.core.claims.frames import ClaimingPartition
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.claims.lanes import ClaimNames, lane_of, lane_topic, lane_topics
-from holdfast.core.claims.views import Claim, claim_key
 from holdfast.core.member.actions import CommitOffset
 from holdfast.core.member.member import Member
 from holdfast.dev.fixtures import FreshTopic, SessionBroker

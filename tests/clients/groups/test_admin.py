@@ -12,9 +12,10 @@ import pytest
 from confluent_kafka import Consumer, TopicPartition
 
 from holdfast.clients.groups.records import GroupKind, ResetProgress, ResetStep
+from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import Heartbeat
+from holdfast.core.claims.guarded import Pause
 from holdfast.core.claims.resets import Aim, ResetCommit, Scope, Where, parse_scope
-from holdfast.core.claims.views import ClaimKey, Pause
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError, GroupError, TopicError
 from tests.support.group_desk import DEADLINE_S, GroupDesk, LaterClock

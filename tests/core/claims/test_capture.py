@@ -24,7 +24,15 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import holdfast.dev
-from holdfast.core.claims import views
+from holdfast.core.claims import claim_keys, compat
+from holdfast.core.claims.claim_keys import claim_key
+from holdfast.core.claims.compat import (
+    CompatClaim,
+    compat_claimed,
+    fold_compat,
+    last_partition_claim,
+    partition_claim,
+)
 from holdfast.core.claims.frames import (
     Frame,
     Heartbeat,
@@ -33,18 +41,7 @@ from holdfast.core.claims.frames import (
     coordination_partition,
     decode,
 )
-from holdfast.core.claims.views import (
-    AnomalyKind,
-    Claim,
-    CompatClaim,
-    GuardedRow,
-    claim_key,
-    compat_claimed,
-    fold_compat,
-    fold_guarded,
-    last_partition_claim,
-    partition_claim,
-)
+from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, fold_guarded
 from holdfast.core.engine.folding import Batch, Folder
 from holdfast.core.engine.processor import Emits, Processor
 from holdfast.core.engine.rows import Rows
@@ -167,7 +164,7 @@ def test_a_fold_with_a_fault_disagrees_with_the_go_library(fault: CompatFold) ->
 def test_another_threshold_disagrees_with_the_go_library(
     stale_after_s: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(views, "STALE_AFTER_S", stale_after_s)
+    monkeypatch.setattr(compat, "STALE_AFTER_S", stale_after_s)
     assert compare(fold_compat)[1]
 
 
@@ -335,7 +332,12 @@ class DictStore(dict[bytes, bytes]):
 
 
 GUARDED = Processor(
-    name="claims", source="__marshal", decode=decode, fold=fold_guarded, row=GuardedRow, route=views.route
+    name="claims",
+    source="__marshal",
+    decode=decode,
+    fold=fold_guarded,
+    row=GuardedRow,
+    route=claim_keys.route,
 )
 COMPAT = Processor(
     name="claims-compat",
@@ -343,7 +345,7 @@ COMPAT = Processor(
     decode=decode,
     fold=fold_compat,
     row=CompatClaim,
-    route=views.route,
+    route=claim_keys.route,
 )
 
 

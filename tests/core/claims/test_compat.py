@@ -8,23 +8,17 @@ from typing import cast
 import msgspec
 import pytest
 
-from holdfast.core.claims import views
-from holdfast.core.claims.frames import coordination_partition, decode
-from holdfast.core.claims.views import (
-    PAUSE_PREFIX,
+from holdfast.core.claims import guarded
+from holdfast.core.claims.claim_keys import PAUSE_PREFIX, claim_key, parse_claim_key, pause_key, route
+from holdfast.core.claims.compat import (
     UNCLAIMED,
-    AnomalyKind,
-    Claim,
     CompatClaim,
-    GuardedRow,
-    Pause,
-    claim_key,
     fold_compat,
     last_partition_claim,
-    parse_claim_key,
     partition_claim,
-    pause_key,
 )
+from holdfast.core.claims.frames import coordination_partition, decode
+from holdfast.core.claims.guarded import AnomalyKind, Claim, GuardedRow, Pause
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.engine.rows import Rows
 
@@ -108,8 +102,8 @@ def test_keys_of_claims_and_pauses_cannot_be_confused_whatever_the_ids() -> None
 
 
 def test_a_claim_lives_where_its_topic_is_coordinated_and_a_pause_anywhere() -> None:
-    assert views.route("g/orders/3", 4) == coordination_partition("orders", 4)
-    assert views.route(pause_key("g"), 4) is None
+    assert route("g/orders/3", 4) == coordination_partition("orders", 4)
+    assert route(pause_key("g"), 4) is None
 
 
 @pytest.mark.parametrize(
@@ -126,7 +120,7 @@ def test_a_claim_lives_where_its_topic_is_coordinated_and_a_pause_anywhere() -> 
             None,
             -(2**63),
             ("a", "b"),
-            views.Anomaly(3, AnomalyKind.LATE_RELEASE, 99, "z", "y"),
+            guarded.Anomaly(3, AnomalyKind.LATE_RELEASE, 99, "z", "y"),
         ),
         Claim("", "", 2**62, 2**53, None, 2**63 - 1, 2**63 - 1, 2**63 - 1),
         Pause(2**63 - 1, 0, "admin", "x"),

@@ -22,7 +22,7 @@ from holdfast.core.claims.frames import (
     ReleaseGroup,
     ReleasingPartition,
 )
-from holdfast.core.claims.views import Anomaly, AnomalyKind, Claim, GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import Anomaly, AnomalyKind, Claim, GuardedRow, fold_guarded
 from holdfast.core.engine.codec import RowCodec
 from holdfast.core.engine.processor import Emits
 from holdfast.core.engine.rows import Rows

@@ -12,7 +12,9 @@ from typing import Any, cast
 import msgspec
 import pytest
 
-from holdfast.core.claims import frames, views
+from holdfast.core.claims import claim_keys, compat, frames, guarded
+from holdfast.core.claims.claim_keys import claim_key, pause_key
+from holdfast.core.claims.compat import CompatClaim, fold_compat
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -25,16 +27,7 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.views import (
-    AnomalyKind,
-    Claim,
-    CompatClaim,
-    Pause,
-    claim_key,
-    fold_compat,
-    fold_guarded,
-    pause_key,
-)
+from holdfast.core.claims.guarded import AnomalyKind, Claim, Pause, fold_guarded
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import FrameError
 from tests.support.places import DOCS, ROOT
@@ -90,7 +83,7 @@ def rows_of(key: str, row: Any) -> tuple[dict[str, Any], Rows[Any]]:
 
 def test_every_constant_of_the_page_is_that_of_the_code_and_the_page_has_all_of_them() -> None:
     told = {plain(row["Name"]): plain(row["Value"]) for row in table("Name", "Value", "Meaning")}
-    constants = {**vars(frames), **vars(views)}
+    constants = {**vars(frames), **vars(claim_keys), **vars(guarded), **vars(compat)}
     assert told == {name: str(constants[name]) for name in told}
     public = {
         name for name in constants if re.fullmatch(r"(LIMIT|HEARTBEAT|STALE|BASE|COORDINATION)_[A-Z_]+", name)
@@ -174,9 +167,9 @@ def test_every_status_of_the_page_is_the_codes() -> None:
         else:
             asked = [held(heartbeat_at_s=NOW_S - int(age)) for age in row["Ages, s"].split(",")]
         for claim in asked:
-            assert views.status(claim, NOW_S) == row["Status"]
-            assert views.claimed(claim, NOW_S) is (row["Claimed"] == "yes")
-    assert {row["Status"] for row in table("Ages, s", "Status", "Claimed")} == set(views.ClaimStatus)
+            assert guarded.status(claim, NOW_S) == row["Status"]
+            assert guarded.claimed(claim, NOW_S) is (row["Claimed"] == "yes")
+    assert {row["Status"] for row in table("Ages, s", "Status", "Claimed")} == set(guarded.ClaimStatus)
 
 
 # -- the guarded view
@@ -279,7 +272,7 @@ def check_guarded(before: Claim | None, frame: Frame, effects: str, anomaly: str
     expected = guarded_after(effects, before, frame)
     if anomaly:
         assert expected is not None
-        noted = views.Anomaly(1, AnomalyKind(anomaly), NOW_S, frame.client_id, frame.instance_id)
+        noted = guarded.Anomaly(1, AnomalyKind(anomaly), NOW_S, frame.client_id, frame.instance_id)
         expected = msgspec.structs.replace(expected, anomaly=noted)
     assert after == expected, f"{frame} on {before}"
 
@@ -440,6 +433,7 @@ def every_guarded_transition() -> None:
 )
 def test_changed_code_is_noticed(check: Callable[[], None], monkeypatch: pytest.MonkeyPatch) -> None:
     check()
-    monkeypatch.setattr(views, "STALE_AFTER_S", 121)
+    for view in (guarded, compat):
+        monkeypatch.setattr(view, "STALE_AFTER_S", 121)
     with pytest.raises(AssertionError):
         check()

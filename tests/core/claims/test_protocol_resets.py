@@ -12,7 +12,8 @@ import pytest
 
 from holdfast.clients.claims.reset_log import ResetLog, settle
 from holdfast.clients.groups.view import LONGEST_SILENCE_S
-from holdfast.core.claims import resets, views
+from holdfast.core.claims import claim_keys, guarded, resets
+from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
 from holdfast.core.claims.frames import (
     FRAME_TYPES,
     STALE_AFTER_S,
@@ -22,6 +23,7 @@ from holdfast.core.claims.frames import (
     Heartbeat,
     ReleasingPartition,
 )
+from holdfast.core.claims.guarded import Claim, fold_guarded
 from holdfast.core.claims.resets import (
     Decision,
     Decisions,
@@ -30,7 +32,6 @@ from holdfast.core.claims.resets import (
     decode_decision,
     encode_decision,
 )
-from holdfast.core.claims.views import RESET_INSTANCE, Claim, ClaimKey, fold_guarded
 from tests.core.claims.test_protocol_page import NOW_S, PAGE, plain, rows_of, table
 
 KEY = ClaimKey("g", "orders", 0)
@@ -66,7 +67,7 @@ def fold(before: Claim, arriving: Frame) -> Claim:
 
 def test_the_constants_of_the_page_are_those_of_the_code() -> None:
     told = {plain(row["Constant"]): plain(row["Is"]) for row in table("Constant", "Is", "For")}
-    constants = {**vars(resets), **vars(views)}
+    constants = {**vars(resets), **vars(claim_keys)}
     assert told == {name: str(constants[name]) for name in told}
     assert {name for name in vars(resets) if re.fullmatch(r"(LIMIT|RESET)[A-Z]*_[A-Z_]+", name)} == set(told)
 
@@ -108,7 +109,7 @@ def test_a_heartbeat_of_a_reset_takes_no_claim_of_anybody() -> None:
     for before in (live, stale, released):
         after = fold(before, frame("Heartbeat", "admin", RESET))
         assert after.anomaly is not None
-        assert after.anomaly.kind is views.AnomalyKind.FOREIGN_HEARTBEAT
+        assert after.anomaly.kind is guarded.AnomalyKind.FOREIGN_HEARTBEAT
         assert (after.client_id, after.current_offset, after.heartbeat_at_s) == (
             "worker-8",
             3,
@@ -122,7 +123,7 @@ def test_what_a_reset_gave_back_is_taken_by_claiming_alone() -> None:
     for client, instance in (("worker-7", "i7"), ("worker-8", "i8"), ("admin", RESET)):
         after = fold(given_back, frame("Heartbeat", client, instance))
         assert after.anomaly is not None
-        assert after.anomaly.kind is views.AnomalyKind.FOREIGN_HEARTBEAT
+        assert after.anomaly.kind is guarded.AnomalyKind.FOREIGN_HEARTBEAT
         assert (after.heartbeat_at_s, after.current_offset) == (None, 0)
     after = fold(given_back, frame("ClaimingPartition", "worker-8", "i8"))
     assert (after.client_id, after.current_offset) == ("worker-8", 0)

@@ -10,6 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from holdfast.core.claims.claim_keys import RESET_INSTANCE, ClaimKey
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -17,6 +18,7 @@ from holdfast.core.claims.frames import (
     Heartbeat,
     ReleasingPartition,
 )
+from holdfast.core.claims.guarded import AnomalyKind, Claim, fold_guarded, is_live, is_reserved
 from holdfast.core.claims.resets import (
     LIMIT_DECISION_BYTES,
     Aim,
@@ -34,15 +36,6 @@ from holdfast.core.claims.resets import (
     parse_duration_ms,
     parse_scope,
     release,
-)
-from holdfast.core.claims.views import (
-    RESET_INSTANCE,
-    AnomalyKind,
-    Claim,
-    ClaimKey,
-    fold_guarded,
-    is_live,
-    is_reserved,
 )
 from holdfast.core.engine.rows import Rows
 from holdfast.errors import ConfigError, DecodeError

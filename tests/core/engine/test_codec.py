@@ -11,7 +11,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from holdfast.core.claims import views
+from holdfast.core.claims import compat, guarded
 from holdfast.core.engine.codec import (
     APPLIED,
     META,
@@ -168,8 +168,8 @@ def test_types_with_one_form_are_plain(kind: Any) -> None:
 @pytest.mark.parametrize(
     "row",
     [
-        views.GuardedRow,
-        views.CompatClaim,
+        guarded.GuardedRow,
+        compat.CompatClaim,
         membership.GroupsRow,
         registry.Registration,
         ledger.BookRow,

@@ -15,7 +15,7 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.views import fold_guarded
+from holdfast.core.claims.guarded import fold_guarded
 from holdfast.core.member.actions import DeliveryToken, Event, FetchOffsets, Send, Start
 from holdfast.core.member.settings import MemberSettings
 from holdfast.errors import ClaimLostError, CommitError, ConfigError, FrameError

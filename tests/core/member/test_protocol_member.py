@@ -9,7 +9,7 @@ from typing import get_args
 import pytest
 
 from holdfast.core.claims.frames import ClaimingPartition, Frame, Heartbeat, ReleasingPartition
-from holdfast.core.claims.views import Claim
+from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import settings as member_settings
 from holdfast.core.member import velocity

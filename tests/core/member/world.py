@@ -22,7 +22,7 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.views import Claim, GuardedRow, fold_guarded
+from holdfast.core.claims.guarded import Claim, GuardedRow, fold_guarded
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.actions import (
     Action,

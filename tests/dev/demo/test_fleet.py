@@ -24,7 +24,7 @@ from holdfast.core.claims.frames import (
     decode,
     encode,
 )
-from holdfast.core.claims.views import AnomalyKind, Claim
+from holdfast.core.claims.guarded import AnomalyKind, Claim
 from holdfast.core.engine.codec import RowCodec, text_key
 from holdfast.core.engine.folding import Batch, Folder
 from holdfast.dev.demo import capture

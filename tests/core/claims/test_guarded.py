@@ -7,7 +7,9 @@ from typing import Any, cast
 
 import pytest
 
-from holdfast.core.claims import views
+from holdfast.core.claims import compat, guarded
+from holdfast.core.claims.claim_keys import pause_key
+from holdfast.core.claims.compat import UNCLAIMED, CompatClaim, compat_claimed, fold_compat, partition_claim
 from holdfast.core.claims.frames import (
     ClaimingMessages,
     ClaimingPartition,
@@ -17,20 +19,14 @@ from holdfast.core.claims.frames import (
     ReleasingPartition,
     decode,
 )
-from holdfast.core.claims.views import (
-    UNCLAIMED,
+from holdfast.core.claims.guarded import (
     Claim,
-    CompatClaim,
     GuardedRow,
     Pause,
     claimed,
-    compat_claimed,
-    fold_compat,
     fold_guarded,
     is_paused,
     owned_by,
-    partition_claim,
-    pause_key,
     skew_s,
     status,
 )
@@ -270,7 +266,7 @@ def test_d1_a_claim_refused_live_stays_refused_in_every_replay() -> None:
     assert live.guarded == replayed.guarded
     assert live.owner == "a/i1"
     assert live.claim.epoch == 1
-    assert not views._compat_live(live.go, 1061 + 365 * 86400), (
+    assert not compat._compat_live(live.go, 1061 + 365 * 86400), (
         "what the Go library asks when it replays: its own clock"
     )
 
@@ -427,7 +423,7 @@ def test_d17_a_client_that_restarts_for_ever_remembers_only_the_last_instances()
     world = World()
     for number in range(100):
         world.heartbeat(f"a/i{number}", 10 + number, 5)
-    assert world.claim.fenced == tuple(f"i{number}" for number in range(99 - views.LIMIT_FENCED, 99))
+    assert world.claim.fenced == tuple(f"i{number}" for number in range(99 - guarded.LIMIT_FENCED, 99))
     assert world.claim.epoch == 100
 
 

@@ -1,24 +1,18 @@
-"""Who owns which partition, as a fold of the coordination topic (PROTOCOL.md#the-guarded-view,
-PROTOCOL.md#the-compat-view).
+"""Who owns which partition, as a fold of the coordination topic: the guarded view
+(PROTOCOL.md#the-guarded-view).
 
-Two views of one log. The *guarded* view decides: only the log's time counts, and owner and instance are
-checked on every branch. The *compat* view holds what the Go library holds, byte for byte, to show where the
-two would part in a mixed fleet.
-
-Both are sparse: a claim nobody ever held has no row. Row keys cannot be confused, since no id of a frame
-contains `/`:
-
-    group/topic/partition      a claim: exactly two slashes
-    /pause//group              a pause of a group: three
+Of the two views of that log this one decides: only the log's time counts, and owner and instance are checked on
+every branch. It is sparse: a claim nobody ever held has no row.
 """
 
 from __future__ import annotations
 
 from enum import Enum, StrEnum
-from typing import NamedTuple, TypeAlias, assert_never
+from typing import TypeAlias, assert_never
 
 import msgspec
 
+from holdfast.core.claims.claim_keys import RESET_INSTANCE, pause_key
 from holdfast.core.claims.frames import (
     STALE_AFTER_S,
     ClaimingMessages,
@@ -27,65 +21,14 @@ from holdfast.core.claims.frames import (
     Heartbeat,
     ReleaseGroup,
     ReleasingPartition,
-    coordination_partition,
 )
 from holdfast.core.engine.processor import Emits
 from holdfast.core.engine.rows import Rows
 
 LIMIT_FENCED = 8
-PAUSE_PREFIX = "/pause//"
-RESET_INSTANCE = "reset-"
-"""Begins the instance id of an administrator that resets a group; what members make up are hexadecimal
-digits.
-"""
 
 
-class ClaimKey(NamedTuple):
-    """What is claimed: one partition of a topic, by one group."""
-
-    group_id: str
-    topic: str
-    partition: int
-
-
-def claim_key(group_id: str, topic: str, partition: int) -> str:
-    """Return the row key of a claim in either view.
-
-    `scan(f"{group}/")` gives the claims of a group, `scan(f"{group}/{topic}/")` those of a topic.
-    """
-    return f"{group_id}/{topic}/{partition}"
-
-
-def parse_claim_key(key: str) -> ClaimKey:
-    """Return what a claim's row key names; the inverse of `claim_key`.
-
-    >>> parse_claim_key("foo.bar_consumer/orders/3")
-    ClaimKey(group_id='foo.bar_consumer', topic='orders', partition=3)
-    """
-    group_id, topic, partition = key.split("/")
-    return ClaimKey(group_id, topic, int(partition))
-
-
-def pause_key(group_id: str) -> str:
-    """Return the row key of a group's pause; `scan(PAUSE_PREFIX)` gives all pauses and nothing else."""
-    return PAUSE_PREFIX + group_id
-
-
-def route(key: str, partitions: int) -> int | None:
-    """Return the coordination partition whose table holds *key*; None for a pause, which is sent to every
-    partition it concerns.
-
-    >>> route("foo.bar_consumer/test1/0", 4), route(pause_key("foo.bar_consumer"), 4)
-    (2, None)
-    """
-    return (
-        None
-        if key.startswith(PAUSE_PREFIX)
-        else coordination_partition(parse_claim_key(key).topic, partitions)
-    )
-
-
-# -- the guarded view: rows
+# -- rows
 
 
 class AnomalyKind(Enum):
@@ -150,7 +93,7 @@ class Pause(msgspec.Struct, frozen=True, gc=False, array_like=True, tag="p"):
 GuardedRow: TypeAlias = Claim | Pause
 
 
-# -- the guarded view: fold
+# -- fold
 
 
 def fold_guarded(rows: Rows[GuardedRow], frame: Frame, at_ms: int, stale_after_s: int | None = None) -> Emits:
@@ -367,7 +310,7 @@ def _pause(rows: Rows[GuardedRow], frame: ReleaseGroup, now_s: int) -> None:
         del rows[key]
 
 
-# -- the guarded view: queries
+# -- queries
 
 
 class ClaimStatus(StrEnum):
@@ -441,70 +384,3 @@ def skew_s(claim: Claim) -> int | None:
 def is_paused(pause: Pause | None, now_s: int) -> bool:
     """Return whether the group of *pause* must not consume at *now_s*; the second of expiry is free again."""
     return pause is not None and now_s < pause.expires_at_s
-
-
-# -- the compat view
-
-
-class CompatClaim(msgspec.Struct, frozen=True, gc=False, array_like=True):
-    """The Go library's PartitionClaim, field by field; 0 and "" are its words for "none"."""
-
-    instance_id: str = ""
-    client_id: str = ""
-    group_id: str = ""
-    last_release_s: int = 0
-    last_heartbeat_s: int = 0
-    current_offset: int = 0
-
-
-UNCLAIMED = CompatClaim()
-
-
-def fold_compat(rows: Rows[CompatClaim], frame: Frame, at_ms: int) -> Emits:
-    """Apply *frame* as the Go library does, faults included. *at_ms* stands for the clock of a reader that
-    keeps up with the log.
-
-    ReleaseGroup changes nothing: the library has not known that frame since 2017.
-    """
-    if isinstance(frame, ReleaseGroup | ClaimingMessages):
-        return None
-    key = f"{frame.group_id}/{frame.topic}/{frame.partition}"
-    match frame:
-        case Heartbeat():
-            rows[key] = CompatClaim(
-                frame.instance_id, frame.client_id, frame.group_id, 0, frame.time_s, frame.current_offset
-            )
-        case ClaimingPartition():
-            claim = rows.get(key) or UNCLAIMED
-            if not _compat_live(claim, at_ms // 1000 if at_ms >= 0 else frame.time_s):
-                rows[key] = CompatClaim(
-                    frame.instance_id, frame.client_id, frame.group_id, 0, frame.time_s, claim.current_offset
-                )
-        case ReleasingPartition():
-            claim = rows.get(key) or UNCLAIMED
-            owner = (claim.instance_id, claim.client_id, claim.group_id)
-            if owner == (frame.instance_id, frame.client_id, frame.group_id):
-                rows[key] = CompatClaim(*owner, frame.time_s, 0, frame.current_offset)
-        case _:
-            assert_never(frame)
-    return None
-
-
-def _compat_live(claim: CompatClaim, now_s: int) -> bool:
-    """`PartitionClaim.claimed`: a heartbeat from the future is no claim."""
-    return claim.last_heartbeat_s != 0 and 0 <= now_s - claim.last_heartbeat_s < STALE_AFTER_S
-
-
-def partition_claim(claim: CompatClaim | None, now_s: int) -> CompatClaim:
-    """Return what `GetPartitionClaim` returns at *now_s*: the claim, or an empty one when it is not live."""
-    return claim if claim is not None and _compat_live(claim, now_s) else UNCLAIMED
-
-
-def last_partition_claim(claim: CompatClaim | None) -> CompatClaim:
-    """Return what `GetLastPartitionClaim` returns: the present or latest claim, live or not."""
-    return UNCLAIMED if claim is None else claim
-
-
-def compat_claimed(claim: CompatClaim | None, now_s: int) -> bool:
-    """Return what `Claimed` returns at *now_s*."""
-    return partition_claim(claim, now_s).last_heartbeat_s > 0

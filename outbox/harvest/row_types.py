@@ -1,0 +1,51 @@
+"""What a harvester reads and writes beside the rows themselves: leases, epochs, the status, quarantined rows."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from holdfast.outbox.schema.layouts import OutboxRow
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardLeader:
+    """Who took the last epoch of a shard: written by `OutboxRows.epoch`, read by people, metrics and
+    `OutboxRows.check`.
+    """
+
+    shard: int
+    epoch: int
+    leader: str
+    updated_ms: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ShardEpoch:
+    """The epoch of a shard that a leader took, and writes under."""
+
+    shard: int
+    epoch: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OutboxStatus:
+    """What waits in an outbox.
+
+    *waiting* is counted up to a million; *failing* rows are among them; *quarantined* ones are not.
+    """
+
+    waiting: int
+    oldest_id: int | None
+    oldest_created_ms: int | None
+    failing: int
+    quarantined: int
+    leases: tuple[ShardLeader, ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class QuarantinedRow:
+    """One row that was set aside, and why."""
+
+    row: OutboxRow
+    reason: str
+    quarantined_ms: int
