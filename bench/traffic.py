@@ -41,6 +41,15 @@ def heartbeats(records: int, claims: int, seed: int = 7) -> Iterator[tuple[int, 
         produced += min(len(order), records - produced)
 
 
+def key_of(value: bytes) -> bytes:
+    """Return which claim a heartbeat is of: what the re-keying benchmarks take for a key.
+
+    >>> key_of(b"Heartbeat/1/1476147600/instance/client/group/topic/3/100")
+    b'group/topic/3'
+    """
+    return value.split(b"/", 5)[5].rpartition(b"/")[0]
+
+
 def create(bootstrap: str, topic: str, partitions: int = PARTITIONS, cleanup: str = "delete") -> None:
     """Make a topic with LogAppendTime and wait for it."""
     admin = AdminClient({"bootstrap.servers": bootstrap})

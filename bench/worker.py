@@ -1,7 +1,7 @@
 """The worker under measurement: holdfast's own worker, unchanged, with a clock on its first record and its
 last commit.
 
-    BENCH_FOLD=claims|count|books|clean BENCH_RECORDS=N python -P -m bench.worker worker -l warn
+    BENCH_FOLD=claims|count|books|clean|rekey BENCH_RECORDS=N python -P -m bench.worker worker -l warn
 
 Clock: first record handed to an agent, to the last transaction committed in Kafka and written to RocksDB.
 """
@@ -20,6 +20,7 @@ import msgspec
 from confluent_kafka import Message
 from rocksdict import WriteOptions
 
+from bench.traffic import key_of
 from holdfast.agents.app import create_app
 from holdfast.agents.metrics import PartitionMetrics
 from holdfast.agents.partitions.manager import PartitionManager
@@ -28,7 +29,10 @@ from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings, settings_from_environment
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
+from holdfast.core.engine.serdes import Bytes
+from holdfast.core.engine.sources import Source
 from holdfast.kafka.feed import Feed, Fetched
+from holdfast.streams import Rekey
 from holdfast.tables.partition import Partition
 
 RECORDS = int(os.environ.get("BENCH_RECORDS", "0"))
@@ -163,6 +167,10 @@ def declared(fold: str, settings: Settings) -> list[Processor[Any, Any]]:
             return [books(topic)]
         case "clean":
             return [dedupe(topic, f"{settings.app}-clean")]
+        case "rekey":
+            return [
+                Rekey(name=f"{settings.app}-rekey", source=Source(topic, Bytes()), by=key_of, key=Bytes())
+            ]
     return [counting_of(topic)]
 
 

@@ -8,6 +8,7 @@ import asyncio
 import logging
 import random
 from collections.abc import Coroutine, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, TypeVar
 
 from holdfast.core.engine.codec import APPLIED
@@ -23,6 +24,10 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
+TURN_EMITS = 256
+"""After so many emits others of the event loop may have their turn: a look at the clock costs as much as one of them."""
+SHORT_KEY_BYTES = 64
+"""Where keys are no longer, their partitions are remembered: murmur2 is slow here, and most keys come again."""
 _BACKOFF_S = 0.1
 _NO_HEADERS: list[tuple[str, bytes | None]] = []
 
@@ -100,16 +105,20 @@ class ChangelogWriter:
         rows.append((*changes.closing(), _NO_HEADERS))
         records = {self._place: rows}
         known: dict[str, int] = {}
-        turn = LoopTurn()
-        for emit in (*changes.emits, *extra):
-            key = emit.key.encode() if isinstance(emit.key, str) else emit.key
-            if (place := _place_of(emit, key, known)) is None:
-                known[emit.topic] = await self._producer.partitions(emit.topic, more_than=emit.partition or 0)
-                place = _place_of(emit, key, known)
-                assert place is not None
-            if (there := records.get(place)) is None:
-                there = records[place] = []
-            there.append((key, emit.value, list(emit.headers)))
+        turn, emits = LoopTurn(), [*changes.emits, *extra] if extra else changes.emits
+        for first in range(0, len(emits), TURN_EMITS):
+            for emit in emits[first : first + TURN_EMITS]:
+                key = emit.key.encode() if isinstance(emit.key, str) else emit.key
+                if (place := _place_of(emit, key, known)) is None:
+                    more_than = emit.partition or 0
+                    known[emit.topic] = await self._producer.partitions(emit.topic, more_than=more_than)
+                    place = _place_of(emit, key, known)
+                    assert place is not None
+                if (there := records.get(place)) is None:
+                    there = records[place] = []
+                there.append((key, emit.value, list(emit.headers) if emit.headers else _NO_HEADERS))
+                if key is not None and len(key) > SHORT_KEY_BYTES:
+                    await turn.let_others()
             await turn.let_others()
         return (await self._producer.append(records))[self._place]
 
@@ -141,9 +150,15 @@ def _place_of(emit: Emit, key: bytes | None, known: Mapping[str, int]) -> Place 
 
     None when *known*, the topics' numbers of partitions, does not tell.
     """
-    topic, partition, partitions = emit.topic, emit.partition, known.get(emit.topic, 0)
+    topic, partition = emit.topic, emit.partition
+    partitions = known.get(topic, 0)
     if partitions <= (partition or 0):
         return None
     if partition is not None:
         return topic, partition
-    return topic, random.randrange(partitions) if key is None else of_key(key, partitions)
+    if key is None:
+        return topic, random.randrange(partitions)
+    return topic, _of_short_key(key, partitions) if len(key) <= SHORT_KEY_BYTES else of_key(key, partitions)
+
+
+_of_short_key = lru_cache(1 << 16)(of_key)

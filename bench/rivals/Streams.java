@@ -1,6 +1,7 @@
 // Rival: the same fold as a Kafka Streams processor over a persistent store, exactly_once_v2 or at_least_once.
 //
 //     java -cp JARS bench/rivals/Streams.java bootstrap=HOST:PORT topic=T id=APP dir=D [guarantee=eos|alo] [restore=1]
+//     ... work=rekey out=TOPIC   sends each record on under the key that its value tells, in place of folding
 //
 // Clock: first record in process() to all source offsets stable in the group's committed offsets; for restore=1,
 // onRestoreStart to the last onRestoreEnd. The state's counts are summed afterwards and must equal the input.
@@ -19,6 +20,7 @@ import org.apache.kafka.clients.admin.ListConsumerGroupOffsetsOptions;
 import org.apache.kafka.clients.admin.OffsetSpec;
 import org.apache.kafka.common.TopicPartition;
 import org.apache.kafka.common.serialization.ByteArrayDeserializer;
+import org.apache.kafka.common.serialization.ByteArraySerializer;
 import org.apache.kafka.common.serialization.Serdes;
 import org.apache.kafka.common.utils.Bytes;
 import org.apache.kafka.streams.KafkaStreams;
@@ -89,6 +91,28 @@ public class Streams {
         }
     }
 
+    static class Rekey implements Processor<byte[], byte[], byte[], byte[]> {
+        ProcessorContext<byte[], byte[]> context;
+        long done;
+
+        @Override
+        public void init(ProcessorContext<byte[], byte[]> context) {
+            this.context = context;
+        }
+
+        @Override
+        public void process(Record<byte[], byte[]> record) {
+            if (firstNs.compareAndSet(0, System.nanoTime())) firstCpuNs = cpuNs();
+            byte[] value = record.value();
+            int from = 0, to = value.length;
+            for (int i = 0, found = 0; found < 5; i++) if (value[i] == '/' && ++found == 5) from = i + 1;
+            while (value[--to] != '/');
+            context.forward(record.withKey(java.util.Arrays.copyOfRange(value, from, to)));
+            if (++done == ends.get(context.recordMetadata().get().partition())) context.commit();
+            seen.incrementAndGet();
+        }
+    }
+
     public static void main(String[] args) throws Exception {
         Map<String, String> given = new HashMap<>();
         for (String arg : args) given.put(arg.substring(0, arg.indexOf('=')), arg.substring(arg.indexOf('=') + 1));
@@ -116,9 +140,15 @@ public class Streams {
         if (given.containsKey("cache")) config.put(StreamsConfig.STATESTORE_CACHE_MAX_BYTES_CONFIG, given.get("cache"));
         Topology topology = new Topology();
         topology.addSource("source", new ByteArrayDeserializer(), new ByteArrayDeserializer(), topic);
-        topology.addProcessor("fold", Fold::new, "source");
-        topology.addStateStore(
-            Stores.keyValueStoreBuilder(Stores.persistentKeyValueStore("claims"), Serdes.Bytes(), Serdes.ByteArray()).withCachingEnabled(), "fold");
+        boolean rekey = "rekey".equals(given.get("work"));
+        if (rekey) {
+            topology.addProcessor("rekey", Rekey::new, "source");
+            topology.addSink("sink", given.get("out"), new ByteArraySerializer(), new ByteArraySerializer(), "rekey");
+        } else {
+            topology.addProcessor("fold", Fold::new, "source");
+            topology.addStateStore(
+                Stores.keyValueStoreBuilder(Stores.persistentKeyValueStore("claims"), Serdes.Bytes(), Serdes.ByteArray()).withCachingEnabled(), "fold");
+        }
 
         KafkaStreams streams = new KafkaStreams(topology, config);
         AtomicLong restoreFrom = new AtomicLong(), restoreTo = new AtomicLong(), restored = new AtomicLong();
@@ -158,8 +188,8 @@ public class Streams {
             result = String.format("RESULT streams-%s rate=%.0f wall_s=%.2f cpu_us=%.2f", eos ? "eos" : "alo", total / seconds, seconds,
                 (cpuNs() - firstCpuNs) / 1e3 / total);
         }
-        long sum = 0;
-        try (var rows = streams.store(StoreQueryParameters.fromNameAndType("claims", QueryableStoreTypes.<Bytes, byte[]>keyValueStore())).all()) {
+        long sum = rekey ? total : 0;
+        if (!rekey) try (var rows = streams.store(StoreQueryParameters.fromNameAndType("claims", QueryableStoreTypes.<Bytes, byte[]>keyValueStore())).all()) {
             while (rows.hasNext()) sum += ByteBuffer.wrap(rows.next().value).getLong(16);
         }
         if (sum != total) throw new IllegalStateException("state counts " + sum + " of " + total);

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Any
 
 from holdfast.core.engine.emits import Emit
@@ -18,6 +19,23 @@ class EmitRules:
     def __init__(self, processor: Processor[Any, Any], limit_bytes: int) -> None:
         self._processor, self._limit_bytes = processor, limit_bytes
         self._may_emit_to = frozenset(processor.emits)
+
+    def check_all(self, emits: Iterable[Emit]) -> None:
+        """Do what `check` does for each of *emits*, at once for what is plainly in order."""
+        declared, limit_bytes = self._may_emit_to, self._limit_bytes
+        for emit in emits:
+            if (
+                type(emit) is Emit
+                and type(emit.topic) is str
+                and emit.topic in declared
+                and type(key := emit.key) is bytes
+                and type(value := emit.value) is bytes
+                and len(key) + len(value) <= limit_bytes
+                and emit.partition is None
+                and emit.headers == ()
+            ):
+                continue
+            self.check(emit)
 
     def check(self, emit: Emit) -> None:
         """Raise for what a producer would refuse: once the transaction is being written, one bad record

@@ -85,6 +85,10 @@ class Folder(SteppingFolder[R, Batch, Changes]):
                 yield rest
 
     def _fast_step(self, batch: Batch) -> None:
+        if self.processor.stateless:
+            self._emits += self.processor.send_all(batch.columns)
+            self.stream_ms = max(self.stream_ms, *batch.times_ms)
+            return
         rows, fold, emit, now_ms = self.rows, self.processor.fold, self._emits.extend, self.stream_ms
         for event, at_ms in zip(map(self.processor.decode, *batch.columns), batch.times_ms, strict=True):
             if at_ms > now_ms:

@@ -217,6 +217,10 @@ class Processor(Generic[E, R]):
         """Return whether this is a step that keeps no rows: all that its changelog holds is its position."""
         return False
 
+    def send_all(self, columns: Sequence[Sequence[Any]]) -> list[Emit]:
+        """Return what a stateless step sends for records in columns, as its decoder and fold would one by one."""
+        raise NotImplementedError("only steps send without rows")
+
     @property
     def topics(self) -> tuple[str, ...]:
         """Return the topics that are folded, in the order of their numbers."""

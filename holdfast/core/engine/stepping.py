@@ -290,8 +290,7 @@ class SteppingFolder(ABC, Generic[R, P, C]):
                 self._fast_step(batch.slice(start, stop) if end > self._step_records or start else batch)
                 self._check_put()
                 self.rows.forget_replaced()
-                for emit in self._emits[emitted:]:
-                    self._rules.check(emit)
+                self._rules.check_all(self._emits[emitted:])
                 records += stop - start
                 start = stop
                 yield

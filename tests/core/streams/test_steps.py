@@ -7,8 +7,11 @@ from typing import Any
 
 import pytest
 
+from holdfast.core.engine.batches import Batch
 from holdfast.core.engine.emits import Emit
+from holdfast.core.engine.folding import Folder
 from holdfast.core.engine.graph import TopologyGraph
+from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.partitioners import by_key
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
@@ -180,3 +183,37 @@ def test_internal_topics_bear_the_version_of_their_writer() -> None:
 def test_what_cannot_be_is_refused_when_it_is_declared(declare: Any, why: str) -> None:
     with pytest.raises(ConfigError, match=why):
         declare()
+
+
+@pytest.mark.parametrize(
+    "step",
+    [
+        Rekey(name="r", source=CENTS, by=lambda cents: None if cents == 3 else str(7 // cents)),
+        Rekey(name="p", source=CENTS, pairs=lambda cents: [(str(cents), cents)] * cents, serde=Json(int)),
+        Filter(name="f", source=CENTS, keep=lambda cents: 7 % cents == 1),
+        Map(name="m", source=CENTS, each=lambda cents: 7 // cents, serde=Json(int)),
+        Branch(name="b", source=CENTS, into={"a": lambda cents: cents > 2, "b": lambda cents: cents > 1}),
+    ],
+    ids=["by", "pairs", "filter", "map", "branch"],
+)
+def test_columns_give_what_records_give_one_by_one(step: Any) -> None:
+    sound = [b"%d" % cents for cents in (1, 2, 3, 4, 5, 6, 7, 3)]
+    for values in (sound, [*sound, b"0", b"none", b"2"]):
+        columns: dict[str, list[Any]] = {
+            "value": values,
+            "key": [b"k"] * len(values),
+            "headers": [(("n", value),) for value in values],
+            "partition": [2] * len(values),
+        }
+        batch = Batch(range(len(values)), range(len(values)), tuple(columns[name] for name in step.inputs))
+        fast: Folder[Any] = Folder(step, DictStore())
+        careful: Folder[Any] = Folder(step, DictStore(), trace=lambda transition: None)
+        whole, one_by_one = fast.fold([batch]), careful.fold([batch])
+        assert whole is not None
+        assert one_by_one is not None
+        assert (whole.emits, whole.refused, whole.marker) == (
+            one_by_one.emits,
+            one_by_one.refused,
+            one_by_one.marker,
+        )
+        assert whole.emits
