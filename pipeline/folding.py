@@ -70,7 +70,7 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     """What became of one partition. *applied* is the last offset folded, -1 for none.
 
     Of several sources *sources* tells it of each, *applied* how many offsets these are in all, less one, and *choices* how many
-    recorded choices were obeyed. *timers* are those of both clocks.
+    recorded choices were obeyed, *position* is the marker as stored, in base64. *timers* are those of both clocks.
     """
 
     partition: int
@@ -83,6 +83,7 @@ class FoldSummary(msgspec.Struct, frozen=True, kw_only=True):
     digest: str = digest(())
     sources: dict[str, int] | msgspec.UnsetType = msgspec.UNSET
     choices: int | msgspec.UnsetType = msgspec.UNSET
+    position: str | msgspec.UnsetType = msgspec.UNSET
 
 
 def readable(row: Any) -> str | None:

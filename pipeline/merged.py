@@ -4,6 +4,7 @@ memory. Spark's tasks run this as it is.
 
 from __future__ import annotations
 
+from base64 import b64encode
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
@@ -13,7 +14,7 @@ import pyarrow as pa
 
 from holdfast.config import Settings
 from holdfast.core.engine.batches import Batch
-from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice
+from holdfast.core.engine.choices import Choice, VectorMarker, decode_choice, encode_vector_marker
 from holdfast.core.engine.codec import ROW_KINDS, TICK, WAKE, digest
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.engine.merging import Stretch, replayed
@@ -155,6 +156,7 @@ def fold_merged(
             digest=digest(store.everything()),
             sources=dict(zip(plan.processor.topics, marker.applied, strict=True)),
             choices=marker.choices,
+            position=b64encode(encode_vector_marker(marker)).decode(),
         )
     )
 

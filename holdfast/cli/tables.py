@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from typing import TYPE_CHECKING, Annotated
 
 import typer
@@ -12,11 +13,10 @@ from holdfast.cli.context import globals_of, output_of
 from holdfast.cli.output import Cell, Output, note, show, show_json
 from holdfast.cli.tables_reading import add_commands
 from holdfast.core.engine.codec import META, NAMED, ROW, TICK, WAKE
-from holdfast.core.engine.processor import refuse_several_sources
 from holdfast.errors import ConfigError
 
 if TYPE_CHECKING:
-    from holdfast.cli.tables_mending import MendingStep
+    from holdfast.cli.tables_mending import Applied, Mender, MendingStep
     from holdfast.core.engine.strays import Stray
 
 app = typer.Typer(
@@ -52,7 +52,7 @@ def repair(
         typer.Option(
             "--applied",
             metavar="P:OFFSET",
-            help="Go on after this source offset: the state is a replay of the source up to it.",
+            help="Go on after this source offset (of several sources P:TOPIC:OFFSET): the state is a replay of the source up to it.",
         ),
     ] = None,
     rebuild: Annotated[
@@ -73,7 +73,6 @@ def repair(
         )
     chosen = globals_of(context)
     application = load_application(chosen.application, chosen.settings())
-    refuse_several_sources(application.processor(name), "`tables repair`")
     mender = Mender(application.processor(name), application.settings)
     wanted = mender.partitions(partition or (sorted(places) if places else None))
     if places.keys() - set(wanted):
@@ -91,36 +90,37 @@ def repair(
             done.append(
                 mender.plan_rebuild(each, found) if rebuild else mender.plan(each, found, places.get(each))
             )
-    _tell(name, done, output_of(context), executed=execute)
+    _tell(mender, name, done, output_of(context), executed=execute)
     if not execute and any(step.changes is not None for step in done):
         raise typer.Exit(1)
 
 
-def _places(applied: list[str] | None) -> dict[int, int]:
-    out: dict[int, int] = {}
+def _places(applied: list[str] | None) -> dict[int, Applied]:
+    out: dict[int, Applied] = {}
+    by_topic: dict[int, dict[str, int]] = {}
     for text in applied or ():
-        partition, sign, offset = text.partition(":")
-        if (
-            not sign
-            or not partition.isdecimal()
-            or not offset.removeprefix("-").isdecimal()
-            or int(offset) < -1
-        ):
+        found = re.fullmatch(r"(\d+):(?:([A-Za-z0-9._-]+):)?(-1|\d+)", text)
+        if found is None:
             raise ConfigError(
-                f"--applied {text}: write PARTITION:OFFSET, the last source offset that counts; -1 for none"
+                f"--applied {text}: write PARTITION:OFFSET, the last source offset that counts, -1 for none; of several sources "
+                "PARTITION:TOPIC:OFFSET"
             )
-        out[int(partition)] = int(offset)
-    return out
+        partition, topic, last = int(found[1]), found[2], int(found[3])
+        if topic is None:
+            out[partition] = last
+        else:
+            by_topic.setdefault(partition, {})[topic] = last
+    return {**out, **by_topic}
 
 
-def _tell(name: str, done: list[MendingStep], output: Output, *, executed: bool) -> None:
+def _tell(mender: Mender, name: str, done: list[MendingStep], output: Output, *, executed: bool) -> None:
     strays = [_stray(step.partition, each) for step in done for each in step.findings.strays]
     steps: list[dict[str, Cell]] = [
         {
             "partition": step.partition,
             "strays": len(step.findings.strays),
             "how": step.how,
-            "applied": None if step.changes is None else step.changes.marker.applied,
+            "applied": None if step.changes is None else mender.told(step.changes.marker),
             "keys": 0 if step.changes is None else len(step.changes.puts),
         }
         for step in done
@@ -129,13 +129,13 @@ def _tell(name: str, done: list[MendingStep], output: Output, *, executed: bool)
         show_json({"processor": name, "executed": executed, "strays": strays, "partitions": steps})
         return
     show(strays, COLUMNS, output)
-    for step in steps:
-        if step["applied"] is None:
-            note(f"partition {step['partition']}: {step['how']}")
+    for each in done:
+        if each.changes is None:
+            note(f"partition {each.partition}: {each.how}")
         else:
-            verb = "was" if executed else "would be"
+            verb, reached = "was" if executed else "would be", mender.reached(each.changes.marker)
             note(
-                f"partition {step['partition']}: {verb} {step['how']}, {step['keys']} keys; goes on after source offset {step['applied']}"
+                f"partition {each.partition}: {verb} {each.how}, {len(each.changes.puts)} keys; goes on after source offset {reached}"
             )
     if any(step.changes is not None for step in done):
         note(

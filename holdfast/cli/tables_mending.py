@@ -3,15 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, TypeAlias
+
+from msgspec import structs
 
 from holdfast.clients.groups.broker import BrokerGroups
 from holdfast.clients.topics.admin import Admin
 from holdfast.config import Settings
-from holdfast.core.engine.codec import NOTHING_APPLIED, Marker
+from holdfast.core.engine.choices import VectorMarker, decode_vector_marker
+from holdfast.core.engine.codec import NOTHING_APPLIED
 from holdfast.core.engine.folding import Changes
+from holdfast.core.engine.merging_folder import MergedChanges
+from holdfast.core.engine.positions import Position, stored_format
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.strays import Audit, ForeignRecords, Mending
 from holdfast.errors import ChangelogError, ConfigError, GroupError
@@ -25,6 +31,8 @@ from holdfast.tables.transactions import producers
 TRANSACTION_S = 300.0
 """For as many rows as a partition may have: all of them change at once."""
 FENCE_S = 60.0
+Applied: TypeAlias = int | Mapping[str, int]
+"""The last offset of the source that counts; of several, by topic."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -33,7 +41,7 @@ class MendingStep:
 
     partition: int
     findings: ForeignRecords
-    changes: Changes | None
+    changes: Changes | MergedChanges | None
     how: str
 
 
@@ -43,6 +51,7 @@ class Mender:
     def __init__(self, processor: Processor[Any, Any], settings: Settings) -> None:
         self._processor, self._settings = processor, settings
         self._changelog = processor.changelog(settings.app)
+        self._positions = stored_format(processor)
 
     def partitions(self, wanted: list[int] | None) -> list[int]:
         """Return the partitions that are meant; ConfigError for one that is not there."""
@@ -65,7 +74,7 @@ class Mender:
 
     async def look(self, partition: int) -> ForeignRecords:
         """Return what lies in a partition; ChangelogError while a transaction is open in it."""
-        audit = Audit(self._processor.version)
+        audit = Audit(self._processor.version, self._positions)
         async with RawLog(self._settings) as raw:
             async for _, batch in raw.batches(self._changelog, partition, 0):
                 audit.add(batch)
@@ -80,20 +89,20 @@ class Mender:
     def plan_rebuild(self, partition: int, found: ForeignRecords) -> MendingStep:
         """Return what empties a partition, so that the next worker folds its source from the beginning."""
         puts: dict[bytes, bytes | None] = dict.fromkeys(found.row_keys())
-        return self._step(
-            partition, found, puts, Marker(NOTHING_APPLIED, -1, self._processor.version), "emptied"
-        )
+        return self._step(partition, found, puts, self._positions.start, "emptied")
 
-    def plan(self, partition: int, found: ForeignRecords, applied: int | None) -> MendingStep:
+    def plan(self, partition: int, found: ForeignRecords, applied: Applied | None) -> MendingStep:
         """Return what makes a partition good: the state that the last worker left, or with *applied* the source's up to that offset."""
         if applied is not None:
-            marker, state = self._replayed(partition, applied)
+            marker, state = self._replayed(partition, self._until(partition, applied))
             ours = dict(found.state())
             puts: dict[bytes, bytes | None] = {
                 key: value for key, value in state.items() if ours.get(key) != value
             }
             puts.update(dict.fromkeys(key for key in found.row_keys() if key not in state))
-            return self._step(partition, found, puts, marker, f"replayed up to source offset {applied}")
+            return self._step(
+                partition, found, puts, marker, f"replayed up to source offset {shown(applied)}"
+            )
         if found.disowned_at is not None:
             raise ChangelogError(
                 f"{self._changelog} partition {partition}: at {found.disowned_at} its writer says that the topic was deleted and made again, and "
@@ -110,53 +119,97 @@ class Mender:
         if mending.marker is None:
             raise ChangelogError(
                 f"{self._changelog} partition {partition}: a stray has replaced the position, and compaction has dropped the last good one: name the "
-                f"last source offset that was folded, --applied {partition}:OFFSET (`holdfast groups describe {self._settings.app}` shows the next one "
+                f"last source offset that was folded, --applied {partition}:{'' if self._processor.on is None else 'TOPIC:'}OFFSET (`holdfast groups describe {self._settings.app}` shows the next one "
                 "to be folded), or use --rebuild"
             )
-        marker = replace_version(mending.marker, self._processor.version)
+        marker = structs.replace(mending.marker, version=self._processor.version)
         how = "restored from the changelog"
         if mending.unknown:
             mending, how = (
                 self._completed(partition, mending, marker),
-                f"restored from the changelog and a replay up to {marker.applied}",
+                f"restored from the changelog and a replay up to {self.reached(marker)}",
             )
         return self._step(partition, found, mending.puts, marker, how)
 
-    def _completed(self, partition: int, mending: Mending, marker: Marker) -> Mending:
+    def _completed(self, partition: int, mending: Mending, marker: Position) -> Mending:
         """Return *mending* with what compaction has dropped, from the source."""
-        _, state = self._replayed(partition, marker.applied)
+        if isinstance(marker, VectorMarker):
+            where = ReplayOptions(positions={partition: marker}, partitions=(partition,))
+        else:
+            where = self._until(partition, marker.applied)
+        _, state = self._replayed(partition, where)
         return replace(
             mending, puts={**mending.puts, **{key: state.get(key) for key in mending.unknown}}, unknown=()
         )
 
-    def _replayed(self, partition: int, applied: int) -> tuple[Marker, Mapping[bytes, bytes]]:
-        """Return position and state after *applied*, from the source; LostRecordsError when its beginning is not there any more."""
-        processor = self._processor
-        if applied == NOTHING_APPLIED:
-            return Marker(NOTHING_APPLIED, -1, processor.version), {}
-        options = ReplayOptions(until=Until(offsets={partition: applied}), partitions=(partition,))
+    def _until(self, partition: int, applied: Applied) -> ReplayOptions:
+        """Return the options of a replay up to *applied*."""
+        if (self._processor.on is None) != isinstance(applied, int):
+            form = (
+                "P:OFFSET"
+                if self._processor.on is None
+                else f"P:TOPIC:OFFSET, {partition}:{self._processor.topics[0]}:4711"
+            )
+            raise ConfigError(
+                f"--applied: processor {self._processor.name} folds {', '.join(self._processor.topics)}; write {form}"
+            )
+        until = (
+            Until(offsets={partition: applied})
+            if isinstance(applied, int)
+            else Until(sources={partition: applied})
+        )
+        return ReplayOptions(until=until, partitions=(partition,))
+
+    def _replayed(self, partition: int, options: ReplayOptions) -> tuple[Position, Mapping[bytes, bytes]]:
+        """Return position and state where *options* say, from the source; LostRecordsError when its beginning is not there any more."""
+        processor, until = self._processor, options.until
+        if until is not None and until.offsets.get(partition) == NOTHING_APPLIED:
+            return self._positions.start, {}
         replayed = replay(processor, self._settings, options)
         (summary,) = [each for each in replayed.partitions if each.partition == partition]
-        if summary.applied != applied:
+        state = dict(replayed.state(partition))
+        if processor.on is None:
+            assert until is not None
+            self._check_last(partition, "", until.offsets[partition], summary.applied)
+            start = self._positions.start
+            return structs.replace(start, applied=summary.applied, stream_ms=summary.stream_ms), state
+        found = summary.sources or {}
+        for topic, last in ({} if until is None else until.sources[partition]).items():
+            self._check_last(partition, f"{topic}:", last, found[topic])
+        return decode_vector_marker(b64decode(summary.position or "")), state
+
+    @staticmethod
+    def _check_last(partition: int, source: str, last: int, found: int) -> None:
+        if found != last:
             raise ConfigError(
-                f"--applied {partition}:{applied}: the last record of the source up to there is at {summary.applied}; name that one"
+                f"--applied {partition}:{source}{last}: the last record of the source up to there is at {found}; name that one"
             )
-        return Marker(applied, summary.stream_ms, processor.version), dict(replayed.state(partition))
+
+    def told(self, marker: Position) -> Applied:
+        """Return the last offset applied, of several sources by topic."""
+        if isinstance(marker, VectorMarker):
+            return dict(zip(self._processor.topics, marker.applied, strict=True))
+        return marker.applied
+
+    def reached(self, marker: Position) -> str:
+        """Return the last offset applied as people write it."""
+        return shown(self.told(marker))
 
     @staticmethod
     def _step(
-        partition: int, found: ForeignRecords, puts: Mapping[bytes, bytes | None], marker: Marker, how: str
+        partition: int, found: ForeignRecords, puts: Mapping[bytes, bytes | None], marker: Position, how: str
     ) -> MendingStep:
-        return MendingStep(
-            partition=partition,
-            findings=found,
-            changes=Changes(marker=marker, records=0, puts=sorted(puts.items(), key=lambda put: put[0])),
-            how=how,
+        changed = sorted(puts.items(), key=lambda put: put[0])
+        changes = (
+            MergedChanges(marker=marker, records=0, puts=changed)
+            if isinstance(marker, VectorMarker)
+            else Changes(marker=marker, records=0, puts=changed)
         )
+        return MendingStep(partition=partition, findings=found, changes=changes, how=how)
 
     # -- writing
 
-    async def write(self, partition: int, *, rebuild: bool, applied: int | None) -> MendingStep:
+    async def write(self, partition: int, *, rebuild: bool, applied: Applied | None) -> MendingStep:
         """Shut out whoever wrote before, look again, and write what is to be written in one transaction; return what was done."""
         settings, processor = self._settings, self._processor
         connect = connector(settings, timeout_s=settings.request_timeout_s)
@@ -181,6 +234,12 @@ class Mender:
             await writer.close()
 
 
-def replace_version(marker: Marker, version: int) -> Marker:
-    """Return *marker* as this version writes it: one of a log in which nothing was written yet has none."""
-    return Marker(marker.applied, marker.stream_ms, version)
+def shown(applied: Applied) -> str:
+    """Return offsets as people write them.
+
+    >>> shown(7), shown({"orders": 17, "customers": 3})
+    ('7', 'orders:17,customers:3')
+    """
+    if isinstance(applied, int):
+        return str(applied)
+    return ",".join(f"{topic}:{last}" for topic, last in applied.items())

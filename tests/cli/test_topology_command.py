@@ -83,18 +83,9 @@ processors = [Processor(name="both", on={Source("a", Text()): fold, Source("b", 
 """
 
 
-def test_several_sources_are_drawn_and_refused_by_what_cannot_read_them(
-    tmp_path: Path, run: Run, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_several_sources_are_drawn(tmp_path: Path, run: Run) -> None:
     (tmp_path / "several.py").write_text(SEVERAL)
     assert run(application="several")[:2] == (0, "both (version 1)\n  folds   a, b\n  table   both.v1\n")
-    with pytest.raises(SystemExit) as ended:
-        main(["-A", "several", "tables", "repair", "both"])
-    assert ended.value.code == 2
-    assert (
-        "processor both folds 2 sources, a, b: `tables repair` does not read several yet"
-        in capsys.readouterr().err
-    )
 
 
 def test_a_format_that_there_is_not(run: Run) -> None:

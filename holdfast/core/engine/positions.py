@@ -37,10 +37,7 @@ def position_format(processor: Processor[Any, Any]) -> PositionFormat:
     """Return the format of the table of *processor*. A position in an internal topic of another version is a ChainError: its
     offsets mean nothing in this one, and what this one holds is in the state already.
     """
-    if processor.on is None:
-        found = of_one_source(processor.version, processor.lineage)
-    else:
-        found = PositionFormat(start_of(processor), encode_vector_marker, decode_vector_marker)
+    found = stored_format(processor)
     if not processor.internal:
         return found
 
@@ -56,9 +53,30 @@ def position_format(processor: Processor[Any, Any]) -> PositionFormat:
     return PositionFormat(found.start, found.encode, decode)
 
 
+def stored_format(processor: Processor[Any, Any]) -> PositionFormat:
+    """Return the format of the table of *processor*, for a reader that goes on from no position of it."""
+    if processor.on is None:
+        return of_one_source(processor.version, processor.lineage)
+    return PositionFormat(start_of(processor), encode_vector_marker, decode_vector_marker)
+
+
 def offsets_of(position: Position) -> tuple[int, ...]:
     """Return the last offset applied of each source, -1 for none."""
     return (position.applied,) if isinstance(position, Marker) else position.applied
+
+
+def goes_back(before: Position, now: Position) -> bool:
+    """Tell whether *now* lies before *before* in any source or, of several, in the choices; the beginning does not: a
+    table may be made anew.
+
+    >>> goes_back(Marker(7, 1, 1), Marker(5, 1, 1)), goes_back(Marker(7, 1, 1), Marker(-1, -1, 1))
+    (True, False)
+    """
+    if counted(offsets_of(now)) == NOTHING_APPLIED:
+        return False
+    if any(new < old for new, old in zip(offsets_of(now), offsets_of(before), strict=False)):
+        return True
+    return isinstance(before, VectorMarker) and isinstance(now, VectorMarker) and now.choices < before.choices
 
 
 def counted(offsets: Sequence[int]) -> int:

@@ -309,11 +309,3 @@ def by_name(processors: Sequence[Processor[Any, Any]]) -> dict[str, Processor[An
             )
         found[each.name] = each
     return found
-
-
-def refuse_several_sources(processor: Processor[Any, Any], what: str) -> None:
-    """Raise ConfigError for a processor with `on=`, of which *what* folds one source so far."""
-    if processor.on is not None:
-        raise ConfigError(
-            f"processor {processor.name} folds {len(processor.topics)} sources, {', '.join(processor.topics)}: {what} does not read several yet"
-        )

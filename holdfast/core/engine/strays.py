@@ -13,16 +13,11 @@ from dataclasses import dataclass, field
 from math import inf
 from typing import NamedTuple
 
-from holdfast.core.engine.codec import (
-    APPLIED,
-    FORMAT,
-    NAMED,
-    NOTHING_APPLIED,
-    ROW_KINDS,
-    WAKE,
-    Marker,
-    decode_marker,
-)
+from msgspec.structs import replace
+
+from holdfast.core.engine.choices import VectorMarker
+from holdfast.core.engine.codec import APPLIED, FORMAT, NAMED, ROW_KINDS, TICK, WAKE
+from holdfast.core.engine.positions import Position, PositionFormat, goes_back, of_one_source
 from holdfast.core.kafka.record_batch import NO_PRODUCER, ControlType, RecordBatch, control_of
 from holdfast.errors import ChangelogError
 
@@ -64,7 +59,7 @@ class Mending:
     """
 
     puts: dict[bytes, bytes | None]
-    marker: Marker | None
+    marker: Position | None
     unknown: tuple[bytes, ...] = ()
     clean: bool = False
     """Whether a reader is shown no stray at the end: there are none, or all were written over."""
@@ -75,13 +70,14 @@ class ForeignRecords:
     """One partition of a changelog as it lies there."""
 
     strays: list[Stray]
-    marker: Marker | None
+    marker: Position | None
     disowned_at: int | None
     open_at: int | None
     end: int
     _seen: dict[bytes, _Seen] = field(default_factory=dict)
     _good: dict[bytes, _Written] = field(default_factory=dict)
     _first_hole: float = inf
+    _positions: PositionFormat = field(default_factory=lambda: of_one_source(0))
 
     def row_keys(self) -> Iterable[bytes]:
         """Return every key but that of the position marker, those of strays too."""
@@ -102,35 +98,35 @@ class ForeignRecords:
                 continue
             good = self._good.get(key)
             puts[key] = None if good is None else good.value
-            if good is None and key[:1] in (*ROW_KINDS, WAKE) and self._first_hole < seen.offset:
+            if good is None and key[:1] in _kinds(self._positions) and self._first_hole < seen.offset:
                 unknown.append(key)
         marker = self._seen.get(APPLIED)
         clean = not puts and (marker is None or not marker.stray)
         return Mending(puts=puts, marker=self._position(), unknown=tuple(sorted(unknown)), clean=clean)
 
-    def _position(self) -> Marker | None:
+    def _position(self) -> Position | None:
         if self.marker is not None:
             return self.marker
         seen = self._seen.get(APPLIED)
         if seen is None and not self._good:
-            return Marker(NOTHING_APPLIED, -1, 0)
+            return replace(self._positions.start, version=0)
         if seen is not None and seen.stray and self._first_hole > seen.offset and not self._good:
-            return Marker(NOTHING_APPLIED, -1, 0)
+            return replace(self._positions.start, version=0)
         return None
 
 
 class Audit:
     """Takes whole batches of one partition in their order, from the beginning of the log, and finds the
-    strays.
+    strays. *positions* is how the table's workers write theirs: of one source unless it is given.
     """
 
-    def __init__(self, version: int) -> None:
-        self._version = version
+    def __init__(self, version: int, positions: PositionFormat | None = None) -> None:
+        self._version, self._positions = version, positions or of_one_source(version)
         self._open: dict[int, list[_Written]] = {}
         self._strays: list[Stray] = []
         self._seen: dict[bytes, _Seen] = {}
         self._good: dict[bytes, _Written] = {}
-        self._marker: Marker | None = None
+        self._marker: Position | None = None
         self._marker_at = -1
         self._disowned_at: int | None = None
         self._next = 0
@@ -181,6 +177,7 @@ class Audit:
             _seen=self._seen,
             _good=self._good,
             _first_hole=self._first_hole,
+            _positions=self._positions,
         )
 
     def _end(self, producer_id: int, *, commit: bool) -> None:
@@ -201,7 +198,7 @@ class Audit:
             elif each.value is None:
                 self._disowned_at = each.offset
             elif each.offset > self._marker_at:
-                self._marker, self._marker_at = decode_marker(each.value), each.offset
+                self._marker, self._marker_at = self._positions.decode(each.value), each.offset
 
     def _objection(self, records: list[_Written]) -> str | None:
         """Return why no worker wrote this transaction, None when one may have.
@@ -210,20 +207,20 @@ class Audit:
         """
         last = records[-1]
         for each in records:
-            if (why := _unfit(each)) is not None:
+            if (why := _unfit(each, self._positions)) is not None:
                 return why
             if each.key == APPLIED and each is not last:
                 return "a position marker that does not end its transaction"
         if last.key == APPLIED:
-            return None if last.value is None else self._marker_objection(decode_marker(last.value))
+            return None if last.value is None else self._marker_objection(self._positions.decode(last.value))
         if self._last_hole < last.offset:
             return "no position marker ends its transaction"
         return None
 
-    def _marker_objection(self, marker: Marker) -> str | None:
+    def _marker_objection(self, marker: Position) -> str | None:
         if marker.version != self._version:
             return f"its position marker is of version {marker.version}"
-        if self._marker is not None and NOTHING_APPLIED < marker.applied < self._marker.applied:
+        if self._marker is not None and goes_back(self._marker, marker):
             return f"its position goes back from {self._marker.applied} to {marker.applied}"
         return None
 
@@ -239,7 +236,12 @@ class Audit:
             self._seen[written.key] = _Seen(written.offset, written.value, stray)
 
 
-def _unfit(written: _Written) -> str | None:
+def _kinds(positions: PositionFormat) -> tuple[bytes, ...]:
+    """Return the kinds of keys that are rows and timers: those of ticks where there may be any."""
+    return (*ROW_KINDS, WAKE, TICK) if isinstance(positions.start, VectorMarker) else (*ROW_KINDS, WAKE)
+
+
+def _unfit(written: _Written, positions: PositionFormat) -> str | None:
     """Return why no worker writes such a record, None when it fits."""
     key, value = written.key, written.value
     if key is None:
@@ -247,8 +249,8 @@ def _unfit(written: _Written) -> str | None:
     if value is None:
         return None  # also of what is no row: a repair removes it so
     if key == APPLIED:
-        return _unfit_marker(value)
-    if key[:1] not in (*ROW_KINDS, WAKE):
+        return _unfit_marker(value, positions)
+    if key[:1] not in _kinds(positions):
         return f"a key of unknown kind {key[:1].hex() or 'none'}"
     try:
         key[1:].decode()
@@ -256,16 +258,16 @@ def _unfit(written: _Written) -> str | None:
         return "a key that is not text"
     if key[:1] == NAMED and b"\x00" not in key:
         return "a row of a table without a name"
-    if key[:1] == WAKE and len(value) != _DUE_BYTES:
+    if key[:1] in (WAKE, TICK) and len(value) != _DUE_BYTES:
         return f"a timer of {len(value)} bytes"
     if key[:1] in ROW_KINDS and value[:1] != FORMAT:
         return f"a row of unknown format {value[:1].hex() or 'none'}"
     return None
 
 
-def _unfit_marker(value: bytes) -> str | None:
+def _unfit_marker(value: bytes, positions: PositionFormat) -> str | None:
     try:
-        decode_marker(value)
+        positions.decode(value)
     except ChangelogError:
         return "a position marker that cannot be read"
     return None

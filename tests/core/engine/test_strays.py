@@ -4,9 +4,21 @@ batches made by hand.
 
 from __future__ import annotations
 
+import re
+
 import pytest
 
-from holdfast.core.engine.codec import APPLIED, Marker, encode_due, encode_marker, row_key, wake_key
+from holdfast.core.engine.choices import VectorMarker, decode_vector_marker, encode_vector_marker
+from holdfast.core.engine.codec import (
+    APPLIED,
+    Marker,
+    encode_due,
+    encode_marker,
+    row_key,
+    tick_key,
+    wake_key,
+)
+from holdfast.core.engine.positions import PositionFormat
 from holdfast.core.engine.strays import Audit, ForeignRecords
 from holdfast.core.kafka.record_batch import TRANSACTIONAL_BIT, ControlType, Record, RecordBatch, marker_batch
 
@@ -218,3 +230,79 @@ def test_a_log_in_which_only_a_stray_lies_is_made_empty() -> None:
     log.put((A, row("stray")))
     mending = log.findings().mend()
     assert (mending.puts, mending.marker) == ({A: None}, Marker(-1, -1, 0))
+
+
+# -- of several sources
+
+
+def position(north: int, east: int, choices: int = 0, version: int = 1) -> VectorMarker:
+    return VectorMarker((north, east), 10, version, 2, (10, 10), 1, -1, choices, 77)
+
+
+SEVERAL = PositionFormat(position(-1, -1), encode_vector_marker, decode_vector_marker)
+
+
+def of_several(log: Log) -> ForeignRecords:
+    audit = Audit(1, SEVERAL)
+    for batch in log.batches:
+        audit.add(batch)
+    return audit.findings()
+
+
+def work(log: Log, marker: VectorMarker, *records: Written, producer: int = OURS) -> None:
+    log.put(*records, (APPLIED, encode_vector_marker(marker)), producer=producer)
+    log.finish(producer)
+
+
+def test_workers_of_several_sources_write_vectors_and_timers_of_ticks() -> None:
+    log = Log()
+    work(log, position(3, -1), (A, row("1")), (tick_key("a"), encode_due(5)))
+    work(log, position(3, 4, 1), (tick_key("a"), None), (B, row("2")))
+    work(log, position(-1, -1), (A, None), (B, None))  # made anew
+    for each in (log, log.compacted()):
+        found = of_several(each)
+        assert not found.strays
+        assert found.marker == position(-1, -1)
+        assert found.mend().clean
+
+
+@pytest.mark.parametrize(
+    ("marker", "why"),
+    [
+        (position(2, 9), r"its position goes back from \(3, 4\) to \(2, 9\)"),
+        (position(3, 4, 1), "its position goes back"),
+        (position(5, 5, 2, version=2), "its position marker is of version 2"),
+    ],
+    ids=["a source", "the choices", "the version"],
+)
+def test_a_position_that_no_worker_of_several_sources_writes_is_a_stray(
+    marker: VectorMarker, why: str
+) -> None:
+    log = Log()
+    work(log, position(3, 4, 2), (A, row("1")))
+    work(log, marker, (A, row("stray")), producer=THEIRS)
+    found = of_several(log)
+    assert [re.match(why, each.why) is not None for each in found.strays] == [True, True]
+    mending = found.mend()
+    assert (mending.puts, mending.marker) == ({A: row("1")}, position(3, 4, 2))
+
+
+def test_a_marker_of_one_source_and_a_broken_tick_timer_are_strays() -> None:
+    log = Log()
+    work(log, position(3, 4), (tick_key("a"), encode_due(5)))
+    log.work(9, producer=THEIRS)
+    work(log, position(4, 4), (tick_key("a"), b"1"), producer=THEIRS)
+    found = of_several(log)
+    assert {each.why for each in found.strays} == {
+        "a position marker that cannot be read",
+        "a timer of 1 bytes",
+    }
+    assert found.mend().puts == {tick_key("a"): encode_due(5)}
+
+
+def test_a_tick_timer_that_compaction_has_dropped_is_not_guessed() -> None:
+    log = Log()
+    work(log, position(1, 0), (tick_key("a"), encode_due(5)))
+    log.put((tick_key("a"), encode_due(9)))
+    work(log, position(2, 0), (B, row("2")))
+    assert of_several(log.compacted()).mend().unknown == (tick_key("a"),)
