@@ -107,7 +107,7 @@ def aggregate(
     )
 
 
-def count(*, key: Callable[[E], str], **declared: Any) -> Processor[E, int]:
+def count(*, decode: Callable[..., E], key: Callable[[E], str], **declared: Any) -> Processor[E, int]:
     """Return a processor that counts the records of each key; its rows are ints.
 
     The other parameters are those of `aggregate`, without fold and row.
@@ -120,7 +120,7 @@ def count(*, key: Callable[[E], str], **declared: Any) -> Processor[E, int]:
     ...     topology.table(words), [each.value for each in topology.read("counts")]
     ({'be': 1, 'to': 2}, [b'1', b'1', b'2'])
     """
-    return aggregate(key=key, fold=_count, row=int, **declared)
+    return aggregate(decode=decode, key=key, fold=_count, row=int, **declared)
 
 
 def _count(counted: int | None, event: object) -> int:
@@ -128,13 +128,18 @@ def _count(counted: int | None, event: object) -> int:
 
 
 def total(
-    *, key: Callable[[E], str], value: Callable[[E], Any], row: Any = int, **declared: Any
+    *,
+    decode: Callable[..., E],
+    key: Callable[[E], str],
+    value: Callable[[E], Any],
+    row: Any = int,
+    **declared: Any,
 ) -> Processor[E, Any]:
     """Return a processor that adds up the *value*s of each key's events; *row* is their type.
 
     Sums of floats depend on the order of the records, which is that of the log: a replay gives the same.
     """
-    return reduce(key=key, value=value, by=_add, row=row, **declared)
+    return reduce(decode=decode, key=key, value=value, by=_add, row=row, **declared)
 
 
 def _add(one: Any, other: Any) -> Any:
@@ -142,7 +147,7 @@ def _add(one: Any, other: Any) -> Any:
 
 
 def mean(
-    *, key: Callable[[E], str], value: Callable[[E], int | float], **declared: Any
+    *, decode: Callable[..., E], key: Callable[[E], str], value: Callable[[E], int | float], **declared: Any
 ) -> Processor[E, Mean]:
     """Return a processor that keeps the mean of the *value*s of each key's events; its rows are `Mean`."""
     _check(declared.get("name"), value=(value, "event"))
@@ -151,29 +156,41 @@ def mean(
         found = value(event)
         return Mean(1, found) if so_far is None else Mean(so_far.count + 1, so_far.total + found)
 
-    return aggregate(key=key, fold=fold, row=Mean, **declared)
+    return aggregate(decode=decode, key=key, fold=fold, row=Mean, **declared)
 
 
 def minimum(
-    *, key: Callable[[E], str], value: Callable[[E], Any], row: Any = int, **declared: Any
+    *,
+    decode: Callable[..., E],
+    key: Callable[[E], str],
+    value: Callable[[E], Any],
+    row: Any = int,
+    **declared: Any,
 ) -> Processor[E, Any]:
     """Return a processor that keeps the lowest *value* of each key's events; *row* is its type. Of equal ones, the first."""
-    return reduce(key=key, value=value, by=min, row=row, **declared)
+    return reduce(decode=decode, key=key, value=value, by=min, row=row, **declared)
 
 
 def maximum(
-    *, key: Callable[[E], str], value: Callable[[E], Any], row: Any = int, **declared: Any
+    *,
+    decode: Callable[..., E],
+    key: Callable[[E], str],
+    value: Callable[[E], Any],
+    row: Any = int,
+    **declared: Any,
 ) -> Processor[E, Any]:
     """Return a processor that keeps the highest *value* of each key's events; *row* is its type. Of equal ones, the first."""
-    return reduce(key=key, value=value, by=max, row=row, **declared)
+    return reduce(decode=decode, key=key, value=value, by=max, row=row, **declared)
 
 
-def latest(*, key: Callable[[E], str], value: Callable[[E], V], row: Any, **declared: Any) -> Processor[E, V]:
+def latest(
+    *, decode: Callable[..., E], key: Callable[[E], str], value: Callable[[E], V], row: Any, **declared: Any
+) -> Processor[E, V]:
     """Return a processor that keeps the *value* of each key's last record in the log; *row* is its type.
 
     It makes a table of a stream, as `toTable()` does in Kafka Streams.
     """
-    return reduce(key=key, value=value, by=_second, row=row, **declared)
+    return reduce(decode=decode, key=key, value=value, by=_second, row=row, **declared)
 
 
 def _second(one: Any, other: Any) -> Any:
@@ -181,7 +198,13 @@ def _second(one: Any, other: Any) -> Any:
 
 
 def reduce(
-    *, key: Callable[[E], str], value: Callable[[E], V], by: Callable[[V, V], V], row: Any, **declared: Any
+    *,
+    decode: Callable[..., E],
+    key: Callable[[E], str],
+    value: Callable[[E], V],
+    by: Callable[[V, V], V],
+    row: Any,
+    **declared: Any,
 ) -> Processor[E, V]:
     """Return a processor that combines the *value*s of each key's events: the first as it is, then *by(so far, value)*.
 
@@ -192,11 +215,17 @@ def reduce(
     def fold(so_far: V | None, event: E) -> V:
         return value(event) if so_far is None else by(so_far, value(event))
 
-    return aggregate(key=key, fold=fold, row=row, **declared)
+    return aggregate(decode=decode, key=key, fold=fold, row=row, **declared)
 
 
 def top(
-    k: int, *, key: Callable[[E], str], item: Callable[[E], str], score: Callable[[E], int], **declared: Any
+    k: int,
+    *,
+    decode: Callable[..., E],
+    key: Callable[[E], str],
+    item: Callable[[E], str],
+    score: Callable[[E], int],
+    **declared: Any,
 ) -> Processor[E, tuple[Ranked, ...]]:
     """Return a processor that keeps, for each key, the *k* items with the highest scores; its rows are tuples
     of `Ranked`.
@@ -228,7 +257,7 @@ def top(
         insort(kept, new, key=_rank)
         return (*kept[:k],)
 
-    return aggregate(key=key, fold=fold, row=tuple[Ranked, ...], **declared)
+    return aggregate(decode=decode, key=key, fold=fold, row=tuple[Ranked, ...], **declared)
 
 
 def _rank(ranked: Ranked) -> tuple[int, str]:

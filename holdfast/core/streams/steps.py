@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Generic, TypeVar, cast
+from typing import Any, Generic, TypeVar, cast, overload
 
 import msgspec
 
@@ -271,6 +271,31 @@ class Rekey(Step[T], Generic[S, T]):
 
     __slots__ = ()
 
+    @overload
+    def __init__(
+        self: Rekey[S, S],
+        *,
+        name: str,
+        source: Source[S],
+        by: Callable[[Any], Any],
+        to: Stream[S] | None = None,
+        version: int = 1,
+        key: Serde[Any] | None = None,
+    ) -> None: ...
+
+    @overload
+    def __init__(
+        self,
+        *,
+        name: str,
+        source: Source[S],
+        pairs: Callable[[Any], Iterable[tuple[Any, Any]]],
+        serde: Serde[T] | None = None,
+        to: Stream[T] | None = None,
+        version: int = 1,
+        key: Serde[Any] | None = None,
+    ) -> None: ...
+
     def __init__(
         self,
         *,
@@ -278,8 +303,8 @@ class Rekey(Step[T], Generic[S, T]):
         source: Source[S],
         by: Callable[[Any], Any] | None = None,
         pairs: Callable[[Any], Iterable[tuple[Any, Any]]] | None = None,
-        serde: Serde[T] | None = None,
-        to: Stream[T] | None = None,
+        serde: Serde[Any] | None = None,
+        to: Stream[Any] | None = None,
         version: int = 1,
         key: Serde[Any] | None = None,
     ) -> None:
@@ -288,11 +313,11 @@ class Rekey(Step[T], Generic[S, T]):
         whose = _checked(name, source, **{"by": by} if pairs is None else {"pairs": pairs})
         if to is not None and (serde is not None or key is not None):
             raise ConfigError(f"{whose}: to= says what lies in it: leave out serde= and key=")
-        out: Stream[T]
+        out: Stream[Any]
         if by is not None:
             if serde is not None:
                 raise ConfigError(f"{whose}: with by= records go on as they are: leave out serde=")
-            out = _same(whose, name, source, to, version, key=key)  # type: ignore[arg-type]
+            out = _same(whose, name, source, to, version, key=key)
             fold: Fold = _By(source, out, by)
         else:
             if serde is None and to is None:

@@ -1,0 +1,147 @@
+"""Every example program on real workers, all in one application: an owner is killed, another frozen and thawed, and
+what came out is what the programs give in the test kit.
+"""
+
+from __future__ import annotations
+
+import signal
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from confluent_kafka import Producer
+
+from holdfast.clients.topics.application import create_topics
+from holdfast.core.engine.codec import APPLIED
+from holdfast.core.engine.positions import offsets_of, position_format
+from holdfast.dev.broker.cluster import Cluster
+from holdfast.dev.fixtures import SessionBroker
+from holdfast.pipeline.verify import verify
+from holdfast.testing import Topology
+from tests.chaos.programs import all_processors
+from tests.support.harness import Application, running, wait_for
+from tests.support.parts import part
+from tests.support.program_load import PHASES, load
+from tests.support.proof import read_topic
+
+PARTITIONS = 2
+THROUGH_DEADLINE_S = 120.0
+IDLE_MS = 10 * 60_000
+APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
+ONCE = ("payments-once", "enriched", "hourly-views", "ended-visits", "word-counts", "outcomes", "items-sold")
+"""Topics of which every record is known; of the others, the last one of each key."""
+CHANGES = ("balances-changed", "bestsellers", "offers", "order-costs")
+
+
+Told = dict[str, list[tuple[bytes | None, bytes | None]]]
+
+
+@pytest.fixture(scope="module")
+@part("broker")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SessionBroker]:
+    """Give a broker of its own: the programs' topics have the names that their users read."""
+    with Cluster(tmp_path_factory.mktemp("alone"), short_lived=True) as cluster:
+        yield SessionBroker(config=cluster.client_config(), cluster=cluster)
+
+
+class Programs(Application):
+    """The application of all programs."""
+
+    def __init__(self, broker: SessionBroker, folder: Path) -> None:
+        super().__init__(broker, folder, partitions=PARTITIONS, module="tests.chaos.programs")
+        self.processors = all_processors()
+        self._producer = Producer(broker.client_config(**{"linger.ms": 1, "partitioner": "murmur2_random"}))
+
+    def create(self) -> None:
+        own = {each.topic for phase in range(PHASES) for step in load(phase) for each in step}
+        own |= {topic for each in self.processors for topic in each.emits if topic in (*ONCE, *CHANGES)}
+        for topic in sorted({*own, "late-views"}):
+            self.broker.create_topic(topic, partitions=PARTITIONS, config=APPEND_TIME, exact=True)
+        create_topics(self.settings, self.processors, partitions=PARTITIONS)
+
+    def write(self, phase: int) -> None:
+        for step in load(phase):
+            for topic, key, value in step:
+                self._producer.produce(topic, value, key.encode())
+            assert self._producer.flush(30) == 0
+
+    def is_through(self) -> bool:
+        """Tell whether each processor has folded all that there is, and all that those before it have sent."""
+        for processor in self.processors:
+            logs = [read_topic(self.broker, topic) for topic in processor.topics]
+            form = position_format(processor)
+            for number, messages in read_topic(self.broker, processor.changelog(self.name)).items():
+                ends = tuple((log[number][-1].offset() or 0) if log[number] else -1 for log in logs)
+                told = [each.value() or b"" for each in messages if each.key() == APPLIED]
+                marker = form.decode(told[-1]) if told else form.start
+                if offsets_of(marker) != ends:
+                    return False
+        return True
+
+    def wait_through(self) -> None:
+        wait_for("every program to be through", self.is_through, THROUGH_DEADLINE_S, self.tails)
+
+    def told(self, topic: str) -> list[tuple[bytes | None, bytes | None]]:
+        return [(each.key(), each.value()) for log in read_topic(self.broker, topic).values() for each in log]
+
+
+def in_the_kit() -> tuple[Told, Told]:
+    """Return what the programs emit in the test kit, by topic; and what ticks add when nothing follows for long."""
+    with Topology(all_processors(), partitions=PARTITIONS) as topology:
+        now_ms = 1_700_000_000_000
+        for phase in range(PHASES):
+            for step in load(phase):
+                now_ms += 1_000
+                for topic, key, value in step:
+                    topology.pipe(topic, value, key=key, at=now_ms)
+
+        def told() -> Told:
+            return {
+                topic: [(each.key, each.value) for each in topology.read(topic)]
+                for topic in (*ONCE, *CHANGES)
+            }
+
+        soon = told()
+        topology.tick(now_ms + IDLE_MS)
+        assert not topology.refused
+        return soon, told()
+
+
+def test_each_program_goes_on_exactly_once_past_a_kill_and_a_thawed_owner(
+    alone: SessionBroker, tmp_path: Path
+) -> None:
+    app = Programs(alone, tmp_path)
+    with running(app):
+        app.create()
+        _go_through_it(app)
+        expected, ticked = in_the_kit()
+        for topic in ONCE:
+            told, least = Counter(app.told(topic)), Counter(expected[topic])
+            assert least <= told <= least + Counter(ticked[topic]), topic
+        for topic in CHANGES:
+            assert dict(app.told(topic)) == dict(expected[topic]), topic
+        for processor in app.processors:
+            assert verify(processor, app.settings).equal, processor.name
+
+
+def _go_through_it(app: Programs) -> None:
+    """Kill an owner in the midst of a phase, freeze the next, and wake it when another has its partitions."""
+    app.write(0)
+    first, second = app.worker().start().wait_ready(), app.worker()
+    app.write(1)
+    first.kill()
+    second.start().wait_ready()
+    app.wait_through()
+    second.signal(signal.SIGSTOP)
+    try:
+        first.start()
+        app.write(2)
+        first.wait_ready()
+        app.wait_through()
+    finally:
+        second.signal(signal.SIGCONT)
+    app.write(3)
+    app.wait_through()
+    for each in app.live:
+        each.stop()
