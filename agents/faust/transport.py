@@ -180,7 +180,7 @@ class BatchConsumer(driver.Consumer):
         logs = {processor.changelog(manager.settings.app) for processor in manager.processors.values()}
         ordinary = {tp for tp in assigned if tp.topic not in manager.sources and tp.topic not in logs}
         committed = await self._thread.call_thread(self._thread.committed_offsets, ordinary)
-        positions = manager.positions()
+        positions = manager.holdings.positions()
         self._delivered.clear()
         self._following = {TP(*place): offset for place, offset in {**positions, **committed}.items()}
         # What is committed for a processor tells nobody where to begin, so it is not asked for: its state's

@@ -111,7 +111,7 @@ class ManagerService(Service):
     def _stuck(self, now_s: float) -> str | None:
         manager = self.manager
         idle_s = now_s - manager.flow.progress_s
-        restored = manager.restored_records()
+        restored = manager.holdings.restored_records()
         if (manager.open and not manager.flow.busy) or restored != self._restored:
             manager.flow.progress_s, self._restored = now_s, restored
         elif manager.open and idle_s > manager.settings.stall_timeout_s:

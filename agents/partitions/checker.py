@@ -36,7 +36,7 @@ class StoreChecker:
         if not interval_s:
             return
         while True:
-            held = len(self._manager.holds())
+            held = len(self._manager.holdings.served())
             await asyncio.sleep(max(POLL_S, interval_s / max(1, held)))
             part = self._next()
             if part is not None:
@@ -50,7 +50,9 @@ class StoreChecker:
     def _next(self) -> Partition | None:
         """Return the partition whose turn it is, None when none can be checked now."""
         parts = {
-            (part.processor.name, part.partition): part for part in self._manager.holds() if part.serving
+            (part.processor.name, part.partition): part
+            for part in self._manager.holdings.served()
+            if part.serving
         }
         if not parts or not self._manager.open:
             return None

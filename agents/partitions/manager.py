@@ -13,8 +13,10 @@ from typing import Any
 
 from holdfast.agents.cluster import Survey, survey
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.announcer import Announcer, announcement_of
+from holdfast.agents.partitions.announcer import Announcer
 from holdfast.agents.partitions.flow import FlowControl
+from holdfast.agents.partitions.holdings import Holdings
+from holdfast.agents.partitions.losses import Losses
 from holdfast.agents.partitions.membership import Membership
 from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.runner import Owned, Runner
@@ -24,19 +26,16 @@ from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, Group
 from holdfast.clock import system_clock
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
-from holdfast.core.kafka.topic_partition import Place
 from holdfast.core.outbox.pacing import AdaptiveLinger
-from holdfast.errors import FencedError, HoldfastError
+from holdfast.errors import FencedError
 from holdfast.kafka.connections import connector
 from holdfast.kafka.feed import Feed, Fetched
-from holdfast.tables import lived
 from holdfast.tables.partition import Partition
 from holdfast.tables.recorded import read_choices
 from holdfast.tables.restore import RestoreInterrupted, StandbyFollower, restore
 
 logger = logging.getLogger(__name__)
 
-LIMIT_LOSSES, LOSSES_WITHIN_S = 5, 60.0
 THREADS = 64
 
 
@@ -65,9 +64,7 @@ class PartitionManager:
         self.url = settings.advertised_url
         self._loop = asyncio.get_running_loop()
         self._pool = ThreadPoolExecutor(THREADS, thread_name_prefix="holdfast")
-        self._owned: dict[Held, Owned] = {}
-        self._standby: dict[Held, Partition] = {}
-        self._opening: dict[Held, Partition] = {}
+        self.holdings = Holdings(self.processors)
         self.epoch, self.generation, self.open = 0, NOT_IN_GROUP, False
         self._interrupted = threading.Event()
         self._adopting: asyncio.Task[None] | None = None
@@ -94,12 +91,12 @@ class PartitionManager:
         self.skipping = Skipping(self)
         self.source_ends = SourceEnds(self)
         metrics.unreadable = lambda: list(self.feed.standing)
-        self._losses: dict[Held, list[float]] = {}
         self.membership = Membership(
             session_s=settings.session_timeout_s, rebalance_s=settings.rebalance_timeout_s
         )
         self.readiness = Readiness(self.membership, self.feed, self.skipping.why)
         self.held = self.readiness.held
+        self.losses = Losses(self, group, session_s=settings.session_timeout_s)
 
     async def start(self) -> None:
         """Read what the cluster says of this application's topics; raises TopicError when state on them
@@ -122,13 +119,14 @@ class PartitionManager:
         self._crashed = True
         self.readiness.why = f"stopping: {error}"
         self.open = False
-        self._watch(self._group.leave(error))
+        self.watch(self._group.leave(error))
 
     def crash_soon(self, error: BaseException) -> None:
         """End the worker, from any thread."""
         self._loop.call_soon_threadsafe(self.crash, error)
 
-    def _watch(self, work: Coroutine[Any, Any, None]) -> None:
+    def watch(self, work: Coroutine[Any, Any, None]) -> None:
+        """Run *work* beside all else, until the end."""
         task = asyncio.ensure_future(work)
         self._watches.add(task)
         task.add_done_callback(self._watches.discard)
@@ -143,7 +141,7 @@ class PartitionManager:
         self.open = False
         self.epoch += 1
         self.flow.void()
-        for owned in self._owned.values():
+        for owned in self.holdings.owned.values():
             owned.runner.revoked()
         self._interrupted.set()
         self.readiness.why = "rebalancing"
@@ -179,7 +177,8 @@ class PartitionManager:
 
     async def _adopt(self, plan: AssignmentPlan) -> None:
         started_s, self.readiness.why = system_clock.monotonic_s(), "restoring"
-        for held, owned in self._owned.items():
+        holdings = self.holdings
+        for held, owned in holdings.owned.items():
             owned.part.serving = held in plan.active and owned.part.serving
         self.membership.adopt(plan.term)  # what is not in the plan does not answer any more
         await self._quiet()
@@ -187,11 +186,11 @@ class PartitionManager:
         kept_names = sorted(kept)
         await self.thread(self._follower.follow, [])
         pool: dict[Held, Partition] = {
-            **self._opening,
-            **self._standby,
-            **{k: v.part for k, v in self._owned.items() if k not in kept},
+            **holdings.opening,
+            **holdings.standby,
+            **{k: v.part for k, v in holdings.owned.items() if k not in kept},
         }
-        self._owned, self._standby, self._opening = kept, {}, pool
+        holdings.owned, holdings.standby, holdings.opening = kept, {}, pool
         for part in pool.values():
             part.serving = False
         await _all(part.close_writer() for part in pool.values())
@@ -225,14 +224,14 @@ class PartitionManager:
         await asyncio.gather(*(self.thread(self._activate, part) for part in fresh))
         for part in fresh:
             held = (part.processor.name, part.partition)
-            self._owned[held] = Owned(part, Runner(self, part))
+            holdings.owned[held] = Owned(part, Runner(self, part))
             del pool[held]
-        for owned in self._owned.values():
+        for owned in holdings.owned.values():
             owned.generation, owned.part.serving = plan.generation, True
-        self._standby, self._opening = {held: pool[held] for held in plan.standby}, {}
-        for part in self._standby.values():
+        holdings.standby, holdings.opening = {held: pool[held] for held in plan.standby}, {}
+        for part in holdings.standby.values():
             part.serving = True
-        await self.thread(self._follower.follow, list(self._standby.values()))
+        await self.thread(self._follower.follow, list(holdings.standby.values()))
         self.generation = plan.generation
         for part in fresh:
             counts = self.metrics.partition(part.processor.name, part.partition)
@@ -246,13 +245,13 @@ class PartitionManager:
                 "restored": [(part.processor.name, part.partition) for part in fresh],
                 "records": records,
                 "restore_s": system_clock.monotonic_s() - started_s,
-                "standbys": sorted(self._standby),
+                "standbys": sorted(holdings.standby),
             },
         )
 
     async def _quiet(self) -> None:
         """Wait until no transaction is open; each ends by itself within the commit's deadline."""
-        jobs = [owned.runner.job for owned in self._owned.values() if owned.runner.job is not None]
+        jobs = [owned.runner.job for owned in self.holdings.owned.values() if owned.runner.job is not None]
         if jobs:
             await asyncio.wait(jobs)
 
@@ -265,7 +264,7 @@ class PartitionManager:
         """
         return {
             held: owned
-            for held, owned in self._owned.items()
+            for held, owned in self.holdings.owned.items()
             if held in plan.active
             and owned.generation in (plan.generation - 1, plan.generation)
             and owned.part.fenced_in
@@ -296,106 +295,16 @@ class PartitionManager:
     def _applied(self, part: Partition) -> None:
         self._loop.call_soon_threadsafe(part.wake_readers)
 
-    def positions(self) -> dict[Place, int]:
-        """Return where to read each source partition from: the lowest position of the processors that fold
-        it.
-        """
-        out: dict[Place, int] = {}
-        for (_, number), owned in self._owned.items():
-            for topic, applied in owned.part.offsets.items():
-                place = (topic, number)
-                out[place] = min(out.get(place, applied + 1), applied + 1)
-        return out
-
-    def owners(self, place: Place) -> list[Owned]:
-        """Return what this worker owns of the tables that fold a source partition."""
-        topic, number = place
-        return [
-            owned
-            for (name, each), owned in self._owned.items()
-            if each == number and topic in self.processors[name].topics
-        ]
-
     def opened(self) -> None:
         """Let records flow: state and positions agree."""
         self.open = True
 
     def lost(self, part: Partition, epoch: int, error: FencedError) -> None:
-        """Stop answering for *part*, whose write the broker refused, and ask the group whose it is now.
-
-        It may be ours still, when the broker was away for longer than it keeps a transaction. The next
-        assignment tells; without one within a session this worker leaves, as it does when a partition is
-        taken from it again and again though the group confirms it.
-        """
-        logger.warning("partition lost: %(error)s", {"error": error})
-        part.lose()
-        self.metrics.fenced += 1
-        self.readiness.why = f"{part.processor.name} partition {part.partition} has a newer owner"
-        held = (part.processor.name, part.partition)
-        self._owned[held].generation = NOT_IN_GROUP
-        now_s = system_clock.monotonic_s()
-        losses = [at_s for at_s in self._losses.get(held, []) if now_s - at_s < LOSSES_WITHIN_S]
-        if (
-            self.membership.owns()
-        ):  # else the group has given it away, as it does when this worker was frozen: no wonder
-            losses.append(now_s)
-        self._losses[held] = losses
-        if len(losses) > LIMIT_LOSSES:
-            self.crash(
-                HoldfastError(
-                    f"{error}; for the {len(losses)}th time: does another application use this transactional id?"
-                )
-            )
-        elif epoch == self.epoch:  # the batch's epoch: the revocation often arrives before the refusal
-            self._watch(self._ask_group(epoch, error))
-
-    async def _ask_group(self, epoch: int, error: HoldfastError) -> None:
-        try:
-            await self._group.rejoin()
-            await lived.sleep(self.settings.session_timeout_s + 2)
-        except Exception as failure:  # noqa: BLE001  whatever it is, the partition is without an owner
-            self.crash(HoldfastError(f"{error}; and the group could not be asked: {failure!r}"))
-            return
-        if self.epoch == epoch:
-            self.crash(
-                HoldfastError(
-                    f"{error}; and the group shows no change: does another application use this transactional id?"
-                )
-            )
+        """Stop answering for *part*, whose write the broker refused."""
+        self.losses.fenced(part, epoch, error)
 
     def _rotten(self, part: Partition, cause: str) -> None:
-        self._loop.call_soon_threadsafe(self.rotten, part, cause)
-
-    def rotten(self, part: Partition, cause: str) -> None:
-        """Stop folding and answering *part*, whose store is not to be believed, and take it up anew: that
-        sets the store aside and restores it.
-
-        All other partitions go on. It is as if this one had been lost, but nobody else has it.
-        """
-        held = (part.processor.name, part.partition)
-        logger.error(
-            "store rotten: %(table)s partition %(partition)d as of offset %(offset)d: %(cause)s; "
-            "it answers nothing more, is set aside and rebuilt from %(changelog)s",
-            {
-                "table": held[0],
-                "partition": held[1],
-                "offset": part.applied,
-                "cause": cause,
-                "changelog": part.changelog,
-            },
-        )
-        self.metrics.partition(*held).rotten += 1
-        if (owned := self._owned.get(held)) is not None and owned.part is part:
-            part.lose()
-            owned.generation = NOT_IN_GROUP
-        elif self._standby.get(held) is not part:
-            return  # it is being opened or closed, which mends it
-        self.readiness.why = f"{held[0]} partition {held[1]} is being rebuilt"
-        self._watch(
-            self._ask_group(
-                self.epoch, HoldfastError(f"{held[0]} partition {held[1]} must be rebuilt: {cause}")
-            )
-        )
+        self._loop.call_soon_threadsafe(self.losses.rotten, part, cause)
 
     # -- records
 
@@ -409,7 +318,7 @@ class PartitionManager:
     def hand(self, processor: str, event: Any) -> None:
         """Give one fetched event to its partition's runner. Never waits: an agent is only the way in."""
         fetched: Fetched = event.value
-        owned = self._owned.get((processor, fetched.partition))
+        owned = self.holdings.owned.get((processor, fetched.partition))
         if owned is None or not self.owns(owned.part, fetched.epoch):
             self.void(event)
         else:
@@ -442,11 +351,9 @@ class PartitionManager:
         """Return how much of each source may wait for another source of its table: all together as much as may
         be in hand.
         """
-        return self.settings.inflight_bytes // max(1, sum(len(each.part.places) for each in self.merged()))
-
-    def merged(self) -> list[Owned]:
-        """Return what this worker owns of tables of several sources."""
-        return [owned for owned in self._owned.values() if owned.part.processor.on is not None]
+        return self.settings.inflight_bytes // max(
+            1, sum(len(each.part.places) for each in self.holdings.merged())
+        )
 
     # -- serving (holdfast.agents.serving.Serving)
 
@@ -454,8 +361,7 @@ class PartitionManager:
         return self.processors
 
     def lookup(self, table: str, partition: int) -> Partition | None:
-        held, owned = (table, partition), self._owned.get((table, partition))
-        return owned.part if owned is not None else self._standby.get(held) or self._opening.get(held)
+        return self.holdings.lookup(table, partition)
 
     def partitions(self, table: str) -> int:
         return 0 if self._cluster is None else self._cluster.partitions[table]
@@ -465,47 +371,33 @@ class PartitionManager:
         return self._follower.failure
 
     def owner(self, table: str, partition: int) -> str | None:
-        return self.url if (table, partition) in self._owned else self._group.who_owns(table, partition)
+        return (
+            self.url if (table, partition) in self.holdings.owned else self._group.who_owns(table, partition)
+        )
 
     def unready(self) -> str | None:
-        lost = [held for held, owned in self._owned.items() if not owned.part.serving]
-        return self.readiness.unready(folding=self.open, lost=lost, standby_failure=self.standby_failure)
-
-    def holds(self) -> list[Partition]:
-        """Return every partition held, active and standby, for metrics."""
-        return [*(owned.part for owned in self._owned.values()), *self._standby.values()]
+        return self.readiness.unready(
+            folding=self.open, lost=self.holdings.unserved(), standby_failure=self.standby_failure
+        )
 
     def touch(self) -> None:
         """Note in the stores that they are current, so that one left by a SIGKILL months from now is not
         taken for older than it is.
         """
-        for part in self.holds():
+        for part in self.holdings.served():
             self.thread(part.touch, system_clock.now_ms())
-
-    def restored_records(self) -> int:
-        """Return how many changelog records were read for partitions that are not yet ready: a restore
-        that moves is not stuck.
-        """
-        return sum(part.restored_records for part in self._opening.values())
 
     def note_ends(self) -> None:
         """Note how far the source logs reach, for lag."""
         ends = self.feed.ends()
-        for owned in self._owned.values():
+        for owned in self.holdings.owned.values():
             owned.part.note_source_ends(ends, system_clock.now_ms())
 
     # -- announcing
 
     async def announce(self) -> None:
         """Tell the workers topic what this worker holds now."""
-        counts = self.cluster.partitions
-        tables = {
-            name: announcement_of(
-                processor, counts[name], _numbers(self._owned, name), _numbers(self._standby, name)
-            )
-            for name, processor in self.processors.items()
-        }
-        await self.announcer.announce(self.generation, tables)
+        await self.announcer.announce(self.generation, self.holdings.announced(self.cluster.partitions))
 
     # -- the end
 
@@ -518,12 +410,7 @@ class PartitionManager:
         await self._quiet()
         await self.feed.close()
         await self.thread(self._follower.close)
-        parts = [
-            *(owned.part for owned in self._owned.values()),
-            *self._standby.values(),
-            *self._opening.values(),
-        ]
-        self._owned, self._standby, self._opening = {}, {}, {}
+        parts = self.holdings.give_up()
         await _all(part.close_writer() for part in parts)
         for part in parts:
             await self.thread(self._step_down, part)
@@ -532,11 +419,6 @@ class PartitionManager:
         for task in self._watches:
             task.cancel()
         self._pool.shutdown(wait=False, cancel_futures=True)
-
-
-def _numbers(held: Iterable[Held], table: str) -> list[int]:
-    """Return the partitions of *table* among those held."""
-    return [number for name, number in held if name == table]
 
 
 async def _all(works: Iterable[Coroutine[Any, Any, None]]) -> None:

@@ -19,6 +19,7 @@ from confluent_kafka import Message
 
 from holdfast.agents.metrics import Metrics
 from holdfast.agents.partitions.announcer import Announcer
+from holdfast.agents.partitions.holdings import Holdings
 from holdfast.agents.partitions.runner import NOT_YET, Owned
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -46,14 +47,11 @@ class SkippingHost(Protocol):
     metrics: Metrics
     feed: Feed
     announcer: Announcer
+    holdings: Holdings
     epoch: int
     open: bool
     quarantine_topic: str
     url: str
-
-    def owners(self, place: Place) -> list[Owned]:
-        """Return what this worker owns of the tables that fold a source partition."""
-        ...
 
     def thread(self, call: Callable[..., Any], *args: Any) -> asyncio.Future[Any]:
         """Run a blocking call on a thread."""
@@ -109,7 +107,7 @@ class Skipping:
         asked = self._skips.asked(*place, found.first, found.last)
         if host.settings.unreadable != "quarantine" and asked is None:
             return
-        owned = host.owners(place)
+        owned = host.holdings.owners(place)
         skip = Skip(
             topic=found.topic,
             partition=found.partition,

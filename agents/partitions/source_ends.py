@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from confluent_kafka import KafkaException
 
-from holdfast.agents.partitions.runner import Owned
+from holdfast.agents.partitions.holdings import Holdings
 from holdfast.config import Settings
 from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
@@ -32,11 +32,8 @@ class MergingHost(Protocol):
 
     settings: Settings
     processors: dict[str, Processor[Any, Any]]
+    holdings: Holdings
     open: bool
-
-    def merged(self) -> list[Owned]:
-        """Return what this worker owns of tables of several sources."""
-        ...
 
 
 class SourceEnds:
@@ -57,7 +54,7 @@ class SourceEnds:
             host.settings.source_wait_ms / 1000,
         )
         while True:
-            owned = host.merged() if host.open else []
+            owned = host.holdings.merged() if host.open else []
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_EVERY_S if owned else REST_S):
                     await self.wanted.wait()

@@ -12,7 +12,8 @@ from typing import Any, cast
 import pytest
 
 from holdfast.agents.metrics import Metrics
-from holdfast.agents.partitions.manager import LIMIT_LOSSES, PartitionManager
+from holdfast.agents.partitions.losses import LIMIT_LOSSES
+from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.partitions.runner import Owned, Runner
 from holdfast.agents.partitions.types import AssignmentPlan
 from holdfast.clock import system_clock
@@ -110,7 +111,7 @@ def test_who_loses_a_partition_again_and_again_leaves_unless_the_group_has_given
     async def run() -> None:
         manager = SlowManager(tmp_path)
         part: Any = SimpleNamespace(processor=SimpleNamespace(name="counts"), partition=1, lose=lambda: None)
-        manager._owned["counts", 1] = Owned(part, cast(Runner, None))
+        manager.holdings.owned["counts", 1] = Owned(part, cast(Runner, None))
         if confirmed:
             manager.membership.synced(system_clock.monotonic_s())
             manager.membership.adopt(manager.membership.term)
