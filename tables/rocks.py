@@ -15,7 +15,7 @@ import rocksdict as R
 from holdfast.errors import StoreError
 
 Put = tuple[bytes, bytes | None]
-_KEY = itemgetter(0)
+BY_KEY = itemgetter(0)
 
 LOGGED, UNLOGGED = R.WriteOptions(), R.WriteOptions()
 """With RocksDB's write-ahead log and without."""
@@ -63,11 +63,10 @@ class Budget:
 
 
 def batch_of(rows: Sequence[Put]) -> R.WriteBatch:
+    """Return what writes *rows*, in their order: RocksDB inserts neighbours in two thirds of the time."""
     batch = R.WriteBatch(raw_mode=True)
     put, delete = batch.put, batch.delete
-    # RocksDB inserts neighbours in two thirds of the time. Sorted piece by piece: a sort of all of them would
-    # stop every other thread.
-    for key, value in sorted(rows, key=_KEY):
+    for key, value in rows:
         if value is None:
             delete(key)
         else:

@@ -15,14 +15,17 @@ import rocksdict as R
 from holdfast.core.engine.codec import (
     APPLIED,
     META,
+    WAKE,
     key_in_table,
     place_of_row,
 )
 from holdfast.core.engine.positions import Position, PositionFormat, of_one_source
-from holdfast.errors import RottenStoreError, StateError, StoreError
+from holdfast.core.engine.timers import Timer
+from holdfast.errors import ChangelogError, RottenStoreError, StateError, StoreError
 from holdfast.tables.aside import scratch_of, set_aside
 from holdfast.tables.pins import Pinned, PinnedState, check_all, check_end, passing_by
 from holdfast.tables.rocks import (
+    BY_KEY,
     LOGGED,
     PRIVATE_FOLDER,
     UNLOGGED,
@@ -32,6 +35,7 @@ from holdfast.tables.rocks import (
     make_private,
     spares_content,
 )
+from holdfast.tables.timer_order import ORDERED, first_of, order, order_all
 
 logger = logging.getLogger(__name__)
 
@@ -114,6 +118,7 @@ class PartitionStore:
             make_private(self.path)
             cause = self._unfit()
             if cause is None and (cause := self._unsound()) is None:
+                self._order_timers()
                 return
             self._set_aside(cause)
         try:
@@ -330,12 +335,15 @@ class PartitionStore:
 
     def everything(self) -> Iterator[tuple[bytes, bytes]]:
         """Yield all rows and timers in key order, for a digest."""
-        last = b""
-        for key, value in self._from(b""):
-            if key[:1] != META:
-                yield key, value
+        last = WAKE  # the kinds behind bookkeeping
+        for key, value in self._from(WAKE):
+            yield key, value
             last = key
         self._check_end(last)
+
+    def timers(self, kind: bytes, after: Timer, limit: int) -> list[Timer]:
+        """Return the first *limit* timers of a *kind* behind *after*, as (due time, key), in that order."""
+        return first_of(self._range, kind, after, limit)
 
     def approximate_rows(self) -> int:
         return self._db.property_int_value("rocksdb.estimate-num-keys") or 0
@@ -362,7 +370,11 @@ class PartitionStore:
             self.write_pieces(rows[:last], changelog_next, options=options)
         self._write(
             rows[last:],
-            {APPLIED: self._positions.encode(marker), _CHANGELOG: b"%d" % changelog_next},
+            {
+                APPLIED: self._positions.encode(marker),
+                _CHANGELOG: b"%d" % changelog_next,
+                ORDERED: b"%d" % changelog_next,
+            },
             options,
         )
         # Rows first: an answer may be newer than the position it tells, never older.
@@ -385,10 +397,15 @@ class PartitionStore:
     def _write(self, rows: Sequence[Put], notes: Mapping[bytes, bytes], options: R.WriteOptions) -> None:
         try:
             self._before_logged(options)
-            batch = batch_of(rows)
+            # Piece by piece: a sort of all of them would stop every other thread.
+            ordered = sorted(rows, key=BY_KEY)
+            batch = batch_of(ordered)
+            order(self._db, batch, ordered)
             for key, value in notes.items():
                 batch.put(key, value)
             self._db.write(batch, options)
+        except ChangelogError:
+            raise  # what is to be written is at fault, and not the store
         except Exception as error:
             if "Corruption" in str(error):  # found by what RocksDB does in the background
                 self.condemn(f"it cannot be written: {error}")
@@ -398,6 +415,13 @@ class PartitionStore:
             raise StoreError(
                 f"cannot write the store {self.path}: {error}; nothing is lost (the changelog has it), free the disk and restart"
             ) from error
+
+    def _order_timers(self) -> None:
+        """Put the timers in order of time if an older version wrote them last."""
+        if self._db.get(ORDERED) != self._db.get(_CHANGELOG):
+            logger.info("store %(store)s: its timers are put in order of time", {"store": self.path})
+            order_all(self._db, self.scan, LOGGED)
+            self._db[ORDERED] = b"%d" % self.changelog_next
 
     def _before_logged(self, options: R.WriteOptions) -> None:
         if options is UNLOGGED:

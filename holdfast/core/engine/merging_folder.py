@@ -12,13 +12,13 @@ from functools import partial
 from typing import Any, TypeVar
 
 from holdfast.core.engine.choices import Choice, VectorMarker, beginning, encode_vector_marker
-from holdfast.core.engine.codec import APPLIED, TICK, decode_due, text_key
+from holdfast.core.engine.codec import APPLIED, TICK
 from holdfast.core.engine.merging import Portion, Stretch
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import JournaledRows, Store
 from holdfast.core.engine.sources import SourceFold, fingerprint
 from holdfast.core.engine.stepping import LIMIT_BYTES, SteppingFolder, Transition, Written
-from holdfast.core.engine.timers import TimerTable
+from holdfast.core.engine.timers import TimerTable, timers_in
 from holdfast.errors import ChangelogError
 
 R = TypeVar("R")
@@ -86,7 +86,7 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
                 "these in another order: give the processor another name"
             )
         self._on_tick = processor.on_tick
-        self._ticks = TimerTable() if self._on_tick is None else _stored_ticks(store)
+        self._ticks = TimerTable() if self._on_tick is None else timers_in(store, TICK)
         ticks = None if self._on_tick is None else self._ticks  # without: a fold that sets one is refused
         super().__init__(processor, store, self.marker.stream_ms, cache_rows, limit_bytes, trace, ticks)
         self._folds = processor.folds
@@ -229,10 +229,6 @@ class MergingFolder(SteppingFolder[R, Stretch, MergedChanges]):
             self._tick_ms = choice.tick_ms
         if decided:
             self._choices.append(choice)
-
-
-def _stored_ticks(store: Store) -> TimerTable:
-    return TimerTable((text_key(key), decode_due(value)) for key, value in store.scan(TICK))
 
 
 def start_of(processor: Processor[Any, Any]) -> VectorMarker:

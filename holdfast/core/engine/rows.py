@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Container, Iterator, Mapping
-from heapq import heapify, heappop, heappush
 from itertools import chain, islice, repeat
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
-from holdfast.core.engine.codec import ROW, WAKE, RowCodec, decode_due, row_key, row_keys, text_key, wake_key
+from holdfast.core.engine.codec import ROW, WAKE, RowCodec, row_key, row_keys, text_key, wake_key
 from holdfast.core.engine.key_order import KeyOrder
-from holdfast.core.engine.timers import NEVER, TimerTable
+from holdfast.core.engine.timers import NEVER, TimerTable, timers_in
 from holdfast.errors import FoldError
 
 __all__ = ["LIMIT_KEY_BYTES", "NEVER", "CanonicalRows", "Clock", "JournaledRows", "Rows", "Store"]
@@ -70,7 +69,6 @@ class Rows(Generic[R]):
         "_all_cached",
         "_changed",
         "_codec",
-        "_heap",
         "_limit",
         "_name",
         "_old",
@@ -78,9 +76,7 @@ class Rows(Generic[R]):
         "_replaced",
         "_store",
         "_tables",
-        "_undo_wakes",
         "_wakes",
-        "_wakes_changed",
         "_young",
         "derived",
         "failures",
@@ -113,12 +109,9 @@ class Rows(Generic[R]):
             each.failures = self.failures  # whichever table's store fails, the folder looks here
         self.derived: dict[str, Any] = {}
         self.ticks = ticks
-        self._wakes = {text_key(key): decode_due(value) for key, value in store.scan(WAKE)}
-        self._wakes_changed: dict[str, int | None] = {}
-        self._undo_wakes: dict[str, int | None] = {}
-        self._heap = [(at_ms, key) for key, at_ms in self._wakes.items()]
-        heapify(self._heap)
-        self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
+        self._wakes = timers_in(store, WAKE)
+        self._wakes.journaled = False
+        self.next_wake_ms = self._wakes.next_ms
 
     def table(self, name: str) -> Rows[Any]:
         """Return the rows of the named table that the processor declares in `tables`; raises FoldError for
@@ -250,9 +243,9 @@ class Rows(Generic[R]):
         if clock != "append":
             self._tick_at(key, at_ms, clock)
             return
-        self._note_wake(key)
-        self._set_wake(key, at_ms)
-        self._wakes_changed[key] = at_ms
+        self._wakes.set(key, at_ms)
+        if at_ms is not None and at_ms < self.next_wake_ms:
+            self.next_wake_ms = at_ms
 
     def _tick_at(self, key: str, at_ms: int | None, clock: str) -> None:
         if clock != "tick":
@@ -263,23 +256,6 @@ class Rows(Generic[R]):
             )
         self.ticks.set(key, at_ms)
 
-    def _note_wake(self, key: str) -> None:
-        if key not in self._undo_wakes:
-            self._undo_wakes[key] = self._wakes.get(key)
-
-    def _set_wake(self, key: str, at_ms: int | None) -> None:
-        if at_ms is None:
-            self._wakes.pop(key, None)
-            return
-        self._wakes[key] = at_ms
-        heappush(self._heap, (at_ms, key))
-        if (
-            len(self._heap) > 2 * len(self._wakes) + 64
-        ):  # mostly timers since replaced: a session's, pushed back by each heartbeat
-            self._heap[:] = [(at_ms, key) for key, at_ms in self._wakes.items()]
-            heapify(self._heap)
-        self.next_wake_ms = self._heap[0][0]
-
     def due(self, now_ms: int) -> list[tuple[str, int]]:
         """Take the timers due at *now_ms*, each as (key, due time), the earliest first, ties by key. For the
         folder only.
@@ -287,15 +263,8 @@ class Rows(Generic[R]):
         `fire` each in turn. Timers set meanwhile wait for another call, which is what ends an `on_wake` that
         sets its own again.
         """
-        ready: list[tuple[str, int]] = []
-        while self._heap and self._heap[0][0] <= now_ms:
-            at_ms, key = heappop(self._heap)
-            if self._wakes.get(key) == at_ms and (
-                not ready or ready[-1] != (key, at_ms)
-            ):  # an undone change leaves its entry twice
-                ready.append((key, at_ms))
-                self._undo_wakes.setdefault(key, at_ms)  # no longer in the heap: a rollback must put it back
-        self.next_wake_ms = self._heap[0][0] if self._heap else NEVER
+        ready = self._wakes.due(now_ms)
+        self.next_wake_ms = self._wakes.next_ms
         return ready
 
     def fire(self, key: str, due_ms: int) -> bool:
@@ -303,17 +272,14 @@ class Rows(Generic[R]):
 
         For the folder only.
         """
-        if self._wakes.get(key) != due_ms:
-            return False
-        self.wake_at(key, None)
-        return True
+        return self._wakes.fire(key, due_ms)
 
     def changed(self) -> tuple[dict[str, R | None], dict[str, int | None]]:
         """Return what this transaction changed so far: rows and timers by key, None for a removed one.
 
         For the folder only.
         """
-        return self._changed, self._wakes_changed
+        return self._changed, self._wakes.changed
 
     def forget_replaced(self) -> None:
         """Drop the committed rows that this transaction has replaced so far, while the processor's cache
@@ -335,8 +301,8 @@ class Rows(Generic[R]):
         many.update(few)
         self._young, self._changed, self._replaced = many, {}, 0
         self._order.clear()
-        self._wakes_changed.clear()
-        self._undo_wakes.clear()
+        self._wakes.commit()
+        self._wakes.journaled = False
         if self.ticks is not None:
             self.ticks.commit()
         self.put.clear()
@@ -357,10 +323,9 @@ class Rows(Generic[R]):
         self.put.clear()
         self.failures.clear()
         self.derived.clear()
-        for key, at_ms in self._undo_wakes.items():
-            self._set_wake(key, at_ms)
-        self._wakes_changed.clear()
-        self._undo_wakes.clear()
+        self._wakes.rollback()
+        self._wakes.journaled = False
+        self.next_wake_ms = self._wakes.next_ms
         if self.ticks is not None:
             self.ticks.rollback()
         for each in self._tables.values():
@@ -391,7 +356,7 @@ class JournaledRows(CanonicalRows[R]):
     record changed: the row it found and whether an earlier record of the transaction had changed it.
     """
 
-    __slots__ = ("_base", "_journals", "before", "wakes_before")
+    __slots__ = ("_base", "_journals", "before")
 
     def __init__(self, base: Rows[R]) -> None:
         for name in Rows.__slots__:
@@ -400,7 +365,7 @@ class JournaledRows(CanonicalRows[R]):
         self._journals = {name: JournaledRows(each) for name, each in base._tables.items()}
         self._tables = self._journals
         self.before: dict[str, tuple[R | None, bool]] = {}
-        self.wakes_before: dict[str, tuple[int | None, bool, int | None]] = {}
+        self._wakes.journaled = True
 
     def journals(self) -> tuple[JournaledRows[Any], ...]:
         """Return what `every` does."""
@@ -415,19 +380,10 @@ class JournaledRows(CanonicalRows[R]):
             self._note(key)
         super().__delitem__(key)
 
-    def _note_wake(self, key: str) -> None:
-        if key not in self.wakes_before:
-            self.wakes_before[key] = (
-                self._wakes.get(key),
-                key in self._wakes_changed,
-                self._wakes_changed.get(key),
-            )
-        super()._note_wake(key)
-
     def keep(self) -> None:
         """Accept what this record changed."""
         self.before.clear()
-        self.wakes_before.clear()
+        self._wakes.keep()
         if self.ticks is not None:
             self.ticks.keep()
         self.put.clear()
@@ -445,12 +401,8 @@ class JournaledRows(CanonicalRows[R]):
                 del self._changed[key]
                 if self._order:
                     self._order.discard(row_key(key))
-        for key, (at_ms, was_changed, change) in self.wakes_before.items():
-            self._set_wake(key, at_ms)
-            if was_changed:
-                self._wakes_changed[key] = change
-            else:
-                del self._wakes_changed[key]
+        self._wakes.undo()
+        self.next_wake_ms = self._wakes.next_ms
         if self.ticks is not None:
             self.ticks.undo()
         for each in self._journals.values():
