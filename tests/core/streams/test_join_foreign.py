@@ -14,6 +14,7 @@ from holdfast.core.streams.joining import How
 from holdfast.errors import ConfigError
 from holdfast.streams import JoinForeign
 from holdfast.testing import Topology
+from tests.support.scale import scaled
 
 Row = tuple[str | None, int]
 LEFT: Source[Any] = Source("left", Json(tuple[str | None, int] | None))
@@ -41,7 +42,7 @@ RIGHTS = st.tuples(
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-@settings(deadline=None, max_examples=25, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(25), suppress_health_check=[HealthCheck.too_slow])
 @given(log=st.lists(LEFTS | RIGHTS, min_size=1, max_size=20))
 def test_each_row_is_joined_with_that_which_it_names(how: How, log: list[tuple[bool, str, Any]]) -> None:
     lefts: dict[str, Row] = {}

@@ -22,6 +22,7 @@ from holdfast.streams import (
     stream_key,
 )
 from holdfast.testing import Topology
+from tests.support.scale import scaled
 
 BEGIN_MS = 1_000_000
 Pair = tuple[int | None, int | None]
@@ -82,7 +83,7 @@ def arrivals(draw: st.DrawFn, *, tombstones: bool) -> list[Arrival]:
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "outer"])
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
 @given(log=arrivals(tombstones=True))
 def test_two_tables_are_what_both_hold_now(how: How, log: list[Arrival]) -> None:
     joined = JoinTables(name="joined", left=LEFT, right=RIGHT, join=pair, to=OUT, how=how)
@@ -111,7 +112,7 @@ def test_two_tables_are_what_both_hold_now(how: How, log: list[Arrival]) -> None
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-@settings(deadline=None, max_examples=20, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
 @given(log=arrivals(tombstones=True))
 def test_a_stream_meets_the_row_that_is_there(how: How, log: list[Arrival]) -> None:
     joined = JoinStreamTable(name="joined", stream=LEFT, table=RIGHT, join=pair, to=OUT, how=how)
@@ -127,7 +128,7 @@ def test_a_stream_meets_the_row_that_is_there(how: How, log: list[Arrival]) -> N
 
 
 @pytest.mark.parametrize("how", ["inner", "left"])
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(20), suppress_health_check=[HealthCheck.too_slow])
 @given(log=arrivals(tombstones=True), history=st.sampled_from([1, 5, 20]))
 def test_a_stream_meets_the_row_as_of_its_time(how: How, log: list[Arrival], history: int) -> None:
     joined = JoinStreamTable(
@@ -231,7 +232,7 @@ class Interval:
 
 
 @pytest.mark.parametrize("how", ["inner", "left", "outer"])
-@settings(deadline=None, max_examples=30, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(20), suppress_health_check=[HealthCheck.too_slow])
 @given(log=arrivals(tombstones=False), data=st.data())
 def test_streams_meet_within_their_interval(how: How, log: list[Arrival], data: st.DataObject) -> None:
     before, after, grace = (data.draw(st.sampled_from([0, 1, 5, 20])) for _ in range(3))

@@ -28,6 +28,7 @@ from holdfast.streams import (
 )
 from holdfast.testing import Topology
 from tests.core.streams.oracle import Given, Oracle, Told, Window
+from tests.support.scale import scaled
 
 MODES = ["table", "updates", "every", "final"]
 KEYS = ["a", "a!", "a@0", "b"]
@@ -141,7 +142,7 @@ def check(window: Window, mode: str, log: list[Given], retention_ms: int, every_
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [Tumbling, Hopping, Sliding, Session])
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(25), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_windows_are_what_they_are_by_definition(kind: type[Window], mode: str, data: st.DataObject) -> None:
     window = data.draw(windows(kind))
@@ -215,7 +216,7 @@ def nothing_due(oracle: Oracle, until_ms: int) -> None:
 
 @pytest.mark.parametrize("mode", MODES)
 @pytest.mark.parametrize("kind", [Tumbling, Hopping, Sliding, Session])
-@settings(deadline=None, max_examples=40, suppress_health_check=[HealthCheck.too_slow])
+@settings(deadline=None, max_examples=scaled(15), suppress_health_check=[HealthCheck.too_slow])
 @given(data=st.data())
 def test_windows_of_idle_partitions_end_by_ticks(kind: type[Window], mode: str, data: st.DataObject) -> None:
     log = data.draw(logs())

@@ -15,6 +15,7 @@ from holdfast.core.engine.folding import Folder
 from holdfast.core.engine.memory_store import DictStore
 from holdfast.core.streams import due, window_kinds
 from holdfast.streams import Hopping, Session, Sliding, Tumbling, Windowed, final, updates
+from tests.support.scale import scaled
 
 
 class Hit(msgspec.Struct, frozen=True, array_like=True):
@@ -90,7 +91,7 @@ def hits(draw: st.DrawFn) -> list[Hit]:
 @pytest.mark.parametrize(
     "window", [Tumbling(10, grace=4), Hopping(9, every=4, grace=3), Sliding(7, grace=5), Session(4, grace=3)]
 )
-@settings(deadline=None, max_examples=60, suppress_health_check=[HealthCheck.function_scoped_fixture])
+@settings(deadline=None, max_examples=scaled(30), suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(log=hits(), data=st.data())
 def test_what_is_remembered_changes_nothing(
     window: Any, every: bool, log: list[Hit], data: st.DataObject
