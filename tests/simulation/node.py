@@ -361,7 +361,7 @@ class Node(Process):
 
     def _withdraw(self, place: TopicPartition, offset: int) -> None:
         if self.alive and self.member is not None:
-            self._do(self.member.withdrawn(*place, offset, self.mono_s()))
+            self._do(self.member.messages.withdrawn(*place, offset, self.mono_s()))
             self._replan()
 
     # -- the user
@@ -386,7 +386,7 @@ class Node(Process):
                 latest = self.broker.latest.get(data_place(place), 0)
                 self._do(member.watermarks(*place, 0, latest, None, self.mono_s()))
         if draws.random() < habits.flushes and self.alive:
-            self._do(member.flush(self.mono_s()))
+            self._do(member.messages.flush(self.mono_s()))
         self._replan()
         if self.alive:
             self.timeline.after(habits.pace_s * (0.5 + draws.random()), self._work)
@@ -406,11 +406,11 @@ class Node(Process):
             done, left = open_offsets[:count], open_offsets[count:]
         try:
             if draws.random() < 0.5:
-                actions = member.commit_many(*place, job.epoch, done, self.mono_s())
+                actions = member.messages.commit_many(*place, job.epoch, done, self.mono_s())
             else:
                 actions = []
                 for offset in done:
-                    actions += member.commit(DeliveryToken(*place, offset, job.epoch), self.mono_s())
+                    actions += member.messages.commit(DeliveryToken(*place, offset, job.epoch), self.mono_s())
         except ClaimLostError:
             self.trace.note(place, self.name, "lost the claim with", len(open_offsets), "open")
             job.open_offsets = []
@@ -438,9 +438,9 @@ class Node(Process):
             offsets = offsets_of(place, job.position, end)
             job.position = end
             if not offsets:
-                self._do(member.skipped(*place, end, now_s))
+                self._do(member.messages.skipped(*place, end, now_s))
                 return
-            self._do(member.delivered(*place, offsets, now_s))
+            self._do(member.messages.delivered(*place, offsets, now_s))
             if job.stopped:
                 return
             job.queue = list(offsets)
@@ -464,13 +464,13 @@ class Node(Process):
                 # First to the user, as a client does: what is told may have the claim given back.
                 self.trace.note(place, self.name, "hands out", offsets[0], "to", offsets[-1])
                 self.checks.on_hand_out(self, place, offsets)
-                self._do(member.delivered(*place, offsets, now_s))
+                self._do(member.messages.delivered(*place, offsets, now_s))
             else:
-                self._do(member.skipped(*place, end, now_s))
+                self._do(member.messages.skipped(*place, end, now_s))
         if job.stopped or job.asked > job.granted or job.position < job.granted:
             return
         latest = self.broker.latest.get(data_place(place), 0)
         end = min(latest, job.granted + draws.randint(1, self.habits.batch))
         if end > job.granted and self.deaf_until_s <= self.timeline.now_s:
             job.asked = end
-            self._do(member.fetched(*place, end, now_s))
+            self._do(member.messages.fetched(*place, end, now_s))

@@ -73,7 +73,7 @@ def test_an_acknowledgement_that_fails_late_keeps_no_member_awake() -> None:
         return told(send_id, ok, now_s)  # type: ignore[no-any-return]
 
     member.sent = late
-    world.do(node, member.fetched("orders", 0, 5, world.now_s))
+    world.do(node, member.messages.fetched("orders", 0, 5, world.now_s))
     world.run(0.1)
     assert [each.offset_end for each in node.all(Deliver)] == [5]
     world.do(node, told(held[0], False, world.now_s))
@@ -147,7 +147,9 @@ def test_who_reads_what_it_missed_does_not_undo_a_reset_of_what_it_has_claimed_a
     world.pause(100.0)
     tokens = world.deliver(node, "orders", 0, range(8))
     world.commit(node, *tokens[:3])
-    world.do(node, node.member.flush(world.now_s))  # the log names it the owner at 3: it has yet to read so
+    world.do(
+        node, node.member.messages.flush(world.now_s)
+    )  # the log names it the owner at 3: it has yet to read so
     world.run(0.1)
     world.commit(node, *tokens[3:])
     while world.owner("orders", 0) is not None:

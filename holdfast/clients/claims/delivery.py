@@ -134,7 +134,7 @@ class Dispatcher:
                     return None
                 lease = batch.lease
                 if not batch.messages:
-                    self._do(member.skipped(lease.topic, lease.partition, batch.end, now_s))
+                    self._do(member.messages.skipped(lease.topic, lease.partition, batch.end, now_s))
                     continue
                 left = self.member_settings.maximum_outstanding - member.outstanding(
                     lease.topic, lease.partition
@@ -151,9 +151,9 @@ class Dispatcher:
 
     def _delivered(self, member: Member, batch: FetchedMessages, now_s: float) -> None:
         lease = batch.lease
-        self._do(member.delivered(lease.topic, lease.partition, batch.offsets(), now_s))
+        self._do(member.messages.delivered(lease.topic, lease.partition, batch.offsets(), now_s))
         if lease.lane is not None:
-            self._do(member.skipped(lease.topic, lease.partition, batch.end, now_s))
+            self._do(member.messages.skipped(lease.topic, lease.partition, batch.end, now_s))
 
     def _report(self, member: Member, now_s: float) -> None:
         """At most once: tell what was handed out since the last time."""
@@ -168,7 +168,7 @@ class Dispatcher:
         """
         self._report(member, now_s)
         for moved in self.queue.take_moves(but=self._handouts if self._at_most_once else ()):
-            self._do(member.skipped(moved.lease.topic, moved.lease.partition, moved.end, now_s))
+            self._do(member.messages.skipped(moved.lease.topic, moved.lease.partition, moved.end, now_s))
 
     def take_handout(self) -> Handout | None:
         """Return the next batch to be handed out message by message: one that was set aside and may go on,
@@ -225,13 +225,13 @@ class Dispatcher:
             and lease.queue[0].end > lease.granted
         ):
             lease.proposed = lease.queue[-1].end
-            self._do(member.fetched(lease.topic, lease.partition, lease.proposed, now_s))
+            self._do(member.messages.fetched(lease.topic, lease.partition, lease.proposed, now_s))
 
     def commit(self, token: DeliveryToken) -> None:
         """Note that a message is done; raises CommitError and ClaimLostError."""
         with self.lock:
             member = self._live()
-            if actions := member.commit(token, self._clock.monotonic_s()):
+            if actions := member.messages.commit(token, self._clock.monotonic_s()):
                 self._do(actions)
         self._nudge()
 
@@ -239,7 +239,9 @@ class Dispatcher:
         """Note that messages are done, all of them or, when it raises, none."""
         with self.lock:
             member = self._live()
-            if actions := member.commit_many(topic, partition, epoch, offsets, self._clock.monotonic_s()):
+            if actions := member.messages.commit_many(
+                topic, partition, epoch, offsets, self._clock.monotonic_s()
+            ):
                 self._do(actions)
         self._nudge()
 
@@ -248,9 +250,9 @@ class Dispatcher:
         done: Future[None] = Future()
         with self.lock:
             member = self._live()
-            self._do(member.flush(self._clock.monotonic_s()))
+            self._do(member.messages.flush(self._clock.monotonic_s()))
             self._wait_for(
-                member.flushed,
+                member.messages.flushed,
                 done,
                 timeout_s or self._options.flush_timeout_s,
                 "the flush of committed offsets",
@@ -419,7 +421,11 @@ class Dispatcher:
         self.used_up(handout)
         if handout.at < len(messages) and self.member is not None:
             offset = messages[handout.at].offset() or 0
-            self._do(self.member.withdrawn(lease.topic, lease.partition, offset, self._clock.monotonic_s()))
+            self._do(
+                self.member.messages.withdrawn(
+                    lease.topic, lease.partition, offset, self._clock.monotonic_s()
+                )
+            )
 
     def _notify(self, event: Notify) -> None:
         self.events.append(event)

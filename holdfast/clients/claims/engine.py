@@ -289,7 +289,7 @@ class ClaimEngine(Dispatcher):
             full = self.queue.full
             for (topic, partition), lease in self._leases.items():
                 self._do(
-                    member.waiting(
+                    member.messages.waiting(
                         topic,
                         partition,
                         full or lease in self._handouts or self.queue.queued(lease)[0] > 0,

@@ -13,13 +13,13 @@ from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
 from holdfast.core.claims.guarded import Claim
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.acquisition import Acquisition
-from holdfast.core.member.actions import Action, DeliveryToken, Event, ReleaseReason
+from holdfast.core.member.actions import Action, Event, ReleaseReason
+from holdfast.core.member.claimed_messages import ClaimedMessages
 from holdfast.core.member.local_claims import ClaimView, LocalClaim, frame_mark, held_as
 from holdfast.core.member.renewal import Renewal
-from holdfast.core.member.settings import ATTEMPT_INTERVALS, Delivery, MemberSettings
-from holdfast.core.member.stages import ATTEMPTS, WORKING, Active, Draining, Won
+from holdfast.core.member.settings import ATTEMPT_INTERVALS, MemberSettings
+from holdfast.core.member.stages import ATTEMPTS, WORKING, Won
 from holdfast.core.member.state import ClaimState, Draws
-from holdfast.errors import ClaimLostError
 
 __all__ = ["ClaimView", "Draws", "Member"]
 
@@ -59,6 +59,8 @@ class Member:
         self.settings, self._claims = settings, self._state.claims
         self._limit_outstanding = settings.maximum_outstanding
         self._ended = False
+        self.messages = ClaimedMessages(self._state, self._renewal, self._done)
+        """What becomes of the messages of claims held: inputs, as those of the member itself."""
 
     # -- what the shell needs to know
 
@@ -363,145 +365,7 @@ class Member:
             self._renewal.release(claim, ReleaseReason.FETCH_FAILED, now_s)
         return self._done(now_s)
 
-    # -- inputs: the user
-
-    def delivered(
-        self, topic: str, partition: int, offsets: range | Sequence[int], now_s: float
-    ) -> list[Action]:
-        """Messages were handed out: ascending offsets, a `range` where they are contiguous (that is the fast
-        way).
-
-        Asserts that they follow what was delivered before.
-        """
-        claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or (work := claim.stage.work) is None or not offsets:
-            return []
-        work.message_s = now_s
-        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            if not work.tracker.outstanding:
-                work.work_s, work.warned = now_s, False
-            work.tracker.deliver(offsets)
-            return []
-        work.handed = max(work.handed, offsets[-1] + 1)
-        self._renewal.drained(claim, now_s)
-        return self._done(now_s)
-
-    def skipped(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
-        """Nothing below *offset* that was not delivered concerns this claim: holes of compaction, control
-        records, other lanes.
-        """
-        claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or (work := claim.stage.work) is None:
-            return []
-        work.handed = max(work.handed, offset)
-        if claim.stage.batch is None:
-            if not work.tracker.outstanding and offset > work.tracker.position:
-                work.message_s = now_s  # nothing to do is not the same as doing nothing
-            work.tracker.skip_to(offset)
-        if self.settings.delivery is Delivery.AT_MOST_ONCE and isinstance(claim.stage, Draining):
-            self._renewal.drained(claim, now_s)
-            return self._done(now_s)
-        return []
-
-    def waiting(self, topic: str, partition: int, waits: bool, now_s: float) -> list[Action]:
-        """Say whether messages are fetched (or not fetched for want of room) and wait for the user to take
-        them: call a few times per interval.
-
-        A partition that is held up by its user is not wedged; that has another deadline, `handler_timeout_s`.
-        """
-        claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is not None and (work := claim.stage.work) is not None and work.waits is not waits:
-            work.waits = waits
-            if waits and not self._renewal.health.in_flight(work, claim.stage):
-                work.work_s, work.warned = now_s, False
-        return []
-
-    def withdrawn(self, topic: str, partition: int, offset: int, now_s: float) -> list[Action]:
-        """Messages from *offset* on were reported as delivered but never handed out."""
-        claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or self.settings.delivery is Delivery.AT_MOST_ONCE:
-            return []
-        if (work := claim.stage.work) is None:
-            return []
-        work.tracker.withdraw(offset)
-        self._renewal.drained(claim, now_s)
-        return self._done(now_s)
-
-    def fetched(self, topic: str, partition: int, offset_end: int, now_s: float) -> list[Action]:
-        """At most once: a batch that ends before *offset_end* waits to be handed out. `Deliver` follows when
-        the log has committed it.
-
-        One batch at a time per claim: the next after `Deliver`. Asserts delivery at most once.
-        """
-        assert self.settings.delivery is Delivery.AT_MOST_ONCE, "batches are announced at most once only"
-        claim = self._claims.get(TopicPartition(topic, partition))
-        if claim is None or not isinstance(stage := claim.stage, Active):
-            return []
-        if offset_end <= stage.work.tracker.current:
-            return []
-        assert stage.batch is None, f"{topic}/{partition}: a batch is under way already"
-        self._renewal.propose(claim, stage.work, offset_end, now_s)
-        return self._done(now_s)
-
-    def commit(self, token: DeliveryToken, now_s: float) -> list[Action]:
-        """The message is done.
-
-        Twice is once. Raises CommitError when it was never delivered, ClaimLostError when its claim is gone.
-        """
-        claim = self._holding(token.topic, token.partition, token.epoch)
-        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            stage = claim.stage
-            assert stage.work is not None
-            stage.work.tracker.commit(token.offset)
-            if type(stage) is Draining:
-                self._renewal.drained(claim, now_s)
-                return self._done(now_s)
-        return []
-
-    def _holding(self, topic: str, partition: int, epoch: int) -> LocalClaim:
-        """Return the claim that a message was delivered under, or raise ClaimLostError."""
-        claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        if claim is None or claim.epoch != epoch or type(claim.stage) not in WORKING:
-            raise ClaimLostError(
-                f"{topic}/{partition}: the claim (epoch {epoch}) is not held any more, so nothing was committed; the message goes to its "
-                "next owner from the last offset committed"
-            )
-        return claim
-
-    def commit_many(
-        self, topic: str, partition: int, epoch: int, offsets: range | Sequence[int], now_s: float
-    ) -> list[Action]:
-        """The messages are done: a `range`, or the list given to `delivered`, in one step.
-
-        Raises as `commit`, and then commits none.
-        """
-        claim = self._holding(topic, partition, epoch)
-        if self.settings.delivery is Delivery.AT_LEAST_ONCE:
-            stage = claim.stage
-            assert stage.work is not None
-            stage.work.tracker.commit_many(offsets)
-            if type(stage) is Draining:
-                self._renewal.drained(claim, now_s)
-                return self._done(now_s)
-        return []
-
-    def flush(self, now_s: float) -> list[Action]:
-        """Write what has been committed to the log now. It is through when `flushed` says so."""
-        for claim in list(self._claims.values()):
-            if isinstance(stage := claim.stage, WORKING):
-                stage.work.flush_to = offset = self._renewal.offset(stage)
-                if offset > claim.offset_logged:
-                    self._renewal.renew(claim, stage, now_s)
-        return self._done(now_s)
-
-    def flushed(self) -> bool:
-        """Return whether the log shows what was committed at the last `flush`, for all claims still held."""
-        for claim in self._claims.values():
-            if (work := claim.stage.work) is not None and work.flush_to is not None:
-                row = self._state.row(claim)
-                if row is None or row.current_offset is None or row.current_offset < work.flush_to:
-                    return False
-        return True
+    # -- inputs: the user; for what he does with messages see `messages`
 
     def aim(self, targets: Collection[tuple[str, int]] | None, now_s: float) -> list[Action]:
         """Balanced groups: claim these and only these, hand others over; what stays is not touched.

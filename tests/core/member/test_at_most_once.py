@@ -26,12 +26,12 @@ def working(**settings: object) -> tuple[World, Node]:
 
 
 def announce(world: World, node: Node, end: int) -> None:
-    world.do(node, node.member.fetched("orders", 0, end, world.now_s))
+    world.do(node, node.member.messages.fetched("orders", 0, end, world.now_s))
 
 
 def hand_out(world: World, node: Node, begin: int, end: int) -> None:
     assert node.member.may_deliver("orders", 0, world.now_s)
-    world.do(node, node.member.delivered("orders", 0, range(begin, end), world.now_s))
+    world.do(node, node.member.messages.delivered("orders", 0, range(begin, end), world.now_s))
 
 
 def offset(world: World) -> int | None:

@@ -15,7 +15,7 @@ from tests.core.member.world import ORDERS, Node, World, row_offset, working
 
 
 def batch(world: World, node: Node, end: int) -> None:
-    world.do(node, node.member.fetched("orders", 0, end, world.now_s))
+    world.do(node, node.member.messages.fetched("orders", 0, end, world.now_s))
 
 
 def test_a_batch_is_handed_out_only_after_the_log_has_committed_it() -> None:
@@ -31,7 +31,7 @@ def test_a_batch_is_handed_out_only_after_the_log_has_committed_it() -> None:
         at_s for at_s, frame in world.log[0] if isinstance(frame, Heartbeat) and frame.current_offset == 100
     )
     assert committed_s < delivered_s
-    world.do(node, node.member.delivered("orders", 0, range(100), world.now_s))
+    world.do(node, node.member.messages.delivered("orders", 0, range(100), world.now_s))
     world.commit(node, DeliveryToken("orders", 0, 5, node.started[ORDERS].epoch))
     batch(world, node, 130)
     world.run(0.1)
@@ -88,7 +88,7 @@ def test_a_release_at_most_once_waits_until_the_committed_batch_is_handed_out() 
     world.run(1)
     assert len(node.batches) == 1
     assert node.member.may_deliver("orders", 0, world.now_s)
-    world.do(node, node.member.delivered("orders", 0, range(100), world.now_s))
+    world.do(node, node.member.messages.delivered("orders", 0, range(100), world.now_s))
     assert not node.held
     world.run(1)
     assert (world.owner("orders", 0), row_offset(world)) == (None, 100)

@@ -43,7 +43,7 @@ def test_the_shell_may_withdraw_what_it_did_not_hand_out() -> None:
     world, node = working()
     tokens = world.deliver(node, "orders", 0, range(100))
     world.do(node, node.member.terminate(True, world.now_s))
-    world.do(node, node.member.withdrawn("orders", 0, 2, world.now_s))
+    world.do(node, node.member.messages.withdrawn("orders", 0, 2, world.now_s))
     world.commit(node, *tokens[:2])
     (release,) = node.frames(ReleasingPartition)
     assert release.current_offset == 2

@@ -277,7 +277,9 @@ def test_a_process_that_takes_over_from_a_running_one_does_not_set_it_back() -> 
     old = world.add("a", "i1")
     world.run(10)
     world.commit(old, *world.deliver(old, "orders", 0, range(30)))
-    world.do(old, old.member.flush(world.now_s))  # appended in a second, just before the other's heartbeat
+    world.do(
+        old, old.member.messages.flush(world.now_s)
+    )  # appended in a second, just before the other's heartbeat
     new = world.add("a", "i2")
     world.run(4)
     (start,) = new.all(Start)

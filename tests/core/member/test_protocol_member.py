@@ -236,7 +236,7 @@ def at_stage(stage: str, *, outstanding: bool = False) -> tuple[World, Node]:
         node.deaf = True
         world.do(node, node.member.terminate(True, world.now_s))
     if stage == "releasing":
-        world.do(node, node.member.withdrawn("orders", 0, 7, world.now_s))
+        world.do(node, node.member.messages.withdrawn("orders", 0, 7, world.now_s))
     elif stage in ("active", "draining"):
         world.run(1)
     claim = claim_of(node)
@@ -324,7 +324,7 @@ def watermarks(world: World, node: Node) -> None:
 def last_commit(world: World, node: Node) -> None:
     claim = claim_of(node)
     assert claim is not None
-    world.do(node, node.member.commit_many("orders", 0, claim.epoch, [7], world.now_s))
+    world.do(node, node.member.messages.commit_many("orders", 0, claim.epoch, [7], world.now_s))
 
 
 def own_release(world: World, node: Node) -> None:

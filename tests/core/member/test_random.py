@@ -107,7 +107,7 @@ class Schedule:
         elif chance < 0.22:
             world.pause(draws.uniform(-0.5, 2) * self.interval_s)
         elif chance < 0.3:
-            world.do(node, node.member.flush(world.now_s))
+            world.do(node, node.member.messages.flush(world.now_s))
         elif node.alive and node.started:
             place = draws.choice(sorted(node.started))
             self.consume_once(node, place) if self.at_most_once else self.consume(node, place)
@@ -130,14 +130,15 @@ class Schedule:
                 for offset in offsets:
                     assert (place, offset) not in self.handed, f"{place} {offset} handed out twice"
                     self.handed.add((place, offset))
-                self.world.do(node, node.member.delivered(*place, offsets, now_s))
+                self.world.do(node, node.member.messages.delivered(*place, offsets, now_s))
         after = node.member._claims.get(place)
         if after is None or not isinstance(after.stage, Active) or after.stage.batch is not None:
             return
         work = after.stage.work
         if work.handed >= work.tracker.current:
             self.world.do(
-                node, node.member.fetched(*place, work.tracker.current + self.draws.randint(1, 9), now_s)
+                node,
+                node.member.messages.fetched(*place, work.tracker.current + self.draws.randint(1, 9), now_s),
             )
 
     def run(self) -> None:

@@ -110,7 +110,7 @@ def test_a_heartbeat_repeated_late_does_not_leave_the_log_behind() -> None:
     world, node = working()
     first = node.frames(Heartbeat)[0]
     world.commit(node, *world.deliver(node, "orders", 0, range(50)))
-    world.do(node, node.member.flush(world.now_s))
+    world.do(node, node.member.messages.flush(world.now_s))
     world.run(1)
     assert row_offset(world) == 50
     world.append(first)
@@ -138,9 +138,9 @@ def test_commits_out_of_order_and_flush_write_the_first_hole_to_the_log_and_to_t
     seen = []
     for message in (1, 3, 2, 4, 5, 6):
         world.commit(node, tokens[message - 1])
-        world.do(node, node.member.flush(world.now_s))
+        world.do(node, node.member.messages.flush(world.now_s))
         world.run(0.1)
-        assert node.member.flushed()
+        assert node.member.messages.flushed()
         seen.append(row_offset(world))
     assert seen == [1, 1, 3, 4, 5, 6]
     assert [action.offset for action in node.all(CommitOffset)] == [0, 1, 3, 4, 5, 6]
@@ -150,8 +150,8 @@ def test_commits_out_of_order_and_flush_write_the_first_hole_to_the_log_and_to_t
 def test_whole_batches_are_committed_in_one_step() -> None:
     world, node = working()
     epoch = node.started[ORDERS].epoch
-    world.do(node, node.member.delivered("orders", 0, range(500), world.now_s))
-    world.do(node, node.member.commit_many("orders", 0, epoch, range(500), world.now_s))
+    world.do(node, node.member.messages.delivered("orders", 0, range(500), world.now_s))
+    world.do(node, node.member.messages.commit_many("orders", 0, epoch, range(500), world.now_s))
     assert node.member.outstanding("orders", 0) == 0
     assert node.member.claims[ORDERS].offset == 500
     assert node.member.lag == 500
@@ -168,9 +168,9 @@ def test_too_many_messages_in_flight_close_the_gate_until_some_are_done() -> Non
 def test_lanes_and_holes_move_the_offset_on_when_nothing_is_in_flight() -> None:
     world, node = working()
     tokens = world.deliver(node, "orders", 0, [4, 9])
-    world.do(node, node.member.skipped("orders", 0, 100, world.now_s))
+    world.do(node, node.member.messages.skipped("orders", 0, 100, world.now_s))
     world.commit(node, *tokens)
-    world.do(node, node.member.flush(world.now_s))
+    world.do(node, node.member.messages.flush(world.now_s))
     world.run(0.1)
     assert row_offset(world) == 100
 

@@ -122,7 +122,7 @@ def test_what_is_fetched_and_waits_for_a_user_who_is_at_work_elsewhere_is_no_wed
 ):
     world, node = owner(handler_timeout_s=60.0)
     for _ in range(50):
-        world.do(node, node.member.waiting("orders", 0, True, world.now_s))
+        world.do(node, node.member.messages.waiting("orders", 0, True, world.now_s))
         work(world, node, 1)
     assert not reasons(node)
     (early,) = told(node)
@@ -150,9 +150,10 @@ def test_at_most_once_a_handler_at_work_keeps_its_claim_and_has_the_same_deadlin
     for number in range(batches):
         if number:
             world.do(
-                node, node.member.delivered("orders", 0, range(5 * (number - 1), 5 * number), world.now_s)
+                node,
+                node.member.messages.delivered("orders", 0, range(5 * (number - 1), 5 * number), world.now_s),
             )
-        world.do(node, node.member.fetched("orders", 0, 5 * (number + 1), world.now_s))
+        world.do(node, node.member.messages.fetched("orders", 0, 5 * (number + 1), world.now_s))
         world.run(0.5)
     assert len(node.all(Deliver)) == batches
     work(world, node, 50, growth=5)

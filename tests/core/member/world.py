@@ -269,12 +269,12 @@ class World:
         """Hand messages out, and return their tokens."""
         start = node.started[TopicPartition(topic, partition)]
         taken = list(offsets)
-        self.do(node, node.member.delivered(topic, partition, taken, self.now_s))
+        self.do(node, node.member.messages.delivered(topic, partition, taken, self.now_s))
         return [DeliveryToken(topic, partition, offset, start.epoch) for offset in taken]
 
     def commit(self, node: Node, *tokens: DeliveryToken) -> None:
         for token in tokens:
-            self.do(node, node.member.commit(token, self.now_s))
+            self.do(node, node.member.messages.commit(token, self.now_s))
 
     def kill(self, node: Node) -> None:
         node.alive = False
