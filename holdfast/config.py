@@ -249,6 +249,10 @@ class Settings:
             high=600_000,
         ),
     )
+    trim_internal: bool = field(
+        default=False,
+        metadata=_doc("delete of internal topics what all that read them have in their state"),
+    )
     fetch_records: int = field(
         default=200_000, metadata=_doc("largest fetch, in records", low=1, high=1_000_000)
     )

@@ -108,6 +108,10 @@ class ManagerService(Service):
     async def _ask_source_ends(self) -> None:
         await self.manager.source_ends.run()
 
+    @Service.task
+    async def _trim_internal(self) -> None:
+        await self.manager.trimming.run()
+
     def _stuck(self, now_s: float) -> str | None:
         manager = self.manager
         idle_s = now_s - manager.flow.progress_s

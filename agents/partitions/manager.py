@@ -22,6 +22,7 @@ from holdfast.agents.partitions.readiness import Readiness
 from holdfast.agents.partitions.runner import Owned, Runner
 from holdfast.agents.partitions.skipping import Skipping
 from holdfast.agents.partitions.source_ends import SourceEnds
+from holdfast.agents.partitions.trimming import Trimming
 from holdfast.agents.partitions.types import NOT_IN_GROUP, AssignmentPlan, GroupClient, Held
 from holdfast.clock import system_clock
 from holdfast.config import Settings
@@ -90,6 +91,7 @@ class PartitionManager:
         )
         self.skipping = Skipping(self)
         self.source_ends = SourceEnds(self)
+        self.trimming = Trimming(self)
         metrics.unreadable = lambda: list(self.feed.standing)
         self.membership = Membership(
             session_s=settings.session_timeout_s, rebalance_s=settings.rebalance_timeout_s

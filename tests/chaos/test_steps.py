@@ -9,9 +9,10 @@ from pathlib import Path
 
 import pytest
 
+from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.dev.fixtures import SessionBroker
-from tests.support.harness import running
+from tests.support.harness import running, wait_for
 from tests.support.stepping_app import StepsApplication
 
 MakeSteps = Callable[..., StepsApplication]
@@ -108,3 +109,48 @@ def test_a_chain_raised_as_a_whole_counts_nothing_twice_in_any_order_of_restarts
     app.declare(version=2, counts_version=2)
     new.start().wait_ready()
     app.prove()
+
+
+def test_internal_topics_are_trimmed_behind_the_state_of_all_and_none_is_lost(chain: MakeSteps) -> None:
+    app = chain(trim_internal="true")
+    app.write(300, seed=1)
+    worker = app.worker().start(CHAOS_FAULT="committed:60").wait_ready()
+    for seed in range(2, 200):
+        app.write(50, seed=seed, rest_s=0.02)
+        if not worker.running:
+            break
+    assert worker.wait_exit(60) == -9
+    worker.wipe()
+    app.write(300, seed=999)
+    worker.start().wait_ready()
+    app.wait_through()
+    admin = Admin(app.settings)
+    internal = [str(topic) for each in app.processors for topic in each.internal]
+    places = [(topic, number) for topic in internal for number in range(app.partitions)]
+
+    def trimmed() -> bool:
+        written = {place: end for place, (_, end) in admin.offsets(places).items() if end}
+        return bool(written) and all(
+            admin.offsets([place])[place][0] >= end - 2 for place, end in written.items()
+        )
+
+    wait_for("internal topics to be trimmed", trimmed, 60, app.tails)
+    app.write(200, seed=1_000)
+    app.prove_what_is_counted()
+    verdict = app.command("verify", "counts")
+    assert verdict.returncode != 0, "what its table was folded from is not there any more"
+    assert "deleted" in verdict.stdout + verdict.stderr
+    worker.stop()
+    app.declare(counts_version=2)
+    create_topics(app.settings, app.processors)
+    told = app.command("topics", "check")
+    assert told.returncode == 1
+    assert f"raise together {app.name}-lengths to version 3" in told.stdout, "the writer with all behind it"
+    assert f"{app.name}-words to version 2, counts to version 3" in told.stdout
+    lone = app.worker().start()
+    assert lone.wait_exit(60) != 0
+    app.declare(version=2, counts_version=3)
+    create_topics(app.settings, app.processors)
+    assert app.command("topics", "check").returncode == 0
+    app.worker().start().wait_ready()
+    app.prove_what_is_counted()

@@ -130,10 +130,10 @@ class StepsApplication(Application):
     def _is_through(self, processor: Processor[Any, Any]) -> bool:
         logs = [read_topic(self.broker, topic) for topic in processor.topics]
         for number, state in self.states(processor).items():
-            ends = tuple((log[number][-1].offset() or 0) if log[number] else -1 for log in logs)
+            ends = tuple((log[number][-1].offset() or 0) if log[number] else None for log in logs)
             form = position_format(processor)
             marker = form.decode(state[APPLIED]) if APPLIED in state else form.start
-            if offsets_of(marker) != ends:
+            if any(end not in (None, at) for end, at in zip(ends, offsets_of(marker), strict=True)):
                 return False
         return True
 
@@ -157,6 +157,12 @@ class StepsApplication(Application):
         }
 
     def prove(self) -> None:
+        """Hold what came out, and what was counted, against what was sent; no step kept more than its position. Replays give the same."""
+        self.prove_what_is_counted()
+        for each in self.processors:
+            assert verify(each, self.settings).equal, each.name
+
+    def prove_what_is_counted(self) -> None:
         """Hold what came out, and what was counted, against what was sent; no step kept more than its position."""
         self.wait_through()
         out = read_topic(self.broker, self.out)
@@ -166,6 +172,3 @@ class StepsApplication(Application):
         assert self.counted() == dict(self.sent)
         for step in self.processors[:-1]:
             assert all(set(state) <= {APPLIED} for state in self.states(step).values()), step.name
-            verdict = verify(step, self.settings)
-            assert verdict.equal, step.name
-        assert verify(self.counts, self.settings).equal

@@ -37,7 +37,7 @@ from holdfast.clock import Clock, system_clock
 from holdfast.config import Settings
 from holdfast.errors import BrokerError, ConfigError, TopicError
 from holdfast.kafka.codes import LEADER_MOVES, NO_ANSWER, code_of
-from holdfast.kafka.leader_requests import list_offsets
+from holdfast.kafka.leader_requests import delete_records, list_offsets
 from holdfast.kafka.librdkafka_log import Quiet
 
 log = logging.getLogger(__name__)
@@ -138,6 +138,18 @@ class Admin:
         """
         found = self._offsets(partitions, OffsetSpec.for_timestamp(at_ms), known=False)
         return {place: int(answer.offset) if answer.offset >= 0 else None for place, answer in found.items()}
+
+    def delete_before(self, offsets: Mapping[tuple[str, int], int]) -> None:
+        """Delete what lies before these offsets of partitions; what is gone already is no error."""
+        wanted = [
+            TopicPartition(topic, partition, offset) for (topic, partition), offset in sorted(offsets.items())
+        ]
+
+        def ask(metadata: Any, wait_s: float) -> None:
+            for place, asked in delete_records(self._client, wanted, timeout_s=wait_s).items():
+                self._result(asked, f"deletion of records of {place.topic}", wait_s)
+
+        self._persist(ask)
 
     # Parts
 

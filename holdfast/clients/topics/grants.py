@@ -15,7 +15,7 @@ from holdfast.config import Settings
 from holdfast.core.claims.resets import RESETS_TOPIC
 from holdfast.core.kafka.grants import Grant, Operation, Pattern, Resource, merged, topic_grants
 
-READ, WRITE, CREATE = Operation.READ, Operation.WRITE, Operation.CREATE
+READ, WRITE, CREATE, DELETE = Operation.READ, Operation.WRITE, Operation.CREATE, Operation.DELETE
 DESCRIBE, DESCRIBE_CONFIGS, ALTER_CONFIGS = (
     Operation.DESCRIBE,
     Operation.DESCRIBE_CONFIGS,
@@ -38,6 +38,8 @@ def worker_grants(settings: Settings, processors: Processors) -> list[Grant]:
         )
         for topic in map(str, processor.emits):
             out += topic_grants(topic, "its folds emit to it", WRITE)
+        for topic in map(str, processor.internal if settings.trim_internal else ()):
+            out += topic_grants(topic, "what all that read it have in their state is deleted", DELETE)
     out += topic_grants(settings.quarantine_topic, "refused records are copied to it", WRITE)
     out += topic_grants(settings.workers_topic, "workers announce what they serve", WRITE)
     out += topic_grants(
