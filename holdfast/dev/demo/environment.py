@@ -40,6 +40,9 @@ SERVICE = {
 The fleet's claims are of 60 s, so these need a coordination topic of their own.
 """
 
+JOIN = {"app": "ads", "instance_id": "joiner", "session_timeout_s": 6.0, "heartbeat_interval_s": 0.5}
+"""Settings of the application that joins: a static member finds its partitions again when it is restarted."""
+
 KEPT_FOLDER = Path(".holdfast/demo")
 STOP_GRACE_S = 10.0
 COMMAND_DEADLINE_S = 60.0
@@ -79,6 +82,7 @@ class DemoEnvironment:
         self.cluster = Cluster(self.folder / "broker", detached=keep)
         self.config = self.folder / "holdfast.toml"
         self.service_config = self.folder / "service.toml"
+        self.join_config = self.folder / "join.toml"
         self.workers: list[Process] = []
         self.actors: list[Process] = []
         self.others: list[Running] = []
@@ -113,7 +117,11 @@ class DemoEnvironment:
             "session_timeout_s": SESSION_TIMEOUT_S,
             "heartbeat_interval_s": HEARTBEAT_INTERVAL_S,
         }
-        for path, told in ((self.config, workers), (self.service_config, SERVICE)):
+        for path, told in (
+            (self.config, workers),
+            (self.service_config, SERVICE),
+            (self.join_config, JOIN),
+        ):
             holdfast = "".join(f"{name} = {json.dumps(value)}\n" for name, value in told.items())
             path.write_text(f"[holdfast]\n{holdfast}\n[kafka]\n{kafka}", encoding="utf-8")
 
@@ -128,6 +136,20 @@ class DemoEnvironment:
         and a shorter interval.
         """
         return load_settings(flags={}, env={}, file=self.service_config)
+
+    @property
+    def join_settings(self) -> Settings:
+        """Return the settings of the application that joins."""
+        return load_settings(flags={}, env={}, file=self.join_config)
+
+    def joiner(self, name: str, module: str) -> Process:
+        """Start the application of *module* as a worker; it ends with the demo at the latest."""
+        process = procfile.worker(
+            name, module, port=ports.free_ports(1)[0], folder=self.folder, settings=self.join_config
+        )
+        self.actors.append(process)
+        process.start()
+        return process
 
     def actor(self, name: str, *arguments: str) -> Process:
         """Start `python -P -m ARGUMENTS` for a scene, with the settings of the services; it ends with the

@@ -146,6 +146,15 @@ class OutboxFindings:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class JoinFindings:
+    """What the scenes of the join measured."""
+
+    results: int
+    away_s: float
+    digest: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Measurements:
     """What the demo measured and saw."""
 
@@ -162,6 +171,7 @@ class Measurements:
     session_timeout_s: float
     ways: Sequence[Way]
     claimed: ClaimFindings
+    joined: JoinFindings
     outbox: OutboxFindings
     elapsed_s: float
 
@@ -213,6 +223,11 @@ def summary(found: Measurements, pointers: Sequence[tuple[str, str]]) -> list[Li
             f"{found.clients:,} clients, {found.claims:,} claims, {found.handovers:,} hand-overs, {found.restarts:,} restarts",
         ),
         Line("refused", f"{found.refused:,} heartbeats of instances that had been replaced"),
+        Line(
+            "join",
+            f"{found.joined.results:,} impressions told once, with their click or without, past a SIGKILL; folded again from logs and choices: "
+            f"{found.joined.digest[:HASH_SHOWN]}",
+        ),
         Line(
             "services",
             f"{claimed.messages:,} letters, each handled, {claimed.again:,} of them twice; {claimed.takeover_s:.1f} s from SIGKILL to the heirs, "

@@ -202,6 +202,16 @@ def program(name: str, *arguments: str, folder: Path, settings: Path) -> Process
     return Process(name=name, command=command, env=_environment(folder, settings), port=0, folder=folder)
 
 
+def worker(name: str, module: str, *, port: int, folder: Path, settings: Path) -> Process:
+    """Return a worker of the application in *module*, not yet started, with its own data folder under *folder*."""
+    arguments = (sys.executable, "-P", "-m", module, "--loop", "uvloop", "worker", "-l", "info")
+    env = _environment(folder, settings) | {
+        "HOLDFAST_WEB_PORT": str(port),
+        "HOLDFAST_DATA_DIR": str(folder / "data" / name),
+    }
+    return Process(name=name, command=f"exec {shlex.join(arguments)}", env=env, port=port, folder=folder)
+
+
 def _environment(folder: Path, settings: Path) -> dict[str, str]:
     """Return the environment of this process but for what it says of holdfast, which *settings* says
     instead.

@@ -21,8 +21,10 @@ from holdfast.dev.demo.capture import PARTITIONS
 from holdfast.dev.demo.claim_steps import ClaimScenes
 from holdfast.dev.demo.environment import SESSION_TIMEOUT_S, DemoEnvironment, Running
 from holdfast.dev.demo.fleet import LiveFleet
+from holdfast.dev.demo.join_steps import JoinScenes
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
+    JoinFindings,
     Measurements,
     OutboxFindings,
     Teller,
@@ -82,10 +84,11 @@ def _play(
         from holdfast.dev.demo.proof import Proof
 
         ways = Proof(stage, scenes.claims, teller, scenes.seen.ends).ways(table)
+    joined = JoinScenes(stage, teller).play()
     claimed = ClaimScenes(stage, teller).play()
     outbox = OutboxScenes(stage, teller).play()
     pointers = _leave_running(stage, scenes) if options.keep else _end(teller, stage)
-    found = _findings(scenes, ways, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s)
+    found = _findings(scenes, ways, joined, claimed, outbox, rows=len(table.rows), elapsed_s=teller.elapsed_s)
     return found, pointers
 
 
@@ -100,7 +103,7 @@ def _introduce(teller: Teller, options: DemoOptions, stage: DemoEnvironment) -> 
     teller.open(
         "holdfast demo",
         f"{options.clients:,} clients share {options.claims:,} partitions through a real Kafka. Two workers fold what they write into a table, one "
-        "of them is killed, and Spark folds the same log again. Then three services claim the partitions of a topic, and an outbox in SQLite is "
+        "of them is killed, and Spark folds the same log again. Then two streams are joined, three services claim the partitions of a topic, and an outbox in SQLite is "
         "published; each loses a process to SIGKILL in the middle. All of it runs on this machine, reachable from nowhere else, in "
         f"{stage.folder}, and {fate}.",
     )
@@ -188,6 +191,7 @@ def _shown(path: Path) -> str:
 def _findings(
     scenes: Scenes,
     ways: Sequence[Way],
+    joined: JoinFindings,
     claimed: ClaimFindings,
     outbox: OutboxFindings,
     *,
@@ -208,6 +212,7 @@ def _findings(
         takeover_s=seen.takeover_s,
         session_timeout_s=SESSION_TIMEOUT_S,
         ways=ways,
+        joined=joined,
         claimed=claimed,
         outbox=outbox,
         elapsed_s=elapsed_s,

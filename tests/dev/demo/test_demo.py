@@ -25,6 +25,7 @@ from holdfast.dev.demo import procfile
 from holdfast.dev.demo.environment import DemoEnvironment, Running, down
 from holdfast.dev.demo.narrator import (
     ClaimFindings,
+    JoinFindings,
     Measurements,
     OutboxFindings,
     Teller,
@@ -127,6 +128,7 @@ def test_the_whole_demo_holds_prints_three_equal_hashes_and_leaves_nothing(tmp_p
         assert "Everything held, in " in text
         assert re.search(r"^takeover +\d+\.\d s from SIGKILL", text, re.MULTILINE)
         assert re.search(r"For all 80 claims of the fleet", text)
+        assert re.search(r"^join +[\d,]+ impressions told once", text, re.MULTILINE)
         described = re.findall(r"^ +mail   letters +(\d) .*-  (\w+)$", text, re.MULTILINE)
         before, after = described[:6], described[6:]
         assert sorted(client for _, client in before) == ["anna", "anna", "ben", "ben", "cleo", "cleo"], text
@@ -387,6 +389,7 @@ def findings(*digests: str) -> Measurements:
             for name, digest in zip(names, digests, strict=True)
         ],
         claimed=ClaimFindings(messages=1_297, again=59, takeover_s=6.12, bound_s=7.0),
+        joined=JoinFindings(results=1_204, away_s=3.1, digest="ef" * 32),
         outbox=OutboxFindings(orders=3_182, rolled_back=348, takeover_s=7.1, session_s=6.0),
         elapsed_s=61.2,
     )
