@@ -13,6 +13,7 @@ import logging
 import os
 import resource
 import time
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any
 
@@ -27,6 +28,7 @@ from holdfast.agents.partitions.manager import PartitionManager
 from holdfast.agents.services.bookkeeper import books, dedupe
 from holdfast.agents.services.rationalizer import processors
 from holdfast.config import Settings, settings_from_environment
+from holdfast.core.engine.choices import Choice
 from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.rows import Rows
 from holdfast.core.engine.serdes import Bytes
@@ -71,7 +73,7 @@ class Clock:
 
     def __init__(self) -> None:
         self.started_s = self.cpu_s = 0.0
-        self.records = self.rows = self.transactions = 0
+        self.records = self.rows = self.transactions = self.barriers = 0
         self.stall_s = 0.0
 
     def start(self) -> None:
@@ -95,7 +97,7 @@ class Clock:
             rss = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss >> 10
             print(
                 f"RESULT holdfast-{FOLD} rate={self.records / wall_s:.0f} wall_s={wall_s:.2f} cpu_us={cpu_s / self.records * 1e6:.2f} "
-                f"changelog={self.rows} transactions={self.transactions} stall_ms={self.stall_s * 1e3:.0f} rss_mb={rss}",
+                f"changelog={self.rows} transactions={self.transactions} barriers={self.barriers} stall_ms={self.stall_s * 1e3:.0f} rss_mb={rss}",
                 flush=True,
             )
             os._exit(0)
@@ -123,7 +125,7 @@ def measure_restore() -> None:
 def measure() -> None:
     """Put the clock on the worker's own calls."""
     clock = Clock()
-    hand, committed = PartitionManager.hand, PartitionMetrics.committed
+    hand, committed, decided = PartitionManager.hand, PartitionMetrics.committed, PartitionMetrics.decided
 
     def timed_hand(self: PartitionManager, processor: str, event: Any) -> None:
         clock.start()
@@ -133,8 +135,13 @@ def measure() -> None:
         committed(self, records=records, rows=rows, **others)
         clock.committed(records, rows)
 
+    def counted_decided(self: PartitionMetrics, choices: Collection[Choice]) -> None:
+        decided(self, choices)
+        clock.barriers += sum(each.tick_ms is None for each in choices)
+
     PartitionManager.hand = timed_hand  # type: ignore[method-assign]
     PartitionMetrics.committed = timed_committed  # type: ignore[method-assign]
+    PartitionMetrics.decided = counted_decided  # type: ignore[method-assign]
 
 
 def hold_until(gate: Path) -> None:
