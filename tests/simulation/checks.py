@@ -297,7 +297,7 @@ class Checks:
         if ledger.owner != node.name:
             self._check_owner(ledger, node, now_s)
         if self.pause_since_s is not None and self.is_paused():
-            self._check_silent(node, place, now_s)
+            self._check_silent(ledger, node, now_s)
         handed, high, at_most_once, data = ledger.handed, ledger.high, self.at_most_once, data_place(place)
         for offset in offsets:
             key = key_of(data, offset)
@@ -333,13 +333,22 @@ class Checks:
         """
         return ledger.owner_client == node.client and now_s - ledger.owner_since_s <= self.bounds.lease_s
 
-    def _check_silent(self, node: Node, place: TopicPartition, now_s: float) -> None:
+    def _check_silent(self, ledger: Ledger, node: Node, now_s: float) -> None:
+        """A member obeys a pause in whatever log it reads it; in the log of its claim it must have read it.
+
+        One that was stopped, or whose other logs are down, may never have seen what those still say.
+        """
         assert self.pause_since_s is not None
         since_s = self.pause_since_s
-        limit_s = self.bounds.pause_s if node.healthy(since_s, now_s) else self.bounds.stale_s
+        healthy = node.healthy(since_s, now_s)
+        if not healthy and self._pause_end_s(self.broker.logs[ledger.log]) <= self.broker.clock_high_s():
+            return
+        limit_s = self.bounds.pause_s if healthy else self.bounds.stale_s
         if now_s - since_s > limit_s:
             raise self.trace.fail(
-                PAUSED, place, f"{node.name} hands out {now_s - since_s:.2f} s after the pause of its group"
+                PAUSED,
+                ledger.place,
+                f"{node.name} hands out {now_s - since_s:.2f} s after the pause of its group",
             )
 
     def _check_redelivery(
