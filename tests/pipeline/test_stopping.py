@@ -20,8 +20,9 @@ from holdfast.pipeline.topic import Span
 from tests.choices import world
 from tests.choices.world import TOPICS, Log, logs_of, processor_of, recorded_of
 from tests.pipeline.test_merged import WIDTH, batches, lived
+from tests.support.scale import scaled
 
-SEEDS = range(12)
+SEEDS = range(scaled(12))
 
 
 class Step(NamedTuple):
