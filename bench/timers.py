@@ -1,7 +1,7 @@
 """Millions of live timers: de-duplication with a time to live over a store on disk, `python -P -m bench.timers
 --ids 1000000`. Without a broker.
 
-Ids are folded once each, in transactions of 20,000, so that all of them have a row and a timer. Then another process, which has done
+What folding so many ids stores, a row and a timer of each, is written as a restore or a standby writes it. Then another process, which has done
 nothing else, takes the store over as the owner of a standby does: it opens a folder over it and folds a transaction that makes the first
 timers fire. Its memory is the highest resident size less what it was before the store was opened.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from holdfast.core.engine.batches import Batch
+from holdfast.core.engine.codec import ROW, WAKE, Marker, RowCodec, encode_due
 from holdfast.core.engine.folding import Folder
 from holdfast.streams import dedupe
 from holdfast.tables.rocks import UNLOGGED, Budget
@@ -51,13 +52,21 @@ def transact(store: PartitionStore, folder: Folder[Any], batch: Batch) -> int:
 
 
 def fill(path: Path, ids: int) -> None:
-    store = opened(path)
-    folder: Folder[Any] = Folder(SEEN, store)
+    store, row = opened(path), RowCodec[int](int).encode
     began_s = time.perf_counter()
     for first in range(0, ids, TRANSACTION):
-        transact(store, folder, batch_at(first, TRANSACTION, START_MS + first // 20))
+        batch = batch_at(first, TRANSACTION, START_MS + first // 20)
+        puts: list[tuple[bytes, bytes | None]] = []
+        for value, at_ms in zip(batch.columns[0], batch.times_ms, strict=True):
+            puts.append((ROW + value, row(at_ms)))
+            puts.append((WAKE + value, encode_due(at_ms + TTL_MS)))
+        last = first + TRANSACTION - 1
+        store.write(puts, Marker(last, batch.times_ms[-1], 1), last + 1, options=UNLOGGED)
     took_s = time.perf_counter() - began_s
-    print(f"{ids:,d} ids are folded, {ids / took_s:,.0f}/s; {resident_mb():.0f} MB resident at most")
+    print(
+        f"{ids:,d} rows and timers are stored, {ids / took_s:,.0f}/s; {resident_mb():.0f} MB resident at most",
+        flush=True,
+    )
     store.close()
 
 

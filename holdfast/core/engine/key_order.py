@@ -47,10 +47,11 @@ class KeyOrder:
 
     def within(self, prefix: bytes) -> list[bytes]:
         """Return the keys that begin with *prefix*, in order."""
-        found: list[bytes] = []
-        for keys in (self._long, self._short):
-            found += keys[bisect_left(keys, prefix) : bisect_left(keys, prefix + _AFTER)]
-        found.sort()
+        after, keys, short = prefix + _AFTER, self._long, self._short
+        found = keys[bisect_left(keys, prefix) : bisect_left(keys, after)]
+        if fresh := short[bisect_left(short, prefix) : bisect_left(short, after)]:
+            found += fresh
+            found.sort()
         return found
 
     def clear(self) -> None:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Container, Iterator, Mapping
-from itertools import chain, islice, repeat
+from collections.abc import Iterator, Mapping
+from itertools import islice, repeat
 from typing import Any, Generic, Literal, Protocol, TypeVar, overload
 
 from holdfast.core.engine.codec import ROW, WAKE, RowCodec, row_key, row_keys, text_key, wake_key
@@ -186,21 +186,28 @@ class Rows(Generic[R]):
 
         What the caller changes while scanning is not seen by that scan.
         """
-        changed = self._changed_within(row_key(prefix))
-        overlay = iter(changed)
-        ahead = next(overlay, None)
-        for stored, row_stored in self._committed(row_key(prefix), changed):
-            while ahead is not None and ahead < stored:
-                if (row := changed[ahead]) is not None:
-                    yield text_key(ahead), row
-                ahead = next(overlay, None)
-            yield text_key(stored), row_stored
-        for key in chain(() if ahead is None else (ahead,), overlay):
-            if (row := changed[key]) is not None:
-                yield text_key(key), row
+        within = row_key(prefix)
+        changed = self._changed_within(within)
+        names = [stored[1:].decode() for stored in changed]
+        rows = [*map(self._changed.__getitem__, names)]
+        at, end = 0, len(changed)
+        try:
+            for stored, value in self._store.scan(within):
+                while at < end and changed[at] < stored:
+                    if (row := rows[at]) is not None:
+                        yield names[at], row
+                    at += 1
+                if at == end or changed[at] != stored:
+                    yield text_key(stored), self._codec.decode(value)
+        except Exception as error:
+            self.failures.append(error)
+            raise
+        for name, row in zip(names[at:], rows[at:], strict=True):
+            if row is not None:
+                yield name, row
 
-    def _changed_within(self, prefix: bytes) -> dict[bytes, R | None]:
-        """Return this transaction's changes under *prefix* by stored key, in order, as they are now.
+    def _changed_within(self, prefix: bytes) -> list[bytes]:
+        """Return the stored keys under *prefix* that this transaction changed, in order.
 
         The order is made when the first scan asks for it and takes in what was changed since: those keys are
         the last of the dict, since a key keeps its place there when its row changes again, and an undone
@@ -209,16 +216,7 @@ class Rows(Generic[R]):
         order, fresh = self._order, len(self._changed) - len(self._order)
         if fresh:
             order.add(row_keys(list(islice(reversed(self._changed), fresh))))
-        return {stored: self._changed[text_key(stored)] for stored in order.within(prefix)}
-
-    def _committed(self, prefix: bytes, but: Container[bytes]) -> Iterator[tuple[bytes, R]]:
-        try:
-            for stored, value in self._store.scan(prefix):
-                if stored not in but:
-                    yield stored, self._codec.decode(value)
-        except Exception as error:
-            self.failures.append(error)
-            raise
+        return order.within(prefix)
 
     def wake_at(self, key: str, at_ms: int | None, *, clock: Clock = "append") -> None:
         """Have `on_wake(rows, key, at_ms)` called when a record appended at or after *at_ms* arrives, before
