@@ -26,7 +26,7 @@ class Customer(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
-class Order(msgspec.Struct, frozen=True, gc=False):
+class Purchase(msgspec.Struct, frozen=True, gc=False):
     id: int
     cents: int
 
@@ -37,7 +37,7 @@ class Enriched(msgspec.Struct, frozen=True, gc=False):
     name: str
 
 
-def join(order: Order, customer: Customer) -> Enriched:
+def join(order: Purchase, customer: Customer) -> Enriched:
     return Enriched(order.id, order.cents, customer.name)
 
 
@@ -51,7 +51,7 @@ def one_step(orders: str, customers: str, out: str) -> list[Processor[Any, Any]]
     return [
         JoinStreamTable(
             name="join",
-            stream=Source(orders, Json(Order)),
+            stream=Source(orders, Json(Purchase)),
             table=Source(customers, Json(Customer)),
             join=join,
             to=Stream(out, Json(Enriched)),
@@ -62,13 +62,13 @@ def one_step(orders: str, customers: str, out: str) -> list[Processor[Any, Any]]
 def two_hops(orders: str, customers: str, out: str) -> list[Processor[Any, Any]]:
     """Return what a join was before processors had several sources."""
 
-    order_of, customer_of = msgspec.json.Decoder(Order).decode, msgspec.json.Decoder(Customer).decode
+    order_of, customer_of = msgspec.json.Decoder(Purchase).decode, msgspec.json.Decoder(Customer).decode
     enriched = Stream(out, Json(Enriched))
 
-    def decode(value: bytes, key: bytes) -> tuple[str, Order | Customer]:
+    def decode(value: bytes, key: bytes) -> tuple[str, Purchase | Customer]:
         return key.decode(), (order_of if value.startswith(b'{"id"') else customer_of)(value)
 
-    def fold(rows: Rows[Customer], told: tuple[str, Order | Customer], at_ms: int) -> Emits:
+    def fold(rows: Rows[Customer], told: tuple[str, Purchase | Customer], at_ms: int) -> Emits:
         key, value = told
         if isinstance(value, Customer):
             rows[key] = value

@@ -41,7 +41,7 @@ class Customer(msgspec.Struct, frozen=True, array_like=True, gc=False):
     revision: int
 
 
-class Order(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class PlacedOrder(msgspec.Struct, frozen=True, array_like=True, gc=False):
     number: int
     customer: str
 
@@ -58,13 +58,13 @@ def keep(rows: Rows[Known], customer: Customer, at_ms: int) -> None:
     rows[customer.number] = Known(customer.revision, before.orders if before else 0)
 
 
-def enrich(rows: Rows[Known], order: Order, at_ms: int) -> tuple[Emit, ...]:
+def enrich(rows: Rows[Known], order: PlacedOrder, at_ms: int) -> tuple[Emit, ...]:
     who = rows.get(order.customer) or Known()
     rows[order.customer] = Known(who.revision, who.orders + 1)
     return (Emit("enriched", order.customer, b"%d" % who.revision),)
 
 
-CUSTOMERS_OF, ORDERS_OF = Source("customers", Msgpack(Customer)), Source("orders", Msgpack(Order))
+CUSTOMERS_OF, ORDERS_OF = Source("customers", Msgpack(Customer)), Source("orders", Msgpack(PlacedOrder))
 JOINED: Processor[Any, Known] = Processor(
     name="enrich", on={CUSTOMERS_OF: keep, ORDERS_OF: enrich}, row=Known, emits=("enriched",)
 )
@@ -73,7 +73,7 @@ ALONE: tuple[Processor[Any, Known], ...] = (
     Processor(
         name="count",
         source="orders",
-        decode=Msgpack(Order).decode,
+        decode=Msgpack(PlacedOrder).decode,
         fold=enrich,
         row=Known,
         emits=("enriched",),
@@ -97,7 +97,7 @@ def written(records: int) -> Iterator[tuple[int, int, int, bytes]]:
     rng = Random(1)
     for number in range(records):
         who = f"customer-{rng.randrange(CUSTOMERS)}"
-        event = Order(number, who) if number % 5 else Customer(who, number)
+        event = PlacedOrder(number, who) if number % 5 else Customer(who, number)
         value = msgspec.msgpack.encode(event)
         yield int(number % 5 > 0), rng.randrange(PARTITIONS), START_MS + number // 10, value
 

@@ -8,14 +8,14 @@ from holdfast import Json, Source, Stream, create_app
 from holdfast.streams import JoinForeign
 
 
-class Order(msgspec.Struct, frozen=True):
+class OpenOrder(msgspec.Struct, frozen=True):
     """The value of a record of `open-orders`, keyed by order: {"product": "tea", "pieces": 2}."""
 
     product: str
     pieces: int
 
 
-orders = Source("open-orders", Json(Order | None))
+orders = Source("open-orders", Json(OpenOrder | None))
 products = Source("products", Json(int | None))
 costs = Stream("order-costs", Json(int | None))
 priced = JoinForeign(

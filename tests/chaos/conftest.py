@@ -10,8 +10,10 @@ import pytest
 
 from holdfast.dev.fixtures import SessionBroker
 from tests.support.harness import Application, running
+from tests.support.joining_app import JoinApplication
 
 MakeApplication = Callable[..., Application]
+MakeJoin = Callable[..., JoinApplication]
 
 
 @pytest.fixture
@@ -24,5 +26,18 @@ def application(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeApplicati
         def make(**settings: str | float) -> Application:
             made = Application(broker, tmp_path, **settings)  # type: ignore[arg-type]
             return stack.enter_context(running(made)).create_topics()
+
+        yield make
+
+
+@pytest.fixture
+def join(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeJoin]:
+    """Give a maker of applications of two sources; all they started is gone after the test."""
+    with ExitStack() as stack:
+
+        def make(**settings: str | float) -> JoinApplication:
+            made = JoinApplication(broker, tmp_path, **settings)  # type: ignore[arg-type]
+            stack.enter_context(running(made))
+            return made.create_topics()
 
         yield make

@@ -3,34 +3,12 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
-
-import pytest
 
 from holdfast.core.engine.choices import VectorMarker
-from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.extent import Until
 from holdfast.pipeline.replay import ReplayOptions, replay
 from holdfast.pipeline.verify import read_live
-from tests.support.harness import running
-from tests.support.joining_app import JoinApplication
-
-MakeJoin = Callable[..., JoinApplication]
-
-
-@pytest.fixture
-def join(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeJoin]:
-    """Give a maker of applications of two sources; all they started is gone after the test."""
-    with ExitStack() as stack:
-
-        def make(**settings: str | float) -> JoinApplication:
-            made = JoinApplication(broker, tmp_path, **settings)  # type: ignore[arg-type]
-            stack.enter_context(running(made))
-            return made.create_topics()
-
-        yield make
+from tests.chaos.conftest import MakeJoin
 
 
 def test_a_replay_comes_back_to_where_the_table_was(join: MakeJoin) -> None:

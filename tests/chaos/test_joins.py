@@ -3,36 +3,18 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
 from confluent_kafka.admin import AdminClient, NewPartitions  # type: ignore[attr-defined]  # the package does not declare what it re-exports
 
-from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify import verify
+from tests.chaos.conftest import MakeJoin
 from tests.support.damage import one_batch
-from tests.support.harness import running, wait_for
-from tests.support.joining_app import JoinApplication
+from tests.support.harness import wait_for
 
 HIDDEN = 70_000
 """Sound records in one batch: more than a worker unpacks that is told to unpack 1 MiB."""
-MakeJoin = Callable[..., JoinApplication]
-
-
-@pytest.fixture
-def join(broker: SessionBroker, tmp_path: Path) -> Iterator[MakeJoin]:
-    """Give a maker of applications of two sources; all they started is gone after the test."""
-    with ExitStack() as stack:
-
-        def make(**settings: str | float) -> JoinApplication:
-            made = JoinApplication(broker, tmp_path, **settings)  # type: ignore[arg-type]
-            stack.enter_context(running(made))
-            return made.create_topics()
-
-        yield make
 
 
 def test_two_sources_are_joined_live_as_their_logs_and_choices_say(join: MakeJoin) -> None:

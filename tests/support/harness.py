@@ -37,6 +37,7 @@ POLL_S = 0.05
 COUNTING = "tests.chaos.worker"
 READY_DEADLINE_S = 60.0
 STOP_DEADLINE_S = 60.0
+COMMAND_DEADLINE_S = 120.0
 
 T = TypeVar("T")
 
@@ -383,6 +384,18 @@ class Application:
         )
         self.workers.append(worker)
         return worker
+
+    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
+        """Run a command of `holdfast` on this application; its module must have `processors`."""
+        return subprocess.run(
+            [sys.executable, "-P", "-m", "holdfast.cli", "-A", f"{self._module}:processors", *words],
+            env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=COMMAND_DEADLINE_S,
+            check=False,
+        )
 
     def load(self, *, rate: int, limit: int = 1_000_000, seed: int = 1) -> Load:
         """Start writing to the source: *rate* records a second, *limit* at most."""

@@ -4,10 +4,7 @@ the test's own reading of them.
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -30,7 +27,6 @@ from holdfast.pipeline.verify import verify
 from tests.chaos.joining import joined, windowed
 from tests.support.columns import take
 from tests.support.harness import Application, wait_for
-from tests.support.places import ROOT
 from tests.support.proof import State, read_topic
 
 APPEND_TIME = {"message.timestamp.type": "LogAppendTime"}
@@ -98,18 +94,6 @@ class JoinApplication(Application):
         self.processors = [self.joined]
         self._environment |= {"JOIN_VERSION": str(version), "JOIN_OUT": self.out}
         create_topics(self.settings, self.processors, partitions=self.partitions)
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of `holdfast` on this application."""
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "holdfast.cli", "-A", "tests.chaos.joining:processors", *words],
-            env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
 
     # -- load
 

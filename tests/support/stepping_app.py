@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import os
 import random
-import subprocess
-import sys
 import time
 from collections import Counter
 from collections.abc import Mapping
@@ -22,7 +19,6 @@ from holdfast.dev.fixtures import SessionBroker
 from holdfast.pipeline.verify import verify
 from tests.chaos.stepping import is_named, steps
 from tests.support.harness import Application, wait_for
-from tests.support.places import ROOT
 from tests.support.proof import State, read_topic
 
 WORDS = ("to", "be", "the", "question", "whether", "mind", "or")
@@ -78,18 +74,6 @@ class StepsApplication(Application):
         )
         create_topics(self.settings, self.processors)
         return self
-
-    def command(self, *words: str) -> subprocess.CompletedProcess[str]:
-        """Run a command of `holdfast` on this application."""
-        return subprocess.run(
-            [sys.executable, "-P", "-m", "holdfast.cli", "-A", "tests.chaos.stepping:processors", *words],
-            env={**os.environ, **self._environment, "PYTHONPATH": str(ROOT)},
-            cwd=ROOT,
-            capture_output=True,
-            text=True,
-            timeout=120,
-            check=False,
-        )
 
     # -- load
 

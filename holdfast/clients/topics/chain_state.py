@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
-from confluent_kafka import Consumer, KafkaError, KafkaException, TopicPartition
+from confluent_kafka import Consumer, KafkaException, Message, TopicPartition
 
 from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.types import ClusterTopics, Processors, Severity, TopicFinding
@@ -13,12 +14,16 @@ from holdfast.config import Settings
 from holdfast.core.engine.chains import listed, raised
 from holdfast.core.engine.codec import APPLIED
 from holdfast.core.engine.positions import offsets_of, position_format
+from holdfast.core.engine.processor import Processor
 from holdfast.core.kafka.topic_partition import Place
 from holdfast.errors import BrokerError, ChainError
+from holdfast.kafka.clients import reader_options
+from holdfast.kafka.log_reader import LogReader
 
 TAIL_RECORDS = 64
 """How far before a changelog's end its last position is looked for at first: each commit takes two offsets."""
 WIDER = 64
+READ_RECORDS = 1_000
 
 
 def chain_findings(
@@ -71,11 +76,12 @@ def chain_findings(
     return [*findings, *_trimmed(processors, applied, cluster, admin)]
 
 
-def _has_state(name: str, found: Mapping[Place, bytes | None], changelogs: Mapping[str, object]) -> bool:
+def _has_state(
+    name: str, found: Mapping[Place, bytes | None], changelogs: Mapping[str, Processor[Any, Any]]
+) -> bool:
     """Return whether a reader has folded something in its present version, so that it must leave that behind."""
     return any(
-        value is not None and getattr(changelogs[changelog], "name", "") == name
-        for (changelog, _), value in found.items()
+        value is not None and changelogs[changelog].name == name for (changelog, _), value in found.items()
     )
 
 
@@ -113,13 +119,8 @@ def last_positions(
 ) -> dict[Place, bytes | None]:
     """Return the last position in each partition of some changelogs, None where there is none."""
     out: dict[Place, bytes | None] = dict.fromkeys(places)
-    overrides: dict[str, str | int | bool] = {
-        "group.id": f"{settings.app}-positions",
-        "enable.auto.commit": False,
-        "enable.partition.eof": True,
-        "isolation.level": "read_committed",
-    }
-    consumer = Consumer(settings.consumer(**overrides))
+    options = reader_options(f"{settings.app}-positions", committed=True, wait_ms=100)
+    consumer = Consumer(settings.consumer(**options))
     try:
         left, records = list(places), TAIL_RECORDS
         while left:
@@ -129,41 +130,24 @@ def last_positions(
                     TopicPartition(topic, number), timeout=settings.request_timeout_s
                 )
                 starts[topic, number] = (low, max(low, high - records))
-            _read(consumer, {place: start for place, (_, start) in starts.items()}, out, settings, clock)
+            reader = LogReader(consumer, limit=READ_RECORDS, clock=clock)
+            reader.assign({place: start for place, (_, start) in starts.items()})
+            for message in _to_the_ends(reader, settings.stall_timeout_s):
+                if message.key() == APPLIED:
+                    out[message.topic() or "", message.partition() or 0] = message.value()
             left = [place for place in left if out[place] is None and starts[place][1] > starts[place][0]]
             records *= WIDER
     except KafkaException as error:
         raise BrokerError(
             f"Kafka at {settings.bootstrap_servers} did not tell the positions of {settings.app}: {error.args[0].str()}"
         ) from error
+    except TimeoutError as error:
+        raise BrokerError(f"positions of {settings.app}: {error}; check the brokers") from error
     finally:
         consumer.close()
     return out
 
 
-def _read(
-    consumer: Consumer,
-    starts: Mapping[Place, int],
-    out: dict[Place, bytes | None],
-    settings: Settings,
-    clock: Clock,
-) -> None:
-    """Read each partition to its end and note the last position in it."""
-    consumer.assign([TopicPartition(topic, number, start) for (topic, number), start in starts.items()])
-    open_ends = set(starts)
-    until_s = clock.monotonic_s() + settings.stall_timeout_s
-    while open_ends:
-        if clock.monotonic_s() > until_s:
-            raise BrokerError(
-                f"positions of {settings.app}: nothing read for {settings.stall_timeout_s:g} s; check the brokers"
-            )
-        for message in consumer.consume(1_000, 0.1):
-            place, error = (message.topic() or "", message.partition() or 0), message.error()
-            if error is not None:
-                if error.code() != KafkaError._PARTITION_EOF:
-                    raise KafkaException(error)
-                open_ends.discard(place)
-            else:
-                until_s = clock.monotonic_s() + settings.stall_timeout_s
-                if message.key() == APPLIED:
-                    out[place] = message.value()
+def _to_the_ends(reader: LogReader, idle_s: float) -> Iterator[Message]:
+    """Yield what is between the reader's places and the ends of their logs."""
+    return reader.until(lambda: reader.ended.keys() == reader.next.keys(), idle_s=idle_s)

@@ -16,6 +16,7 @@ from holdfast.clients.topics.admin import Admin
 from holdfast.clients.topics.application import create_topics
 from holdfast.clock import system_clock
 from holdfast.config import Settings
+from holdfast.core.engine.sources import Source
 from holdfast.dev.demo.advertising import (
     WITHIN_MS,
     AdOutcome,
@@ -58,7 +59,7 @@ class JoinScenes:
         admin = Admin(self._settings)
         admin.apply([new_topic(topic, PARTITIONS, BROKER_TIME) for topic in (*joined.topics, str(outcomes))])
         create_topics(self._settings, [joined], partitions=PARTITIONS, admin=admin)
-        with Audience(self._settings) as audience, self._reader() as reader:
+        with Audience(self._settings) as audience, OutcomeReader(self._settings) as reader:
             worker = self._start(audience, reader)
             away_s = self._kill(worker, audience, reader)
             expected = audience.stop()
@@ -130,9 +131,6 @@ class JoinScenes:
         return JoinFindings(results=results, away_s=away_s, digest=digest)
 
     # -- within
-
-    def _reader(self) -> OutcomeReader:
-        return OutcomeReader(self._settings)
 
     def _until(
         self, what: str, reader: OutcomeReader, worker: Process, audience: Audience, count: int
@@ -247,6 +245,5 @@ class Audience:
         self._send(impressions, Shown(number, at_ms))
         self._producer.poll(0)
 
-    def _send(self, source: object, record: Shown) -> None:
-        topic = clicks if source is clicks else impressions
-        self._producer.produce(topic.topic, topic.serde.encode(record), key=f"ad-{record.number}".encode())
+    def _send(self, source: Source[Shown], record: Shown) -> None:
+        self._producer.produce(source.topic, source.serde.encode(record), key=f"ad-{record.number}".encode())

@@ -77,7 +77,7 @@ def test_an_item_is_offered_while_it_has_a_price_and_a_stock() -> None:
 def test_an_order_costs_what_its_product_costs_now() -> None:
     of = example("priced_orders.py")
     with Topology([*of.priced]) as topology:
-        topology.pipe(of.orders, of.Order("tea", 2), key="o-1", at=10)
+        topology.pipe(of.orders, of.OpenOrder("tea", 2), key="o-1", at=10)
         topology.pipe(of.products, 30, key="tea", at=20)
         topology.pipe(of.products, 40, key="tea", at=30)
         topology.pipe(of.orders, None, key="o-1", at=40)

@@ -47,7 +47,7 @@ def declared(window: Any, *, every: bool) -> Windowed[Hit, Any]:
     )
 
 
-class Outcome:
+class FoldedPartition:
     """A partition that is folded in transactions; what it emits and refuses is kept."""
 
     def __init__(self, processor: Windowed[Hit, Any]) -> None:
@@ -100,7 +100,11 @@ def test_what_is_remembered_changes_nothing(
     remembers next to nothing.
     """
     processor = declared(window, every=every)
-    going, fresh, forgetful = Outcome(processor), Outcome(processor), Outcome(processor)
+    going, fresh, forgetful = (
+        FoldedPartition(processor),
+        FoldedPartition(processor),
+        FoldedPartition(processor),
+    )
     with pytest.MonkeyPatch.context() as patched:
         at = 0
         while at < len(log):
@@ -129,7 +133,7 @@ def test_what_is_due_is_looked_up_again_in_stretches_and_never_twice() -> None:
     with pytest.MonkeyPatch.context() as patched:
         patched.setattr(due, "MOST", 4)
         patched.setattr(due, "FEW", 3)
-        going = Outcome(processor)
+        going = FoldedPartition(processor)
         times = [9_990, 9_999, 10_000, 10_001, 99_999, 100_000, 1_000_000, 10**9, 10**12, 10**14]
         offset = 0
         for at in times:
