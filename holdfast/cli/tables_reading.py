@@ -19,6 +19,7 @@ from holdfast.cli.output import Cell, Output, note, show
 from holdfast.clients.tables.answers import Answer
 from holdfast.clients.tables.blocking import BlockingTableClient
 from holdfast.clients.tables.directory import WorkersTopic
+from holdfast.core.engine.processor import Processor
 from holdfast.core.engine.query_wire import AtOffset
 from holdfast.errors import ConfigError
 
@@ -60,7 +61,7 @@ def list_tables(context: typer.Context, timeout: TimeoutOption = TIMEOUT_S) -> N
     show(records, PLACES, output_of(context))
     announced = {(record["table"], record["version"]) for record in records}
     for each in application.processors:
-        if (each.name, each.version) not in announced:
+        if not each.stateless and (each.name, each.version) not in announced:
             note(f"nobody has announced {each.name} version {each.version}: start a worker of it")
     if unserved := sum(record["owner"] is None for record in records):
         note(f"{unserved} partitions are served by nobody: start workers, or wait until they have restored")
@@ -75,15 +76,23 @@ async def _places(application: Application, timeout_s: float) -> list[dict[str, 
     workers = directory.workers
     return [
         {
-            "table": each.name,
+            "table": table,
             "version": each.version,
             "partition": partition,
             "owner": workers.owner(each.name, each.version, partition),
             "standbys": workers.standbys(each.name, each.version, partition),
         }
         for each in application.processors
+        for table in _tables_of(each)
         for partition in range(workers.partitions(each.name, each.version) or 0)
     ]
+
+
+def _tables_of(processor: Processor[Any, Any]) -> list[str]:
+    """Return the tables of a processor as they are asked for: its own and its named ones; none of a step."""
+    if processor.stateless:
+        return []
+    return [processor.name, *(f"{processor.name}.{table}" for table in processor.tables)]
 
 
 def get(

@@ -15,13 +15,14 @@ import msgspec
 import pytest
 from confluent_kafka import Producer
 
-from holdfast import Processor, Rows, Settings, by_key
+from holdfast import Bytes, Processor, Rows, Settings, Source, by_key
 from holdfast.cli import tables_reading
 from holdfast.cli.__main__ import main
 from holdfast.core.engine.query_wire import encode_json
 from holdfast.dev.fixtures import SessionBroker
 from holdfast.dev.memory_tables import MemoryWorker
 from holdfast.dev.ports import free_ports
+from holdfast.streams import Filter
 
 DEADLINE_S = 30.0
 PARTITIONS = 3
@@ -115,6 +116,21 @@ def test_each_partition_is_listed_with_who_serves_it(announced: MemoryWorker, ru
         {"table": "totals", "version": 1, "partition": each, "owner": announced.url, "standbys": []}
         for each in range(PARTITIONS)
     ]
+
+
+def test_named_tables_are_listed_and_steps_which_have_none_are_not(
+    announced: MemoryWorker, run: Run, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    totals = Processor(
+        name="totals", source="orders", decode=bytes, fold=fold, row=Total, tables={"open": Total}
+    )
+    step = Filter(name="paid", source=Source("orders", Bytes()), keep=bool)
+    monkeypatch.setattr(sys.modules[__name__], "processors", [totals, step])
+    code, out, said = run("list", "--output", "json")
+    assert (code, said) == (0, "")
+    assert [each["table"] for each in json.loads(out)] == ["totals"] * PARTITIONS + [
+        "totals.open"
+    ] * PARTITIONS
 
 
 def test_a_table_that_nobody_serves_is_said(worker: MemoryWorker, run: Run) -> None:
