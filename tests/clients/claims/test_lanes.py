@@ -25,6 +25,7 @@ from holdfast.core.member.member import Member
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.errors import ConfigError
 from tests.clients.claims.claiming import Child, Ground, scenario, take, until
+from tests.support.limits import at_most
 
 LANES = 4
 
@@ -265,7 +266,8 @@ async def test_a_killed_member_s_lanes_go_on_exactly_where_the_log_stands_and_in
         child.kill()
         lost = {each["lane"] for each in child.messages}
         stood = {lane: lane_offset(ground, lane) for lane in lost}
-        await until("the second to have all", lambda: heir.load == LANES, 8.0)
+        with at_most(8.0, "the takeover of all lanes"):
+            await until("the second to have all", lambda: heir.load == LANES)
         everything = [(each["at_s"], each) for each in child.messages]
         offsets = {each["offset"] for each in child.messages}
         # The first may have handled all of a lane and not have told yet: what is left is what the log says.
