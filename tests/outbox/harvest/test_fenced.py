@@ -17,7 +17,7 @@ from holdfast.core.outbox.pacing import LEAST_S
 from holdfast.dev.databases.servers import Postgres
 from holdfast.dev.fixtures import FreshTopic, SessionBroker
 from holdfast.outbox.settings import Poison
-from tests.outbox.databases import FreshOutbox
+from tests.outbox.databases import FreshOutbox, killed
 from tests.outbox.harvesting import (
     DEADLINE_S,
     PARTITIONS,
@@ -368,9 +368,8 @@ def test_a_database_that_is_away_for_a_while_costs_nothing(
     rig.fill(500)
     with Alone(rig.settings(batch_rows=100)) as leader:
         wait_for("some rows", lambda: leader.published, DEADLINE_S)
-        postgres.kill()
-        time.sleep(away_s)
-        postgres.restart()
+        with killed(postgres):
+            time.sleep(away_s)
         rig.fill(500)
         rig.wait_empty()
     rig.prove()

@@ -23,7 +23,7 @@ from holdfast.outbox.harvest.rows import OutboxRows
 from holdfast.outbox.schema.layouts import BUCKETS, OutboxRow, bucket_of, layout_named
 from holdfast.outbox.schema.migrate import downgrade, upgrade
 from holdfast.outbox.writer.outbox_writer import OutboxRecord
-from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, url_of
+from tests.outbox.databases import DATABASES, LAYOUTS, FreshOutbox, killed, url_of
 from tests.support.limits import at_most
 from tests.support.parts import part
 
@@ -281,13 +281,12 @@ def test_a_lost_connection_is_said_so_and_the_next_call_opens_another(
     write(outbox, "a")
     with outbox.rows() as rows:
         rows.take(1)
-        server.kill()
-        for _ in range(2):  # the connection is lost, then there is nobody to connect to
-            with pytest.raises(OutboxDatabaseError) as lost:
-                rows.take(1)
-            assert lost.value.is_lost
-            assert server.password not in str(lost.value)
-        server.restart()
+        with killed(server):
+            for _ in range(2):  # the connection is lost, then there is nobody to connect to
+                with pytest.raises(OutboxDatabaseError) as lost:
+                    rows.take(1)
+                assert lost.value.is_lost
+                assert server.password not in str(lost.value)
         assert keys(rows.take(1)) == ["a"]
 
 
