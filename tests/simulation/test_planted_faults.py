@@ -29,7 +29,7 @@ from holdfast.core.member.log_view import LogView
 from holdfast.core.member.member import Member
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import MemberSettings
-from holdfast.core.member.stages import Active, ClaimWork, Committing
+from holdfast.core.member.stages import Active, ClaimWork, Committing, hands_out
 from holdfast.core.member.state import ClaimState
 from tests.simulation import broker, resetting, units
 from tests.simulation.checks import (
@@ -213,9 +213,9 @@ def a_lease_is_not_renewed(monkeypatch: pytest.MonkeyPatch) -> None:
     original = Renewal._accepted
 
     def accepted(self: Any, claim: LocalClaim, frame: Frame, row: Claim, now_s: float) -> None:
-        lease_until_s, deliver_until_s = claim.lease_until_s, claim.deliver_until_s
+        lease_until_s, deliver_until_s = claim.lease_until_s, claim.gate.deliver_until_s
         original(self, claim, frame, row, now_s)
-        claim.lease_until_s, claim.deliver_until_s = lease_until_s, deliver_until_s
+        claim.lease_until_s, claim.gate.deliver_until_s = lease_until_s, deliver_until_s
 
     monkeypatch.setattr(Renewal, "_accepted", accepted)
 
@@ -231,7 +231,7 @@ def what_is_committed_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None
     monkeypatch.setattr(
         HealthCheck,
         "in_flight",
-        lambda self, work, stage: not stage.stopped and isinstance(stage.batch, Committing),
+        lambda self, stage: hands_out(stage) and isinstance(stage.batch, Committing),
     )
 
 

@@ -12,7 +12,7 @@ from holdfast.core.member.local_claims import LocalClaim, frame_mark
 from holdfast.core.member.log_view import FrameEffect, LogView
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, SETTLE_INTERVALS
-from holdfast.core.member.stages import Active, Claiming, Reclaiming, Won
+from holdfast.core.member.stages import Active, Claiming, Reclaiming, Won, work_of
 from holdfast.core.member.state import ClaimState
 from holdfast.errors import ClockSkewError, HoldfastError, InstanceConflictError
 
@@ -341,7 +341,7 @@ class Acquisition:
         for claim in list(self._state.claims.values()):
             self._renewal.stop(claim)
             row = self._state.row(claim)
-            if (work := claim.stage.work) is not None:
+            if (work := work_of(claim.stage)) is not None:
                 self._state.send_release(claim, work.tracker.current, now_s)
             elif row is not None and self._state.mine(row) and row.current_offset is not None:
                 self._state.send_release(claim, self._state.unmoved(claim.place, row.current_offset), now_s)

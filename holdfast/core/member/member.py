@@ -6,7 +6,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from math import inf
-from typing import Protocol
 
 from holdfast.core.claims.claim_keys import ClaimKey
 from holdfast.core.claims.frames import Frame, ReleaseGroup, check_id
@@ -15,21 +14,14 @@ from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member.acquisition import Acquisition
 from holdfast.core.member.actions import Action, Event, ReleaseReason
 from holdfast.core.member.claimed_messages import ClaimedMessages
+from holdfast.core.member.gate import Gate
 from holdfast.core.member.local_claims import ClaimView, LocalClaim, frame_mark, held_as
 from holdfast.core.member.renewal import Renewal
 from holdfast.core.member.settings import ATTEMPT_INTERVALS, MemberSettings
-from holdfast.core.member.stages import ATTEMPTS, WORKING, Won
+from holdfast.core.member.stages import ATTEMPTS, STARTED, WORKING, Won, reason_of, work_of
 from holdfast.core.member.state import ClaimState, Draws
 
 __all__ = ["ClaimView", "Draws", "Member"]
-
-
-class Gate(Protocol):
-    """Until when messages of one stay may be handed out: a number that moves as heartbeats are accepted,
-    and drops at any stop.
-    """
-
-    deliver_until_s: float
 
 
 class Member:
@@ -92,42 +84,40 @@ class Member:
         )
 
     def may_deliver(self, topic: str, partition: int, now_s: float) -> bool:
-        """Return whether a message may be handed out right now: the last gate before each hand-out, one
-        look-up.
+        """Return whether a message may be delivered and handed out right now: its gate is open, and there is
+        `room`.
 
         False once the lease may be over, fenced, paused, draining, terminated, or when too many messages are
         outstanding.
         """
         claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        return (
-            claim is not None
-            and now_s < claim.deliver_until_s
-            # Where the gate is open there is work; to ask for it would cost as much as all of this line.
-            and claim.stage.work.tracker.outstanding < self._limit_outstanding  # type: ignore[union-attr]
-        )
+        return claim is not None and claim.gate.is_open(now_s) and self._room(claim) > 0
+
+    def room(self, topic: str, partition: int) -> int:
+        """Return how many more messages may be delivered before some are committed (`maximum_outstanding`);
+        0 for a claim that is not held.
+        """
+        claim = self._claims.get(TopicPartition(topic, partition))
+        return 0 if claim is None else self._room(claim)
+
+    def _room(self, claim: LocalClaim) -> int:
+        work = work_of(claim.stage)
+        return 0 if work is None else max(0, self._limit_outstanding - work.tracker.outstanding)
 
     def gate(self, topic: str, partition: int) -> Gate | None:
         """Return the gate of a claim, to look at before each of many messages: the same object from `Start`
         to the end of the stay.
-
-        It knows nothing of `maximum_outstanding`: whoever reports whole batches as delivered keeps them
-        within it by `outstanding`.
         """
-        return self._claims.get(TopicPartition(topic, partition))
+        claim = self._claims.get(TopicPartition(topic, partition))
+        return None if claim is None else claim.gate
 
     def deliver_until_s(self, topic: str, partition: int) -> float:
         """Return until when messages may be handed out as things stand (-inf: not at all).
 
         Can shrink at any input: ask again.
         """
-        claim: LocalClaim | None = self._claims.get((topic, partition))  # type: ignore[call-overload]  # equal to a Place, and cheaper
-        if (
-            claim is None
-            or (work := claim.stage.work) is None
-            or work.tracker.outstanding >= self._limit_outstanding
-        ):
-            return -inf
-        return claim.deliver_until_s
+        claim = self._claims.get(TopicPartition(topic, partition))
+        return -inf if claim is None or not self._room(claim) else claim.gate.deliver_until_s
 
     @property
     def claims(self) -> Mapping[TopicPartition, ClaimView]:
@@ -135,19 +125,19 @@ class Member:
         return {
             place: held_as(claim, work)
             for place, claim in self._claims.items()
-            if (work := claim.stage.work) is not None
+            if (work := work_of(claim.stage)) is not None
         }
 
     @property
     def lag(self) -> int:
         """Return how many messages the claims held are behind, by the latest watermarks."""
-        held = (claim.stage.work for claim in self._claims.values())
+        held = (work_of(claim.stage) for claim in self._claims.values())
         return sum(max(0, work.latest - work.tracker.current) for work in held if work is not None)
 
     @property
     def load(self) -> int:
         """Return how many claims are held."""
-        return sum(claim.stage.work is not None for claim in self._claims.values())
+        return sum(isinstance(claim.stage, STARTED) for claim in self._claims.values())
 
     @property
     def topics_held(self) -> tuple[str, ...]:
@@ -162,7 +152,7 @@ class Member:
     def outstanding(self, topic: str, partition: int) -> int:
         """Return how many messages are delivered and not committed; 0 for a claim that is not held."""
         claim = self._claims.get(TopicPartition(topic, partition))
-        return 0 if claim is None or (work := claim.stage.work) is None else work.tracker.outstanding
+        return 0 if claim is None or (work := work_of(claim.stage)) is None else work.tracker.outstanding
 
     def committed_offset(self, topic: str, partition: int) -> int | None:
         """Return the offset that the log shows for the claim (guarded view), whoever holds it; None when
@@ -308,7 +298,7 @@ class Member:
             return []
         if isinstance(claim.stage, Won):
             self._renewal.start(claim, earliest, latest, committed, now_s)
-        elif (work := claim.stage.work) is not None:
+        elif (work := work_of(claim.stage)) is not None:
             work.latest = latest
         return self._done(now_s)
 
@@ -339,7 +329,10 @@ class Member:
             for claim in list(self._claims.values()):
                 self._renewal.stop(claim)
                 self._state.tell(
-                    Event.ABANDONED, claim, claim.stage.reason, "terminated before the log showed it released"
+                    Event.ABANDONED,
+                    claim,
+                    reason_of(claim.stage),
+                    "terminated before the log showed it released",
                 )
                 self._renewal.forget(claim, now_s)
             self._state.tell(Event.TERMINATED)

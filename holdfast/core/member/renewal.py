@@ -25,7 +25,7 @@ from holdfast.core.member.stages import (
     ATTEMPTS,
     COOLING,
     GIVEN_BACK,
-    WORKING,
+    STARTED,
     Active,
     Claiming,
     ClaimWork,
@@ -36,6 +36,9 @@ from holdfast.core.member.stages import (
     Reclaiming,
     Releasing,
     Won,
+    cools,
+    hands_out,
+    reason_of,
 )
 from holdfast.core.member.state import ClaimState
 from holdfast.core.member.velocity import ClaimVerdict
@@ -67,7 +70,7 @@ class Renewal:
         offset = max(offset, earliest, claim.offset_logged)
         claim.kafka_offset = committed
         claim.stage = Active(ClaimWork(offset, latest, now_s))
-        claim.deliver_until_s = claim.lease_until_s
+        claim.gate.extend(claim.lease_until_s)
         if claim.offset_logged < 0 or row is None or row.current_offset != offset:
             self._state.send_heartbeat(claim, offset, now_s)
         self._plan_beat(claim, now_s + self._state.jitter_s())
@@ -108,8 +111,8 @@ class Renewal:
             claim.heartbeat_s = sent_s
             claim.lease_until_s = sent_s + self._settings.lease_s
         stage = claim.stage
-        if isinstance(stage, WORKING) and not stage.stopped:
-            claim.deliver_until_s = claim.lease_until_s
+        if hands_out(stage):
+            claim.gate.extend(claim.lease_until_s)
         if isinstance(stage, Draining) and stage.reason is ReleaseReason.BEHIND:
             claim.stage = replace(stage, until_s=min(stage.drain_until_s, claim.lease_until_s))
         if (
@@ -149,7 +152,7 @@ class Renewal:
     def _commit_seen(self, claim: LocalClaim, row: Claim) -> None:
         """Step 6: the log says that the batch is ours alone, so it may be handed out."""
         stage = claim.stage
-        if not isinstance(stage.batch, Committing):
+        if not isinstance(stage, STARTED) or not isinstance(stage.batch, Committing):
             return
         end = stage.batch.end
         if row.current_offset is None or row.current_offset < end:
@@ -157,7 +160,7 @@ class Renewal:
         begin = stage.work.tracker.current
         claim.stage = replace(stage, batch=None)
         stage.work.tracker.skip_to(end)
-        if not stage.stopped:
+        if hands_out(stage):
             self._state.out.append(Deliver(*claim.place, end))
         else:
             self._state.tell(
@@ -245,7 +248,7 @@ class Renewal:
         stage = claim.stage
         if not isinstance(stage, Draining):
             return
-        if not self.health.in_flight(stage.work, stage):
+        if not self.health.in_flight(stage):
             self.finish(claim, now_s)
         else:
             self._state.plan_next(claim)
@@ -260,14 +263,14 @@ class Renewal:
                 claim.stage = replace(stage, stopped=True)
             case _:
                 pass
-        claim.close()
+        claim.gate.shut()
 
     def finish(self, claim: LocalClaim, now_s: float) -> None:
         """Tell the log that a claim which was drained is free, or tell it again, until it shows."""
         self.stop(claim)
         match claim.stage:
             case Draining() as stage:
-                self.give_back(claim, stage, stage.reason, now_s, cooldown=stage.cooldown)
+                self.give_back(claim, stage, stage.reason, now_s, cooldown=cools(stage))
             case Releasing() | Declining() as stage:
                 self._tell_free(claim, stage, now_s)
             case _:
@@ -317,7 +320,7 @@ class Renewal:
         self.give_back(claim, stage, reason, now_s, cooldown=cooldown, offset=offset)
 
     def _released(self, claim: LocalClaim, now_s: float) -> None:
-        self._state.tell(Event.RELEASED, claim, claim.stage.reason)
+        self._state.tell(Event.RELEASED, claim, reason_of(claim.stage))
         self.forget(claim, now_s)
 
     def _fenced(self, claim: LocalClaim, text: str, now_s: float) -> None:
@@ -329,15 +332,15 @@ class Renewal:
     def forget(self, claim: LocalClaim, now_s: float, *, cooldown: bool = False) -> None:
         """The claim is not ours any more, as far as we are concerned."""
         stage, held = claim.stage, not isinstance(claim.stage, ATTEMPTS)
-        claim.close()
+        claim.gate.shut()
         self._state.plan(claim, inf)
         if self._state.claims.get(claim.place) is not claim:
             return
         del self._state.claims[claim.place]
         # A repeated release may still be under way; appended after another claim of ours, it would give that
         # back.
-        unsettled = stage.releases > 1 and claim.unacknowledged
-        if (cooldown or stage.cooldown or unsettled) and self._state.claimable(claim.place):
+        unsettled = isinstance(stage, GIVEN_BACK) and stage.releases > 1 and claim.unacknowledged
+        if (cooldown or cools(stage) or unsettled) and self._state.claimable(claim.place):
             self._state.cooling[claim.place] = now_s + COOLDOWN_INTERVALS * self._state.interval_s
         self._state.sort(claim.place, now_s)
         if self._settings.maximum_claims and len(self._state.pool):
@@ -376,7 +379,7 @@ class Renewal:
             # still names us.
             self.stop(claim)
             self._state.tell(Event.FENCED, claim, text="members of the Go library hold another for its owner")
-            self.give_back(claim, stage, ReleaseReason.UNWANTED, now_s, cooldown=stage.cooldown)
+            self.give_back(claim, stage, ReleaseReason.UNWANTED, now_s, cooldown=cools(stage))
             return
         if not own:
             return
