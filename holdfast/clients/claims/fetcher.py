@@ -125,7 +125,7 @@ class ClaimFetcher:
 
     def stop(self, lease: Lease) -> None:
         """Hand out nothing more under *lease*, from this moment on."""
-        lease.open = False
+        lease.close()
         self._queue.drop(lease)
         self._tell(lambda consumer: self._unassign(consumer, lease))
 
@@ -143,7 +143,7 @@ class ClaimFetcher:
     def close(self) -> None:
         """Stop everything and let go of the broker; what is queued is dropped with the queue, not here."""
         for lease in list(self._leases.values()):
-            lease.open = False
+            lease.close()
         self._stopping.set()
         self._called.set()
         if self._thread.is_alive():
@@ -176,7 +176,7 @@ class ClaimFetcher:
             self._broken(error)
         finally:
             for lease in self._leases.values():
-                lease.open = False
+                lease.close()
             self._consumer = None
             self._watcher.close()
             consumer.close()

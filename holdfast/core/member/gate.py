@@ -18,8 +18,8 @@ class Gate:
     (True, False)
     >>> gate.shut()
     >>> gate.extend(20.0)
-    >>> gate.is_open(9.9)
-    False
+    >>> gate.is_open(9.9), gate.deliver_until_s
+    (False, -inf)
     """
 
     __slots__ = ("deliver_until_s", "is_shut")
