@@ -22,7 +22,6 @@ from holdfast.core.groups.balancer import Balancer
 from holdfast.core.kafka.topic_partition import TopicPartition
 from holdfast.core.member import log_view
 from holdfast.core.member.acquisition import Acquisition
-from holdfast.core.member.actions import Deliver
 from holdfast.core.member.health import HealthCheck
 from holdfast.core.member.local_claims import LocalClaim
 from holdfast.core.member.log_view import LogView
@@ -118,7 +117,7 @@ def a_batch_is_delivered_before_the_log_has_it(monkeypatch: pytest.MonkeyPatch) 
     def propose(self: Any, claim: LocalClaim, work: ClaimWork, offset_end: int, now_s: float) -> None:
         original(self, claim, work, offset_end, now_s)
         claim.stage = Active(work)
-        self._state.out.append(Deliver(*claim.place, offset_end))
+        self._state.shell.deliver(claim, offset_end)
 
     monkeypatch.setattr(Renewal, "propose", propose)
 

@@ -92,7 +92,7 @@ class HealthCheck:
             then = "at that age the claim is given up, and the message goes to another member"
         else:
             then = "the claim is kept all the same"
-        self._state.tell(
+        self._state.shell.notify(
             Event.HANDLER_SLOW,
             claim,
             text=f"{what.format(self._first_in_hand(work))} for {at_work_s:.0f} s, and handler_timeout_s is {settings.handler_timeout_s:g}: {then}; "

@@ -109,13 +109,14 @@ class Pool:
     owner's heartbeats cost nothing here.
     """
 
-    __slots__ = ("_at", "_busy", "_free", "_heap")
+    __slots__ = ("_at", "_busy", "_cooling", "_free", "_heap")
 
     def __init__(self) -> None:
         self._free: list[TopicPartition] = []
         self._at: dict[TopicPartition, int] = {}
         self._busy: dict[TopicPartition, float] = {}
         self._heap: list[tuple[float, TopicPartition]] = []
+        self._cooling: dict[TopicPartition, float] = {}
 
     def __len__(self) -> int:
         return len(self._free)
@@ -147,6 +148,20 @@ class Pool:
         """Forget *place*: it is claimed by this member, or not to be claimed at all."""
         self._unfree(place)
         self._busy.pop(place, None)
+
+    def cool(self, place: TopicPartition, until_s: float) -> None:
+        """Let others claim *place* first until *until_s*."""
+        self._cooling[place] = until_s
+
+    def cools_for_s(self, place: TopicPartition, now_s: float) -> float:
+        """Return for how long others still go first; 0 when they do not."""
+        until_s = self._cooling.get(place) if self._cooling else None
+        if until_s is None:
+            return 0.0
+        if until_s <= now_s:
+            del self._cooling[place]
+            return 0.0
+        return until_s - now_s
 
     def _unfree(self, place: TopicPartition) -> None:
         index = self._at.pop(place, None)

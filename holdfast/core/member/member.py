@@ -61,13 +61,13 @@ class Member:
         """Return the coordination partitions to read from their beginning and to follow; grows when topics
         are added.
         """
-        return frozenset(self._state.topics.values())
+        return frozenset(self._state.topics.numbers.values())
 
     def reserved(self) -> dict[ClaimKey, Claim]:
         """Return the group's claims that a reset holds: only their release frees them
         (PROTOCOL.md#pausing-and-resetting-a-group).
         """
-        return self._state.reserved()
+        return self._state.topics.reserved()
 
     def wake_at_s(self) -> float:
         """Return when `tick` must be called at the latest; `inf` when nothing is due."""
@@ -75,7 +75,7 @@ class Member:
             return inf
         pause_s = self._state.paused_until_s if self._state.paused and not self._state.ending else inf
         return min(
-            self._state.next_due_s(),
+            self._state.schedule.next_due_s(),
             self._state.loop_at_s,
             self._state.pool.next_s(),
             self._acquisition.conflict_at_s,
@@ -165,41 +165,37 @@ class Member:
         """Return the claim's row in the guarded view; None when nobody ever held it, or its log is not
         read.
         """
-        log = self._state.topics.get(topic)
-        return None if log is None else self._state.logs[log].row(TopicPartition(topic, partition))
+        return self._state.topics.row(TopicPartition(topic, partition))
 
     # -- inputs: the world
 
     def clock(self, unix_s: float, now_s: float) -> list[Action]:
         """The wall clock says *unix_s* at *now_s*."""
-        self._state.unix_lead_s = unix_s - now_s
-        return self._state.take()
+        self._state.wall.lead_s = unix_s - now_s
+        return self._state.shell.take()
 
     def partitions(self, topic: str, count: int, now_s: float) -> list[Action]:
         """*topic* has *count* partitions: call at the start and when metadata changes.
 
         More are claimed, missing ones given up.
         """
-        before, self._state.counts[topic] = self._state.counts.get(topic, 0), count
+        topics = self._state.topics
+        before, topics.counts[topic] = topics.counts.get(topic, 0), count
         for claim in [
             each for place, each in self._claims.items() if place.topic == topic and place.partition >= count
         ]:
             self._renewal.release(claim, ReleaseReason.PARTITION_GONE, now_s, drain=False)
         for partition in range(count, before):
             self._state.pool.discard(TopicPartition(topic, partition))
-        if (
-            topic in self._state.topics
-            and self._state.logs[self._state.topics[topic]].live
-            and count > before
-        ):
+        if topics.is_live(topic) and count > before:
             self._enter(topic, before, now_s)
         return self._done(now_s)
 
     def _enter(self, topic: str, begin: int, now_s: float) -> None:
         """Begin to claim partitions of *topic* from *begin* on: its log and their number are known."""
-        if self._state.counts.get(topic):
+        if self._state.topics.counts.get(topic):
             self._acquisition.reclaim(topic, now_s)
-        for partition in range(begin, self._state.counts.get(topic, 0)):
+        for partition in range(begin, self._state.topics.counts.get(topic, 0)):
             self._state.sort(TopicPartition(topic, partition), now_s)
 
     def topics(self, topics: Sequence[str], now_s: float) -> list[Action]:
@@ -207,19 +203,17 @@ class Member:
 
         Claims of others are handed over. See `coordination` for new partitions to read.
         """
-        wanted = set(topics)
-        for topic in [each for each in self._state.topics if each not in wanted]:
+        wanted, known = set(topics), self._state.topics
+        for topic in [each for each in known.numbers if each not in wanted]:
             for claim in [each for place, each in self._claims.items() if place.topic == topic]:
                 self._renewal.release(claim, ReleaseReason.HANDED_OVER, now_s)
-            for partition in range(self._state.counts.get(topic, 0)):
+            for partition in range(known.counts.get(topic, 0)):
                 self._state.pool.discard(TopicPartition(topic, partition))
-            self._state.retired.add(topic)
+            known.retire(topic)
         for topic in sorted(wanted):
             check_id("topic", topic)
-            self._state.retired.discard(topic)
-            if topic not in self._state.topics:
-                self._state.add_topic(topic)
-            if self._state.logs[self._state.topics[topic]].live:
+            known.add(topic)
+            if known.is_live(topic):
                 self._enter(topic, 0, now_s)
         return self._done(now_s)
 
@@ -228,7 +222,7 @@ class Member:
 
         Fast reclaim happens here.
         """
-        log = self._state.logs.get(coordination_partition)
+        log = self._state.topics.logs.get(coordination_partition)
         if log is None or log.live or self._ended:
             return []
         log.live = True
@@ -236,7 +230,7 @@ class Member:
         self._acquisition.check_clock_behind(log, now_s)
         if not self._state.failed:
             self._acquisition.pauses(now_s)
-            for topic, place in self._state.topics.items():
+            for topic, place in self._state.topics.numbers.items():
                 if place == coordination_partition:
                     self._enter(topic, 0, now_s)
         return self._done(now_s)
@@ -248,7 +242,7 @@ class Member:
 
         In offset order; what was seen before is ignored.
         """
-        log = self._state.logs.get(coordination_partition)
+        log = self._state.topics.logs.get(coordination_partition)
         if (
             log is None
             or not log.arrive(offset, at_ms, now_s)
@@ -267,9 +261,9 @@ class Member:
             self._acquisition.own_client_seen(frame, log, at_ms, now_s)
             own = frame.instance_id == self._state.me[1]
             if own:
-                self._state.own_seen(TopicPartition(frame.topic, frame.partition), frame)
-        if not log.live or self._state.topics.get(frame.topic) != coordination_partition:
-            return self._state.take()
+                self._state.shell.own_seen(TopicPartition(frame.topic, frame.partition), frame)
+        if not log.live or self._state.topics.numbers.get(frame.topic) != coordination_partition:
+            return self._state.shell.take()
         place = TopicPartition(frame.topic, frame.partition)
         claim = self._claims.get(place)
         if own:
@@ -306,7 +300,7 @@ class Member:
         """Do what is due. Call at `wake_at_s` or earlier."""
         if self._state.paused and now_s >= self._state.paused_until_s and not self._state.ending:
             self._acquisition.pauses(now_s)
-        for claim in self._state.due(now_s):
+        for claim in self._state.schedule.due(now_s):
             self._renewal.attend(claim, now_s)
         for place in self._state.pool.due(now_s):
             self._state.sort(place, now_s)
@@ -319,34 +313,33 @@ class Member:
     def _done(self, now_s: float) -> list[Action]:
         """Return what is to be done after an input."""
         if self.settings.whole_topic:
-            self._renewal.tell_topics()
+            self._renewal.announce_topics()
         if (
             self._state.ending
             and not self._ended
-            and (now_s >= self._acquisition.end_at_s or not (self._claims or self._state.sends))
+            and (now_s >= self._acquisition.end_at_s or not (self._claims or self._state.shell.sends))
         ):
             self._ended = True
             for claim in list(self._claims.values()):
                 self._renewal.stop(claim)
-                self._state.tell(
+                self._state.shell.notify(
                     Event.ABANDONED,
                     claim,
                     reason_of(claim.stage),
                     "terminated before the log showed it released",
                 )
                 self._renewal.forget(claim, now_s)
-            self._state.tell(Event.TERMINATED)
-        return self._state.take()
+            self._state.shell.notify(Event.TERMINATED)
+        return self._state.shell.take()
 
     def sent(self, send_id: int, ok: bool, now_s: float) -> list[Action]:
         """What became of a `Send`. Not ok counts as unknown: the frame may be in the log all the same."""
-        sent = self._state.sends.pop(send_id, None)
+        sent = self._state.shell.settled(send_id)
         if sent is None:
             return []
-        sent.claim.unacknowledged -= 1
         if not ok and self._claims.get(sent.claim.place) is sent.claim:
             self._renewal.retry(sent.claim, sent.frame, now_s)
-        return self._done(now_s) if self._state.ending or self._state.out else []
+        return self._done(now_s) if self._state.ending or self._state.shell else []
 
     def fetch_failed(self, topic: str, partition: int, reason: str, now_s: float) -> list[Action]:
         """The partition cannot be fetched (offset out of range, not authorized, gone): the claim is
@@ -354,7 +347,7 @@ class Member:
         """
         claim = self._claims.get(TopicPartition(topic, partition))
         if claim is not None:
-            self._state.tell(Event.FETCH_FAILED, claim, text=reason)
+            self._state.shell.notify(Event.FETCH_FAILED, claim, text=reason)
             self._renewal.release(claim, ReleaseReason.FETCH_FAILED, now_s)
         return self._done(now_s)
 
@@ -391,7 +384,7 @@ class Member:
                 continue
             self._renewal.stop(claim)
             if isinstance(stage := claim.stage, WORKING):
-                self._state.send_heartbeat(claim, stage.work.tracker.current, now_s)
-                self._state.commit_offset(claim, stage.work.tracker.current)
+                self._state.shell.send_heartbeat(claim, stage.work.tracker.current, now_s)
+                self._state.shell.commit_offset(claim, stage.work.tracker.current)
             self._renewal.forget(claim, now_s)
         return self._done(now_s)

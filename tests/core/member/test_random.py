@@ -186,7 +186,7 @@ def test_a_lease_that_counts_acknowledgements_is_found_out(monkeypatch: pytest.M
     honest = Member.sent
 
     def credulous(self: Member, send_id: int, ok: bool, now_s: float) -> list[Action]:
-        sent = self._state.sends.get(send_id)
+        sent = self._state.shell.sends.get(send_id)
         if (
             ok
             and sent is not None
