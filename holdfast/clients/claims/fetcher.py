@@ -100,7 +100,7 @@ class ClaimFetcher:
         self._watcher = Skipper(kafka, self._config, stands=self._stands, clock=clock)
         self.unreadable: dict[Place, Unreadable] = {}
         """Where reading stands before a batch that cannot be read."""
-        self._told: dict[Place, int] = {}
+        self._reported: dict[Place, int] = {}
         self._config |= {"error_cb": self._on_error, "on_commit": self._on_commit}
         self._commands: deque[Callable[[Consumer], None]] = deque()
         self._leases: dict[Place, Lease] = {}
@@ -120,23 +120,23 @@ class ClaimFetcher:
 
     def start(self, lease: Lease) -> Lease:
         """Begin to read a partition at its lease's position."""
-        self._tell(lambda consumer: self._assign(consumer, lease))
+        self._enqueue(lambda consumer: self._assign(consumer, lease))
         return lease
 
     def stop(self, lease: Lease) -> None:
         """Hand out nothing more under *lease*, from this moment on."""
         lease.close()
         self._queue.drop(lease)
-        self._tell(lambda consumer: self._unassign(consumer, lease))
+        self._enqueue(lambda consumer: self._unassign(consumer, lease))
 
     def commit(self, offsets: Mapping[Place, int]) -> None:
         """Write positions to Kafka's own book of offsets, best effort: the coordination topic is what
         counts.
         """
         wanted = [TopicPartition(topic, partition, offset) for (topic, partition), offset in offsets.items()]
-        self._tell(lambda consumer: self._commit(consumer, wanted))
+        self._enqueue(lambda consumer: self._commit(consumer, wanted))
 
-    def _tell(self, command: Callable[[Consumer], None]) -> None:
+    def _enqueue(self, command: Callable[[Consumer], None]) -> None:
         self._commands.append(command)
         self._called.set()
 
@@ -273,10 +273,10 @@ class ClaimFetcher:
         place = (found.topic, found.partition)
         self.unreadable[place] = found
         if (
-            self._told.get(place) == found.first
+            self._reported.get(place) == found.first
         ):  # a claim that stands still is given back, and perhaps won again
             return
-        self._told[place] = found.first
+        self._reported[place] = found.first
         logger.error(
             "%(found)s; other partitions go on. To have the group begin behind it: holdfast "
             "groups reset-offsets %(group)s --to-offset %(offset)d --topic "
